@@ -1,0 +1,135 @@
+"""Every error a user of kcl_dagster can meet.
+
+    KclError
+    ├── ConfigurationError        what was asked for cannot work
+    │   ├── JavaMissing           Spark needs a Java runtime
+    │   └── PackageMissing        an extra of kcl-dagster is not installed
+    ├── ServiceError              AWS did not do what was asked
+    │   ├── CredentialsRefused    no credentials, or wrong or expired ones
+    │   ├── AccessDenied          the credentials lack a right
+    │   ├── EndpointUnreachable   nothing answers at the endpoint
+    │   ├── Throttled             still throttled when the deadline passed
+    │   └── OutcomeUnknown        a write was sent, its answer lost, and reading back did not tell
+    ├── StreamError
+    │   ├── StreamNotFound
+    │   ├── StreamRecreated       same name, another stream
+    │   └── DataLoss              records left the stream before they were read
+    ├── TableError
+    │   ├── TableNotFound
+    │   ├── UnreadableItem        an item no KCL wrote
+    │   └── LayoutRefused         a fleet or a migration that must not be interfered with
+    ├── LeaseLost                 another worker owns the lease now
+    ├── BatchError                a batch could not be processed
+    │   ├── BatchContentChanged   Spark would have evaluated other records than were pinned
+    │   ├── BrokenAggregate       a KPL record with a good checksum and a bad body
+    │   └── SinkError             the sink refused the batch
+    └── EmulatorError             the embedded AWS could not start
+
+The message says what happened, to which application, shard or worker, and what to do.
+"""
+
+
+class KclError(Exception):
+    """Base of all errors raised by kcl_dagster."""
+
+
+class ConfigurationError(KclError):
+    """What was asked for cannot work; nothing was changed."""
+
+
+class JavaMissing(ConfigurationError):
+    """Spark needs a Java runtime and none was found."""
+
+
+class PackageMissing(ConfigurationError):
+    """An extra of kcl-dagster is needed for this and is not installed."""
+
+
+class ServiceError(KclError):
+    """AWS did not do what was asked."""
+
+
+class CredentialsRefused(ServiceError):
+    """There are no credentials, or the service does not accept them."""
+
+
+class AccessDenied(ServiceError):
+    """The credentials are valid but lack a right."""
+
+
+class EndpointUnreachable(ServiceError):
+    """Nothing answers at the endpoint."""
+
+
+class Throttled(ServiceError):
+    """The service was still throttling when the deadline passed."""
+
+
+class OutcomeUnknown(ServiceError):
+    """A write was sent, its answer was lost, and reading back did not tell whether it was applied."""
+
+
+class StreamError(KclError):
+    """Something about a Kinesis stream."""
+
+
+class StreamNotFound(StreamError):
+    """The stream does not exist."""
+
+
+class StreamRecreated(StreamError):
+    """The stream was deleted and created again under its old name."""
+
+
+class DataLoss(StreamError):
+    """Records left the stream before they were read."""
+
+
+class TableError(KclError):
+    """Something about the application's tables."""
+
+
+class TableNotFound(TableError):
+    """The table does not exist."""
+
+
+class UnreadableItem(TableError):
+    """An item in the lease table that no supported KCL version writes. It is never written to."""
+
+    def __init__(self, key: str, attribute: str, problem: str) -> None:
+        super().__init__(f"item {key!r}: attribute {attribute!r} {problem}")
+        self.key = key
+        self.attribute = attribute
+        self.problem = problem
+
+
+class LayoutRefused(TableError):
+    """The tables belong to a fleet or a migration that must not be interfered with."""
+
+
+class LeaseLost(KclError):
+    """Another worker owns the lease now; nothing more may be written for it."""
+
+    def __init__(self, lease_key: str, why: str) -> None:
+        super().__init__(f"lease {lease_key} is no longer ours: {why}")
+        self.lease_key = lease_key
+
+
+class BatchError(KclError):
+    """A batch could not be processed."""
+
+
+class BatchContentChanged(BatchError):
+    """Spark would have evaluated other records than those that were pinned; the batch was not written."""
+
+
+class BrokenAggregate(BatchError):
+    """A KPL aggregate has a good checksum and a body that cannot be parsed."""
+
+
+class SinkError(BatchError):
+    """The sink refused the batch."""
+
+
+class EmulatorError(KclError):
+    """The embedded AWS could not start or is not answering."""

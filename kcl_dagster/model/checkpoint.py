@@ -1,0 +1,72 @@
+"""How far a shard has been processed."""
+
+from dataclasses import dataclass
+from functools import total_ordering
+from typing import Final
+
+# Order of the sentinels relative to every sequence number, which are >= 0.
+_RANKS: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1}
+_SHARD_END: Final = "SHARD_END"
+
+
+def is_sequence_number(text: str) -> bool:
+    """Whether `text` is a decimal sequence number. Only ASCII digits count."""
+    return text.isascii() and text.isdigit()
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True, eq=True)
+class Checkpoint:
+    """A sequence number or a sentinel, and the index of a record inside an aggregate.
+
+    Ordered as the KCL orders them: AT_TIMESTAMP < TRIM_HORIZON < LATEST < numbers < SHARD_END, numbers by
+    value and then by sub-sequence. Equality is textual, so "5" and "05" are neither equal nor ordered.
+    """
+
+    sequence: str
+    sub_sequence: int = 0
+
+    def __post_init__(self) -> None:
+        if self.sequence not in _RANKS and self.sequence != _SHARD_END and not is_sequence_number(self.sequence):
+            msg = f"{self.sequence!r} is neither a sequence number nor one of {[*_RANKS, _SHARD_END]}"
+            raise ValueError(msg)
+        if self.sub_sequence < 0:
+            msg = f"sub-sequence number {self.sub_sequence} is negative"
+            raise ValueError(msg)
+
+    @property
+    def is_sentinel(self) -> bool:
+        return not is_sequence_number(self.sequence)
+
+    @property
+    def is_shard_end(self) -> bool:
+        return self.sequence == _SHARD_END
+
+    @property
+    def is_initial_position(self) -> bool:
+        """Nothing has been checkpointed yet."""
+        return self.sequence in _RANKS
+
+    def _position(self) -> tuple[int, int, int]:
+        if self.is_shard_end:
+            return (1, 0, 0)  # whatever its sub-sequence
+        if self.sequence in _RANKS:
+            return (0, _RANKS[self.sequence], self.sub_sequence)
+        return (0, int(self.sequence), self.sub_sequence)
+
+    def __lt__(self, other: "Checkpoint") -> bool:
+        return self.position() < other.position()
+
+    def compare(self, other: "Checkpoint") -> int:
+        """-1, 0 or 1. Unlike `==`, by value: "5" and "05" compare 0."""
+        mine, theirs = self.position(), other.position()
+        return (mine > theirs) - (mine < theirs)
+
+    def __str__(self) -> str:
+        return f"{self.sequence}/{self.sub_sequence}" if self.sub_sequence else self.sequence
+
+
+TRIM_HORIZON: Final = Checkpoint("TRIM_HORIZON")
+LATEST: Final = Checkpoint("LATEST")
+AT_TIMESTAMP: Final = Checkpoint("AT_TIMESTAMP")
+SHARD_END: Final = Checkpoint(_SHARD_END)

@@ -1,0 +1,49 @@
+"""The binding of one shard to one worker."""
+
+from dataclasses import dataclass
+from typing import NewType
+
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.shard import HashRange
+from kcl_dagster.model.stream import StreamIdentifier
+
+WorkerId = NewType("WorkerId", str)
+LeaseKey = NewType("LeaseKey", str)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease as it stands in the table.
+
+    During a handoff `owner` is the next owner and `checkpoint_owner` the one still processing.
+    `batch` counts the exactly-once batches of this shard; it is ours, the KCL ignores and preserves it.
+    """
+
+    key: LeaseKey
+    shard_id: str
+    counter: int = 0
+    owner: WorkerId | None = None
+    checkpoint_owner: WorkerId | None = None
+    checkpoint: Checkpoint | None = None
+    pending_checkpoint: Checkpoint | None = None
+    pending_state: bytes | None = None
+    owner_switches: int = 0
+    parents: frozenset[str] = frozenset()
+    children: frozenset[str] = frozenset()
+    hash_range: HashRange | None = None
+    throughput_kbps: float | None = None
+    stream: StreamIdentifier | None = None  # multi-stream applications only
+    batch: int = 0
+
+    @property
+    def in_handoff(self) -> bool:
+        return self.checkpoint_owner is not None
+
+    @property
+    def actual_owner(self) -> WorkerId | None:
+        """Who may read and checkpoint the shard now."""
+        return self.checkpoint_owner if self.checkpoint_owner is not None else self.owner
+
+    @property
+    def is_finished(self) -> bool:
+        return self.checkpoint is not None and self.checkpoint.is_shard_end

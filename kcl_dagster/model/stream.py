@@ -1,0 +1,42 @@
+"""Which stream a lease belongs to."""
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+_MULTI: re.Pattern[str] = re.compile(r"(\d{12}):([^:]+):(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamIdentifier:
+    """A stream as the KCL names it: `account:name:creation epoch`, or the bare name in a single-stream table."""
+
+    name: str
+    account: str | None = None
+    creation_epoch: int | None = None
+
+    @property
+    def is_multi(self) -> bool:
+        return self.account is not None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the multi-stream form. Raises ValueError on anything else."""
+        match = _MULTI.fullmatch(text)
+        if match is None or int(match[3]) <= 0:
+            msg = f"{text!r} is not of the form account:stream:creation-epoch with a 12-digit account"
+            raise ValueError(msg)
+        return cls(name=match[2], account=match[1], creation_epoch=int(match[3]))
+
+    @classmethod
+    def single(cls, name: str) -> Self:
+        if not name:
+            msg = "a stream name may not be empty"
+            raise ValueError(msg)
+        return cls(name=name)
+
+    def lease_key(self, shard_id: str) -> str:
+        return f"{self}:{shard_id}" if self.is_multi else shard_id
+
+    def __str__(self) -> str:
+        return f"{self.account}:{self.name}:{self.creation_epoch}" if self.is_multi else self.name

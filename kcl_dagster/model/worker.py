@@ -1,0 +1,54 @@
+"""A worker as its row in the table describes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kcl_dagster.model.lease import WorkerId
+
+# Metric short names of the KCL.
+CPU = "C"
+MEMORY = "M"
+NETWORK_IN = "NI"
+NETWORK_OUT = "NO"
+THROUGHPUT = "T"
+
+
+class WorkerState(StrEnum):
+    """What the worker says of itself. Rows written by the KCL have none and count as RUNNING."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A row of worker metrics. `averages` and `operating_range` are the KCL's `sts` and `opr`.
+
+    `slot`, `run_id`, `state`, `beat`, `zone` and `drain_requested` are ours; the KCL ignores and preserves them.
+    """
+
+    id: WorkerId
+    last_update: int | None  # epoch seconds
+    averages: Mapping[str, tuple[float, ...]] | None = None
+    operating_range: Mapping[str, tuple[int, ...]] | None = None
+    support_code: int | None = None
+    support_update: int | None = None
+    slot: str | None = None
+    run_id: str | None = None
+    state: WorkerState = WorkerState.RUNNING
+    beat: int = 0
+    zone: str | None = None
+    drain_requested: bool = False
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+def slot_name(index: int) -> str:
+    """The partition key of the index-th slot."""
+    return f"worker-{index:03d}"
+
+
+def worker_id(slot: str, run_id: str) -> WorkerId:
+    """One incarnation of a slot: a relaunched slot is another worker."""
+    return WorkerId(f"{slot}:{run_id[:8]}")

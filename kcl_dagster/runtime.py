@@ -1,0 +1,58 @@
+"""Time, identity, chance and locks: everything a decision may not fetch for itself.
+
+Production code gets `system()`; tests and the simulator pass their own.
+"""
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Two clocks and a way to wait. `monotonic` is the only one durations may be measured with."""
+
+    def now(self) -> float:
+        """Seconds since the epoch, UTC. May jump."""
+
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary moment. Never goes back; comparable within one process only."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait. May return late, never early."""
+
+
+class SystemClock:
+    """The clocks of this machine."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def _new_id() -> str:
+    return str(uuid.uuid4())
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What a component may know of the world apart from AWS, Spark and Dagster."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    new_id: Callable[[], str] = _new_id
+    random: random.Random = field(default_factory=random.Random)
+    new_lock: Callable[[], AbstractContextManager[object]] = threading.RLock
+
+
+def system() -> Runtime:
+    """The real thing."""
+    return Runtime()
