@@ -1,0 +1,82 @@
+# Two commands do everything on a fresh machine with Python >= 3.11 and make: `make demo` and `make test`.
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$p; break; }; done)
+UV := uv==0.13.8
+BIN := .venv/bin
+READY := .venv/.ready
+export DAGSTER_DISABLE_TELEMETRY := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test unit lint types format lock wheel conformance interop simulate simulate-mutants spec \
+	chaos screenshots bench-emulator bench-leader bench-failover bench-worker clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
+
+setup: $(READY)  ## create .venv from the lock file (the other targets do it by themselves)
+
+$(READY): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "kcl_dagster needs Python 3.11, 3.12 or 3.13: install one, or say PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
+	@echo "setting up .venv (once; about a minute)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(UV)
+	@$(BIN)/uv pip install --quiet --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY)  ## the pipeline on embedded AWS, with Dagster's UI; FOR=90s runs that long and ends with a verdict
+	@exec $(BIN)/python -m jobs.demo $(if $(FOR),--for $(FOR)) $(if $(PORT),--port $(PORT))
+
+test: $(READY)  ## the whole test suite
+	@$(BIN)/python -m pytest $(if $(CI),,--color=yes) -n 2 --dist loadgroup -q $(ARGS)
+
+unit: $(READY)  ## the fast tests
+	@$(BIN)/python -m pytest -q tests/unit $(ARGS)
+
+lint: $(READY)  ## ruff, lint and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(READY)  ## mypy, strict, over package and tests
+	@$(BIN)/mypy
+
+format: $(READY)  ## let ruff repair what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock: $(READY)  ## resolve the dependencies anew into requirements.lock
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--no-emit-find-links --no-header --no-annotate --all-extras --group dev pyproject.toml -o requirements.lock
+
+wheel: $(READY)  ## build dist/kcl_dagster-*.whl
+	@$(BIN)/uv build --quiet --wheel --no-build-isolation --out-dir dist .
+	@ls dist/*.whl
+
+conformance: $(READY)  ## KCL conformance cases: FILE=path.json
+	@$(BIN)/python -m tests.conformance $(or $(FILE),tests/data/kcl/vectors.json)
+
+interop: $(READY)  ## side by side with the real Java KCL (needs Java; Maven for KCL 3.5)
+	@$(BIN)/python -m pytest -q -s -p no:xdist -m interop tests/interop $(ARGS)
+
+simulate: $(READY)  ## simulated fleets under faults: SEEDS=1-200
+	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),1-200) $(ARGS)
+
+simulate-mutants: $(READY)  ## the simulator must find every planted bug
+	@$(BIN)/python -m tests.simulation.mutants $(ARGS)
+
+spec: $(READY)  ## model-check the protocol
+	@$(BIN)/python -m spec $(ARGS)
+
+chaos: $(READY)  ## real processes, real Spark, faults: SEED=1 MINUTES=2
+	@$(BIN)/python -m tests.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),2) $(ARGS)
+
+screenshots: $(READY)  ## pictures of the real UI for README and docs (needs Chromium)
+	@$(BIN)/python -m docs.screenshots $(ARGS)
+
+bench-emulator bench-leader bench-failover bench-worker: bench-%: $(READY)  ## a table and one JSON line per figure
+	@$(BIN)/python -m benchmarks.$* $(ARGS)
+
+clean:  ## remove everything that was set up or produced
+	rm -rf .venv .cache .demo dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .tmp_dagster_home_*

@@ -1,0 +1,76 @@
+"""Imports go down only."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kcl_dagster
+
+PACKAGE = Path(kcl_dagster.__file__).parent
+
+# A module may import from its own floor only within its own package, and from any lower floor.
+FLOORS: list[set[str]] = [
+    {"errors", "runtime"},
+    {"application", "aws"},
+    {"model"},
+    {"tables", "streams"},
+    {"leader", "worker"},
+    {"spark"},
+    {"orchestration", "operations"},
+    {"testing"},
+    {"cli"},
+]
+BESIDE = {"emulator"}  # stands alone: imports nothing of ours but errors
+FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        top = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if top != "__init__":
+            yield top, path
+
+
+def imported_nouns(path: Path) -> set[str]:
+    """The first component below kcl_dagster of everything `path` imports, at any depth."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("kcl_dagster.")}
+    return found
+
+
+def test_every_module_has_a_floor() -> None:
+    assert {top for top, _ in modules()} <= set(FLOOR_OF) | BESIDE
+
+
+@pytest.mark.parametrize(
+    ("top", "path"), [pytest.param(t, p, id=str(p.relative_to(PACKAGE))) for t, p in modules()]
+)
+def test_imports_go_down_only(top: str, path: Path) -> None:
+    for noun in imported_nouns(path) - {top}:
+        if top in BESIDE:
+            assert noun == "errors", f"{top} stands alone but imports {noun}"
+        elif noun in BESIDE:
+            assert top in {"testing", "cli"}, f"only tests and demos start the emulator, not {top}"
+        else:
+            assert FLOOR_OF[noun] < FLOOR_OF[top], f"{top} may not import {noun}"
+
+
+def test_only_orchestration_knows_dagster() -> None:
+    for top, path in modules():
+        if top not in {"orchestration", "operations", "cli"}:
+            tree = ast.parse(path.read_text())
+            imports = {
+                alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+            }
+            imports |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+            assert not {name for name in imports if name.split(".")[0] == "dagster"}, path
