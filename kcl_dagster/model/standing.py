@@ -1,0 +1,119 @@
+"""How long something in a table has been seen unchanged.
+
+The KCL's rule for taking a lease without consent: its counter was *watched* standing still for the lease
+duration. A timestamp would not do, because clocks of different machines disagree. Here every answer is a lower
+bound that stays true whatever happens to the memory of the observer:
+
+- Within a process, a version stood from the END of the first read that saw it to the START of the latest one.
+- Across processes, only accumulated seconds travel ("version v of k stood for at least s seconds"), never moments
+  in time. Such a statement is true for ever, so losing, duplicating or replaying documents, or having two
+  observers write them, can make an answer smaller and never larger than the truth.
+
+This needs two things of the caller: reads are strongly consistent, and a version never comes back.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+Document = dict[str, list[object]]
+"""Key -> [version, seconds]. JSON, small: see `Standing.to_document`."""
+
+# About 100 KB before compression, in a row that may hold 400 KB. What does not fit is only watched for longer.
+MOST_ENTRIES: Final = 4096
+
+
+@dataclass(slots=True)
+class _Sighting:
+    """`version` stood for at least `seconds` at the moment `since`, and was still there at `last_read`."""
+
+    version: str
+    seconds: float
+    since: float
+    last_read: float | None = None
+
+    def improve(self, seconds: float, since: float) -> None:
+        """Take the stronger of two statements about the same version. Both grow alike from now on."""
+        if seconds - since > self.seconds - self.since:
+            self.seconds, self.since = seconds, since
+
+    def stood(self) -> float:
+        if self.last_read is None:
+            return 0.0
+        return self.seconds + max(0.0, self.last_read - self.since)
+
+
+class Standing:
+    """Lower bounds for how long versions stood. One observer, one monotonic clock, one thread at a time."""
+
+    def __init__(self) -> None:
+        self._sightings: dict[str, _Sighting] = {}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, object], at: float) -> "Standing":
+        """A new observer that knows what earlier ones saw. `at`: monotonic time after the document was read."""
+        standing = cls()
+        standing.absorb(document, at)
+        return standing
+
+    def absorb(self, document: Mapping[str, object], at: float) -> None:
+        """Believe what another observer wrote. `at`: monotonic time after the document was read.
+
+        Skips what cannot be read and what contradicts what was seen here: either costs time only.
+        """
+        for key, entry in document.items():
+            statement = _read_entry(entry)
+            if statement is None:
+                continue
+            version, seconds = statement
+            known = self._sightings.get(key)
+            if known is None:
+                self._sightings[key] = _Sighting(version, seconds, at)
+            elif known.version == version:
+                known.improve(seconds, at)
+
+    def observe(self, key: str, version: str, read_started: float, read_ended: float) -> None:
+        """One strongly consistent read, sent at `read_started` and answered by `read_ended`, found `version`."""
+        known = self._sightings.get(key)
+        if known is None or known.version != version:
+            self._sightings[key] = _Sighting(version, 0.0, read_ended, read_started)
+            return
+        known.improve(0.0, read_ended)
+        known.last_read = read_started if known.last_read is None else max(known.last_read, read_started)
+
+    def stood_for(self, key: str, version: str) -> float:
+        """Seconds for which `version` is known to have stood. 0 for what this process has not seen itself."""
+        known = self._sightings.get(key)
+        return known.stood() if known is not None and known.version == version else 0.0
+
+    def keep(self, is_alive: Callable[[str], bool]) -> None:
+        """Forget the keys that are gone."""
+        self._sightings = {key: seen for key, seen in self._sightings.items() if is_alive(key)}
+
+    def to_document(self, at_least: float, keys: Iterable[str] | None = None) -> Document:
+        """What is worth telling the next observer: versions that stood for `at_least` seconds, longest first.
+
+        A healthy lease changes several times in a lease duration and never gets here, so the document is empty
+        most of the time and bounded always.
+        """
+        names = self._sightings.keys() if keys is None else keys
+        seen = ((name, self._sightings[name]) for name in names if name in self._sightings)
+        worth = [
+            (sighting.stood(), name, sighting.version) for name, sighting in seen if sighting.stood() >= at_least
+        ]
+        worth.sort(key=lambda entry: (-entry[0], entry[1]))
+        return {name: [version, _rounded_down(stood)] for stood, name, version in worth[:MOST_ENTRIES]}
+
+
+def _rounded_down(seconds: float) -> float:
+    return math.floor(seconds * 1000) / 1000
+
+
+def _read_entry(entry: object) -> tuple[str, float] | None:
+    if not isinstance(entry, (list, tuple)) or len(entry) != 2:
+        return None
+    version, seconds = entry
+    if not isinstance(version, str) or isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        return None
+    return (version, float(seconds)) if math.isfinite(seconds) and seconds >= 0 else None
