@@ -1,0 +1,198 @@
+"""A batch: the ranges that one worker processes together, and what it asks of the engine and the sink.
+
+The protocol around these values (plan, fetch, prepare, write, commit) is `kcl_dagster.worker.protocol`.
+Everything here is a value or a promise; nothing reads a stream or a table.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.shard import ChildShard, HashRange
+from kcl_dagster.model.stream import StreamIdentifier
+
+D = TypeVar("D")
+D_co = TypeVar("D_co", covariant=True)
+D_contra = TypeVar("D_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The records of one shard that a batch reads: those strictly after `after`, as (sequence, sub-sequence).
+
+    Open (`through` is None): as far as the budget and the shard's tip allow.
+    Pinned (`through` is a record): exactly through that record, whatever the budget says, because these records
+    may already have been written under `number`. A pinned range that cannot be read to its end is a failure.
+
+    Where to begin when `after` is an initial position: `first` when it is known (a pinned range names the record
+    it began with, so that LATEST and a moved trim horizon do not change it), else `timestamp_ms` when it is
+    known (LATEST and AT_TIMESTAMP are resolved once per stream), else the position itself.
+    """
+
+    lease: LeaseKey
+    stream: StreamIdentifier
+    shard_id: str
+    after: Checkpoint
+    number: int
+    """The batch number this range is written under: grows by one per batch of the shard, over all its owners."""
+
+    through: Checkpoint | None = None
+    first: str | None = None
+    timestamp_ms: int | None = None
+    hash_range: HashRange | None = None
+    """What the shard serves; aggregated records outside of it belong to another shard."""
+
+    @property
+    def is_pinned(self) -> bool:
+        return self.through is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """When a fetch stops reading open ranges: whichever comes first. For the whole batch, not for each shard."""
+
+    records: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a fetch found in one range.
+
+    `through` is the last record read, user records or not (an aggregate may hold none for this shard); None when
+    there was none. `records` and `bytes` count user records after de-aggregation, payload only.
+    """
+
+    range: Range
+    through: Checkpoint | None = None
+    first: str | None = None
+    """Sequence number of the first record read."""
+
+    records: int = 0
+    bytes: int = 0
+    millis_behind: int | None = None
+    """How far behind the tip the range ends, as the stream says; None when it did not say."""
+
+    ended: bool = False
+    """The shard is closed and has no record after this range."""
+
+    children: tuple[ChildShard, ...] = ()
+    """As the shard's last answer named them; only with `ended`."""
+
+    gone: bool = False
+    """The stream no longer has the shard. Implies `ended`; whatever was not read is lost."""
+
+    start_trimmed: bool = False
+    """The record at `range.after` is no longer in the stream, so records after it may have been lost."""
+
+    first_arrival_ms: int | None = None
+    """When the first record read arrived at the stream, epoch milliseconds."""
+
+    last_arrival_ms: int | None = None
+
+    broken_aggregates: int = 0
+    """Aggregates whose body could not be parsed; each was kept as the raw record it came in."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoisonRecord:
+    """A user record as it was read, with everything needed to process it again elsewhere."""
+
+    data: bytes
+    partition_key: str
+    sequence_number: str
+    sub_sequence_number: int
+    explicit_hash_key: str | None = None
+    arrival_ms: int | None = None
+
+
+class Fetched(Protocol[D_co]):
+    """The frozen records of a fetch. Driver side; used on the thread that called `fetch`."""
+
+    @property
+    def progress(self) -> Mapping[LeaseKey, Progress]:
+        """Of each range that was read. A range that is missing here is in `failures`."""
+
+    @property
+    def failures(self) -> Mapping[LeaseKey, Exception]:
+        """Ranges that could not be read this time; they take no part in the batch."""
+
+    def data(self, leases: Collection[LeaseKey]) -> D_co:
+        """The records of these leases and of no other. The same records at every call and every evaluation:
+        an engine that cannot promise it any more makes the evaluation fail with BatchContentChanged."""
+
+    def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
+        """A record that splits the lease's records into two halves, the last of the first half; None when
+        there is only one. Called when a batch keeps failing."""
+
+    def records(self, lease: LeaseKey) -> Sequence[PoisonRecord]:
+        """The lease's records on the driver. Called for a range that was narrowed to the record that fails."""
+
+    def release(self) -> None:
+        """Free what the fetch holds. Called exactly once, whatever happened to the batch."""
+
+
+class Engine(Protocol[D_co]):
+    """Reads ranges. Stateless as far as the protocol is concerned: all progress is in the leases."""
+
+    def fetch(self, ranges: Sequence[Range], budget: Budget) -> Fetched[D_co]:
+        """Read the ranges, freeze what was read and say how far it went. Blocks for `budget.seconds` at most,
+        pinned ranges apart. Reads nothing else. A failure that concerns one shard is reported in `failures`;
+        raises only when nothing could be read at all."""
+
+    def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
+        """A hint: the next `fetch` will probably ask for these ranges. May do nothing. Never blocks; a result
+        is used only when the next `fetch` asks for an equal range, else thrown away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The identity of what one batch writes for one shard. Equal on every replay, in whichever process.
+
+    `number` is also the fencing token: it never falls over the life of a shard, whoever owns it, so a sink that
+    remembers the highest number it saw for (application, stream, shard) can refuse anything lower.
+    """
+
+    application: str
+    lease: LeaseKey
+    stream: StreamIdentifier
+    shard_id: str
+    after: Checkpoint
+    through: Checkpoint
+    number: int
+    records: int = field(compare=False)
+    bytes: int = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a sink is told of the batch it writes. `worker` is for logs and lineage, not part of the identity."""
+
+    application: str
+    worker: WorkerId
+    parts: tuple[Part, ...]
+
+    @property
+    def records(self) -> int:
+        return sum(part.records for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+
+class Sink(Protocol[D_contra]):
+    """Where batches go. Called on the worker's main thread, one batch at a time."""
+
+    def write(self, data: D_contra, batch: Batch) -> None:
+        """Store the batch, all of it, durably, before returning. Never called with an empty batch.
+
+        The same parts may come again, alone or in other company: after a crash, from the next owner, or from a
+        stalled former owner while the next one is at work. The records of a part are then the same. An
+        exactly-once sink therefore keys its output by part, and stores each part once.
+
+        Raises SinkError when storing failed; anything else is taken for a failure of user code.
+        """
