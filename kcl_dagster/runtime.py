@@ -3,13 +3,13 @@
 Production code gets `system()`; tests and the simulator pass their own.
 """
 
-import random
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from random import Random
 from typing import Protocol
 
 
@@ -49,7 +49,7 @@ class Runtime:
 
     clock: Clock = field(default_factory=SystemClock)
     new_id: Callable[[], str] = _new_id
-    random: random.Random = field(default_factory=random.Random)
+    random: Random = field(default_factory=Random)
     new_lock: Callable[[], AbstractContextManager[object]] = threading.RLock
 
 
