@@ -1,0 +1,326 @@
+"""The edge to AWS: how clients are made, and the one place where botocore's errors become ours.
+
+Everything above talks to a *client*: an object with boto3's low-level method names. `call` sends one request
+and raises only `kcl_dagster.errors`; `retried` repeats what is safe to repeat inside a deadline.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import boto3
+import botocore.session
+from botocore import exceptions as botocore_errors
+from botocore.config import Config
+from botocore.credentials import (
+    AssumeRoleCredentialFetcher,
+    CredentialProvider,
+    Credentials,
+    DeferredRefreshableCredentials,
+)
+from botocore.parsers import ResponseParserError
+
+from kcl_dagster.errors import (
+    AccessDenied,
+    ConfigurationError,
+    CredentialsRefused,
+    EndpointUnreachable,
+    KclError,
+    OutcomeUnknown,
+    ServiceError,
+    Throttled,
+)
+from kcl_dagster.runtime import Runtime
+
+T = TypeVar("T")
+Client = Any
+"""A boto3 low-level client, or anything with its method names: the in-memory stand-ins have no common base."""
+
+CONNECT_SECONDS: Final = 2.0  # a reachable endpoint accepts in milliseconds; more only delays the next attempt
+READ_SECONDS: Final = 5.0  # well above DynamoDB's worst case, well below a lease duration
+FIRST_PAUSE: Final = 0.05  # seconds; about one round trip, doubled with every attempt
+LONGEST_PAUSE: Final = 2.0  # seconds; a throttled table recovers within its one-second accounting
+
+_THROTTLING: Final = frozenset(
+    {
+        "LimitExceededException",
+        "KMSThrottlingException",
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "ThrottledException",
+        "TooManyRequestsException",
+        "TransactionConflictException",
+    }
+)
+_BAD_CREDENTIALS: Final = frozenset(
+    {
+        "AuthFailure",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "IncompleteSignature",
+        "IncompleteSignatureException",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "InvalidSignatureException",
+        "MissingAuthenticationToken",
+        "MissingAuthenticationTokenException",
+        "RequestExpired",
+        "SignatureDoesNotMatch",
+        "UnrecognizedClientException",
+    }
+)
+_DENIED: Final = frozenset(
+    {"AccessDenied", "AccessDeniedException", "KMSAccessDeniedException", "OptInRequired", "UnauthorizedOperation"}
+)
+
+
+class RequestRefused(ServiceError):
+    """The service answered with an error that only the caller can judge, by its `code`."""
+
+    def __init__(self, message: str, code: str, answer: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.code = code
+        self.answer = answer
+
+
+class ConditionFailed(RequestRefused):
+    """A conditional write was not applied. `item` is what stood in its way, where the request asked for it."""
+
+    @property
+    def item(self) -> dict[str, Any] | None:
+        return self.answer.get("Item")
+
+
+class ResourceMissing(RequestRefused):
+    """The table, stream, consumer or index does not exist."""
+
+
+class ResourceBusy(RequestRefused):
+    """It exists already, or is just being created, changed or deleted."""
+
+
+class Unanswered(OutcomeUnknown):
+    """The request may have been carried out: it was sent, and no usable answer came back."""
+
+
+_BY_CODE: Final[dict[str, type[RequestRefused]]] = {
+    "ConditionalCheckFailedException": ConditionFailed,
+    "ResourceNotFoundException": ResourceMissing,
+    "TableNotFoundException": ResourceMissing,
+    "ResourceInUseException": ResourceBusy,
+    "TableAlreadyExistsException": ResourceBusy,
+}
+
+
+def call(client: Client, method: str, **parameters: Any) -> dict[str, Any]:
+    """One request, once: `call(client, "update_item", TableName=...)`. Raises only errors of ours."""
+    with mapped_errors(client, method, parameters):
+        answer: dict[str, Any] = getattr(client, method)(**parameters)
+        return answer
+
+
+@contextmanager
+def mapped_errors(client: Client, method: str, parameters: Mapping[str, Any]) -> Iterator[None]:
+    """Turns what botocore raises inside into an error of ours. For what `call` cannot wrap, like event streams."""
+    try:
+        yield
+    except (botocore_errors.BotoCoreError, botocore_errors.ClientError, ResponseParserError) as error:
+        raise _translated(error, client, method, parameters) from error
+
+
+def retried(action: Callable[[], T], runtime: Runtime, deadline: float) -> T:
+    """Repeat `action` until it succeeds or `runtime.clock.monotonic()` would pass `deadline`; then raise its error.
+
+    For reads and for writes that may be applied twice: also repeats what was sent and not answered.
+    """
+    for pause in pauses(runtime):
+        try:
+            return action()
+        except (Throttled, EndpointUnreachable, Unanswered) as error:
+            if runtime.clock.monotonic() + pause > deadline:
+                if isinstance(error, Unanswered):
+                    raise EndpointUnreachable(f"{error}; given up at the deadline") from error
+                raise
+        runtime.clock.sleep(pause)
+    raise AssertionError("pauses never end")  # pragma: no cover
+
+
+def pauses(runtime: Runtime) -> Iterator[float]:
+    """How long to wait before each further attempt: exponential with full jitter, for ever."""
+    longest = FIRST_PAUSE
+    while True:
+        yield runtime.random.uniform(0, longest)
+        longest = min(LONGEST_PAUSE, longest * 2)
+
+
+# --- translation -----------------------------------------------------------------------------------------------
+
+
+def _translated(error: Exception, client: Client, method: str, parameters: Mapping[str, Any]) -> KclError:
+    service = _service(client)
+    where = f"{service} {_action(method)}{_resource(parameters)}"
+    endpoint = getattr(getattr(client, "meta", None), "endpoint_url", None) or service
+    match error:
+        case botocore_errors.ClientError():
+            return _refusal(error, service, where)
+        case (
+            botocore_errors.EndpointConnectionError()
+            | botocore_errors.ConnectTimeoutError()
+            | botocore_errors.ProxyConnectionError()
+            | botocore_errors.SSLError()
+        ):
+            return EndpointUnreachable(
+                f"nothing answers at {endpoint} ({where}): check the endpoint, the region and the network. {error}"
+            )
+        case (
+            botocore_errors.NoCredentialsError()
+            | botocore_errors.PartialCredentialsError()
+            | botocore_errors.CredentialRetrievalError()
+            | botocore_errors.MetadataRetrievalError()
+            | botocore_errors.TokenRetrievalError()
+            | botocore_errors.SSOError()
+            | botocore_errors.NoAuthTokenError()
+        ):
+            return CredentialsRefused(
+                f"no AWS credentials for {where}: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
+                f"AWS_SECRET_ACCESS_KEY, or run where a role provides them. {error}"
+            )
+        case botocore_errors.HTTPClientError() | botocore_errors.IncompleteReadError() | ResponseParserError():
+            return Unanswered(f"no usable answer to {where} from {endpoint}: {error}")
+        case botocore_errors.NoRegionError() | botocore_errors.ProfileNotFound():
+            return ConfigurationError(f"{error} (needed for {where})")
+        case _:
+            return ServiceError(f"{where} could not be sent: {error}")
+
+
+def _refusal(error: botocore_errors.ClientError, service: str, where: str) -> KclError:
+    answer: Mapping[str, Any] = error.response
+    fault = answer.get("Error", {})
+    code, text = str(fault.get("Code", "")), str(fault.get("Message", ""))
+    status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 400))
+    said = f"{code}: {text}" if text else code
+    if error.operation_name == "AssumeRole":
+        service, where = "sts", "sts AssumeRole"
+    if code in _THROTTLING or status == 429:
+        return Throttled(f"{where} is throttled ({said})")
+    if code in _BAD_CREDENTIALS:
+        return CredentialsRefused(
+            f"{where}: the AWS credentials are not accepted ({said}). Check their account, their age and this "
+            "machine's clock"
+        )
+    if code in _DENIED:
+        return AccessDenied(
+            f"the AWS credentials lack {service}:{error.operation_name} ({where}). Add the action to their policy. "
+            f"AWS says: {said}"
+        )
+    if code in _BY_CODE:
+        return _BY_CODE[code](f"{where}: {said}", code, answer)
+    if status >= 500:
+        return Unanswered(f"{where} failed on the side of AWS ({said})")
+    return RequestRefused(f"{where}: {said}", code, answer)
+
+
+def _service(client: Client) -> str:
+    model = getattr(getattr(client, "meta", None), "service_model", None)
+    return str(getattr(model, "service_name", None) or "AWS")
+
+
+def _action(method: str) -> str:
+    return "".join(part.capitalize() for part in method.split("_"))
+
+
+def _resource(parameters: Mapping[str, Any]) -> str:
+    for name, noun in (("TableName", "table"), ("StreamName", "stream"), ("StreamARN", "stream")):
+        if parameters.get(name):
+            index = f", index {parameters['IndexName']}" if parameters.get("IndexName") else ""
+            return f" on {noun} {parameters[name]}{index}"
+    return ""
+
+
+# --- clients ---------------------------------------------------------------------------------------------------
+
+_making = threading.Lock()  # botocore sessions are not safe to make clients from in two threads at once
+
+
+def client(
+    service: str,
+    *,
+    region: str | None = None,
+    endpoint_url: str | None = None,
+    profile: str | None = None,
+    role_arn: str | None = None,
+    external_id: str | None = None,
+    sts_endpoint_url: str | None = None,
+    access_key: str | None = None,
+    secret_key: str | None = None,
+    connect_seconds: float = CONNECT_SECONDS,
+    read_seconds: float = READ_SECONDS,
+    connections: int = 32,
+) -> Client:
+    """A boto3 client with explicit timeouts and without botocore's own retries.
+
+    botocore would repeat a conditional write whose answer it lost, and report the repetition's failure as if the
+    write had failed. Who repeats what is decided above, request by request.
+    """
+    config = Config(
+        connect_timeout=connect_seconds,
+        read_timeout=read_seconds,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        max_pool_connections=connections,
+        user_agent_extra="kcl-dagster",
+    )
+    with _making, mapped_errors(None, f"make_{service}_client", {}):
+        make: Callable[..., Client] = _session(profile, region, role_arn, external_id, sts_endpoint_url).client
+        return make(
+            service,
+            region_name=region,
+            endpoint_url=endpoint_url,
+            aws_access_key_id=access_key,
+            aws_secret_access_key=secret_key,
+            config=config,
+        )
+
+
+@functools.lru_cache(maxsize=16)
+def _session(
+    profile: str | None, region: str | None, role_arn: str | None, external_id: str | None, sts: str | None
+) -> boto3.Session:
+    """Sessions load service descriptions and credentials, so they are kept: one for each way to sign."""
+    core = botocore.session.Session(profile=profile)
+    if role_arn is not None:
+        base = botocore.session.Session(profile=profile)
+        provider = _Role(base, role_arn, external_id, region, sts)
+        core.get_component("credential_provider").insert_before("env", provider)
+    return boto3.Session(botocore_session=core, region_name=region)
+
+
+class _Role(CredentialProvider):
+    """Credentials of an assumed role, renewed by botocore before they expire."""
+
+    METHOD = "kcl-dagster-role"
+    CANONICAL_NAME = None
+
+    def __init__(
+        self, base: botocore.session.Session, arn: str, external_id: str | None, region: str | None, sts: str | None
+    ) -> None:
+        super().__init__()
+        self._base, self._arn, self._external_id, self._region, self._sts = base, arn, external_id, region, sts
+
+    def load(self) -> Credentials | None:
+        def sts_client(service: str, **settings: Any) -> Any:
+            settings.update(region_name=self._region, endpoint_url=self._sts)
+            return self._base.create_client(service, **settings)
+
+        source = self._base.get_credentials()
+        if source is None:
+            return None
+        extra = {"RoleSessionName": "kcl-dagster"}
+        if self._external_id is not None:
+            extra["ExternalId"] = self._external_id
+        fetcher = AssumeRoleCredentialFetcher(sts_client, source, self._arn, extra_args=extra)
+        return DeferredRefreshableCredentials(fetcher.fetch_credentials, self.METHOD)
