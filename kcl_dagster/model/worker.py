@@ -26,7 +26,7 @@ class WorkerState(StrEnum):
 class WorkerRow:
     """A row of worker metrics. `averages` and `operating_range` are the KCL's `sts` and `opr`.
 
-    `slot`, `run_id`, `state`, `beat`, `zone` and `drain_requested` are ours; the KCL ignores and preserves them.
+    Everything from `slot` to `lag_ms` is ours; the KCL ignores and preserves it.
     """
 
     id: WorkerId
@@ -41,6 +41,7 @@ class WorkerRow:
     beat: int = 0
     zone: str | None = None
     drain_requested: bool = False
+    lag_ms: int | None = None  # furthest behind of its shards
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
