@@ -1,0 +1,125 @@
+"""Scan and Query, one page at a time."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kcl_dagster.testing.dynamodb.conditions import parse_condition
+from kcl_dagster.testing.dynamodb.control import Response, answer
+from kcl_dagster.testing.dynamodb.failures import client_error, validation_error
+from kcl_dagster.testing.dynamodb.table import Index, Key, Table
+from kcl_dagster.testing.dynamodb.updates import parse_projection, projected
+from kcl_dagster.testing.dynamodb.values import Item, Value, canonical, canonical_item, copied, ordering
+
+
+def read_page(
+    table: Table, request: Mapping[str, Any], page_items: int, moment: float | None, now: float
+) -> Response:
+    """One page of a scan, or of a query when the request has a KeyConditionExpression.
+
+    moment: read as it was then; None for now. A page that was cut answers with a LastEvaluatedKey even when
+    nothing follows, as DynamoDB does.
+    """
+    index = _index(table, request, now)
+    values = {name: canonical(value) for name, value in request.get("ExpressionAttributeValues", {}).items()}
+    names = tuple(sorted(request.get("ExpressionAttributeNames", {}).items()))
+    keep = _predicate("FilterExpression", request, names, values)
+    limit = min(request.get("Limit", page_items), page_items)
+    evaluated: list[tuple[Key, Item]] = []
+    cut = False
+    for key, item in _candidates(table, index, request, names, values, moment):
+        evaluated.append((key, item))
+        if len(evaluated) >= limit:
+            cut = True
+            break
+    consistent = bool(request.get("ConsistentRead", False))
+    table.account_read([item for _, item in evaluated], consistent=consistent)
+    found = [item for _, item in evaluated if keep(item)]
+    members: dict[str, Any] = {"Count": len(found), "ScannedCount": len(evaluated)}
+    if request.get("Select") != "COUNT":
+        members["Items"] = [_shaped(table, index, request, names, item) for item in found]
+    if cut:
+        members["LastEvaluatedKey"] = _position(table, index, evaluated[-1][1])
+    return answer(**members)
+
+
+def _index(table: Table, request: Mapping[str, Any], now: float) -> Index | None:
+    name = request.get("IndexName")
+    if name is None:
+        return None
+    index = table.indexes.get(name)
+    if index is None:
+        raise validation_error(f"The table does not have the specified index: {name}")
+    if now < index.active_at:
+        raise client_error("ValidationException", f"Cannot read from backfilling global secondary index: {name}")
+    return index
+
+
+def _predicate(
+    parameter: str, request: Mapping[str, Any], names: tuple[tuple[str, str], ...], values: Mapping[str, Value]
+) -> Any:
+    text = request.get(parameter)
+    if text is None:
+        return lambda _item: True
+    condition = parse_condition(parameter, text, names)
+    missing = condition.used_values - set(values)
+    if missing:
+        raise validation_error(
+            f"Invalid {parameter}: An expression attribute value used in expression is not defined; "
+            f"attribute value: {min(missing)}"
+        )
+    return lambda item: condition.holds(item, values)
+
+
+def _candidates(
+    table: Table,
+    index: Index | None,
+    request: Mapping[str, Any],
+    names: tuple[tuple[str, str], ...],
+    values: Mapping[str, Value],
+    moment: float | None,
+) -> Iterator[tuple[Key, Item]]:
+    view = table.as_of(moment)
+    start = request.get("ExclusiveStartKey")
+    after = table.schema.of(canonical_item(start)) if start is not None else None
+    if "KeyConditionExpression" not in request:
+        segment, total = request.get("Segment", 0), request.get("TotalSegments", 1)
+        if not 0 <= segment < total:
+            raise validation_error(
+                "The Segment parameter is zero-based and must be less than parameter TotalSegments"
+            )
+        for key, item in table.segment(view, segment, total, after):
+            if index is None or index.holds(item):
+                yield key, item
+        return
+    schema = index.schema if index is not None else table.schema
+    matches = _predicate("KeyConditionExpression", request, names, values)
+    found = [(key, item) for key, item in view.items() if (index is None or index.holds(item)) and matches(item)]
+    reverse = not request.get("ScanIndexForward", True)
+
+    def place(key: Key, item: Item) -> tuple[Any, Key]:
+        return (ordering(item[schema.range]) if schema.range else None, key)
+
+    found.sort(key=lambda entry: place(*entry), reverse=reverse)
+    if after is not None and start is not None:
+        last = place(after, canonical_item(start))
+        found = [e for e in found if (place(*e) < last if reverse else place(*e) > last)]
+    yield from found
+
+
+def _shaped(
+    table: Table,
+    index: Index | None,
+    request: Mapping[str, Any],
+    names: tuple[tuple[str, str], ...],
+    item: Item,
+) -> Item:
+    if index is not None and index.projection.get("ProjectionType") != "ALL":
+        kept = {*table.schema.names, *index.schema.names, *index.projection.get("NonKeyAttributes", ())}
+        item = {name: value for name, value in item.items() if name in kept}
+    text = request.get("ProjectionExpression")
+    return projected(item, parse_projection(text, names)[0]) if text is not None else copied(item)
+
+
+def _position(table: Table, index: Index | None, item: Item) -> Item:
+    names = {*table.schema.names, *(index.schema.names if index is not None else ())}
+    return copied({name: item[name] for name in sorted(names)})
