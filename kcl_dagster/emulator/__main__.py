@@ -1,0 +1,123 @@
+"""`python -m kcl_dagster.emulator`: the embedded AWS as a process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from kcl_dagster.emulator import extra
+from kcl_dagster.emulator.embedded import LOOPBACK
+from kcl_dagster.emulator.kinesis import Limits
+from kcl_dagster.emulator.kinesis.service import DEFAULT_REGION
+from kcl_dagster.emulator.watch import is_alive
+
+WATCH_SECONDS = 0.5
+EXIT_FAILED = 2
+LARGEST_PORT = 65_535
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    try:
+        extra.require()
+    except extra.ExtraMissingError as error:
+        return _fail(str(error))
+    # A shell that starts us in the background makes us ignore Ctrl-C; we want to hear it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C before the loop listens to it
+        return asyncio.run(_run(options))
+    return 0
+
+
+async def _run(options: argparse.Namespace) -> int:
+    from kcl_dagster.emulator.node import Node
+
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    limits = Limits.none() if options.no_limits else Limits.aws()
+    node = Node(limits, time.time, options.seed, options.region, options.transition_seconds)
+    try:
+        endpoint = await node.start(options.host, options.port)
+    except OSError as error:
+        await node.close()
+        return _fail(f"cannot listen on {options.host}:{options.port}: {_reason(error)}")
+    print(endpoint, flush=True)
+    if options.ready_file is not None:
+        _announce(options.ready_file, endpoint, options.region)
+    watching = None
+    if options.watch_pid is not None:
+        watching = loop.create_task(_watch(options.watch_pid, options.grace_seconds, stop))
+    await stop.wait()
+    if watching is not None:
+        watching.cancel()
+    if options.ready_file is not None:
+        options.ready_file.unlink(missing_ok=True)
+    await node.close()
+    return 0
+
+
+async def _watch(pid: int, grace_seconds: float, stop: asyncio.Event) -> None:
+    """End some seconds after `pid`: whoever it leaves behind can still finish its last requests."""
+    while is_alive(pid):
+        await asyncio.sleep(WATCH_SECONDS)
+    await asyncio.sleep(grace_seconds)
+    stop.set()
+
+
+def _announce(ready_file: Path, endpoint: str, region: str) -> None:
+    """Write the file in one step: a reader sees all of it or nothing."""
+    partial = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
+    partial.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid(), "region": region}))
+    partial.replace(ready_file)
+
+
+def _reason(error: OSError) -> str:
+    # asyncio wraps the reason in a sentence of its own; a failed look-up of the host has no errno of the system.
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
+
+
+def _fail(reason: str) -> int:
+    print(f"kcl_dagster.emulator: {reason}", file=sys.stderr)
+    return EXIT_FAILED
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= LARGEST_PORT:
+        raise argparse.ArgumentTypeError(f"{text} is not a port, which is 0 to {LARGEST_PORT}")
+    return port
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m kcl_dagster.emulator",
+        description="An embedded AWS (Kinesis, DynamoDB, S3, STS) on one local port. It keeps nothing on disk.",
+    )
+    parser.add_argument("--host", default=LOOPBACK, help="address to listen on (default %(default)s)")
+    parser.add_argument("--port", type=_port, default=0, help="port to listen on (default: any free one)")
+    parser.add_argument("--ready-file", type=Path, help="JSON with endpoint and pid, written once it listens")
+    parser.add_argument("--watch-pid", type=int, help="end when this process has ended")
+    parser.add_argument("--grace-seconds", type=float, default=5.0, help="how long after it (default %(default)s)")
+    parser.add_argument("--no-limits", action="store_true", help="no throttling, iterators do not expire")
+    parser.add_argument("--region", default=DEFAULT_REGION, help="the region to play (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the randomness of faults (default %(default)s)")
+    parser.add_argument(
+        "--transition-seconds",
+        type=float,
+        default=0.0,
+        help="how long streams stay CREATING, UPDATING, DELETING (default %(default)s)",
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""What moto lets pass although DynamoDB refuses it, and lease clients rely on the refusal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moto.dynamodb.comparisons import get_expected
+from moto.dynamodb.exceptions import ConditionalCheckFailed, MockValidationException
+from moto.dynamodb.models import DynamoDBBackend
+
+BATCH_WRITE_ITEMS = 25
+
+
+def correct(operation: str, parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
+    """Raises moto's own exceptions for what DynamoDB would refuse and moto would not."""
+    if operation == "DeleteItem":
+        _check_expected(parameters, backend)
+    elif operation == "BatchWriteItem":
+        _check_batch(parameters, backend)
+
+
+def _check_expected(parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
+    """moto ignores the legacy `Expected` of DeleteItem and deletes."""
+    expected = parameters.get("Expected")
+    if not expected:
+        return
+    item = backend.get_item(parameters["TableName"], parameters["Key"])
+    if not get_expected(expected).expr(item):
+        raise ConditionalCheckFailed
+
+
+def _check_batch(parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
+    """moto takes any number of items, and one item put and deleted at once."""
+    requests = parameters["RequestItems"]
+    if sum(len(of_table) for of_table in requests.values()) > BATCH_WRITE_ITEMS:
+        raise MockValidationException("Too many items requested for the BatchWriteItem call")
+    for table_name, of_table in requests.items():
+        table = backend.get_table(table_name)
+        key_names = [name for name in (table.hash_key_attr, table.range_key_attr) if name]
+        seen = []
+        for request in of_table:
+            item = request["PutRequest"]["Item"] if "PutRequest" in request else request["DeleteRequest"]["Key"]
+            key = [item.get(name) for name in key_names]
+            if key in seen:
+                raise MockValidationException("Provided list of item keys contains duplicates")
+            seen.append(key)

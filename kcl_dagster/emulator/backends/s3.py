@@ -1,0 +1,45 @@
+"""S3: moto's, with path-style addresses, in an account of its own within this process."""
+
+from __future__ import annotations
+
+import threading
+
+from moto.core.exceptions import ServiceException
+from moto.s3.models import s3_backends
+from moto.s3.responses import S3Response
+from werkzeug.exceptions import HTTPException
+
+from kcl_dagster.emulator.backends.moto_request import from_moto, to_moto
+from kcl_dagster.emulator.http.messages import Request, Response
+
+PARTITION = "aws"
+
+
+class S3:
+    """The buckets of one emulator. `handle` may be called from any thread."""
+
+    def __init__(self, account: str) -> None:
+        self._account = account
+        self._lock = threading.Lock()
+
+    def handle(self, request: Request) -> Response:
+        with self._lock:
+            message = to_moto(request, self._account)
+            _, _, key = request.path.lstrip("/").partition("/")
+            serve = S3Response.key_dispatch if key else S3Response.bucket_dispatch
+            try:
+                return from_moto(serve(message, message.raw_url, message.headers))
+            except HTTPException as error:
+                body = error.get_body()
+                return Response(error.code or 400, body.encode(), [("content-type", "application/xml")])
+            except ServiceException as error:
+                body = f"<Error><Code>{error.code}</Code><Message>{error.message}</Message></Error>"
+                return Response(400, body.encode(), [("content-type", "application/xml")])
+
+    def close(self) -> None:
+        """Forget the buckets: moto keeps them for the whole process."""
+        with self._lock:
+            backend = s3_backends[self._account][PARTITION]
+            for name in list(backend.buckets):
+                s3_backends.bucket_accounts.pop(name, None)
+            backend.reset()

@@ -1,0 +1,150 @@
+"""The embedded AWS in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import boto3
+from botocore.config import Config
+
+from kcl_dagster.emulator import extra
+from kcl_dagster.emulator.clock import AdjustableClock, Clock
+from kcl_dagster.emulator.faults import Faults
+from kcl_dagster.emulator.kinesis import KinesisService, Limits
+from kcl_dagster.emulator.kinesis.service import DEFAULT_REGION
+
+LOOPBACK = "127.0.0.1"
+CREDENTIAL = "emulator"  # any will do: the emulator does not check signatures
+STOP_SECONDS = 10.0
+
+
+def environment(endpoint_url: str, region: str) -> dict[str, str]:
+    """What a process needs in its environment so that its AWS SDK talks to the emulator and to nothing else."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint_url,
+        "AWS_ACCESS_KEY_ID": CREDENTIAL,
+        "AWS_SECRET_ACCESS_KEY": CREDENTIAL,
+        "AWS_DEFAULT_REGION": region,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+class Emulator:
+    """Kinesis, DynamoDB, S3 and STS on one local port, for as long as the `with` block lasts.
+
+    >>> with Emulator(limits=Limits.none()) as aws:
+    ...     kinesis = aws.client("kinesis")
+    ...     _ = kinesis.create_stream(StreamName="clicks", ShardCount=1)
+    ...     put = kinesis.put_record(StreamName="clicks", Data=b"hello", PartitionKey="alice")
+    ...     put["ShardId"]
+    'shardId-000000000000'
+
+    `limits` are those of AWS unless said otherwise; `clock` gives seconds since the epoch to Kinesis; `seed`
+    decides which requests meet a fault of probability below one. Every emulator starts empty and shares
+    nothing with another one, except that S3 bucket names are unique in the process, as they are on AWS.
+    """
+
+    def __init__(
+        self,
+        port: int = 0,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+        seed: int = 0,
+        *,
+        host: str = LOOPBACK,
+        region: str = DEFAULT_REGION,
+        transition_seconds: float = 0.0,
+    ) -> None:
+        extra.require()
+        from kcl_dagster.emulator.node import Node
+
+        self._host = host
+        self._port = port
+        self._region = region
+        self._node = Node(limits or Limits.aws(), clock or time.time, seed, region, transition_seconds)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._endpoint_url: str | None = None
+        self._session: boto3.Session | None = None
+        self._session_lock = threading.Lock()
+
+    @property
+    def faults(self) -> Faults:
+        """Rules that make requests fail: `aws.faults.add(FaultRule(...))`."""
+        return self._node.faults
+
+    @property
+    def kinesis(self) -> KinesisService:
+        """The engine behind the endpoint, for looking and for calls that no fault or network can touch."""
+        return self._node.kinesis
+
+    @property
+    def clock(self) -> AdjustableClock:
+        """The clock of Kinesis: `aws.clock.advance(301)`."""
+        return self._node.clock
+
+    @property
+    def endpoint_url(self) -> str:
+        if self._endpoint_url is None:
+            raise RuntimeError("the emulator is not running: use it as `with Emulator() as aws:`")
+        return self._endpoint_url
+
+    def environment(self) -> dict[str, str]:
+        """What other processes need in their environment."""
+        return environment(self.endpoint_url, self._region)
+
+    def client(self, service: str, **config: Any) -> Any:
+        """A boto3 client that reports every fault: it does not retry unless `config` says so."""
+        settings = {"retries": {"total_max_attempts": 1}, "s3": {"addressing_style": "path"}, **config}
+        with self._session_lock:
+            if self._session is None:
+                self._session = boto3.Session(CREDENTIAL, CREDENTIAL, region_name=self._region)
+            # boto3 knows its clients by literal names; here the name is a parameter.
+            make: Any = self._session.client
+            return make(service, endpoint_url=self.endpoint_url, config=Config(**settings))
+
+    def start(self) -> Self:
+        """Listen. Raises OSError if the port is taken."""
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="emulator", daemon=True)
+        thread.start()
+        self._loop, self._thread = loop, thread
+        try:
+            starting = asyncio.run_coroutine_threadsafe(self._node.start(self._host, self._port), loop)
+            self._endpoint_url = starting.result()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Cut all connections and forget everything. Safe to call twice."""
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        self._loop = self._thread = self._endpoint_url = None
+        asyncio.run_coroutine_threadsafe(_shut(self._node.close), loop).result(STOP_SECONDS)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(STOP_SECONDS)
+        loop.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+async def _shut(close: Any) -> None:
+    await close()
+    # What is still being answered belongs to connections that were just cut.
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,62 @@
+"""What Kinesis answers when it refuses: an error name, a message for people, an HTTP status."""
+
+from __future__ import annotations
+
+CLIENT_ERROR = 400
+SERVER_ERROR = 500
+
+
+class ServiceError(Exception):
+    """A refusal as the wire shows it; `code` is the name that clients switch on."""
+
+    def __init__(self, code: str, message: str, status: int = CLIENT_ERROR) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.status = status
+
+
+def validation(message: str) -> ServiceError:
+    """The request does not have the shape that the API model asks for."""
+    return ServiceError("ValidationException", message)
+
+
+def constraint(value: object, member: str, rule: str) -> ServiceError:
+    """One member of the request breaks a rule of the API model, in the wording the service uses."""
+    shown = "null" if value is None else f"'{value}'"
+    return validation(
+        f"1 validation error detected: Value {shown} at '{member[:1].lower()}{member[1:]}' "
+        f"failed to satisfy constraint: {rule}"
+    )
+
+
+def invalid_argument(message: str) -> ServiceError:
+    return ServiceError("InvalidArgumentException", message)
+
+
+def not_found(message: str) -> ServiceError:
+    return ServiceError("ResourceNotFoundException", message)
+
+
+def in_use(message: str) -> ServiceError:
+    return ServiceError("ResourceInUseException", message)
+
+
+def limit_exceeded(message: str) -> ServiceError:
+    return ServiceError("LimitExceededException", message)
+
+
+def throughput_exceeded(message: str) -> ServiceError:
+    return ServiceError("ProvisionedThroughputExceededException", message)
+
+
+def expired_iterator(message: str) -> ServiceError:
+    return ServiceError("ExpiredIteratorException", message)
+
+
+def expired_token(message: str) -> ServiceError:
+    return ServiceError("ExpiredNextTokenException", message)
+
+
+def unknown_operation(name: str) -> ServiceError:
+    return ServiceError("UnknownOperationException", f"The embedded Kinesis has no operation {name!r}.")

@@ -1,0 +1,47 @@
+"""Shard iterators and paging tokens: opaque to clients, self-contained for the service."""
+
+from __future__ import annotations
+
+import zlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+
+_SEPARATOR = "\x1f"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIterator:
+    """Where a reader stands. `born` tells a re-created stream from its predecessor."""
+
+    stream: str
+    born: float
+    shard: str
+    position: int
+    issued_at: float
+
+    def encode(self) -> str:
+        return seal("i", self.stream, repr(self.born), self.shard, str(self.position), repr(self.issued_at))
+
+    @classmethod
+    def decode(cls, text: str) -> ShardIterator:
+        """Raises ValueError for what this service did not issue."""
+        stream, born, shard, position, issued_at = unseal("i", text)
+        return cls(stream, float(born), shard, int(position), float(issued_at))
+
+
+def seal(kind: str, *parts: str) -> str:
+    """Pack text into a token with a checksum: a token that was mangled must not read as another one."""
+    body = _SEPARATOR.join((kind, *parts)).encode()
+    return urlsafe_b64encode(zlib.crc32(body).to_bytes(4) + body).decode()
+
+
+def unseal(kind: str, token: str) -> list[str]:
+    """The parts of a token of that kind. Raises ValueError for anything else."""
+    raw = urlsafe_b64decode(token.encode())
+    body = raw[4:]
+    if zlib.crc32(body).to_bytes(4) != raw[:4]:
+        raise ValueError("checksum mismatch")
+    found, *parts = body.decode().split(_SEPARATOR)
+    if found != kind:
+        raise ValueError(f"token of kind {found!r}, expected {kind!r}")
+    return parts

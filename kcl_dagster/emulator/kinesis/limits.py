@@ -1,0 +1,65 @@
+"""The documented limits of Kinesis, each of which can be changed or switched off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+KIB = 1024
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Rates and ceilings that the engine enforces. `None` switches a rate or a lifetime off.
+
+    What a call may carry (records, bytes) is part of the API and stays when the rates are off.
+    """
+
+    # per shard and second
+    reads: float | None = 5
+    read_bytes: float | None = 2 * MIB
+    written_bytes: float | None = 1 * MIB
+    written_records: float | None = 1_000
+    iterators: float | None = 5
+
+    # per call
+    records_per_get: int = 10_000
+    bytes_per_get: int = 10 * MIB
+    records_per_put: int = 500
+    bytes_per_put: int = 10 * MIB
+
+    # lifetimes, in seconds
+    iterator_seconds: float | None = 300
+    token_seconds: float | None = 300
+    subscription_seconds: float | None = 300
+    takeover_seconds: float | None = 5  # a second subscription inside it is refused, after it takes over
+
+    # per stream and per account
+    consumers_per_stream: int = 20
+    open_shards: int = 20_000  # the largest default quota of any region
+    streams_on_demand: int = 50
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and value <= 0:
+                raise ValueError(f"Limits.{field.name} must be greater than zero or None, not {value!r}")
+
+    @classmethod
+    def aws(cls) -> Limits:
+        """What AWS enforces by default."""
+        return cls()
+
+    @classmethod
+    def none(cls) -> Limits:
+        """No throttling and no expiry: for tests that are about something else."""
+        return cls(
+            reads=None,
+            read_bytes=None,
+            written_bytes=None,
+            written_records=None,
+            iterators=None,
+            iterator_seconds=None,
+            token_seconds=None,
+            takeover_seconds=None,
+        )

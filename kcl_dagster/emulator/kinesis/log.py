@@ -1,0 +1,98 @@
+"""The records of one shard, kept as finished pieces of the reply.
+
+A record is turned into its JSON once, when it is put. A read then joins a slice of byte strings, which costs
+next to nothing; readers that want something else than JSON decode the piece.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import TypedDict
+
+import msgspec
+
+FIRST_NUMBER = 1  # number 0 stands before the first record: a shard's starting sequence number
+
+
+class Record(TypedDict):
+    """One record as readers in the same process see it; the names are the wire's."""
+
+    SequenceNumber: str
+    ApproximateArrivalTimestamp: float
+    Data: bytes
+    PartitionKey: str
+
+
+_decoder = msgspec.json.Decoder(Record)
+
+
+def decode(fragments: Sequence[bytes]) -> list[Record]:
+    """Spell out records that a page holds in their JSON form."""
+    return [_decoder.decode(fragment) for fragment in fragments]
+
+
+class RecordLog:
+    """An append-only list of records, addressed by record number, trimmed at the old end."""
+
+    __slots__ = ("_arrivals", "_fragments", "_through", "_trimmed_bytes", "first")
+
+    def __init__(self) -> None:
+        self.first = FIRST_NUMBER
+        self._fragments: list[bytes] = []
+        self._arrivals = array("d")
+        self._through = array("q")  # payload bytes of the log through this record
+        self._trimmed_bytes = 0
+
+    @property
+    def next(self) -> int:
+        """The number that the next record will get."""
+        return self.first + len(self._fragments)
+
+    @property
+    def last_arrival(self) -> float:
+        """When the newest record came, or 0."""
+        return self._arrivals[-1] if self._arrivals else 0.0
+
+    def append(self, fragment: bytes, arrival: float, size: int) -> None:
+        before = self._through[-1] if self._through else self._trimmed_bytes
+        self._fragments.append(fragment)
+        self._arrivals.append(arrival)
+        self._through.append(before + size)
+
+    def page_end(self, start: int, max_records: int, max_bytes: int) -> int:
+        """The number after the last record of a page that begins at `start`; at least one record if any."""
+        low = start - self.first
+        if low >= len(self._fragments):
+            return start
+        before = self._through[low - 1] if low else self._trimmed_bytes
+        high = bisect_right(self._through, before + max_bytes, low)
+        return self.first + min(max(high, low + 1), low + max_records)
+
+    def fragments(self, start: int, stop: int) -> Sequence[bytes]:
+        return self._fragments[start - self.first : stop - self.first]
+
+    def payload(self, start: int, stop: int) -> int:
+        """Bytes of data and partition keys in a page."""
+        low, high = start - self.first, stop - self.first
+        if high <= low:
+            return 0
+        return self._through[high - 1] - (self._through[low - 1] if low else self._trimmed_bytes)
+
+    def arrival(self, number: int) -> float:
+        return self._arrivals[number - self.first]
+
+    def first_since(self, timestamp: float) -> int:
+        """The number of the first record that arrived at or after `timestamp`."""
+        return self.first + bisect_left(self._arrivals, timestamp)
+
+    def trim(self, horizon: float) -> None:
+        """Forget the records that arrived before `horizon`."""
+        count = bisect_left(self._arrivals, horizon)
+        if count:
+            self._trimmed_bytes = self._through[count - 1]
+            del self._fragments[:count]
+            del self._arrivals[:count]
+            del self._through[:count]
+            self.first += count

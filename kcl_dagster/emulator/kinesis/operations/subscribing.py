@@ -1,0 +1,107 @@
+"""SubscribeToShard: opening a subscription and drawing events from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kcl_dagster.emulator.kinesis import errors
+from kcl_dagster.emulator.kinesis.operations.consumers import consumer_by_arn
+from kcl_dagster.emulator.kinesis.operations.reading import (
+    ITERATOR_TYPES,
+    is_finished,
+    millis_behind,
+    page,
+    starting_position,
+)
+from kcl_dagster.emulator.kinesis.parameters import Parameters
+from kcl_dagster.emulator.kinesis.replies import RecordPage
+from kcl_dagster.emulator.kinesis.state import Account, stream_name_of
+from kcl_dagster.emulator.kinesis.subscription import (
+    EVENT_BYTES,
+    EVENT_RECORDS,
+    HEARTBEAT_SECONDS,
+    Ending,
+    Subscription,
+)
+
+
+def subscribe(account: Account, request: Parameters) -> Subscription:
+    """Open a subscription; one that the same consumer has on the shard for long enough gives way."""
+    consumer = consumer_by_arn(account, request.text("ConsumerARN"))
+    stream = account.stream(stream_name_of(consumer.arn))
+    now = account.now()
+    if consumer.status(now) != "ACTIVE":
+        raise errors.in_use(f"Consumer {consumer.arn} is not ACTIVE, instead in state {consumer.status(now)}.")
+    shard = stream.shard(request.name("ShardId"))
+    wanted = request.structure("StartingPosition")
+    position = starting_position(
+        stream,
+        shard,
+        wanted.choice("Type", ITERATOR_TYPES),
+        wanted.optional_text("SequenceNumber"),
+        wanted.timestamp("Timestamp"),
+        now,
+    )
+    limits = account.limits
+    key = (consumer.arn, shard.id)
+    previous = account.subscriptions.get(key)
+    if previous is not None and previous.ending is None:
+        if limits.takeover_seconds is not None and now < previous.started_at + limits.takeover_seconds:
+            raise errors.in_use(
+                f"Another active subscription exists for this consumer: {consumer.arn} on shard {shard.id}."
+            )
+        previous.ending = Ending.TAKEN_OVER
+    lifetime = limits.subscription_seconds
+    subscription = Subscription(
+        consumer_arn=consumer.arn,
+        stream=stream.name,
+        born=stream.created_at,
+        shard=shard,
+        position=position,
+        started_at=now,
+        expires_at=None if lifetime is None else now + lifetime,
+        rate=limits.read_bytes,
+    )
+    account.subscriptions[key] = subscription
+    return subscription
+
+
+def poll(account: Account, subscription: Subscription) -> RecordPage | None:
+    """The next event, or None if there is nothing to say now; sets `ending` once there never will be."""
+    if subscription.ending is not None:
+        return None
+    now = account.now()
+    stream = account.find(subscription.stream)
+    if stream is None or stream.created_at != subscription.born:
+        subscription.ending = Ending.GONE
+        return None
+    if subscription.expires_at is not None and now >= subscription.expires_at:
+        subscription.ending = Ending.EXPIRED
+        return None
+    shard = subscription.shard
+    start, stop = subscription.position, subscription.position
+    if subscription.allowance.has_any(now):
+        start, stop = page(account, shard, subscription.position, EVENT_RECORDS, EVENT_BYTES)
+    finished = is_finished(shard, stop)
+    quiet_since = subscription.spoke_at
+    if stop == start and not finished and quiet_since is not None and now < quiet_since + HEARTBEAT_SECONDS:
+        return None
+    subscription.allowance.charge(shard.log.payload(start, stop), now)
+    subscription.position = stop
+    subscription.spoke_at = now
+    rest: dict[str, Any] = {
+        "ContinuationSequenceNumber": shard.continuation(stop, now),
+        "MillisBehindLatest": millis_behind(shard, stop, now),
+    }
+    if finished:
+        rest["ChildShards"] = shard.describe_children()
+        subscription.ending = Ending.SHARD_END
+    return RecordPage(shard.log.fragments(start, stop), rest)
+
+
+def end(account: Account, subscription: Subscription) -> None:
+    """The consumer went away."""
+    key = (subscription.consumer_arn, subscription.shard.id)
+    if account.subscriptions.get(key) is subscription:
+        del account.subscriptions[key]
+    subscription.ending = subscription.ending or Ending.GONE

@@ -1,0 +1,95 @@
+"""PutRecord and PutRecords."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kcl_dagster.emulator.kinesis import errors, hashkey
+from kcl_dagster.emulator.kinesis.limits import KIB, MIB
+from kcl_dagster.emulator.kinesis.parameters import Parameters
+from kcl_dagster.emulator.kinesis.replies import Reply
+from kcl_dagster.emulator.kinesis.shard import Shard
+from kcl_dagster.emulator.kinesis.state import Account
+from kcl_dagster.emulator.kinesis.stream import Status, Stream
+
+LONGEST_PARTITION_KEY = 256
+
+
+def put_record(account: Account, request: Parameters) -> Reply:
+    stream = _writable(account, request)
+    shard, data, key, size = _check(stream, request, "")
+    now = account.now()
+    if not _admit(shard, size, now):
+        raise errors.throughput_exceeded(_rate_exceeded(account, stream, shard))
+    return {"ShardId": shard.id, "SequenceNumber": shard.append(data, key, size, now)}
+
+
+def put_records(account: Account, request: Parameters) -> Reply:
+    stream = _writable(account, request)
+    entries = request.structures("Records")
+    limits = account.limits
+    if not entries:
+        raise errors.constraint("[]", "records", "Member must have length greater than or equal to 1")
+    if len(entries) > limits.records_per_put:
+        raise errors.constraint(
+            "[...]", "records", f"Member must have length less than or equal to {limits.records_per_put}"
+        )
+    # Everything is checked before anything is stored: a request that is refused leaves no record behind.
+    checked = [_check(stream, entry, f"records.{i}.member.") for i, entry in enumerate(entries, start=1)]
+    if sum(size for _, _, _, size in checked) > limits.bytes_per_put:
+        raise errors.invalid_argument(f"Records size exceeds {limits.bytes_per_put // MIB} MB limit")
+    now = account.now()
+    results: list[dict[str, Any]] = []
+    failed = 0
+    for shard, data, key, size in checked:
+        if _admit(shard, size, now):
+            results.append({"SequenceNumber": shard.append(data, key, size, now), "ShardId": shard.id})
+        else:
+            failed += 1
+            results.append(
+                {
+                    "ErrorCode": "ProvisionedThroughputExceededException",
+                    "ErrorMessage": _rate_exceeded(account, stream, shard),
+                }
+            )
+    return {"FailedRecordCount": failed, "Records": results}
+
+
+def _writable(account: Account, request: Parameters) -> Stream:
+    stream = account.named_stream(request)
+    if stream.status in (Status.CREATING, Status.DELETING):
+        raise errors.not_found(f"Stream {stream.name} under account {account.number} not found.")
+    return stream
+
+
+def _check(stream: Stream, entry: Parameters, path: str) -> tuple[Shard, bytes, str, int]:
+    """Shard, data, partition key and counted size of one record, or the reason why it cannot be stored."""
+    data = entry.data("Data")
+    key = entry.text("PartitionKey")
+    if len(key) > LONGEST_PARTITION_KEY:
+        raise errors.constraint(
+            key, f"{path}partitionKey", f"Member must have length less than or equal to {LONGEST_PARTITION_KEY}"
+        )
+    size = len(data) + (len(key) if key.isascii() else len(key.encode()))
+    if size > stream.record_kib * KIB:
+        raise errors.constraint(
+            "java.nio.HeapByteBuffer",
+            f"{path}data",
+            f"Member must have length less than or equal to {stream.record_kib * KIB}",
+        )
+    explicit = entry.hash_key("ExplicitHashKey")
+    if explicit is None:
+        explicit = hashkey.of_partition_key(key)
+    elif explicit >= hashkey.KEYS:
+        raise errors.invalid_argument(
+            f"Invalid ExplicitHashKey. It must be in the range [0, 2^128-1]. Specified value was {explicit}"
+        )
+    return stream.shard_for(explicit), data, key, size
+
+
+def _admit(shard: Shard, size: int, now: float) -> bool:
+    return shard.written_records.take(1, now) and shard.written_bytes.take(size, now)
+
+
+def _rate_exceeded(account: Account, stream: Stream, shard: Shard) -> str:
+    return f"Rate exceeded for shard {shard.id} in stream {stream.name} under account {account.number}."

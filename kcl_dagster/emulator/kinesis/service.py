@@ -1,0 +1,81 @@
+"""Kinesis as a state machine: requests in, replies out, no I/O, no threads, no clock of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kcl_dagster.emulator.kinesis import errors
+from kcl_dagster.emulator.kinesis.limits import Limits
+from kcl_dagster.emulator.kinesis.operations import OPERATIONS, subscribing
+from kcl_dagster.emulator.kinesis.parameters import Parameters
+from kcl_dagster.emulator.kinesis.replies import RecordPage, Reply
+from kcl_dagster.emulator.kinesis.state import Account
+from kcl_dagster.emulator.kinesis.subscription import Subscription
+
+Clock = Callable[[], float]
+
+DEFAULT_ACCOUNT = "123456789012"
+DEFAULT_REGION = "us-east-1"
+
+
+class KinesisService:
+    """All streams of one account in one region.
+
+    `clock` gives seconds since the epoch and may be under a test's control. Calls may come from any thread and
+    are served one at a time. Nothing is shared between two services.
+
+    >>> kinesis = KinesisService(clock=lambda: 1_700_000_000.0)
+    >>> kinesis.call("CreateStream", {"StreamName": "clicks", "ShardCount": 2})
+    {}
+    >>> [shard["ShardId"] for shard in kinesis.call("ListShards", {"StreamName": "clicks"})["Shards"]]
+    ['shardId-000000000000', 'shardId-000000000001']
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        limits: Limits | None = None,
+        *,
+        account: str = DEFAULT_ACCOUNT,
+        region: str = DEFAULT_REGION,
+        transition_seconds: float = 0.0,
+    ) -> None:
+        self._lock = threading.RLock()
+        self._account = Account(clock, limits or Limits.aws(), account, region, transition_seconds)
+
+    @property
+    def limits(self) -> Limits:
+        return self._account.limits
+
+    def now(self) -> float:
+        return self._account.now()
+
+    def call(self, operation: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Serve one request; blobs are bytes, timestamps are seconds. Raises `ServiceError`."""
+        reply = self.execute(operation, parameters or {})
+        return reply.as_dict() if isinstance(reply, RecordPage) else reply
+
+    def execute(self, operation: str, parameters: Mapping[str, Any]) -> Reply:
+        """As `call`, but a page of records stays in the form that a server can send without building it."""
+        serve = OPERATIONS.get(operation)
+        if serve is None:
+            raise errors.unknown_operation(operation)
+        with self._lock:
+            return serve(self._account, Parameters(parameters))
+
+    def subscribe(self, parameters: Mapping[str, Any]) -> Subscription:
+        """SubscribeToShard: the caller polls what is returned for events."""
+        with self._lock:
+            return subscribing.subscribe(self._account, Parameters(parameters))
+
+    def poll(self, subscription: Subscription) -> RecordPage | None:
+        """The next event of a subscription, or None when there is nothing to say yet or it is over."""
+        with self._lock:
+            return subscribing.poll(self._account, subscription)
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """The consumer hung up."""
+        with self._lock:
+            subscribing.end(self._account, subscription)

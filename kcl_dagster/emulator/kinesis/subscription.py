@@ -1,0 +1,60 @@
+"""One SubscribeToShard: a position in a shard that is pushed to a consumer for a while."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from kcl_dagster.emulator.kinesis.shard import Shard
+from kcl_dagster.emulator.kinesis.throttle import Bucket
+
+HEARTBEAT_SECONDS = 5.0  # an event without records, so that a reader learns how far it is
+EVENT_BYTES = 1024 * 1024  # one push carries about half a second of a shard's rate
+EVENT_RECORDS = 10_000
+
+
+class Ending(StrEnum):
+    """Why a subscription is over."""
+
+    EXPIRED = "expired"
+    TAKEN_OVER = "taken over"
+    SHARD_END = "shard end"
+    GONE = "stream or consumer gone"
+
+
+class Subscription:
+    """Mutable; advanced by the account. `ending` is set when no further event will come."""
+
+    __slots__ = (
+        "allowance",
+        "born",
+        "consumer_arn",
+        "ending",
+        "expires_at",
+        "position",
+        "shard",
+        "spoke_at",
+        "started_at",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        consumer_arn: str,
+        stream: str,
+        born: float,
+        shard: Shard,
+        position: int,
+        started_at: float,
+        expires_at: float | None,
+        rate: float | None,
+    ) -> None:
+        self.consumer_arn = consumer_arn
+        self.stream = stream
+        self.born = born
+        self.shard = shard
+        self.position = position
+        self.started_at = started_at
+        self.expires_at = expires_at
+        self.allowance = Bucket(rate)  # every consumer has a shard's full rate to itself
+        self.spoke_at: float | None = None
+        self.ending: Ending | None = None

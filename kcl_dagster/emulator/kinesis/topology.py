@@ -1,0 +1,42 @@
+"""Resharding: which shards close and which open. Every step is a split or a merge, as on AWS."""
+
+from __future__ import annotations
+
+from kcl_dagster.emulator.kinesis.hashkey import HashRange, uniform
+from kcl_dagster.emulator.kinesis.shard import Shard
+from kcl_dagster.emulator.kinesis.stream import Stream
+
+
+def split(stream: Stream, shard: Shard, at_key: int, now: float) -> None:
+    """Close `shard`; the upper of its two children starts at `at_key`."""
+    ranges = (HashRange(shard.hash_range.start, at_key - 1), HashRange(at_key, shard.hash_range.end))
+    _replace(stream, [shard], ranges, now)
+
+
+def merge(stream: Stream, lower: Shard, upper: Shard, now: float) -> None:
+    """Close two neighbours; their child covers both ranges."""
+    _replace(stream, [lower, upper], (HashRange(lower.hash_range.start, upper.hash_range.end),), now)
+
+
+def scale_uniformly(stream: Stream, count: int, now: float) -> None:
+    """Reach `count` shards of equal range: cut at every new border, then merge across the old ones."""
+    targets = uniform(count)
+    for target in targets:
+        shard = stream.shard_for(target.start)
+        if shard.hash_range.start != target.start:
+            split(stream, shard, target.start, now)
+    for target in targets:
+        while (lower := stream.shard_for(target.start)).hash_range.end < target.end:
+            merge(stream, lower, stream.shard_for(lower.hash_range.end + 1), now)
+
+
+def _replace(stream: Stream, parents: list[Shard], ranges: tuple[HashRange, ...], now: float) -> None:
+    first = stream.next_index
+    children = [
+        Shard(first + offset, hash_range, now, stream.limits, parents) for offset, hash_range in enumerate(ranges)
+    ]
+    for child in children:
+        stream.add_shard(child)
+    for parent in parents:
+        parent.close(now, children)
+    stream.shards_changed()

@@ -1,0 +1,82 @@
+"""Kinesis over HTTP: requests in JSON or CBOR to the engine, its replies and event streams back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import ModuleType
+from typing import Protocol, cast
+
+from kcl_dagster.emulator.http.messages import Request, Response
+from kcl_dagster.emulator.kinesis import Ending, KinesisService, ServiceError, Subscription
+from kcl_dagster.emulator.kinesis.errors import in_use, not_found
+from kcl_dagster.emulator.kinesis.replies import Reply
+from kcl_dagster.emulator.wire import cbor, eventstream, json
+
+TARGET_PREFIX = "Kinesis_20131202."
+POLL_SECONDS = 0.05  # how soon a subscriber sees a new record
+
+
+class Codec(Protocol):
+    """One spelling of requests and replies: the modules `wire.json` and `wire.cbor`."""
+
+    CONTENT_TYPE: str
+    decode: Callable[[str, bytes], dict[str, object]]
+    encode: Callable[[Reply], bytes]
+    encode_error: Callable[[ServiceError], bytes]
+
+
+class KinesisEndpoint:
+    def __init__(self, service: KinesisService) -> None:
+        self._service = service
+
+    def handle(self, operation: str, request: Request) -> Response:
+        codec = codec_of(request)
+        try:
+            parameters = codec.decode(operation, request.body)
+            if operation == "SubscribeToShard":
+                return self._subscribe(parameters, codec)
+            reply = self._service.execute(operation, parameters)
+        except ServiceError as error:
+            return refusal(error, codec)
+        return Response(200, codec.encode(reply), [("content-type", codec.CONTENT_TYPE)])
+
+    def _subscribe(self, parameters: dict[str, object], codec: Codec) -> Response:
+        subscription = self._service.subscribe(parameters)
+        return Response(200, self._events(subscription, codec), [("content-type", eventstream.CONTENT_TYPE)])
+
+    async def _events(self, subscription: Subscription, codec: Codec) -> AsyncIterator[bytes]:
+        try:
+            yield eventstream.event("initial-response", codec.CONTENT_TYPE, codec.encode({}))
+            while True:
+                page = self._service.poll(subscription)
+                if page is not None:
+                    yield eventstream.event("SubscribeToShardEvent", codec.CONTENT_TYPE, codec.encode(page))
+                elif subscription.ending is None:
+                    await asyncio.sleep(POLL_SECONDS)
+                else:
+                    break
+            error = _farewell(subscription)
+            if error is not None:
+                yield eventstream.exception(error.code, codec.CONTENT_TYPE, codec.encode_error(error))
+        finally:
+            self._service.unsubscribe(subscription)
+
+
+def codec_of(request: Request) -> Codec:
+    module: ModuleType = cbor if request.headers.get("content-type") == cbor.CONTENT_TYPE else json
+    return cast("Codec", module)
+
+
+def refusal(error: ServiceError, codec: Codec) -> Response:
+    headers = [("content-type", codec.CONTENT_TYPE), ("x-amzn-errortype", error.code)]
+    return Response(error.status, codec.encode_error(error), headers)
+
+
+def _farewell(subscription: Subscription) -> ServiceError | None:
+    """What the subscriber is told at the end; at a shard's end and after five minutes, nothing."""
+    if subscription.ending is Ending.TAKEN_OVER:
+        return in_use(f"Another subscription of {subscription.consumer_arn} took over {subscription.shard.id}.")
+    if subscription.ending is Ending.GONE:
+        return not_found(f"The stream or the consumer {subscription.consumer_arn} was deleted.")
+    return None

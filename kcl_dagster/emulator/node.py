@@ -1,0 +1,33 @@
+"""The parts of one emulator, put together and listening: what a thread or a process runs."""
+
+from __future__ import annotations
+
+from kcl_dagster.emulator.clock import AdjustableClock, Clock
+from kcl_dagster.emulator.faults import Faults
+from kcl_dagster.emulator.gateway import Gateway
+from kcl_dagster.emulator.http.server import HttpServer
+from kcl_dagster.emulator.kinesis import KinesisService, Limits
+from kcl_dagster.emulator.kinesis.service import DEFAULT_ACCOUNT
+
+
+class Node:
+    """State and server. `start` and `close` belong on one event loop."""
+
+    def __init__(self, limits: Limits, clock: Clock, seed: int, region: str, transition_seconds: float) -> None:
+        self.clock = AdjustableClock(clock)
+        self.faults = Faults(seed)
+        self.kinesis = KinesisService(
+            self.clock, limits, account=DEFAULT_ACCOUNT, region=region, transition_seconds=transition_seconds
+        )
+        self._gateway = Gateway(self.kinesis, self.faults, self.clock, DEFAULT_ACCOUNT, region)
+        self._server = HttpServer(self._gateway)
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen; answer the endpoint's URL. Raises OSError if the port is taken."""
+        bound = await self._server.start(host, port)
+        shown = f"[{host}]" if ":" in host else host
+        return f"http://{shown}:{bound}"
+
+    async def close(self) -> None:
+        await self._server.close()
+        self._gateway.close()

@@ -1,0 +1,137 @@
+"""The emulator as a process of its own that several processes share: start it unless it runs."""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kcl_dagster.emulator.control import HEALTH
+from kcl_dagster.emulator.embedded import environment
+from kcl_dagster.emulator.kinesis.service import DEFAULT_REGION
+from kcl_dagster.emulator.watch import is_alive
+
+READY_FILE = "emulator.json"
+LOCK_FILE = "emulator.lock"
+LOG_FILE = "emulator.log"
+START_SECONDS = 30.0  # a cold import on a busy machine takes several
+HEALTH_SECONDS = 2.0
+LOOK_SECONDS = 0.05
+
+
+class SidecarError(RuntimeError):
+    """The emulator process could not be started; the message is what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a running emulator is."""
+
+    url: str
+    pid: int
+    region: str = DEFAULT_REGION
+
+    def environment(self) -> dict[str, str]:
+        """What other processes need in their environment."""
+        return environment(self.url, self.region)
+
+
+def ensure_sidecar(state_dir: Path, watch_pid: int, port: int = 0, *, limits: bool = True) -> Endpoint:
+    """The emulator of `state_dir`: the one that runs, or a new one.
+
+    Safe to call from several processes at once: one starts it, all get it. The new process is detached and
+    ends by itself soon after process `watch_pid` has ended. Raises `SidecarError`.
+    """
+    state_dir.mkdir(parents=True, exist_ok=True)
+    with _exclusive(state_dir / LOCK_FILE):
+        running = find_sidecar(state_dir)
+        if running is not None:
+            return running
+        _end_leftover(state_dir)
+        return _start(state_dir, watch_pid, port, limits)
+
+
+def find_sidecar(state_dir: Path) -> Endpoint | None:
+    """The emulator of `state_dir` if it runs and answers; what its ready file says is not believed."""
+    endpoint = _read(state_dir / READY_FILE)
+    if endpoint is None or not is_alive(endpoint.pid) or _pid_behind(endpoint.url) != endpoint.pid:
+        return None
+    return endpoint
+
+
+def _start(state_dir: Path, watch_pid: int, port: int, limits: bool) -> Endpoint:
+    ready = state_dir / READY_FILE
+    ready.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "kcl_dagster.emulator", "--port", str(port)]
+    command += ["--ready-file", str(ready), "--watch-pid", str(watch_pid)]
+    if not limits:
+        command.append("--no-limits")
+    log = state_dir / LOG_FILE
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            said = log.read_text(errors="replace").strip()
+            raise SidecarError(said or f"the emulator ended with code {process.returncode}")
+        endpoint = _read(ready)
+        if endpoint is not None:
+            return endpoint
+        time.sleep(LOOK_SECONDS)
+    process.kill()
+    process.wait()
+    raise SidecarError(f"the emulator did not listen within {START_SECONDS:.0f} s, see {log}")
+
+
+def _end_leftover(state_dir: Path) -> None:
+    """An emulator that lives but does not answer would keep its port."""
+    endpoint = _read(state_dir / READY_FILE)
+    if endpoint is not None and is_alive(endpoint.pid) and _is_emulator(endpoint.pid):
+        os.kill(endpoint.pid, signal.SIGKILL)
+
+
+def _is_emulator(pid: int) -> bool:
+    """The pid in a stale file may belong to a stranger by now."""
+    try:
+        return b"kcl_dagster.emulator" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _pid_behind(url: str) -> int | None:
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=HEALTH_SECONDS)
+    try:
+        connection.request("GET", HEALTH)
+        return int(json.loads(connection.getresponse().read())["pid"])
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return None
+    finally:
+        connection.close()
+
+
+def _read(ready: Path) -> Endpoint | None:
+    try:
+        facts = json.loads(ready.read_text())
+        return Endpoint(str(facts["endpoint"]), int(facts["pid"]), str(facts["region"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,1 @@
+"""How Kinesis requests and replies are spelled: JSON, CBOR, event streams."""
