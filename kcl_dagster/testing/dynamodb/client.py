@@ -1,13 +1,7 @@
 """`FakeDynamoDB`: boto3's low-level DynamoDB client, in memory."""
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, Final
-
-from botocore.exceptions import ParamValidationError
-from botocore.loaders import Loader
-from botocore.model import ServiceModel, Shape
-from botocore.validate import ParamValidator
 
 from kcl_dagster.runtime import Clock, SystemClock
 from kcl_dagster.testing.dynamodb.conditions import Condition, parse_condition
@@ -21,6 +15,7 @@ from kcl_dagster.testing.dynamodb.reads import read_page
 from kcl_dagster.testing.dynamodb.table import Key, Table
 from kcl_dagster.testing.dynamodb.updates import Update, parse_projection, parse_update, projected
 from kcl_dagster.testing.dynamodb.values import Item, Value, canonical, canonical_item, copied
+from kcl_dagster.testing.strictness import check_requests
 
 # DynamoDB pages by size (1 MiB); counting items is what lets a test see pages at all.
 DEFAULT_PAGE_ITEMS: Final = 1000
@@ -62,9 +57,7 @@ class FakeDynamoDB(ControlPlane):
         self._staleness = staleness or _now
         self._remember = staleness is not None
         if strict:
-            for name, shape in _operations().items():
-                if shape is not None:
-                    setattr(self, name, _checked(getattr(self, name), shape))
+            check_requests(self, "dynamodb")
 
     def close(self) -> None:
         """Clients have it; there is nothing to close."""
@@ -251,28 +244,3 @@ def _refuse(unused: set[str], parameter: str) -> None:
     if unused:
         names = ", ".join(sorted(unused))
         raise validation_error(f"Value provided in {parameter} unused in expressions: keys: {{{names}}}")
-
-
-@lru_cache(maxsize=1)
-def _operations() -> Mapping[str, Shape | None]:
-    """Operations by boto3's method name, with the shape of their parameters."""
-    model = ServiceModel(Loader().load_service_model("dynamodb", "service-2"), "dynamodb")
-    return {
-        _snake(name): model.operation_model(name).input_shape
-        for name in model.operation_names
-        if hasattr(FakeDynamoDB, _snake(name))
-    }
-
-
-def _snake(name: str) -> str:
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
-
-
-def _checked(method: Callable[..., Response], shape: Shape) -> Callable[..., Response]:
-    def call(**request: Any) -> Response:
-        report = ParamValidator().validate(request, shape)
-        if report.has_errors():
-            raise ParamValidationError(report=report.generate_report())
-        return method(**request)
-
-    return call
