@@ -193,8 +193,8 @@ class _Exchange:
                 room = min(h2.local_flow_control_window(self._stream), h2.max_outbound_frame_size)
                 if room <= 0:
                     break
-                piece = view[sent : sent + room]
-                h2.send_data(self._stream, bytes(piece))
+                piece = bytes(view[sent : sent + room])  # a view kept alive would lock the buffer
+                h2.send_data(self._stream, piece)
                 sent += len(piece)
         finally:
             view.release()
