@@ -1,0 +1,1 @@
+"""One leader per application: what it decides (pure) and one tick of it."""

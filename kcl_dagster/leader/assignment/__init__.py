@@ -1,0 +1,1 @@
+"""Which worker should hold which lease: five policies behind one interface."""

@@ -1,0 +1,113 @@
+"""Who would hold what: the state of a policy while it thinks."""
+
+import heapq
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kcl_dagster.leader.assignment.policy import Limits, WorkerLoad
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+
+
+@dataclass(slots=True)
+class Seat:
+    """One worker and what it holds. `load` is the weight it holds times `factor`, the price of work there."""
+
+    worker: WorkerLoad
+    factor: float = 1.0
+    load: float = 0.0
+    kbps: float = 0.0
+    count: int = 0
+    movable: list[tuple[float, LeaseKey]] = field(default_factory=list)
+    """By weight, ascending."""
+
+    fixed: float = 0.0
+    """The heaviest of what may not be moved now."""
+
+    @property
+    def id(self) -> WorkerId:
+        return self.worker.id
+
+    @property
+    def heaviest(self) -> float:
+        return max(self.fixed, self.movable[-1][0] if self.movable else 0.0)
+
+
+class Board:
+    """Seats, and what each lease weighs. Every change keeps loads, counts and caps in step."""
+
+    def __init__(self, seats: Iterable[Seat], weights: Mapping[LeaseKey, float], limits: Limits) -> None:
+        self.seats = {seat.id: seat for seat in seats}
+        self.weights = weights
+        self._limits = limits
+
+    def put(self, key: LeaseKey, kbps: float, seat: Seat, *, movable: bool) -> None:
+        weight = self.weights[key]
+        seat.load += weight * seat.factor
+        seat.kbps += kbps
+        seat.count += 1
+        if movable:
+            insort(seat.movable, (weight, key))
+        else:
+            seat.fixed = max(seat.fixed, weight)
+
+    def take(self, key: LeaseKey, kbps: float, seat: Seat) -> None:
+        """`key` must be movable."""
+        weight = self.weights[key]
+        seat.load -= weight * seat.factor
+        seat.kbps -= kbps
+        seat.count -= 1
+        seat.movable.pop(bisect_right(seat.movable, (weight, key)) - 1)
+
+    def may_hold(self, seat: Seat, kbps: float) -> bool:
+        """Whether one more lease of this throughput stays within the caps. A lease that exceeds the throughput
+        cap on its own may go to an empty worker: nobody could ever serve it otherwise."""
+        limits = self._limits
+        if not seat.worker.accepts or (limits.max_leases is not None and seat.count >= limits.max_leases):
+            return False
+        return limits.max_kbps is None or seat.count == 0 or seat.kbps + kbps <= limits.max_kbps
+
+
+class Queue:
+    """Seats by load, least first; then by number of leases, then by name. One heap per zone and one for all."""
+
+    def __init__(self, seats: Iterable[Seat]) -> None:
+        self._heaps: dict[str | None, list[tuple[float, int, WorkerId, Seat]]] = {None: []}
+        for seat in seats:
+            self.push(seat)
+
+    def push(self, seat: Seat) -> None:
+        """Also after every change of a seat: what was pushed before is then stale and skipped."""
+        entry = (seat.load, seat.count, seat.id, seat)
+        heapq.heappush(self._heaps[None], entry)
+        if seat.worker.zone is not None:
+            heapq.heappush(self._heaps.setdefault(seat.worker.zone, []), entry)
+
+    def least(self, zone: str | None = None) -> Seat | None:
+        heap = self._heaps.get(zone, [])
+        while heap:
+            load, count, _, seat = heap[0]
+            if load == seat.load and count == seat.count:
+                return seat
+            heapq.heappop(heap)
+        return None
+
+    def drop(self, zone: str | None = None) -> None:
+        """Forget the least one."""
+        heapq.heappop(self._heaps[zone])
+
+
+def fair_share(weights: Iterable[float], factors: Iterable[float]) -> float:
+    """The load every worker would have if work could be cut at will; 0 if there is nothing to share.
+
+    A lease heavier than the share fills a worker alone, and the others share the rest.
+    """
+    speeds = [1 / factor for factor in factors]
+    total, left = sum(weights := list(weights)), len(speeds)
+    speed = sum(speeds) / left if left else 0.0
+    for weight in sorted(weights, reverse=True):
+        if left == 0 or weight * left * speed <= total:
+            break
+        total -= weight
+        left -= 1
+    return total / (left * speed) if left else 0.0

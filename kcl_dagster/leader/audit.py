@@ -1,0 +1,74 @@
+"""Are all hash keys read by somebody?"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_dagster.model.lease import Lease
+from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
+
+# The KCL acts on a hole only when it has seen the same one this often, two minutes apart.
+KCL_CONFIRMATIONS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Hash keys between two ranges that no unfinished lease covers."""
+
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.start}..{self.end}"
+
+
+def find_hole(ranges: Iterable[HashRange]) -> Hole | None:
+    """The first hole in 0..2^128-1."""
+    covered = -1
+    for one in sorted(ranges):
+        if one.start > covered + 1:
+            return Hole(covered + 1, one.start - 1)
+        covered = max(covered, one.end)
+    return Hole(covered + 1, MAX_HASH_KEY) if covered < MAX_HASH_KEY else None
+
+
+def find_hole_as_kcl(ranges: Iterable[HashRange]) -> Hole | None:
+    """As the KCL tests it: only the last range in order may reach the end, so a range nested in one that does
+    reach it is reported as a hole although nothing is missing."""
+    ordered = sorted(ranges)
+    hole = find_hole(ordered)
+    if hole is None and ordered[-1].end != MAX_HASH_KEY:
+        return Hole(ordered[-1].end + 1, MAX_HASH_KEY)
+    return hole
+
+
+def active_ranges(leases: Iterable[Lease]) -> list[HashRange]:
+    """Ranges of the leases whose shards are still read, as far as they are known."""
+    return [lease.hash_range for lease in leases if not lease.is_finished and lease.hash_range is not None]
+
+
+def lack_range(leases: Iterable[Lease]) -> list[Lease]:
+    """Unfinished leases without a range, as old clients write them: to be looked up in the stream."""
+    return [lease for lease in leases if not lease.is_finished and lease.hash_range is None]
+
+
+@dataclass(frozen=True, slots=True)
+class HoleWatch:
+    """The KCL's patience: the same hole must be seen several times in a row. Ours needs none, because a sync
+    that finds nothing to create costs one listing."""
+
+    hole: Hole | None = None
+    seen: int = 0
+
+    def saw(self, hole: Hole | None) -> "HoleWatch":
+        if hole is None:
+            return HoleWatch()
+        return HoleWatch(hole, self.seen + 1) if hole == self.hole else HoleWatch(hole, 1)
+
+    @property
+    def is_confirmed(self) -> bool:
+        return self.seen >= KCL_CONFIRMATIONS
+
+
+def covers_everything(ranges: Sequence[HashRange]) -> bool:
+    return bool(ranges) and find_hole(ranges) is None

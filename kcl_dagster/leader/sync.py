@@ -1,0 +1,204 @@
+"""Which leases a stream needs.
+
+Shards form a hierarchy: a child holds what came after its parents were closed. Leases are made for the oldest
+shards that are wanted; their children get theirs when the parents are finished, so that order is kept. The rules
+for tables that already hold leases are the KCL's. Two of its mistakes are repaired unless `as_kcl` is asked for:
+
+- A finished parent whose child has no lease, for instance after somebody deleted it: the KCL syncs every two
+  minutes for ever and creates nothing. We create the child.
+- Ancestors of a shard that is being read are done with. The KCL may create them again when only a middle
+  generation has leases, and would then read old records after new ones. We leave them out.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kcl_dagster.application import Position
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.model.shard import Shard
+from kcl_dagster.model.stream import StreamIdentifier
+
+# Positions that include what is already in the stream: closed shards are then wanted for their own sake.
+_INCLUDE_THE_PAST: Final = (Position.TRIM_HORIZON, Position.AT_TIMESTAMP)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPlan:
+    """Leases to create, in this order, oldest first.
+
+    `inconsistent` shards are children of open shards: the listing mixes two moments, and nothing may be concluded
+    from it. `gone` leases belong to shards that left the stream unread.
+    """
+
+    creates: tuple[Lease, ...] = ()
+    inconsistent: tuple[str, ...] = ()
+    gone: tuple[Lease, ...] = ()
+
+
+def plan_first_sync(shards: Iterable[Shard], start: Position, stream: StreamIdentifier | None = None) -> SyncPlan:
+    """For a stream without leases: one for each shard that the service lists for the initial position."""
+    checkpoint = Checkpoint(start.value)
+    return SyncPlan(tuple(new_lease(shard, checkpoint, stream) for shard in in_order(shards)))
+
+
+def plan_sync(
+    shards: Sequence[Shard],
+    leases: Sequence[Lease],
+    start: Position,
+    stream: StreamIdentifier | None = None,
+    *,
+    ignore_unexpected_children: bool = False,
+    as_kcl: bool = False,
+) -> SyncPlan:
+    """For a stream that has leases. `shards` is a complete, unfiltered listing; `leases` are those of this stream.
+
+    Plans nothing for an empty listing, nor for an inconsistent one unless unexpected children are to be ignored.
+    """
+    if not shards:
+        return SyncPlan()
+    unexpected = inconsistent_shards(shards)
+    if unexpected and not ignore_unexpected_children:
+        return SyncPlan(inconsistent=unexpected)
+    listed = {shard.id: shard for shard in shards}
+    held = {lease.shard_id: lease for lease in leases}
+    creates: dict[str, Checkpoint] = {}
+    if not as_kcl:
+        for orphan in _orphans(listed, held):
+            creates[orphan] = TRIM_HORIZON
+        for done in _ancestors(listed, [*held, *creates]) - held.keys():
+            listed.pop(done, None)
+    walk = _Walk(listed, frozenset(held.keys() | creates.keys()), start)
+    for shard in in_order(listed.values()):
+        if shard.is_open and shard.id not in unexpected:
+            walk.visit(shard.id)
+    creates.update(walk.creates)
+    wanted = in_order(listed[name] for name in creates)
+    gone = tuple(lease for lease in leases if lease.shard_id not in listed and not lease.is_finished)
+    return SyncPlan(tuple(new_lease(shard, creates[shard.id], stream) for shard in wanted), unexpected, gone)
+
+
+def inconsistent_shards(shards: Iterable[Shard]) -> tuple[str, ...]:
+    """Children of shards that are listed as open."""
+    shards = list(shards)
+    still_open = {shard.id for shard in shards if shard.is_open}
+    return tuple(shard.id for shard in in_order(shards) if not still_open.isdisjoint(shard.parents))
+
+
+def in_order(shards: Iterable[Shard]) -> list[Shard]:
+    """By starting sequence number, then by id as text: parents come before their children."""
+    return sorted(shards, key=lambda shard: (int(shard.starting_sequence), shard.id))
+
+
+def new_lease(shard: Shard, checkpoint: Checkpoint, stream: StreamIdentifier | None) -> Lease:
+    """A lease as it is created: counter 0, nobody's."""
+    key = stream.lease_key(shard.id) if stream is not None else shard.id
+    return Lease(
+        key=LeaseKey(key),
+        shard_id=shard.id,
+        checkpoint=checkpoint,
+        parents=frozenset(shard.parents),
+        hash_range=shard.hash_range,
+        stream=stream if stream is not None and stream.is_multi else None,
+    )
+
+
+def children_of(shards: Iterable[Shard]) -> dict[str, set[str]]:
+    """Children of every shard, as far as they are listed."""
+    children: dict[str, set[str]] = {}
+    for shard in shards:
+        for parent in shard.parents:
+            children.setdefault(parent, set()).add(shard.id)
+    return children
+
+
+def _ancestors(listed: Mapping[str, Shard], names: Iterable[str]) -> set[str]:
+    """Everything above `names`, without them unless one is above another."""
+    found: set[str] = set()
+    queue = list(names)
+    while queue:
+        shard = listed.get(queue.pop())
+        new = set(shard.parents) - found if shard is not None else set()
+        found |= new
+        queue.extend(new)
+    return found
+
+
+def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]:
+    """Shards without lease whose turn has come: a parent is finished, or left the stream with its lease behind.
+
+    Not if a descendant has a lease (then it was read and cleaned up), nor while another parent, still in the
+    stream, has no lease of its own and is not above a lease either: that parent comes first.
+    """
+    past = _ancestors(listed, held)
+    found: set[str] = set()
+    for shard in listed.values():
+        if shard.id in held or shard.id in past:
+            continue
+        parents = [parent for parent in shard.parents if parent in listed or parent in held]
+        released = any(parent in held and (held[parent].is_finished or parent not in listed) for parent in parents)
+        if released and all(parent in held or parent in past for parent in parents):
+            found.add(shard.id)
+    return found
+
+
+@dataclass(slots=True)
+class _Walk:
+    """From open shards upwards, each shard once.
+
+    A shard *descends* when it or an ancestor has a lease, or an ancestor is wanted for its own sake. Its turn comes
+    when its parents are finished, so it gets no lease now.
+    """
+
+    listed: Mapping[str, Shard]
+    held: frozenset[str]
+    start: Position
+    creates: dict[str, Checkpoint] = field(default_factory=dict)
+    _descends: dict[str, bool] = field(default_factory=dict)
+    _wanted: set[str] = field(default_factory=set)
+
+    def visit(self, name: str) -> None:
+        """An open shard: if nothing above it will lead to it, it needs a lease itself."""
+        for shard in self._upwards(name):
+            self._judge(self.listed[shard])
+        if not self._descends[name] and name not in self.held:
+            self.creates[name] = Checkpoint(self.start.value)
+
+    def _upwards(self, name: str) -> list[str]:
+        """Not yet judged shards above and including `name`, parents before children. Stops at leases.
+        A loop and no recursion: a stream's history can be thousands of generations deep."""
+        order: list[str] = []
+        stack = [(name, False)]
+        entered: set[str] = set()
+        while stack:
+            shard, expanded = stack.pop()
+            if expanded:
+                order.append(shard)
+            elif shard in self.listed and shard not in self._descends and shard not in entered:
+                entered.add(shard)
+                stack.append((shard, True))
+                if shard not in self.held:
+                    stack.extend((parent, False) for parent in self.listed[shard].parents)
+        return order
+
+    def _judge(self, shard: Shard) -> None:
+        if shard.id in self.held:
+            self._descends[shard.id] = True
+            return
+        parents = [parent for parent in shard.parents if parent in self.listed]
+        leading = {parent for parent in parents if self._descends[parent] or parent in self._wanted}
+        self._descends[shard.id] = bool(leading)
+        if leading:
+            self._complete(parents, leading)
+        elif self.start in _INCLUDE_THE_PAST:
+            self._wanted.add(shard.id)
+
+    def _complete(self, parents: Iterable[str], leading: set[str]) -> None:
+        """Every parent of a descendant must be read before it: those that nothing leads to get a lease."""
+        for parent in parents:
+            if parent in self.held:
+                continue
+            if parent in self._wanted or parent not in leading:
+                from_its_start = parent in leading and self.start is not Position.AT_TIMESTAMP
+                self.creates[parent] = TRIM_HORIZON if from_its_start else Checkpoint(self.start.value)
