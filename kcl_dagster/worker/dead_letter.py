@@ -1,0 +1,112 @@
+"""Records that user code could not process, kept so that they can be processed again.
+
+One JSON file per record, named after its place in the stream, so that writing it twice stores it once:
+`<path>/<application>/<stream>/<shard>/<sequence>-<sub-sequence>.json`.
+"""
+
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from kcl_dagster.worker.batch import Part, PoisonRecord
+
+FORMAT_VERSION = 1
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """Everything that is needed to process the record again, and to understand why it is here.
+
+    `data` is base64. `sequence_number` and `sub_sequence_number` find the record in the stream while it is kept.
+    """
+
+    version: int
+    application: str
+    stream: str
+    shard_id: str
+    sequence_number: str
+    sub_sequence_number: int
+    partition_key: str
+    explicit_hash_key: str | None
+    arrival_ms: int | None
+    data: str
+    batch_number: int
+    worker: str
+    attempts: int
+    failed_at_ms: int
+    error_type: str
+    error: str
+
+    @property
+    def name(self) -> str:
+        """Where it is stored, below the policy's path."""
+        stream = self.stream.replace(":", "_")
+        file = f"{self.sequence_number}-{self.sub_sequence_number}.json"
+        return f"{self.application}/{stream}/{self.shard_id}/{file}"
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+MAX_ERROR_TEXT = 8192  # a Spark error quotes its plan; its beginning is what is read
+
+
+def dead_letter(
+    record: PoisonRecord, part: Part, *, worker: str, attempts: int, failed_at_ms: int, error: BaseException
+) -> DeadLetter:
+    return DeadLetter(
+        version=FORMAT_VERSION,
+        application=part.application,
+        stream=str(part.stream),
+        shard_id=part.shard_id,
+        sequence_number=record.sequence_number,
+        sub_sequence_number=record.sub_sequence_number,
+        partition_key=record.partition_key,
+        explicit_hash_key=record.explicit_hash_key,
+        arrival_ms=record.arrival_ms,
+        data=b64encode(record.data).decode(),
+        batch_number=part.number,
+        worker=worker,
+        attempts=attempts,
+        failed_at_ms=failed_at_ms,
+        error_type=type(error).__qualname__,
+        error=str(error)[:MAX_ERROR_TEXT],
+    )
+
+
+class DeadLetters(Protocol):
+    """Where dead letters go."""
+
+    def write(self, letter: DeadLetter) -> None:
+        """Store durably before returning; storing the same letter again is no error. Raises SinkError."""
+
+
+class NoDeadLetters:
+    """For applications whose policy has no place for them."""
+
+    def write(self, letter: DeadLetter) -> None:
+        msg = f"no place for dead letter {letter.name}"
+        raise AssertionError(msg)
+
+
+class MemoryDeadLetters:
+    """Keeps the letters in a dictionary: for tests."""
+
+    def __init__(self) -> None:
+        self.letters: dict[str, DeadLetter] = {}
+
+    def write(self, letter: DeadLetter) -> None:
+        self.letters[letter.name] = letter
+
+
+def from_json(text: bytes) -> DeadLetter:
+    """Read a letter back, for a replay. Raises ValueError on anything else."""
+    try:
+        return msgspec.json.decode(text, type=DeadLetter)
+    except msgspec.DecodeError as error:
+        msg = f"not a dead letter: {error}"
+        raise ValueError(msg) from error
+
+
+Letters = Mapping[str, DeadLetter]

@@ -1,0 +1,36 @@
+"""Learning which leases the leader assigned to this worker."""
+
+from kcl_dagster.errors import KclError
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
+from kcl_dagster.worker.holdings import Holdings
+
+
+class Discoverer:
+    """Asks the owner index (or scans, where there is none) and verifies each lease with a consistent read: the
+    index may be late. A lease in handoff is left alone until its former owner has let go of it."""
+
+    def __init__(self, table: LeaseTable, worker: WorkerId, holdings: Holdings, on_event: OnEvent = ignore) -> None:
+        self._table = table
+        self._worker = worker
+        self._holdings = holdings
+        self._on_event = on_event
+
+    def step(self) -> list[LeaseKey]:
+        """The leases acquired now. A lease that cannot be read or renewed is left for the next step."""
+        try:
+            assigned = self._table.owned_by(self._worker)
+        except KclError as error:
+            self._on_event(WorkerEvent(EventKind.DISCOVERY_FAILED, str(error)))
+            return []
+        held = self._holdings.keys()
+        return [key for key in sorted(assigned) if key not in held and self._acquire(key)]
+
+    def _acquire(self, key: LeaseKey) -> bool:
+        try:
+            lease = self._table.get(key)
+            return lease is not None and self._holdings.acquire(lease) is not None
+        except KclError as error:
+            self._on_event(WorkerEvent(EventKind.DISCOVERY_FAILED, str(error), key))
+            return False

@@ -1,0 +1,72 @@
+"""What a worker tells whoever runs it. Facts, after they happened; nobody's answer is awaited."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kcl_dagster.model.lease import LeaseKey
+
+
+class EventKind(StrEnum):
+    LEASE_ACQUIRED = "lease acquired"
+    LEASE_LOST = "lease lost"
+    LEASE_RELEASED = "lease released"
+    HANDOFF_ASKED = "handoff asked"
+    HANDOFF_DONE = "handoff done"
+    RENEWAL_FAILED = "renewal failed"
+    DISCOVERY_FAILED = "discovery failed"
+    HEARTBEAT_FAILED = "heartbeat failed"
+    SHARD_FINISHED = "shard finished"
+    SHARD_END_WAITS = "shard end waits"
+    SHARD_STOPPED = "shard stopped"
+    FETCH_FAILED = "fetch failed"
+    BATCH_FAILED = "batch failed"
+    BATCH_NARROWED = "batch narrowed"
+    RECORD_DEAD_LETTERED = "record dead-lettered"
+    RECORD_SKIPPED = "record skipped"
+    BROKEN_AGGREGATE = "broken aggregate"
+    DATA_LOST = "data lost"
+    RETENTION_NEAR = "retention near"
+    LEASE_TAKEN = "lease taken without a leader"
+    STOPPING = "stopping"
+
+
+# Kinds an operator should look at; the others are the normal course of things.
+TROUBLE = frozenset(
+    {
+        EventKind.RENEWAL_FAILED,
+        EventKind.DISCOVERY_FAILED,
+        EventKind.HEARTBEAT_FAILED,
+        EventKind.SHARD_STOPPED,
+        EventKind.FETCH_FAILED,
+        EventKind.BATCH_FAILED,
+        EventKind.RECORD_DEAD_LETTERED,
+        EventKind.RECORD_SKIPPED,
+        EventKind.BROKEN_AGGREGATE,
+        EventKind.DATA_LOST,
+        EventKind.RETENTION_NEAR,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEvent:
+    """`facts` are small values by name: numbers, texts, sequence numbers. Never a record's payload."""
+
+    kind: EventKind
+    message: str
+    lease: LeaseKey | None = None
+    facts: Mapping[str, str | int | float] = field(default_factory=dict)
+
+    @property
+    def is_trouble(self) -> bool:
+        return self.kind in TROUBLE
+
+
+OnEvent = Callable[[WorkerEvent], None]
+"""Called on the thread the event happened on, with no lock held but possibly in the middle of a renewal:
+must be quick and must not raise."""
+
+
+def ignore(_: WorkerEvent) -> None:
+    """For whoever does not listen."""

@@ -1,0 +1,97 @@
+"""The worker's row: that it lives, how it is doing, and whether it was asked to leave."""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from kcl_dagster.errors import KclError
+from kcl_dagster.model.lease import WorkerId
+from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.runtime import Clock
+from kcl_dagster.tables.workers import WorkerTable
+from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a worker is: one incarnation of a slot, in one run."""
+
+    worker: WorkerId
+    slot: str | None = None
+    run_id: str | None = None
+    zone: str | None = None
+
+
+class Utilization(Protocol):
+    """Measures how busy the machine is, in the form of the KCL's rows."""
+
+    def averages(self) -> dict[str, tuple[float, ...]]:
+        """Series per metric, oldest first; empty: judge this worker by throughput."""
+
+    def operating_range(self) -> dict[str, tuple[int, ...]]:
+        """The highest tolerable percentage per metric; the same keys as the averages."""
+
+
+class Unmeasured:
+    """A worker that publishes no utilization."""
+
+    def averages(self) -> dict[str, tuple[float, ...]]:
+        return {}
+
+    def operating_range(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+
+class Heartbeat:
+    """One thread calls `step` every `timings.heartbeat` seconds; another may set `state` and `lag_ms`."""
+
+    def __init__(
+        self,
+        table: WorkerTable,
+        identity: Identity,
+        clock: Clock,
+        utilization: Utilization | None = None,
+        on_event: OnEvent = ignore,
+    ) -> None:
+        self._table = table
+        self._clock = clock
+        self._utilization = utilization or Unmeasured()
+        self._on_event = on_event
+        self._row = WorkerRow(identity.worker, None, slot=identity.slot, run_id=identity.run_id, zone=identity.zone)
+        self._is_written = False
+        self.state = WorkerState.STARTING
+        self.lag_ms: int | None = None
+        self.drain_requested = False
+
+    def write(self) -> None:
+        """Put the row. Raises a ServiceError; the next beat says the same."""
+        averages = self._utilization.averages()
+        operating_range = self._utilization.operating_range()
+        self._row = replace(
+            self._row,
+            last_update=int(self._clock.now()),
+            averages=averages,
+            operating_range={metric: operating_range[metric] for metric in averages},
+            state=self.state,
+            beat=self._row.beat + 1,
+            lag_ms=self.lag_ms,
+        )
+        self._is_written = True  # even if the answer is lost
+        self.drain_requested = self._table.put(self._row).drain_requested
+
+    def step(self) -> bool:
+        """One beat; False when it failed, which is an event and no more: leases do not depend on it."""
+        try:
+            self.write()
+        except KclError as error:
+            self._on_event(WorkerEvent(EventKind.HEARTBEAT_FAILED, str(error)))
+            return False
+        return True
+
+    def stop(self) -> None:
+        """Remove the row, so that nothing is assigned to this worker any more."""
+        if not self._is_written:
+            return
+        try:
+            self._table.delete(self._row)
+        except KclError as error:
+            self._on_event(WorkerEvent(EventKind.HEARTBEAT_FAILED, f"row not deleted: {error}"))

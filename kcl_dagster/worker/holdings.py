@@ -1,0 +1,335 @@
+"""The leases this worker holds: the one place that writes them.
+
+Each lease has one lock, held around every write of it, so a renewal can never make a checkpoint fail. A lease is
+trusted until the last successful write was *sent* plus the lease duration, on this process's monotonic clock:
+whoever watches the counter saw it change later than that, so nobody can have taken the lease in between. A lease
+that is no longer trusted, or that a conditional write refused, is dropped here and never written again; if the
+table still names this worker, discovery acquires it anew, under a new token.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+from kcl_dagster.errors import LeaseLost
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
+from kcl_dagster.worker.throughput import Throughput
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A held lease as it stood a moment ago. `token` names this ownership: work begun under one token may not be
+    finished under another."""
+
+    lease: Lease
+    token: int
+    handoff_since: float | None = None
+
+    @property
+    def key(self) -> LeaseKey:
+        return self.lease.key
+
+
+@dataclass(slots=True)
+class _Held:
+    lease: Lease
+    token: int
+    trusted_until: float
+    written_at: float
+    lock: AbstractContextManager[object]
+    busy: bool = False
+    handoff_since: float | None = None
+    in_doubt: bool = False  # a write was sent and its outcome never learnt
+
+
+class Holdings:
+    """Called from the batch thread and from the renewal thread; every method may block for one table write."""
+
+    def __init__(
+        self,
+        table: LeaseTable,
+        worker: WorkerId,
+        lease_duration: float,
+        throughput_window: float,
+        runtime: Runtime,
+        on_event: OnEvent = ignore,
+    ) -> None:
+        self._table = table
+        self._worker = worker
+        self._duration = lease_duration
+        self._throughput = Throughput(runtime.clock.monotonic, throughput_window)
+        self._runtime = runtime
+        self._on_event = on_event
+        self._held: dict[LeaseKey, _Held] = {}
+        self._last_token = 0
+        self._map_lock = runtime.new_lock()
+
+    # Looking
+
+    def holdings(self) -> list[Holding]:
+        """The leases that may be worked on now, by key."""
+        now = self._runtime.clock.monotonic()
+        with self._map_lock:
+            held = sorted(self._held.items())
+        return [_snapshot(h) for _, h in held if h.trusted_until > now]
+
+    def get(self, key: LeaseKey) -> Holding | None:
+        held = self._held.get(key)
+        return _snapshot(held) if held is not None and self._is_trusted(held) else None
+
+    def keys(self) -> set[LeaseKey]:
+        """Everything held, trusted or not."""
+        with self._map_lock:
+            return set(self._held)
+
+    def is_ours(self, key: LeaseKey, token: int) -> bool:
+        """Whether the ownership that `token` names still stands. The last question before a sink is written."""
+        held = self._held.get(key)
+        return held is not None and held.token == token and self._is_trusted(held)
+
+    def due(self, interval: float) -> list[LeaseKey]:
+        """Leases not written for `interval`, longest first."""
+        limit = self._runtime.clock.monotonic() - interval
+        with self._map_lock:
+            waiting = [(h.written_at, key) for key, h in self._held.items() if h.written_at <= limit]
+        return [key for _, key in sorted(waiting)]
+
+    def oldest_write(self) -> float | None:
+        """When the lease that waits longest for a write was written; monotonic."""
+        with self._map_lock:
+            return min((h.written_at for h in self._held.values()), default=None)
+
+    def in_handoff(self, waiting_longer_than: float | None = None) -> list[LeaseKey]:
+        """Leases somebody else is to have: those at rest, or with a limit those that keep the next owner waiting
+        longer than it."""
+        now = self._runtime.clock.monotonic()
+        with self._map_lock:
+            asked = [
+                (k, h.busy, now - h.handoff_since) for k, h in self._held.items() if h.handoff_since is not None
+            ]
+        if waiting_longer_than is None:
+            return [key for key, busy, _ in asked if not busy]
+        return [key for key, _, waited in asked if waited >= waiting_longer_than]
+
+    # Getting
+
+    def acquire(self, lease: Lease) -> Holding | None:
+        """Hold a lease that the table says is ours. It is renewed at once: how long its counter has been standing
+        is not known, so only a write of our own can start the time it is trusted for. None when it is not ours
+        any more."""
+        if lease.owner != self._worker or lease.in_handoff:
+            return None
+        sent = self._runtime.clock.monotonic()
+        try:
+            renewed = self._table.renew(lease)
+        except LeaseLost:
+            return None
+        with self._map_lock:
+            self._last_token += 1
+            held = _Held(renewed, self._last_token, sent + self._duration, sent, self._runtime.new_lock())
+            self._held[lease.key] = held
+            self._throughput.start(lease.key, lease.throughput_kbps)
+        self._tell(EventKind.LEASE_ACQUIRED, f"at {lease.checkpoint}", lease.key)
+        try:
+            self._learn(held, renewed)
+        except LeaseLost:
+            return None
+        return self.get(lease.key)
+
+    # Writing
+
+    def renew(self, key: LeaseKey) -> None:
+        """Raises LeaseLost (the lease is then dropped) or a ServiceError (it is kept while it is trusted)."""
+        held = self._find(key)
+        with held.lock:
+            self._ready(held)
+            sent = self._runtime.clock.monotonic()
+            with self._dropping(held):
+                renewed = self._table.renew(held.lease, self._throughput.publish(key))
+            self._wrote(held, renewed, sent)
+
+    def prepare(self, key: LeaseKey, token: int, pending: Checkpoint, state: bytes, batch: int) -> None:
+        """Pin the next batch of the lease. Raises as `renew`; after OutcomeUnknown the pin may or may not stand."""
+        held = self._find(key, token)
+        with held.lock:
+            self._ready(held, token)
+            sent = self._runtime.clock.monotonic()
+            with self._dropping(held):
+                prepared = self._table.prepare(held.lease, pending, state=state, batch=batch)
+            self._wrote(held, prepared, sent)
+
+    def checkpoint(
+        self, key: LeaseKey, token: int, checkpoint: Checkpoint, children: frozenset[str] = frozenset()
+    ) -> None:
+        """Everything through `checkpoint` is done; the pin goes. Raises as `renew`."""
+        held = self._find(key, token)
+        with held.lock:
+            self._ready(held, token)
+            sent = self._runtime.clock.monotonic()
+            with self._dropping(held):
+                written = self._table.checkpoint(
+                    held.lease, checkpoint, children=children, throughput_kbps=self._throughput.publish(key)
+                )
+            self._wrote(held, written, sent)
+
+    def delivered(self, key: LeaseKey, payload_bytes: int) -> None:
+        """Count payload that is about to be delivered."""
+        held = self._held.get(key)
+        if held is not None:
+            with held.lock:
+                self._throughput.record(key, payload_bytes)
+
+    # Batches
+
+    def begin(self, keys: Iterable[LeaseKey]) -> None:
+        """These leases are in a batch: a handoff waits for its end."""
+        for key in keys:
+            held = self._held.get(key)
+            if held is not None:
+                held.busy = True
+
+    def end(self, keys: Iterable[LeaseKey]) -> None:
+        for key in keys:
+            held = self._held.get(key)
+            if held is not None:
+                held.busy = False
+
+    # Letting go
+
+    def transfer(self, key: LeaseKey) -> bool:
+        """Complete the handoff the leader asked for. The lease is dropped whatever happens. True when done."""
+        held = self._held.get(key)
+        if held is None:
+            return False
+        with held.lock:
+            if self._held.get(key) is not held:
+                return False
+            self._forget(held)
+            done = self._table.transfer(held.lease) is not None
+        if done:
+            self._tell(EventKind.HANDOFF_DONE, f"to {held.lease.owner}", key)
+        else:
+            self._tell(EventKind.LEASE_LOST, "somebody else ended the handoff", key)
+        return done
+
+    def release(self, key: LeaseKey) -> bool:
+        """Give the lease up so that the next owner need not wait; a handoff is completed instead. The lease is
+        dropped whatever happens. True when the table says so."""
+        held = self._held.get(key)
+        if held is None:
+            return False
+        with held.lock:
+            if self._held.get(key) is not held:
+                return False
+            self._forget(held)
+            done = self._release(held.lease)
+        if done:
+            self._tell(EventKind.LEASE_RELEASED, "given up", key)
+        return done
+
+    def _release(self, lease: Lease) -> bool:
+        if self._table.release(lease) is not None:
+            return True
+        # The condition names both owners: a handoff we have not heard of yet makes it fail.
+        current = self._table.get(lease.key)
+        if current is None or current.actual_owner != self._worker:
+            return False
+        return self._table.release(current) is not None
+
+    def expire(self) -> list[LeaseKey]:
+        """Drop what is no longer trusted."""
+        now = self._runtime.clock.monotonic()
+        with self._map_lock:
+            over = [h for h in self._held.values() if h.trusted_until <= now]
+        for held in over:
+            self._drop(held, f"not renewed for {self._duration:g} s")
+        return [held.lease.key for held in over]
+
+    # Inside
+
+    def _is_trusted(self, held: _Held) -> bool:
+        return held.trusted_until > self._runtime.clock.monotonic()
+
+    def _find(self, key: LeaseKey, token: int | None = None) -> _Held:
+        held = self._held.get(key)
+        if held is None or (token is not None and held.token != token):
+            raise LeaseLost(key, f"{self._worker} does not hold it any more")
+        return held
+
+    def _ready(self, held: _Held, token: int | None = None) -> None:
+        """The lock is ours now; is the lease still?"""
+        key = held.lease.key
+        if self._held.get(key) is not held or (token is not None and held.token != token):
+            raise LeaseLost(key, f"{self._worker} does not hold it any more")
+        if not self._is_trusted(held):
+            self._drop(held, f"not renewed for {self._duration:g} s")
+            raise LeaseLost(key, f"not renewed for {self._duration:g} s")
+        if held.in_doubt:
+            self._settle(held)
+
+    def _settle(self, held: _Held) -> None:
+        """Learn what became of a write whose answer was lost. Only that one write may separate us from the
+        table: anything else means that the lease had another owner in between."""
+        current = self._table.get(held.lease.key)
+        known = held.lease
+        if (
+            current is None
+            or current.actual_owner != self._worker
+            or current.counter not in (known.counter, known.counter + 1)
+        ):
+            self._drop(held, "another worker wrote it")
+            raise LeaseLost(known.key, "another worker wrote it")
+        held.lease = current
+        held.in_doubt = False
+        self._learn(held, current)
+
+    @contextmanager
+    def _dropping(self, held: _Held) -> Iterator[None]:
+        """Around one write: a refused lease is dropped; after any other failure the table has to be asked."""
+        try:
+            yield
+        except LeaseLost as lost:
+            self._drop(held, str(lost))
+            raise
+        except BaseException:
+            held.in_doubt = True
+            raise
+
+    def _wrote(self, held: _Held, lease: Lease, sent: float) -> None:
+        held.lease = lease
+        held.written_at = sent
+        held.trusted_until = sent + self._duration
+        self._learn(held, lease)
+
+    def _learn(self, held: _Held, lease: Lease) -> None:
+        """Notice a handoff, or an ownership that ended without one."""
+        if lease.in_handoff and lease.checkpoint_owner == self._worker and lease.owner != self._worker:
+            if held.handoff_since is None:
+                held.handoff_since = self._runtime.clock.monotonic()
+                self._tell(EventKind.HANDOFF_ASKED, f"to {lease.owner}", lease.key)
+        elif lease.actual_owner != self._worker or lease.in_handoff:
+            self._drop(held, f"owned by {lease.actual_owner} now")
+            raise LeaseLost(lease.key, f"owned by {lease.actual_owner} now")
+
+    def _drop(self, held: _Held, why: str) -> None:
+        if self._forget(held) and not held.lease.is_finished:  # finished leases are cleaned up, not lost
+            self._tell(EventKind.LEASE_LOST, why, held.lease.key)
+
+    def _forget(self, held: _Held) -> bool:
+        with self._map_lock:
+            if self._held.get(held.lease.key) is not held:
+                return False
+            del self._held[held.lease.key]
+            self._throughput.stop(held.lease.key)
+        return True
+
+    def _tell(self, kind: EventKind, message: str, key: LeaseKey) -> None:
+        self._on_event(WorkerEvent(kind, message, key))
+
+
+def _snapshot(held: _Held) -> Holding:
+    return Holding(held.lease, held.token, held.handoff_since)

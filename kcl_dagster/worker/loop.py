@@ -1,0 +1,225 @@
+"""One worker, from its first heartbeat to its last.
+
+    start          row written, background threads begin: renewals; discovery, heartbeat, watches
+    round          plan, fetch, prepare, write, commit: see `kcl_dagster.worker.protocol`
+    drain          asked to, or at the end of its lifetime: goes on until the leader has moved its leases
+    stop           the batch is finished or given up, leases are released, the row goes
+
+Everything is a step: `run` and its threads call the steps in real time, a simulator calls them one by one.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Generic
+
+from kcl_dagster.errors import KclError
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.model.worker import WorkerState
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.worker.batch import D
+from kcl_dagster.worker.discovery import Discoverer
+from kcl_dagster.worker.events import EventKind, WorkerEvent
+from kcl_dagster.worker.failure import Failures
+from kcl_dagster.worker.heartbeat import Heartbeat, Identity
+from kcl_dagster.worker.holdings import Holdings
+from kcl_dagster.worker.parents import Parents
+from kcl_dagster.worker.poison import PoisonHandling
+from kcl_dagster.worker.protocol import BatchProtocol, ProtocolSettings
+from kcl_dagster.worker.ranges import Planner
+from kcl_dagster.worker.renewal import ForEach, Renewer, one_by_one
+from kcl_dagster.worker.report import BatchReport
+from kcl_dagster.worker.retention import RetentionWatch
+from kcl_dagster.worker.settings import WorkerSettings
+from kcl_dagster.worker.shard_end import ShardEnds
+from kcl_dagster.worker.stop import StopReason, StopSignal
+from kcl_dagster.worker.surroundings import Surroundings
+from kcl_dagster.worker.threads import Steps, Threads
+
+STOP_POLL_SECONDS = 0.1  # how soon an idle worker notices that it should stop or has a new lease
+WATCH_SECONDS = 5.0  # an orphan is gone well within a lease duration
+
+Background = Callable[[Steps, str], AbstractContextManager[object]]
+
+
+class Every:
+    """Tells when something is due again. The first time at once."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._next: float | None = None
+
+    def is_due(self, now: float) -> bool:
+        if self._next is not None and now < self._next:
+            return False
+        self._next = now + self._seconds
+        return True
+
+
+class Worker(Generic[D]):
+    """`run` blocks until the worker has stopped. The steps may instead be called one at a time, by one thread."""
+
+    def __init__(
+        self,
+        surroundings: Surroundings[D],
+        identity: Identity,
+        runtime: Runtime,
+        background: Background = Threads,
+    ) -> None:
+        self._around = surroundings
+        self.identity = identity
+        self._clock = runtime.clock
+        self._background = background
+        self.settings = WorkerSettings.of(surroundings.application)
+        self._tell = surroundings.on_event
+        self.stop = StopSignal()
+        self.heartbeat = Heartbeat(
+            surroundings.workers, identity, self._clock, surroundings.utilization, self._tell
+        )
+        self.holdings = Holdings(
+            surroundings.leases,
+            identity.worker,
+            self.settings.lease_duration,
+            self.settings.renewal_interval,
+            runtime,
+            self._tell,
+        )
+        self.renewer = Renewer(
+            self.holdings, self.settings.renewal_interval, self.settings.handoff_timeout, self._clock, self._tell
+        )
+        self.discoverer = Discoverer(surroundings.leases, identity.worker, self.holdings, self._tell)
+        self.protocol = self._make_protocol(runtime)
+        self._beat_due = Every(self.settings.heartbeat)
+        self._discovery_due = Every(self.settings.discovery)
+        self._watch_due = Every(WATCH_SECONDS)
+        self._started: float | None = None
+        self._draining_since: float | None = None
+
+    def _make_protocol(self, runtime: Runtime) -> BatchProtocol[D]:
+        around, application = self._around, self._around.application
+        failures = Failures(application.batch.failure, self._clock, runtime.random)
+        return BatchProtocol(
+            settings=ProtocolSettings(
+                application=application.name,
+                worker=self.identity.worker,
+                budget=self.settings.budget,
+                on_data_loss=application.batch.on_data_loss,
+                prefetch=application.batch.prefetch,
+            ),
+            holdings=self.holdings,
+            engine=around.engine,
+            sink=around.sink,
+            planner=Planner(StreamIdentifier.single(application.streams[0].name), around.resolved_start),
+            parents=Parents(around.leases, self._clock, self.settings.parent_poll),
+            shard_ends=ShardEnds(around.leases, around.list_shards),
+            failures=failures,
+            poison=PoisonHandling(self.holdings, failures, around.dead_letters, self._clock, self._tell),
+            retention=RetentionWatch(around.retention_of),
+            clock=self._clock,
+            on_event=self._tell,
+        )
+
+    # In real time
+
+    def run(self, stop: StopSignal | None = None) -> StopReason:
+        """Work until `stop` is requested or there is a reason of the worker's own; then let go of everything.
+
+        Raises a ServiceError when not even the first heartbeat could be written: nothing was begun then.
+        """
+        self.stop = stop or self.stop
+        self.start()
+        try:
+            with self._background(self, str(self.identity.worker)):
+                while not self.stop.is_requested():
+                    report = self.step_batch()
+                    if report.is_idle:
+                        self._rest()
+        finally:
+            self.shut_down()
+        return self.stop.reason or StopReason.ASKED
+
+    def _rest(self) -> None:
+        """Pause until there may be something to do."""
+        until = self._clock.monotonic() + self.settings.idle
+        held = self.holdings.keys()
+        while (left := until - self._clock.monotonic()) > 0:
+            if self.stop.is_requested() or self.holdings.keys() - held:
+                return
+            self._clock.sleep(min(left, STOP_POLL_SECONDS))
+
+    # Steps
+
+    def start(self) -> None:
+        self._started = self._clock.monotonic()
+        self.heartbeat.write()
+        self._beat_due.is_due(self._started)
+
+    def step_batch(self) -> BatchReport:
+        """One round of the batch protocol. Main thread."""
+        report = self.protocol.run_once(self.stop.is_requested)
+        if report.leases:
+            self.heartbeat.lag_ms = report.millis_behind
+            self._around.on_batch(report)
+        return report
+
+    def step_renewal(self, for_each: ForEach = one_by_one) -> float:
+        """Renew what is due; seconds until the next lease is. Renewal thread."""
+        self.renewer.step(for_each)
+        return self.renewer.seconds_until_due()
+
+    def step_housekeeping(self) -> None:
+        """Whatever else is due. Housekeeping thread."""
+        now = self._clock.monotonic()
+        if self._discovery_due.is_due(now):
+            self.step_discovery()
+        if self._watch_due.is_due(now):
+            self.step_watches()
+        self.step_drain()
+        if self._beat_due.is_due(now):
+            self.step_heartbeat()
+
+    def step_discovery(self) -> list[LeaseKey]:
+        return self.discoverer.step()
+
+    def step_heartbeat(self) -> bool:
+        if self.heartbeat.state is WorkerState.STARTING:
+            self.heartbeat.state = WorkerState.RUNNING
+        return self.heartbeat.step()
+
+    def step_watches(self) -> None:
+        for watch in self._around.watches:
+            why = watch()
+            if why is not None:
+                self._request_stop(StopReason.ORPHANED, why)
+
+    def step_drain(self) -> None:
+        """Begin to leave when asked to or at the end of the lifetime; end when the leases are gone, or when the
+        leader has had its time to move them."""
+        now = self._clock.monotonic()
+        if self._draining_since is None:
+            if not self._is_to_leave(now):
+                return
+            self._draining_since = now
+            self.heartbeat.state = WorkerState.DRAINING
+            self.step_heartbeat()
+        if not self.holdings.keys() or now - self._draining_since >= self.settings.drain_patience:
+            is_over = not self.heartbeat.drain_requested
+            self._request_stop(StopReason.LIFETIME if is_over else StopReason.DRAINED)
+
+    def _is_to_leave(self, now: float) -> bool:
+        is_over = self._started is not None and now - self._started >= self.settings.lifetime
+        return is_over or self.heartbeat.drain_requested
+
+    def _request_stop(self, reason: StopReason, detail: str = "") -> None:
+        if not self.stop.is_requested():
+            self.stop.request(reason, detail)
+            self._tell(WorkerEvent(EventKind.STOPPING, str(self.stop)))
+
+    def shut_down(self) -> None:
+        """Let go of everything, so that the next owner need not wait. Nothing else may be running any more."""
+        for key in sorted(self.holdings.keys()):
+            try:
+                self.holdings.release(key)
+            except KclError as error:  # it expires by itself
+                self._tell(WorkerEvent(EventKind.RENEWAL_FAILED, f"not released: {error}", key))
+        self.heartbeat.stop()

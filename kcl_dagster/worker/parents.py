@@ -1,0 +1,58 @@
+"""A child shard is not read before its parents are finished."""
+
+from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.runtime import Clock
+from kcl_dagster.tables.leases import LeaseTable
+
+
+def parent_keys(lease: Lease) -> list[LeaseKey]:
+    return sorted(sibling_key(lease, parent) for parent in lease.parents)
+
+
+def sibling_key(lease: Lease, shard_id: str) -> LeaseKey:
+    """The key of another shard of the same stream."""
+    return LeaseKey(shard_id if lease.stream is None else lease.stream.lease_key(shard_id))
+
+
+class Parents:
+    """The rule of the KCL: a parent blocks while its lease is in the table and not at SHARD_END. A parent without a
+    lease does not block: it has left the stream, was cleaned up, or lies before the application's start.
+
+    Called from the batch thread. Costs one consistent read per parent when a lease is new, then one per parent
+    and `poll_seconds` while it is blocked, and nothing once it is free: a free lease does not become blocked.
+    """
+
+    def __init__(self, table: LeaseTable, clock: Clock, poll_seconds: float) -> None:
+        self._table = table
+        self._clock = clock
+        self._poll_seconds = poll_seconds
+        self._free: set[LeaseKey] = set()
+        self._blocked: dict[LeaseKey, tuple[LeaseKey, float]] = {}  # by whom, and when to look again
+
+    def is_blocked(self, lease: Lease) -> bool:
+        """May raise a ServiceError; nothing is then known and the lease may not be read."""
+        if not lease.parents or lease.key in self._free:
+            return False
+        now = self._clock.monotonic()
+        waiting = self._blocked.get(lease.key)
+        if waiting is not None and now < waiting[1]:
+            return True
+        for parent in parent_keys(lease):
+            found = self._table.get(parent)
+            if found is not None and not found.is_finished:
+                self._blocked[lease.key] = (parent, now + self._poll_seconds)
+                return True
+        self._blocked.pop(lease.key, None)
+        self._free.add(lease.key)
+        return False
+
+    def finished(self, parent: LeaseKey) -> None:
+        """This worker finished a shard itself: its children need not wait for the next look."""
+        self._blocked = {
+            child: (by, 0.0 if by == parent else again) for child, (by, again) in self._blocked.items()
+        }
+
+    def keep(self, keys: set[LeaseKey]) -> None:
+        """Forget leases that are no longer held."""
+        self._free &= keys
+        self._blocked = {key: entry for key, entry in self._blocked.items() if key in keys}

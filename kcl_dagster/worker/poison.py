@@ -1,0 +1,93 @@
+"""Carrying out what the failure policy says about a shard whose batch keeps failing."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kcl_dagster.application import FailureAction
+from kcl_dagster.errors import KclError
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.runtime import Clock
+from kcl_dagster.worker.batch import Fetched, Part, Progress
+from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
+from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
+from kcl_dagster.worker.failure import Failures, Verdict, is_user_failure
+from kcl_dagster.worker.holdings import Holding, Holdings
+from kcl_dagster.worker.pending import Pin
+
+
+@dataclass(slots=True)
+class PoisonHandling:
+    """Called by the protocol, right after a batch of one lease failed and while its records are still held."""
+
+    holdings: Holdings
+    failures: Failures
+    letters: DeadLetters
+    clock: Clock
+    on_event: OnEvent = ignore
+
+    def treat(
+        self, fetched: Fetched[Any], progress: Progress, holding: Holding, part: Part, error: Exception
+    ) -> bool:
+        """True when the failing record was set aside and the shard goes on behind it. Whatever goes wrong in here
+        leaves the lease pinned to the failing batch, which is simply tried again."""
+        key = holding.key
+        try:
+            middle = self._middle(fetched, progress, error)
+            oldest = progress.first_arrival_ms
+            age = None if oldest is None else self.clock.now() - oldest / 1000
+            match self.failures.verdict(key, error, age, can_narrow=middle is not None):
+                case Verdict.STOP:
+                    if self.failures.announce(key):
+                        message = f"batch {part.number} keeps failing: {error}"
+                        self._tell(EventKind.SHARD_STOPPED, message, holding, after=str(part.after))
+                case Verdict.NARROW if middle is not None:
+                    self._narrow(progress, holding, middle)
+                case Verdict.DEAD_LETTER:
+                    self._send_dead_letters(fetched, holding, part, error)
+                    return True
+                case Verdict.SKIP:
+                    self.holdings.checkpoint(key, holding.token, part.through)
+                    self.failures.succeeded(key, part.through)
+                    self._tell(EventKind.RECORD_SKIPPED, str(error), holding, sequence=part.through.sequence)
+                    return True
+                case _:
+                    pass
+        except KclError as problem:
+            self._tell(EventKind.BATCH_FAILED, f"while treating a poison record: {problem}", holding)
+        return False
+
+    def _middle(self, fetched: Fetched[Any], progress: Progress, error: Exception) -> Checkpoint | None:
+        if not is_user_failure(error) or self.failures.action is FailureAction.STOP:
+            return None
+        middle = fetched.midpoint(progress.range.lease)
+        if middle is None or progress.through is None or not progress.range.after < middle < progress.through:
+            return None
+        return middle
+
+    def _narrow(self, progress: Progress, holding: Holding, middle: Checkpoint) -> None:
+        """Pin the first half instead. It gets a number of its own: a stalled former owner may still be writing
+        the whole under the old one, and a sink must be able to tell them apart."""
+        through, number = progress.through, progress.range.number + 1
+        first = progress.first if progress.range.after.is_initial_position else None
+        self.holdings.prepare(holding.key, holding.token, middle, Pin(number, first).to_state(), number)
+        if through is not None:
+            self.failures.narrowed(holding.key, through)
+        self._tell(EventKind.BATCH_NARROWED, f"to the records through {middle}", holding, records=progress.records)
+
+    def _send_dead_letters(self, fetched: Fetched[Any], holding: Holding, part: Part, error: Exception) -> None:
+        for record in fetched.records(holding.key):
+            letter = dead_letter(
+                record,
+                part,
+                worker=str(holding.lease.actual_owner),
+                attempts=self.failures.attempts(holding.key),
+                failed_at_ms=round(self.clock.now() * 1000),
+                error=error,
+            )
+            self.letters.write(letter)
+            self._tell(EventKind.RECORD_DEAD_LETTERED, letter.name, holding, sequence=record.sequence_number)
+        self.holdings.checkpoint(holding.key, holding.token, part.through)
+        self.failures.succeeded(holding.key, part.through)
+
+    def _tell(self, kind: EventKind, message: str, holding: Holding, **facts: str | float) -> None:
+        self.on_event(WorkerEvent(kind, message, holding.key, facts))

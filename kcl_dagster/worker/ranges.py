@@ -1,0 +1,53 @@
+"""Which records each lease is to read next. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import Lease
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.worker.batch import Progress, Range
+from kcl_dagster.worker.pending import pin_of
+
+ResolvedStart = Callable[[StreamIdentifier], int | None]
+"""What LATEST or AT_TIMESTAMP meant when the application first saw the stream, epoch milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """`single_stream` is the stream of leases that do not name theirs."""
+
+    single_stream: StreamIdentifier
+    resolved_start: ResolvedStart
+
+    def plan(self, lease: Lease, until: Checkpoint | None = None) -> Range:
+        """The next range of a lease that may be read: pinned to a batch that was begun, else open, or no further
+        than `until`."""
+        stream = lease.stream or self.single_stream
+        after = lease.checkpoint or TRIM_HORIZON
+        pin = pin_of(lease)
+        if pin is not None:
+            through, number, first = lease.pending_checkpoint, pin.number, pin.first
+        else:
+            through = until if until is not None and after < until else None
+            number, first = lease.batch + 1, None
+        return Range(
+            lease=lease.key,
+            stream=stream,
+            shard_id=lease.shard_id,
+            after=after,
+            number=number,
+            through=through,
+            first=first,
+            timestamp_ms=self.resolved_start(stream) if after in (LATEST, AT_TIMESTAMP) else None,
+            hash_range=lease.hash_range,
+        )
+
+
+def next_range(progress: Progress) -> Range | None:
+    """What will be asked for once the batch of `progress` is committed; None when that is not known yet."""
+    done = progress.range
+    if progress.ended or progress.through is None:
+        return None
+    number = done.number + 1 if progress.records or done.is_pinned else done.number
+    return Range(done.lease, done.stream, done.shard_id, progress.through, number, hash_range=done.hash_range)

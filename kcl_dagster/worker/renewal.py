@@ -1,0 +1,91 @@
+"""Keeping the leases: renew what was not written lately, complete the handoffs that were asked for.
+
+One step after another on the renewal thread, whatever the batch thread does. A step is quick: one table write per
+lease that is due.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from kcl_dagster.errors import KclError, LeaseLost
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import Clock
+from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
+from kcl_dagster.worker.holdings import Holdings
+
+ForEach = Callable[[Callable[[LeaseKey], None], Iterable[LeaseKey]], None]
+"""Call a function for each lease, perhaps several at a time; returns when all are done."""
+
+
+def one_by_one(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
+    for key in keys:
+        function(key)
+
+
+@dataclass(slots=True)
+class RenewalReport:
+    renewed: list[LeaseKey] = field(default_factory=list)
+    lost: list[LeaseKey] = field(default_factory=list)
+    failed: list[LeaseKey] = field(default_factory=list)
+    """Not renewed because the table did not answer; tried again at the next step while they are trusted."""
+
+    transferred: list[LeaseKey] = field(default_factory=list)
+
+
+class Renewer:
+    """`interval`: a lease not written for this long is renewed; a checkpoint counts.
+
+    `handoff_timeout`: a batch that keeps the next owner of its lease waiting longer than this loses the lease.
+    """
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        interval: float,
+        handoff_timeout: float,
+        clock: Clock,
+        on_event: OnEvent = ignore,
+    ) -> None:
+        self._holdings = holdings
+        self._interval = interval
+        self._handoff_timeout = handoff_timeout
+        self._clock = clock
+        self._on_event = on_event
+
+    def step(self, for_each: ForEach = one_by_one) -> RenewalReport:
+        """Never raises what a table or a lost lease causes; that is in the report and in the events."""
+        report = RenewalReport()
+        report.lost += self._holdings.expire()
+        for_each(lambda key: self._transfer(key, report), self._to_hand_over())
+        for_each(lambda key: self._renew(key, report), self._holdings.due(self._interval))
+        return report
+
+    def seconds_until_due(self) -> float:
+        """How long the thread may sleep at most."""
+        oldest = self._holdings.oldest_write()
+        if oldest is None:
+            return self._interval
+        return max(0.0, oldest + self._interval - self._clock.monotonic())
+
+    def _to_hand_over(self) -> list[LeaseKey]:
+        at_rest = self._holdings.in_handoff()
+        overdue = self._holdings.in_handoff(waiting_longer_than=self._handoff_timeout)
+        return list(dict.fromkeys(at_rest + overdue))
+
+    def _renew(self, key: LeaseKey, report: RenewalReport) -> None:
+        try:
+            self._holdings.renew(key)
+        except LeaseLost:
+            report.lost.append(key)
+        except KclError as error:
+            report.failed.append(key)
+            self._on_event(WorkerEvent(EventKind.RENEWAL_FAILED, str(error), key))
+        else:
+            report.renewed.append(key)
+
+    def _transfer(self, key: LeaseKey, report: RenewalReport) -> None:
+        try:
+            if self._holdings.transfer(key):
+                report.transferred.append(key)
+        except KclError as error:  # dropped all the same: the leader's deadline ends the handoff
+            self._on_event(WorkerEvent(EventKind.RENEWAL_FAILED, f"handoff not completed: {error}", key))

@@ -1,0 +1,89 @@
+"""What came of a batch."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
+
+
+class Outcome(StrEnum):
+    COMMITTED = "committed"
+    IDLE = "idle"
+    """Nothing new in the shard."""
+
+    FINISHED = "finished"
+    """Committed, and the shard is done."""
+
+    NOT_READ = "not read"
+    DROPPED = "dropped"
+    """No longer ours when it had to be written; nothing was written for it."""
+
+    FAILED = "failed"
+    UNCOMMITTED = "uncommitted"
+    """Written, but the table was not told: the lease was lost or the table did not answer. Whoever owns the lease
+    next repeats the batch under the same identity."""
+
+    SET_ASIDE = "set aside"
+    """Its only record was dead-lettered or skipped, as the policy says."""
+
+    ABANDONED = "abandoned"
+    """The worker was told to stop before anything was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReport:
+    lease: LeaseKey
+    stream: StreamIdentifier
+    shard_id: str
+    outcome: Outcome
+    number: int
+    after: Checkpoint
+    through: Checkpoint | None = None
+    records: int = 0
+    bytes: int = 0
+    millis_behind: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """One round of the protocol. Times in seconds, by the stage they were spent in."""
+
+    leases: tuple[LeaseReport, ...] = ()
+    fetch_seconds: float = 0.0
+    prepare_seconds: float = 0.0
+    write_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    error: str | None = None
+    held: int = 0
+    """Leases this worker held when the batch was planned."""
+
+    blocked: int = 0
+    """Leases that wait for their parents."""
+
+    stopped: tuple[LeaseKey, ...] = field(default=())
+    """Shards that keep failing and do not go on."""
+
+    @property
+    def records(self) -> int:
+        return sum(lease.records for lease in self.leases if lease.outcome in _STORED)
+
+    @property
+    def bytes(self) -> int:
+        return sum(lease.bytes for lease in self.leases if lease.outcome in _STORED)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing happened that would make it worth asking again at once."""
+        return all(lease.outcome not in _PROGRESS for lease in self.leases)
+
+    @property
+    def millis_behind(self) -> int | None:
+        """Of the shard that is furthest behind; None when none told."""
+        return max((x.millis_behind for x in self.leases if x.millis_behind is not None), default=None)
+
+
+_STORED = frozenset({Outcome.COMMITTED, Outcome.FINISHED})
+_PROGRESS = _STORED

@@ -1,0 +1,73 @@
+"""How close a shard's reader is to losing records, and whether it has. Pure, and a small memory of what was said.
+
+A stream forgets records after its retention. Reading later than that is silent by default: the stream simply
+starts with what it still has. Here it is an event with from and to, before and after the fact.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.worker.batch import Progress
+
+WARNING_STEPS = (0.5, 0.75, 0.9)  # of the retention; the last leaves a tenth of it to act: 2.4 hours of a day
+
+RetentionOf = Callable[[StreamIdentifier], float | None]
+"""Seconds a stream keeps its records, when known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Records of a shard that may have left the stream unread: after `since`, before `until`. None: not known,
+    because nothing of the shard is left."""
+
+    since: str
+    until: str | None
+    seconds: float | None = None
+    """How old the oldest record still there is."""
+
+    def __str__(self) -> str:
+        return (
+            f"records after {self.since} and before {self.until or 'the end of the shard'} left the stream unread"
+        )
+
+
+def loss_in(progress: Progress, now: float) -> Loss | None:
+    """What was lost before the range could be read, if anything was.
+
+    A shard that was read from an initial position has no record that could be missed. Otherwise the record at
+    the checkpoint must still be there: where it is gone, so may be the ones after it. A closed shard that is gone
+    altogether is counted as lost too, since nothing tells that its end had been reached.
+    """
+    after = progress.range.after
+    if progress.gone:
+        return Loss(str(after), None)
+    if after.is_initial_position or not progress.start_trimmed:
+        return None
+    oldest = None if progress.first_arrival_ms is None else now - progress.first_arrival_ms / 1000
+    return Loss(str(after), progress.first, oldest)
+
+
+class RetentionWatch:
+    """Says once, at each step, that a shard is that close to its retention; and again after it has recovered."""
+
+    def __init__(self, retention_of: RetentionOf) -> None:
+        self._retention_of = retention_of
+        self._said: dict[LeaseKey, float] = {}
+
+    def warning(self, progress: Progress) -> float | None:
+        """The step that was passed with this range: 0.5, 0.75 or 0.9 of the retention. None: nothing new."""
+        if progress.millis_behind is None:
+            return None
+        retention = self._retention_of(progress.range.stream)
+        if not retention:
+            return None
+        used = progress.millis_behind / 1000 / retention
+        passed = max((step for step in WARNING_STEPS if used >= step), default=0.0)
+        before = self._said.get(progress.range.lease, 0.0)
+        self._said[progress.range.lease] = passed
+        return passed if passed > before else None
+
+    def keep(self, keys: set[LeaseKey]) -> None:
+        self._said = {key: step for key, step in self._said.items() if key in keys}

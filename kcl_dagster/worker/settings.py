@@ -1,0 +1,50 @@
+"""A worker's intervals and limits, from the application's settings."""
+
+from dataclasses import dataclass
+
+from kcl_dagster.application import Application
+from kcl_dagster.worker.batch import Budget
+
+DISCOVERY_SECONDS = 2.0  # an index query costs half a read unit: 40,000 a day and worker, about one cent
+PARENT_POLL_SECONDS = 2.0  # one consistent read per blocked lease; the silence of a reshard is about this long
+DRAIN_PATIENCE = 2.0  # handoff timeouts a draining worker waits for the leader before it lets go by itself
+REQUESTS_PER_RENEWAL = 2  # a renewal that hangs leaves time for one more before the next is due
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """All in seconds, but for `budget`."""
+
+    lease_duration: float
+    renewal_interval: float
+    handoff_timeout: float
+    heartbeat: float
+    leaderless: float
+    lifetime: float
+    idle: float
+    budget: Budget
+    discovery: float = DISCOVERY_SECONDS
+    parent_poll: float = PARENT_POLL_SECONDS
+
+    @classmethod
+    def of(cls, application: Application) -> "WorkerSettings":
+        timings, batch = application.timings, application.batch
+        return cls(
+            lease_duration=timings.lease_duration,
+            renewal_interval=timings.renewal_interval,
+            handoff_timeout=timings.handoff_timeout,
+            heartbeat=timings.heartbeat,
+            leaderless=timings.leaderless,
+            lifetime=application.fleet.lifetime,
+            idle=batch.idle_seconds,
+            budget=Budget(batch.max_records, batch.max_bytes, batch.max_seconds),
+        )
+
+    @property
+    def drain_patience(self) -> float:
+        return self.handoff_timeout * DRAIN_PATIENCE
+
+    @property
+    def write_deadline(self) -> float:
+        """How long one write of a lease may take, retries included."""
+        return self.renewal_interval / REQUESTS_PER_RENEWAL

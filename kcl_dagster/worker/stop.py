@@ -1,0 +1,35 @@
+"""Asking a worker to stop."""
+
+from enum import StrEnum
+
+
+class StopReason(StrEnum):
+    ASKED = "asked to stop"
+    DRAINED = "drained"
+    LIFETIME = "end of lifetime"
+    ORPHANED = "nobody is responsible for this worker any more"
+
+
+class StopSignal:
+    """Set from anywhere, a signal handler included: takes no lock. Once set it stays set, for the first reason."""
+
+    def __init__(self) -> None:
+        self._reason: StopReason | None = None
+        self._detail = ""
+
+    def request(self, reason: StopReason = StopReason.ASKED, detail: str = "") -> None:
+        if self._reason is None:
+            self._detail = detail
+            self._reason = reason
+
+    def is_requested(self) -> bool:
+        return self._reason is not None
+
+    @property
+    def reason(self) -> StopReason | None:
+        return self._reason
+
+    def __str__(self) -> str:
+        if self._reason is None:
+            return "not asked to stop"
+        return f"{self._reason}: {self._detail}" if self._detail else str(self._reason)

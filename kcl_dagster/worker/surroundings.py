@@ -1,0 +1,64 @@
+"""What a worker needs from outside: tables, the stream, the engine, the sink, and somebody to tell."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol
+
+from kcl_dagster.application import Application
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.workers import WorkerTable
+from kcl_dagster.worker.batch import D, Engine, Sink
+from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
+from kcl_dagster.worker.events import OnEvent, ignore
+from kcl_dagster.worker.heartbeat import Utilization
+from kcl_dagster.worker.ranges import ResolvedStart
+from kcl_dagster.worker.report import BatchReport
+from kcl_dagster.worker.retention import RetentionOf
+from kcl_dagster.worker.shard_end import ListShards
+
+OnBatch = Callable[[BatchReport], None]
+"""Called on the main thread after each round that had leases to read; must not raise."""
+
+Watch = Callable[[], str | None]
+"""Why this worker should stop, if it should: its parent died, its run was cancelled, ..."""
+
+
+class LeaderWatch(Protocol):
+    """Sees whether there is a leader."""
+
+    def silent_for(self) -> float:
+        """Seconds for which no leader has given a sign of life, as far as this worker saw itself. Reads a table;
+        may raise a ServiceError."""
+
+
+def ignore_batch(_: BatchReport) -> None:
+    """For whoever does not listen."""
+
+
+def unknown_retention(_: StreamIdentifier) -> float | None:
+    return None
+
+
+def unresolved_start(_: StreamIdentifier) -> int | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings(Generic[D]):
+    """`list_shards`, `retention_of` and `resolved_start` are asked about streams seldom; they may cache."""
+
+    application: Application
+    leases: LeaseTable
+    workers: WorkerTable
+    list_shards: ListShards
+    engine: Engine[D]
+    sink: Sink[D]
+    retention_of: RetentionOf = unknown_retention
+    resolved_start: ResolvedStart = unresolved_start
+    dead_letters: DeadLetters = field(default_factory=NoDeadLetters)
+    utilization: Utilization | None = None
+    leader: LeaderWatch | None = None
+    watches: tuple[Watch, ...] = ()
+    on_batch: OnBatch = ignore_batch
+    on_event: OnEvent = ignore

@@ -1,0 +1,68 @@
+"""How many KB/s a lease carries, as the KCL measures and stores it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Final
+
+from kcl_dagster.model.lease import LeaseKey
+
+_ALPHA: Final = 0.5  # weight of the newest window
+_KB: Final = 1024
+_STORED_DIGITS: Final = Decimal("0.000001")
+_EXACT: Final = Context(prec=400)  # more digits than the largest float has
+
+
+def stored_kbps(kbps: float) -> float:
+    """The value as it goes into `throughputKBps`: six decimals, half up."""
+    return float(Decimal(repr(kbps)).quantize(_STORED_DIGITS, ROUND_HALF_UP, _EXACT))
+
+
+@dataclass(slots=True)
+class _Meter:
+    since: float
+    delivered: int = 0
+    average: float | None = None
+
+    def close(self, now: float) -> None:
+        seconds, self.since = now - self.since, now
+        if self.average is None and not self.delivered:
+            return  # a lease that never carried anything has no throughput, rather than one of zero
+        rate, self.delivered = self.delivered / _KB / seconds, 0
+        self.average = rate if self.average is None else _ALPHA * rate + (1 - _ALPHA) * self.average
+
+
+class Throughput:
+    """Bytes delivered per lease, as a moving average over windows of at least `window_seconds`.
+
+    A window is closed by `publish`, so windows follow the renewals; a checkpoint that comes soon after a renewal
+    reads the last value. `monotonic` tells seconds. Not thread-safe: the holder of the leases serialises.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], window_seconds: float) -> None:
+        self._monotonic = monotonic
+        self._window_seconds = window_seconds
+        self._meters: dict[LeaseKey, _Meter] = {}
+
+    def start(self, lease: LeaseKey, stored: float | None) -> None:
+        """The lease is ours now; go on from the value that its previous owner stored."""
+        self._meters[lease] = _Meter(since=self._monotonic(), average=stored)
+
+    def record(self, lease: LeaseKey, delivered_bytes: int) -> None:
+        """Payload bytes handed to processing. Ignored for a lease that was not started."""
+        if lease in self._meters:
+            self._meters[lease].delivered += delivered_bytes
+
+    def publish(self, lease: LeaseKey) -> float | None:
+        """What to store with the next write; None, so that nothing is stored, while nothing was ever delivered."""
+        meter = self._meters.get(lease)
+        if meter is None:
+            return None
+        now = self._monotonic()
+        if now - meter.since >= self._window_seconds:
+            meter.close(now)
+        return None if meter.average is None else stored_kbps(meter.average)
+
+    def stop(self, lease: LeaseKey) -> None:
+        """The lease is no longer ours."""
+        self._meters.pop(lease, None)
