@@ -136,7 +136,7 @@ class _Exchange:
         self.task: asyncio.Task[None] | None = None
         self._stream = stream
         self._connection = connection
-        self._pending = bytearray()
+        self._pending = memoryview(b"")
         self._ended = False
         self._drained = asyncio.Event()
         self._drained.set()
@@ -144,7 +144,7 @@ class _Exchange:
     def send(self, response: Response, body: bytes) -> None:
         self.start(response)
         if self.request.method != "HEAD":
-            self._pending += body
+            self._pending = memoryview(body)
         self.finish()
 
     def start(self, response: Response) -> None:
@@ -154,7 +154,7 @@ class _Exchange:
         self._connection.flush()
 
     async def push(self, piece: bytes) -> None:
-        self._pending += piece
+        self._pending = memoryview(piece)
         self.pump()
         await self._drained.wait()
         await self._connection.writable.wait()
@@ -170,7 +170,7 @@ class _Exchange:
         self._connection.flush()
 
     def cancel(self) -> None:
-        self._pending.clear()
+        self._pending = memoryview(b"")
         self._drained.set()
         if self.task is not None:
             self.task.cancel()
@@ -186,20 +186,13 @@ class _Exchange:
 
     def _pump(self) -> None:
         h2 = self._connection.h2
-        sent = 0
-        view = memoryview(self._pending)
-        try:
-            while sent < len(view):
-                room = min(h2.local_flow_control_window(self._stream), h2.max_outbound_frame_size)
-                if room <= 0:
-                    break
-                piece = bytes(view[sent : sent + room])  # a view kept alive would lock the buffer
-                h2.send_data(self._stream, piece)
-                sent += len(piece)
-        finally:
-            view.release()
-        del self._pending[:sent]
-        if self._ended and not self._pending:
+        while self._pending:
+            room = min(h2.local_flow_control_window(self._stream), h2.max_outbound_frame_size)
+            if room <= 0:
+                return
+            h2.send_data(self._stream, bytes(self._pending[:room]))
+            self._pending = self._pending[room:]
+        if self._ended:
             h2.end_stream(self._stream)
             self._connection.forget(self._stream)
 

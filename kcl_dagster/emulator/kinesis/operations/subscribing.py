@@ -89,13 +89,13 @@ def poll(account: Account, subscription: Subscription) -> RecordPage | None:
     subscription.allowance.charge(shard.log.payload(start, stop), now)
     subscription.position = stop
     subscription.spoke_at = now
-    rest: dict[str, Any] = {
-        "ContinuationSequenceNumber": shard.continuation(stop, now),
-        "MillisBehindLatest": millis_behind(shard, stop, now),
-    }
+    rest: dict[str, Any] = {"MillisBehindLatest": millis_behind(shard, stop, now)}
     if finished:
+        # At the end there is nothing to continue from, which is how the KCL recognises it.
         rest["ChildShards"] = shard.describe_children()
         subscription.ending = Ending.SHARD_END
+    else:
+        rest["ContinuationSequenceNumber"] = shard.continuation(stop, now)
     return RecordPage(shard.log.fragments(start, stop), rest)
 
 
