@@ -1,0 +1,1 @@
+"""DynamoDB: the application's leases, worker rows, leader lock and state, in the KCL's wire format."""

@@ -1,0 +1,205 @@
+"""Names in the tables, and strict reading of attributes.
+
+An item is DynamoDB JSON: `{"leaseCounter": {"N": "7"}}`. A reader refuses whatever no KCL writes, naming item and
+attribute, because a row that is not understood may not be written to either.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any, Final, NoReturn
+
+from kcl_dagster.errors import UnreadableItem
+
+Item = dict[str, Any]
+Value = dict[str, Any]
+
+# Keys of the tables. One table holds everything since KCL 3.5; before, each kind had a table of its own.
+LEASE_KEY: Final = "leaseKey"
+METRICS_KEY: Final = "wid"
+COORDINATOR_KEY: Final = "key"
+
+ENTITY_TYPE: Final = "entityType"
+LEASE: Final = "LEASE"
+WORKER: Final = "WORKER_METRIC_STATS"
+LEADER: Final = "LEADER"
+CLIENT_VERSION: Final = "CLIENT_VERSION_MIGRATION"
+TABLE_MIGRATION: Final = "TABLE_MIGRATION"
+LEADER_MEMORY: Final = "KD_LEADER_MEMORY"
+START_POSITION: Final = "KD_START_POSITION"
+
+# Leases
+COUNTER: Final = "leaseCounter"
+OWNER: Final = "leaseOwner"
+CHECKPOINT_OWNER: Final = "checkpointOwner"
+CHECKPOINT: Final = "checkpoint"
+CHECKPOINT_SUB: Final = "checkpointSubSequenceNumber"
+PENDING: Final = "pendingCheckpoint"
+PENDING_SUB: Final = "pendingCheckpointSubSequenceNumber"
+PENDING_STATE: Final = "pendingCheckpointState"
+SWITCHES: Final = "ownerSwitchesSinceCheckpoint"
+PARENTS: Final = "parentShardId"  # singular in every KCL since 1.0, although it is a set
+CHILDREN: Final = "childShardIds"
+HASH_START: Final = "startingHashKey"
+HASH_END: Final = "endingHashKey"
+THROUGHPUT: Final = "throughputKBps"
+STREAM: Final = "streamName"  # multi-stream only: account:stream:epoch
+SHARD: Final = "shardId"  # multi-stream only
+BATCH: Final = "kdBatch"  # ours; the KCL ignores and keeps it
+
+OWNER_INDEX: Final = "LeaseOwnerToLeaseKeyIndex"
+
+_LARGEST_LONG: Final = 2**63 - 1  # Java parses counters as long
+_WHOLE: Final = re.compile(r"[0-9]{1,19}")
+_DECIMAL: Final = re.compile(r"[0-9]{1,39}")  # 2^128 - 1 has 39 digits
+
+
+class Reader:
+    """Typed access to one item. Absent attributes are None; present ones are right or refused."""
+
+    def __init__(self, item: Mapping[str, Any], key_attribute: str) -> None:
+        self._item = item
+        self.key = "?"
+        self.key = self.required_text(key_attribute)
+
+    def refuse(self, attribute: str, problem: str) -> NoReturn:
+        raise UnreadableItem(self.key, attribute, problem)
+
+    def raw(self, attribute: str, kind: str) -> Any:
+        """What stands under `kind` ("S", "N", ...), or None when the attribute is absent."""
+        if attribute not in self._item:
+            return None
+        value = self._item[attribute]
+        if not isinstance(value, Mapping) or set(value) != {kind}:
+            self.refuse(attribute, f"should be of type {kind}, is {_shown(value)}")
+        return value[kind]
+
+    def text(self, attribute: str) -> str | None:
+        text = self.raw(attribute, "S")
+        if text is None:
+            return None
+        if not isinstance(text, str) or not text:
+            self.refuse(attribute, "should be a text that is not empty")
+        return text
+
+    def required_text(self, attribute: str) -> str:
+        text = self.text(attribute)
+        return text if text is not None else self.refuse(attribute, "is missing")
+
+    def whole(self, attribute: str) -> int | None:
+        """A Java long that is not negative."""
+        text = self.raw(attribute, "N")
+        if text is None:
+            return None
+        if not isinstance(text, str) or not _WHOLE.fullmatch(text) or int(text) > _LARGEST_LONG:
+            self.refuse(attribute, f"should be a whole number of 0..2^63-1, is {_shown(text)}")
+        return int(text)
+
+    def required_whole(self, attribute: str) -> int:
+        number = self.whole(attribute)
+        return number if number is not None else self.refuse(attribute, "is missing")
+
+    def hash_key(self, attribute: str) -> int | None:
+        text = self.text(attribute)
+        if text is None:
+            return None
+        if not _DECIMAL.fullmatch(text):
+            self.refuse(attribute, f"should be a decimal hash key, is {_shown(text)}")
+        return int(text)
+
+    def number(self, attribute: str) -> float | None:
+        text = self.raw(attribute, "N")
+        return None if text is None else self.as_number(attribute, text)
+
+    def as_number(self, attribute: str, text: object) -> float:
+        try:
+            number = float(text) if isinstance(text, str) else math.nan
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            self.refuse(attribute, f"should be a finite number, is {_shown(text)}")
+        return number
+
+    def names(self, attribute: str) -> frozenset[str]:
+        members = self.raw(attribute, "SS")
+        if members is None:
+            return frozenset()
+        if not isinstance(members, (list, tuple)) or not all(isinstance(m, str) and m for m in members):
+            self.refuse(attribute, f"should be a set of texts, is {_shown(members)}")
+        return frozenset(members)
+
+    def blob(self, attribute: str) -> bytes | None:
+        data = self.raw(attribute, "B")
+        if data is None:
+            return None
+        if not isinstance(data, (bytes, bytearray)):
+            self.refuse(attribute, f"should be bytes, is {_shown(data)}")
+        return bytes(data)
+
+    def flag(self, attribute: str) -> bool | None:
+        value = self.raw(attribute, "BOOL")
+        if value is not None and not isinstance(value, bool):
+            self.refuse(attribute, f"should be true or false, is {_shown(value)}")
+        return value
+
+    def mapping(self, attribute: str) -> Mapping[str, Any] | None:
+        members = self.raw(attribute, "M")
+        if members is not None and not isinstance(members, Mapping):
+            self.refuse(attribute, f"should be a map, is {_shown(members)}")
+        return members
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def key_of(item: Mapping[str, Any], key_attribute: str) -> str:
+    """The key for messages and for lists of unreadable items; never raises."""
+    value = item.get(key_attribute)
+    text = value.get("S") if isinstance(value, Mapping) else None
+    return text if isinstance(text, str) else "?"
+
+
+def s(text: str) -> Value:
+    if not text:
+        msg = "DynamoDB attributes of the KCL are never empty"
+        raise ValueError(msg)
+    return {"S": text}
+
+
+def n(number: int) -> Value:
+    return {"N": str(number)}
+
+
+def names(members: frozenset[str]) -> Value:
+    """A string set, sorted so that requests are reproducible. May not be empty."""
+    if not members or not all(members):
+        msg = "a set in DynamoDB may be neither empty nor hold empty texts"
+        raise ValueError(msg)
+    return {"SS": sorted(members)}
+
+
+def rounded(number: float) -> float:
+    """Six decimals, half up, as the KCL stores throughput and utilization."""
+    return float(Decimal(repr(number)).quantize(Decimal("0.000001"), rounding=ROUND_HALF_UP))
+
+
+def java_double(number: float) -> str:
+    """The text Java's Double.toString gives: what the KCL sends for a floating-point attribute."""
+    if number == 0:
+        return "0.0"
+    if not math.isfinite(number):
+        msg = f"{number} cannot be stored in DynamoDB"
+        raise ValueError(msg)
+    sign, digits, exponent = Decimal(repr(number)).normalize().as_tuple()
+    assert isinstance(exponent, int)
+    text = "".join(map(str, digits))
+    point = len(text) + exponent  # the value is 0.text * 10^point
+    minus = "-" if sign else ""
+    if -3 < point <= 7:  # 10^-3 <= |number| < 10^7
+        text = text.rjust(len(text) - point + 1, "0") if point <= 0 else text.ljust(point, "0")
+        point = max(point, 1)
+        return f"{minus}{text[:point]}.{text[point:] or '0'}"
+    return f"{minus}{text[0]}.{text[1:] or '0'}E{point - 1}"

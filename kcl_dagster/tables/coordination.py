@@ -1,0 +1,173 @@
+"""Every write to the rows that are not leases, once, as data: worker rows, leader lock, state, memory, starts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kcl_dagster.model.lease import WorkerId
+from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.tables import attributes as a
+from kcl_dagster.tables.attributes import Item, Value, n, s
+from kcl_dagster.tables.expressions import Request, Update, delete, put
+from kcl_dagster.tables.places import Place
+from kcl_dagster.tables.rows import DRAIN, LAST_UPDATE
+
+ABSENT: Final = "attribute_not_exists(#key)"
+PRESENT: Final = "attribute_exists(#key)"
+
+# --- worker rows -------------------------------------------------------------------------------------------------
+
+
+def put_worker(place: Place, worker: WorkerId, values: Mapping[str, Value]) -> Request:
+    """Write a heartbeat, whether or not there is a row. Where kinds share a table, fails on one of another kind."""
+    update = Update(place.table, place.key, s(worker)).set(values)
+    if place.key == a.LEASE_KEY:
+        update.set({a.ENTITY_TYPE: s(a.WORKER)}).require(f"({ABSENT} OR {a.ENTITY_TYPE} = :{a.ENTITY_TYPE})")
+    return update.request()
+
+
+def delete_worker(place: Place, row: WorkerRow) -> Request:
+    """Fails if the worker has written since."""
+    update = Update(place.table, place.key, s(row.id)).require(PRESENT)
+    update.require_equal(LAST_UPDATE, "seen", None if row.last_update is None else n(row.last_update))
+    condition = update.remove(LAST_UPDATE).request().parameters
+    return delete(
+        place.table,
+        place.key,
+        s(row.id),
+        condition["ConditionExpression"],
+        condition.get("ExpressionAttributeValues"),
+    )
+
+
+def request_drain(place: Place, worker: WorkerId, *, wanted: bool) -> Request:
+    """Fails if the worker has no row."""
+    update = Update(place.table, place.key, s(worker)).require(PRESENT).require(f"attribute_exists({LAST_UPDATE})")
+    return update.set({DRAIN: {"BOOL": wanted}}).request()
+
+
+# --- leader lock: the rows and conditions of Amazon's lock client ------------------------------------------------
+
+LEADER_KEY: Final = "Leader"
+LOCK_OWNER: Final = "ownerName"
+LOCK_DURATION: Final = "leaseDuration"  # milliseconds, as text
+LOCK_VERSION: Final = "recordVersionNumber"
+LOCK_RELEASED: Final = "isReleased"
+
+
+def _lock_item(place: Place, owner: str, milliseconds: int, version: str) -> Item:
+    return {
+        place.key: s(LEADER_KEY),
+        a.ENTITY_TYPE: s(a.LEADER),
+        LOCK_OWNER: s(owner),
+        LOCK_DURATION: s(str(milliseconds)),
+        LOCK_VERSION: s(version),
+    }
+
+
+def acquire_lock(place: Place, owner: str, milliseconds: int, version: str) -> Request:
+    """Nobody holds it."""
+    return put(place.table, place.key, _lock_item(place, owner, milliseconds, version), ABSENT)
+
+
+def take_lock(place: Place, owner: str, milliseconds: int, version: str, watched: str) -> Request:
+    """Its holder is dead, or released it: replaces the row. Fails if `watched` is not its version any more."""
+    return put(
+        place.table,
+        place.key,
+        _lock_item(place, owner, milliseconds, version),
+        f"{PRESENT} AND {LOCK_VERSION} = :watched",
+        {":watched": s(watched)},
+    )
+
+
+def heartbeat_lock(place: Place, owner: str, milliseconds: int, version: str, held: str) -> Request:
+    """It is ours; fails if another version than `held` or another owner stands there."""
+    update = Update(place.table, place.key, s(LEADER_KEY)).require(PRESENT)
+    update.require_equal(LOCK_VERSION, "held", s(held)).require_equal(LOCK_OWNER, "owner", s(owner))
+    update.set({LOCK_DURATION: s(str(milliseconds)), LOCK_VERSION: s(version)})
+    return update.request("NONE")
+
+
+def release_lock(place: Place, owner: str, held: str) -> Request:
+    """Fails if another version than `held` or another owner stands there."""
+    return delete(
+        place.table,
+        place.key,
+        s(LEADER_KEY),
+        f"{PRESENT} AND {LOCK_VERSION} = :held AND {LOCK_OWNER} = :owner",
+        {":held": s(held), ":owner": s(owner)},
+    )
+
+
+# --- client version ----------------------------------------------------------------------------------------------
+
+CLIENT_VERSION_KEY: Final = "Migration3.0"
+VERSION: Final = "cv"
+MODIFIED_BY: Final = "mb"
+MODIFIED: Final = "mts"  # epoch milliseconds
+HISTORY: Final = "h"  # newest first
+HISTORY_LENGTH: Final = 10
+
+
+def _version_values(version: str, by: str, at: int) -> dict[str, Value]:
+    return {VERSION: s(version), MODIFIED_BY: s(by), MODIFIED: n(at)}
+
+
+def create_version(place: Place, version: str, by: str, at: int) -> Request:
+    """A new application declares which protocol its workers speak."""
+    item: dict[str, Any] = {place.key: s(CLIENT_VERSION_KEY), a.ENTITY_TYPE: s(a.CLIENT_VERSION)}
+    history = [{"M": _version_values("CLIENT_VERSION_INIT", by, at)}]
+    return put(place.table, place.key, item | _version_values(version, by, at) | {HISTORY: {"L": history}}, ABSENT)
+
+
+def change_version(
+    place: Place, version: str, by: str, at: int, known: Mapping[str, Value], history: Sequence[Value]
+) -> Request:
+    """Fails if the version is not the `known` one any more. `history`: what the row holds already."""
+    kept = [{"M": {name: known[name] for name in (VERSION, MODIFIED_BY, MODIFIED) if name in known}}, *history]
+    update = Update(place.table, place.key, s(CLIENT_VERSION_KEY)).require(PRESENT)
+    update.require_equal(VERSION, "known", known[VERSION]).set(_version_values(version, by, at))
+    return update.set({HISTORY: {"L": kept[:HISTORY_LENGTH]}}).request()
+
+
+# --- ours --------------------------------------------------------------------------------------------------------
+
+MEMORY_KEY: Final = "kdLeaderMemory"  # one row, overwritten
+DOCUMENT: Final = "document"
+FORMAT: Final = "format"
+
+STARTS_PREFIX: Final = "kdStart:"
+START_STREAM: Final = "stream"
+START_POSITION: Final = "position"
+START_TIMESTAMP: Final = "startsAt"  # epoch milliseconds
+START_CREATED: Final = "streamCreated"  # epoch seconds
+
+
+def save_memory(place: Place, document: bytes, layout_version: int) -> Request:
+    """Overwrites by design: losing a document, or going back to an older one, may only delay a takeover."""
+    item: Item = {
+        place.key: s(MEMORY_KEY),
+        a.ENTITY_TYPE: s(a.LEADER_MEMORY),
+        FORMAT: n(layout_version),
+        DOCUMENT: {"B": document},
+    }
+    return put(place.table, place.key, item, None)
+
+
+def record_start(place: Place, stream: str, values: Mapping[str, Value]) -> Request:
+    """Where a stream's shards start, decided once. Fails if it was decided already."""
+    return put(place.table, place.key, _start_item(place, stream, values), ABSENT)
+
+
+def replace_start(place: Place, stream: str, values: Mapping[str, Value]) -> Request:
+    """Decide anew: an audited reset, or another stream under the old name."""
+    return put(place.table, place.key, _start_item(place, stream, values), None)
+
+
+def start_key(stream: str) -> str:
+    return f"{STARTS_PREFIX}{stream}"
+
+
+def _start_item(place: Place, stream: str, values: Mapping[str, Value]) -> Item:
+    key = {place.key: s(start_key(stream)), a.ENTITY_TYPE: s(a.START_POSITION), START_STREAM: s(stream)}
+    return {**key, **values}

@@ -1,0 +1,109 @@
+"""A conditional write as data, and the small builder every transition is written with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from kcl_dagster.tables.attributes import COORDINATOR_KEY, LEASE_KEY, METRICS_KEY, Item, Value
+
+Operation = Literal["put_item", "update_item", "delete_item"]
+Returned = Literal["ALL_NEW", "NONE"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of a DynamoDB client: `getattr(client, operation)(**parameters)`."""
+
+    operation: Operation
+    parameters: dict[str, Any]
+
+    @property
+    def table(self) -> str:
+        return str(self.parameters["TableName"])
+
+    @property
+    def key(self) -> dict[str, Value]:
+        """The key of the item it writes, whatever the operation."""
+        if self.operation != "put_item":
+            key: dict[str, Value] = self.parameters["Key"]
+            return key
+        item = self.parameters["Item"]
+        name = next(name for name in (LEASE_KEY, METRICS_KEY, COORDINATOR_KEY) if name in item)
+        return {name: item[name]}
+
+
+def put(
+    table: str, key_attribute: str, item: Item, condition: str | None, values: Mapping[str, Value] | None = None
+) -> Request:
+    """Write a whole item. `condition` speaks of the key as `#key`, because `key` itself is a reserved word."""
+    return Request("put_item", _finished(table, condition, values or {}, key_attribute) | {"Item": item})
+
+
+def delete(
+    table: str, key_attribute: str, key: Value, condition: str | None, values: Mapping[str, Value] | None = None
+) -> Request:
+    parameters = _finished(table, condition, values or {}, key_attribute)
+    return Request("delete_item", parameters | {"Key": {key_attribute: key}})
+
+
+@dataclass(slots=True)
+class Update:
+    """An UpdateItem in the making. Values are named after their attribute, the values a condition expects after
+    what they are, so that a request reads like the sentence it is."""
+
+    table: str
+    key_attribute: str
+    key: Value
+    _sets: list[str] = field(default_factory=list)
+    _removes: list[str] = field(default_factory=list)
+    _adds: list[str] = field(default_factory=list)
+    _conditions: list[str] = field(default_factory=list)
+    _values: dict[str, Value] = field(default_factory=dict)
+
+    def set(self, values: Mapping[str, Value]) -> Self:
+        for attribute, value in values.items():
+            self._sets.append(f"{attribute} = :{attribute}")
+            self._values[f":{attribute}"] = value
+        return self
+
+    def remove(self, *attributes: str) -> Self:
+        self._removes.extend(attributes)
+        return self
+
+    def add_one(self, attribute: str) -> Self:
+        self._adds.append(f"{attribute} :one")
+        self._values[":one"] = {"N": "1"}
+        return self
+
+    def require(self, condition: str, values: Mapping[str, Value] | None = None) -> Self:
+        self._conditions.append(condition)
+        self._values |= values or {}
+        return self
+
+    def require_equal(self, attribute: str, name: str, value: Value | None) -> Self:
+        """The attribute still is what the caller knows; None: it is still absent."""
+        if value is None:
+            return self.require(f"attribute_not_exists({attribute})")
+        return self.require(f"{attribute} = :{name}", {f":{name}": value})
+
+    def request(self, returned: Returned = "ALL_NEW") -> Request:
+        clauses = (("SET", self._sets), ("REMOVE", self._removes), ("ADD", self._adds))
+        expression = " ".join(f"{verb} {', '.join(parts)}" for verb, parts in clauses if parts)
+        condition = " AND ".join(self._conditions) or None
+        return Request(
+            "update_item",
+            _finished(self.table, condition, self._values, self.key_attribute)
+            | {"Key": {self.key_attribute: self.key}, "UpdateExpression": expression, "ReturnValues": returned},
+        )
+
+
+def _finished(table: str, condition: str | None, values: Mapping[str, Value], key_attribute: str) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"TableName": table}
+    if condition is not None:
+        # A refused write then says what stood in its way, which saves the read that would have to follow.
+        parameters |= {"ConditionExpression": condition, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
+        if "#key" in condition:
+            parameters["ExpressionAttributeNames"] = {"#key": key_attribute}
+    if values:
+        parameters["ExpressionAttributeValues"] = dict(values)
+    return parameters

@@ -1,0 +1,152 @@
+"""Leases between their item and `Lease`."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.shard import HashRange
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.tables import attributes as a
+from kcl_dagster.tables.attributes import Item, Reader, Value, n, s
+from kcl_dagster.tables.rows import worker_row_from_item, worker_row_to_item, worker_row_values
+
+__all__ = [
+    "checkpoint_values",
+    "lease_from_item",
+    "lease_to_item",
+    "throughput_value",
+    "worker_row_from_item",
+    "worker_row_to_item",
+    "worker_row_values",
+]
+
+_PARENTS_PLURAL: Final = "parentShardIds"  # how some descriptions of the KCL spell it; read, never written
+
+
+def lease_from_item(item: Mapping[str, Any], *, multi_stream: bool | None = None) -> Lease | None:
+    """The lease of an item as KCL 2.x, 3.0-3.4, 3.5 or we write it; None for an item of another kind.
+
+    `multi_stream`: whether the application is; a lease of the other sort is then refused. None takes either.
+    Raises UnreadableItem for everything no KCL writes. Unknown attributes are ignored.
+    """
+    reader = Reader(item, a.LEASE_KEY)
+    if reader.text(a.ENTITY_TYPE) not in {None, a.LEASE}:
+        return None
+    stream, shard_id = _shard(reader, multi_stream=multi_stream)
+    throughput = reader.number(a.THROUGHPUT)
+    if throughput is not None and throughput < 0:
+        reader.refuse(a.THROUGHPUT, f"should not be negative, is {throughput}")
+    return Lease(
+        key=LeaseKey(reader.key),
+        shard_id=shard_id,
+        counter=reader.required_whole(a.COUNTER),
+        owner=_worker(reader, a.OWNER),
+        checkpoint_owner=_worker(reader, a.CHECKPOINT_OWNER),
+        checkpoint=_checkpoint(reader, a.CHECKPOINT, a.CHECKPOINT_SUB),
+        pending_checkpoint=_checkpoint(reader, a.PENDING, a.PENDING_SUB),
+        pending_state=reader.blob(a.PENDING_STATE),
+        owner_switches=reader.required_whole(a.SWITCHES),
+        parents=reader.names(a.PARENTS) or reader.names(_PARENTS_PLURAL),
+        children=reader.names(a.CHILDREN),
+        hash_range=_hash_range(reader),
+        throughput_kbps=throughput,
+        stream=stream,
+        batch=reader.whole(a.BATCH) or 0,
+    )
+
+
+def lease_to_item(lease: Lease) -> Item:
+    """The whole item, as a create writes it."""
+    item: Item = {a.LEASE_KEY: s(lease.key), a.ENTITY_TYPE: s(a.LEASE), a.COUNTER: n(lease.counter)}
+    if lease.owner is not None:
+        item[a.OWNER] = s(lease.owner)
+    if lease.checkpoint_owner is not None:
+        item[a.CHECKPOINT_OWNER] = s(lease.checkpoint_owner)
+    item[a.SWITCHES] = n(lease.owner_switches)
+    if lease.checkpoint is not None:
+        item |= checkpoint_values(lease.checkpoint)
+    if lease.pending_checkpoint is not None:
+        item |= checkpoint_values(lease.pending_checkpoint, pending=True)
+    if lease.pending_state is not None:
+        item[a.PENDING_STATE] = {"B": lease.pending_state}
+    if lease.parents:
+        item[a.PARENTS] = a.names(lease.parents)
+    if lease.children:
+        item[a.CHILDREN] = a.names(lease.children)
+    if lease.hash_range is not None:
+        item |= hash_range_values(lease.hash_range)
+    if lease.throughput_kbps is not None:
+        item[a.THROUGHPUT] = throughput_value(lease.throughput_kbps)
+    if lease.batch:
+        item[a.BATCH] = n(lease.batch)
+    return item | stream_values(lease)
+
+
+def checkpoint_values(checkpoint: Checkpoint, *, pending: bool = False) -> dict[str, Value]:
+    sequence, sub = (a.PENDING, a.PENDING_SUB) if pending else (a.CHECKPOINT, a.CHECKPOINT_SUB)
+    return {sequence: s(checkpoint.sequence), sub: n(checkpoint.sub_sequence)}
+
+
+def hash_range_values(hash_range: HashRange) -> dict[str, Value]:
+    return {a.HASH_START: s(str(hash_range.start)), a.HASH_END: s(str(hash_range.end))}
+
+
+def stream_values(lease: Lease) -> dict[str, Value]:
+    """What a multi-stream lease carries beside its key; the KCL writes it again with every checkpoint."""
+    if lease.stream is None or not lease.stream.is_multi:
+        return {}
+    return {a.STREAM: s(str(lease.stream)), a.SHARD: s(lease.shard_id)}
+
+
+def throughput_value(kbps: float) -> Value:
+    return {"N": a.java_double(a.rounded(kbps))}
+
+
+def _worker(reader: Reader, attribute: str) -> WorkerId | None:
+    text = reader.text(attribute)
+    return WorkerId(text) if text is not None else None
+
+
+def _checkpoint(reader: Reader, attribute: str, sub_attribute: str) -> Checkpoint | None:
+    if attribute == a.PENDING and reader.raw(attribute, "S") == "":
+        return None  # KCL 2.x
+    text = reader.text(attribute)
+    sub = reader.whole(sub_attribute)
+    if text is None:
+        return None
+    try:
+        return Checkpoint(text, sub or 0)  # the oldest clients wrote no sub-sequence number
+    except ValueError as error:
+        reader.refuse(attribute, str(error))
+
+
+def _hash_range(reader: Reader) -> HashRange | None:
+    start, end = reader.hash_key(a.HASH_START), reader.hash_key(a.HASH_END)
+    if start is None and end is None:
+        return None
+    if start is None or end is None:
+        reader.refuse(a.HASH_START if start is None else a.HASH_END, "is missing while its counterpart is there")
+    try:
+        return HashRange(start, end)
+    except ValueError as error:
+        reader.refuse(a.HASH_START, str(error))
+
+
+def _shard(reader: Reader, *, multi_stream: bool | None) -> tuple[StreamIdentifier | None, str]:
+    stream_text, shard_text = reader.text(a.STREAM), reader.text(a.SHARD)
+    if stream_text is None and shard_text is None:
+        if multi_stream:
+            reader.refuse(a.STREAM, "is missing: the lease belongs to a single-stream application")
+        return None, reader.key
+    if multi_stream is False:
+        reader.refuse(a.STREAM, "is there: the lease belongs to a multi-stream application")
+    if stream_text is None or shard_text is None:
+        reader.refuse(a.STREAM if stream_text is None else a.SHARD, "is missing while its counterpart is there")
+    try:
+        stream = StreamIdentifier.parse(stream_text)
+    except ValueError as error:
+        reader.refuse(a.STREAM, str(error))
+    if stream.lease_key(shard_text) != reader.key:
+        reader.refuse(a.SHARD, f"{shard_text!r} and {a.STREAM} {stream_text!r} do not give the key")
+    return stream, shard_text

@@ -1,0 +1,188 @@
+"""The lease table."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kcl_dagster.errors import LeaseLost
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.shard import HashRange
+from kcl_dagster.tables import outcomes, requests
+from kcl_dagster.tables.attributes import rounded
+from kcl_dagster.tables.expressions import Request
+from kcl_dagster.tables.outcomes import Judge, Verdict
+from kcl_dagster.tables.reading import LeaseReader, ScanResult
+from kcl_dagster.tables.sending import Applied, Refused
+
+__all__ = ["LeaseTable", "ScanResult"]
+
+
+class LeaseTable(LeaseReader):
+    """Reads leases and carries out their transitions. Stateless but for caches: any thread may call it.
+
+    Transitions take the lease as the caller last saw it and return it as it stands afterwards. One that was
+    overtaken returns None where any worker or leader may try, and raises LeaseLost where only the owner may.
+    All raise ServiceError and TableError when DynamoDB cannot be used, OutcomeUnknown among them.
+    """
+
+    # --- transitions of the owner -------------------------------------------------------------------------------
+
+    def renew(self, lease: Lease, throughput_kbps: float | None = None) -> Lease:
+        """One more sign of life. The returned lease tells whether a handoff has begun. Raises LeaseLost."""
+        judge = outcomes.renewed(lease)
+        outcome = self._write(requests.renew(self._table, lease, throughput_kbps), judge)
+        if isinstance(outcome, Applied):
+            # The answer of a renewal carries no row; one that was read back does.
+            return self._lease(outcome.item) or _renewed(lease, throughput_kbps)
+        now = self._lease(outcome.item)
+        if judge(now) is Verdict.APPLIED and now is not None:
+            return now  # an earlier renewal got through although its answer did not
+        if now is not None and not lease.in_handoff and _is_handed_over_by(lease, now):
+            return self.renew(
+                replace(lease, owner=now.owner, checkpoint_owner=now.checkpoint_owner), throughput_kbps
+            )
+        raise LeaseLost(lease.key, _why_lost(lease, now))
+
+    def checkpoint(
+        self,
+        lease: Lease,
+        checkpoint: Checkpoint,
+        *,
+        batch: int | None = None,
+        children: frozenset[str] = frozenset(),
+        throughput_kbps: float | None = None,
+    ) -> Lease:
+        """Record progress; nothing is pending afterwards. Counts as a renewal. Raises LeaseLost.
+
+        Raises ValueError for a checkpoint before the lease's: progress never goes back.
+        """
+        _refuse_to_go_back(lease, checkpoint)
+        return self._advance(
+            lease,
+            lambda known: requests.checkpoint(
+                self._table, known, checkpoint, batch=batch, children=children, throughput_kbps=throughput_kbps
+            ),
+            lambda known: outcomes.checkpointed(known, checkpoint),
+        )
+
+    def prepare(
+        self, lease: Lease, pending: Checkpoint, *, state: bytes | None = None, batch: int | None = None
+    ) -> Lease:
+        """Announce the batch through `pending`; progress stays. Counts as a renewal. Raises as `checkpoint`."""
+        _refuse_to_go_back(lease, pending)
+        return self._advance(
+            lease,
+            lambda known: requests.prepare_checkpoint(self._table, known, pending, state=state, batch=batch),
+            lambda known: outcomes.prepared(known, pending, state, batch),
+        )
+
+    def transfer(self, lease: Lease) -> Lease | None:
+        """Complete a handoff as the old owner. None: somebody else moved the lease meanwhile."""
+        if lease.owner is None:
+            return None
+        return self._moved(requests.transfer(self._table, lease), outcomes.assigned(lease, lease.owner))
+
+    def release(self, lease: Lease) -> Lease | None:
+        """Give a lease up; one in a handoff goes to its next owner. None: somebody else moved it meanwhile."""
+        return self._moved(requests.release(self._table, lease), outcomes.released(lease))
+
+    # --- transitions of others ----------------------------------------------------------------------------------
+
+    def create(self, lease: Lease) -> bool:
+        """False: there is a row with this key already. It is not touched."""
+        return isinstance(self._write(requests.create(self._table, lease), outcomes.created(lease)), Applied)
+
+    def take(self, lease: Lease, new_owner: WorkerId) -> Lease | None:
+        """Take a lease whose counter has not moved since it was read. None: it has."""
+        return self._moved(requests.take(self._table, lease, new_owner), outcomes.taken(lease, new_owner))
+
+    def assign(self, lease: Lease, to: WorkerId, *, counter: int | None = None) -> Lease | None:
+        """Give a lease to a worker if its owners are still those of `lease`, and its counter is `counter`."""
+        request = requests.assign(self._table, lease, to, counter)
+        return self._moved(request, outcomes.assigned(lease, to, counter))
+
+    def initiate_handoff(self, lease: Lease, to: WorkerId) -> Lease | None:
+        """Ask the owner to hand over. None: the owner changed, or a handoff is under way."""
+        return self._moved(requests.initiate_handoff(self._table, lease, to), outcomes.handoff_begun(lease, to))
+
+    def rewind(self, lease: Lease, checkpoint: Checkpoint) -> Lease | None:
+        """Put a lease that nobody owns to any position. For audited resets only. None: somebody owns it."""
+        return self._moved(requests.rewind(self._table, lease, checkpoint), outcomes.rewound(lease, checkpoint))
+
+    def update_children(self, key: LeaseKey, children: frozenset[str]) -> bool:
+        """False: the lease is gone. Raises UnreadableItem without writing."""
+        request = requests.update_children(self._table, key, children)
+        return self._described(key, request, outcomes.has_children(children))
+
+    def update_hash_range(self, key: LeaseKey, hash_range: HashRange) -> bool:
+        """False: the lease is gone. Raises UnreadableItem without writing."""
+        request = requests.update_hash_range(self._table, key, hash_range)
+        return self._described(key, request, outcomes.has_hash_range(hash_range))
+
+    def delete(self, lease: Lease, *, forced: bool = False) -> bool:
+        """Remove a finished lease; `forced`: an unfinished one whose owners did not change. True: it is gone."""
+        request = requests.delete_lease(self._table, lease, forced=forced)
+        outcome = self._write(request, outcomes.deleted(lease, forced=forced))
+        return isinstance(outcome, Applied) or outcome.item is None
+
+    # --- common -------------------------------------------------------------------------------------------------
+
+    def _write(self, request: Request, judge: Judge) -> Applied | Refused:
+        return self._sender.write(request, lambda item: judge(self._lease(item)))
+
+    def _moved(self, request: Request, judge: Judge) -> Lease | None:
+        outcome = self._write(request, judge)
+        return self._lease(outcome.item) if isinstance(outcome, Applied) else None
+
+    def _described(self, key: LeaseKey, request: Request, judge: Judge) -> bool:
+        """Metadata is written by key alone, so it is looked at first whether the row may be written to."""
+        return self.get(key) is not None and isinstance(self._write(request, judge), Applied)
+
+    def _advance(
+        self, lease: Lease, request_for: Callable[[Lease], Request], judge_for: Callable[[Lease], Judge]
+    ) -> Lease:
+        judge = judge_for(lease)
+        outcome = self._write(request_for(lease), judge)
+        now = self._lease(outcome.item)
+        if now is not None and (isinstance(outcome, Applied) or judge(now) is Verdict.APPLIED):
+            return now
+        if now is not None and _only_renewed(lease, now):
+            outcome = self._write(request_for(now), judge_for(now))
+            advanced = self._lease(outcome.item)
+            if advanced is not None and isinstance(outcome, Applied):
+                return advanced
+        raise LeaseLost(lease.key, _why_lost(lease, now))
+
+
+def _renewed(lease: Lease, throughput_kbps: float | None) -> Lease:
+    throughput = lease.throughput_kbps if throughput_kbps is None else rounded(throughput_kbps)
+    return replace(lease, counter=lease.counter + 1, throughput_kbps=throughput)
+
+
+def _is_handed_over_by(lease: Lease, now: Lease) -> bool:
+    """How an owner learns that it is asked to hand over."""
+    return now.checkpoint_owner is not None and now.checkpoint_owner == lease.owner and now.owner != lease.owner
+
+
+def _only_renewed(before: Lease, now: Lease) -> bool:
+    """The owner's last renewal got through although its answer did not."""
+    progress = (before.checkpoint, before.pending_checkpoint, before.batch)
+    return (
+        now.counter == before.counter + 1
+        and now.actual_owner == before.actual_owner
+        and (now.checkpoint, now.pending_checkpoint, now.batch) == progress
+    )
+
+
+def _refuse_to_go_back(lease: Lease, checkpoint: Checkpoint) -> None:
+    if lease.checkpoint is not None and checkpoint.compare(lease.checkpoint) < 0:
+        msg = f"lease {lease.key} is at {lease.checkpoint}: progress may not go back to {checkpoint}"
+        raise ValueError(msg)
+
+
+def _why_lost(lease: Lease, now: Lease | None) -> str:
+    if now is None:
+        return "its row was deleted"
+    if now.actual_owner != lease.actual_owner:
+        return f"{now.actual_owner or 'nobody'} owns it since counter {lease.counter} became {now.counter}"
+    return f"its counter is {now.counter} and not {lease.counter}: another process writes in our name"

@@ -1,0 +1,188 @@
+"""The leader lock: one row that everyone who may lead, Java or Python, agrees on.
+
+Compatible with Amazon's lock client: whoever holds it changes the row's version from time to time; whoever has
+watched one version stand still for longer than the duration *stored in the row* may replace it. How long it stood
+is `Standing`'s business, which unlike the KCL's memory survives a restart of the observer: an observer that is
+restarted more often than the duration still gets there.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_dagster import aws
+from kcl_dagster.application import Application
+from kcl_dagster.model.standing import Standing
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables import coordination
+from kcl_dagster.tables.attributes import ENTITY_TYPE, LEADER, Item, Reader, s
+from kcl_dagster.tables.coordination import LEADER_KEY, LOCK_DURATION, LOCK_OWNER, LOCK_RELEASED, LOCK_VERSION
+from kcl_dagster.tables.expressions import Request
+from kcl_dagster.tables.outcomes import Verdict
+from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
+
+
+@dataclass(frozen=True, slots=True)
+class LockView:
+    """The lock after one look at it."""
+
+    held: bool
+    owner: str | None
+    """Who leads: this owner, another, or None when another candidate was faster at this very moment."""
+
+    trusted_until: float
+    """Monotonic time until which nobody else can have taken it from us; 0 when it is not held."""
+
+    stood_for: float = 0.0
+    """For how long the other owner's version is known to have stood."""
+
+    duration: float = 0.0
+    """After how long it may be taken over. Seconds, from the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    owner: str
+    version: str
+    duration: float
+    is_released: bool
+
+
+_MILLISECONDS: Final = re.compile(r"[0-9]{1,15}")
+_OVERTAKEN: Final = LockView(held=False, owner=None, trusted_until=0.0)
+
+
+class LeaderLock:
+    """One candidate for leadership. Not for use by two threads at once; never sleeps but for throttling.
+
+    `owner` names the deployment, not the process: the same owner re-enters at once. Two processes that share the
+    name both believe they lead, which is safe, because every write of a leader is conditional.
+    """
+
+    def __init__(
+        self,
+        client: aws.Client,
+        application: Application,
+        layout: Layout,
+        runtime: Runtime,
+        owner: str,
+        duration_seconds: float | None = None,
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self._sender = Sender(client, runtime, deadline_seconds)
+        self._place = layout.coordinator
+        self._clock = runtime.clock
+        self._new_id = runtime.new_id
+        self._owner = owner
+        self._duration = application.timings.leader_lock if duration_seconds is None else duration_seconds
+        self._version: str | None = None  # the one we wrote last, while we hold the lock
+
+    @property
+    def standing_key(self) -> str:
+        """Under which key `hold` enters what it saw into `Standing`."""
+        return f"{self._place.table}/{LEADER_KEY}"
+
+    def hold(self, standing: Standing) -> LockView:
+        """Acquire the lock or prolong it; one or two requests. Call it well within the duration.
+
+        Raises UnreadableItem for a row that no lock client wrote.
+        """
+        started = self._clock.monotonic()
+        if self._version is not None:
+            prolonged = self._heartbeat(self._version, started)
+            if prolonged is not None:
+                return prolonged
+        started = self._clock.monotonic()
+        row = self._read()
+        if row is None:
+            return self._replace(None, started)
+        if row.owner == self._owner and not row.is_released:
+            return self._heartbeat(row.version, started) or _OVERTAKEN
+        standing.observe(self.standing_key, row.version, started, self._clock.monotonic())
+        stood = standing.stood_for(self.standing_key, row.version)
+        if row.is_released or stood > row.duration:
+            return self._replace(row.version, started)
+        return LockView(held=False, owner=row.owner, trusted_until=0.0, stood_for=stood, duration=row.duration)
+
+    def peek(self) -> str | None:
+        """Who holds the lock, as far as the row tells; None: nobody."""
+        row = self._read()
+        return None if row is None or row.is_released else row.owner
+
+    def release(self) -> bool:
+        """Let others lead at once. True: the lock is not ours any more; False: somebody of our name holds it."""
+        version, self._version = self._version, None
+        if version is None:
+            row = self._read()
+            if row is None or row.owner != self._owner:
+                return True
+            version = row.version
+
+        def judge(item: Item | None) -> Verdict:
+            return Verdict.STANDING if self._version_in(item) == version else Verdict.APPLIED
+
+        outcome = self._sender.write(coordination.release_lock(self._place, self._owner, version), judge)
+        if isinstance(outcome, Applied) or outcome.item is None:
+            return True
+        return self._parsed(outcome.item).owner != self._owner
+
+    def _replace(self, watched: str | None, started: float) -> LockView:
+        """Write the whole row, in place of the version `watched` or of nothing."""
+        version, place, duration = self._new_id(), self._place, self._milliseconds
+        if watched is None:
+            request = coordination.acquire_lock(place, self._owner, duration, version)
+        else:
+            request = coordination.take_lock(place, self._owner, duration, version, watched)
+        return self._write(request, version, watched, started) or _OVERTAKEN
+
+    def _heartbeat(self, held: str, started: float) -> LockView | None:
+        version = self._new_id()
+        request = coordination.heartbeat_lock(self._place, self._owner, self._milliseconds, version, held)
+        return self._write(request, version, held, started)
+
+    def _write(self, request: Request, version: str, expected: str | None, started: float) -> LockView | None:
+        """None: the row is not the expected one any more. Versions never repeat, so outcomes are never in doubt."""
+
+        def judge(item: Item | None) -> Verdict:
+            found = self._version_in(item)
+            if found == version:
+                return Verdict.APPLIED
+            return Verdict.STANDING if found == expected else Verdict.SUPERSEDED
+
+        outcome = self._sender.write(request, judge)
+        if not isinstance(outcome, Applied):
+            self._version = None
+            return None
+        self._version = version
+        # Others start their clocks when they see the new version, which is after we sent it.
+        return LockView(
+            held=True, owner=self._owner, trusted_until=started + self._duration, duration=self._duration
+        )
+
+    @property
+    def _milliseconds(self) -> int:
+        return round(self._duration * 1000)
+
+    def _read(self) -> _Row | None:
+        item = self._sender.get(self._place.table, {self._place.key: s(LEADER_KEY)})
+        return None if item is None else self._parsed(item)
+
+    def _version_in(self, item: Item | None) -> str | None:
+        return None if item is None else self._parsed(item).version
+
+    def _parsed(self, item: Item) -> _Row:
+        reader = Reader(item, self._place.key)
+        kind = reader.text(ENTITY_TYPE)
+        if kind not in {None, LEADER}:
+            reader.refuse(ENTITY_TYPE, f"should be {LEADER}, is {kind!r}")
+        milliseconds = reader.required_text(LOCK_DURATION)
+        if not _MILLISECONDS.fullmatch(milliseconds):
+            reader.refuse(LOCK_DURATION, f"should be milliseconds as text, is {milliseconds!r}")
+        return _Row(
+            owner=reader.required_text(LOCK_OWNER),
+            version=reader.required_text(LOCK_VERSION),
+            duration=int(milliseconds) / 1000,
+            is_released=reader.raw(LOCK_RELEASED, "S") is not None,
+        )

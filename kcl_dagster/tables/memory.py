@@ -1,0 +1,61 @@
+"""What a leader wants the next one to know: one row, overwritten with every save."""
+
+import json
+import logging
+import zlib
+from typing import Any, Final
+
+from kcl_dagster import aws
+from kcl_dagster.application import Application
+from kcl_dagster.errors import UnreadableItem
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables import coordination
+from kcl_dagster.tables.attributes import ENTITY_TYPE, LEADER_MEMORY, Reader, s
+from kcl_dagster.tables.coordination import DOCUMENT, FORMAT, MEMORY_KEY
+from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.sending import DEADLINE_SECONDS, Sender
+
+log = logging.getLogger(__name__)
+
+FORMAT_NUMBER: Final = 1  # JSON, deflated; a document of another format is not believed
+LARGEST: Final = 380 * 1024  # bytes; DynamoDB takes 400 KB an item, names included
+
+
+class LeaderMemory:
+    """Loads and saves a JSON document. Two leaders may overwrite each other; nothing in it may depend on order."""
+
+    def __init__(
+        self,
+        client: aws.Client,
+        application: Application,
+        layout: Layout,
+        runtime: Runtime,
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self._sender = Sender(client, runtime, deadline_seconds)
+        self._place = layout.coordinator
+        self._application = application.name
+
+    def load(self) -> dict[str, Any]:
+        """The last document, or an empty one if there is none that can be read. That only costs time."""
+        item = self._sender.get(self._place.table, {self._place.key: s(MEMORY_KEY)})
+        if item is None:
+            return {}
+        try:
+            reader = Reader(item, self._place.key)
+            if reader.text(ENTITY_TYPE) != LEADER_MEMORY or reader.whole(FORMAT) != FORMAT_NUMBER:
+                reader.refuse(FORMAT, f"is not {FORMAT_NUMBER} of {LEADER_MEMORY}")
+            document = json.loads(zlib.decompress(reader.blob(DOCUMENT) or b""))
+        except (UnreadableItem, zlib.error, ValueError) as error:
+            log.warning("the leader of %s starts without memory: %s", self._application, error)
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    def save(self, document: dict[str, Any]) -> None:
+        """Raises ValueError for a document that does not fit into a row."""
+        packed = zlib.compress(json.dumps(document, separators=(",", ":"), sort_keys=True).encode())
+        if len(packed) > LARGEST:
+            msg = f"the leader's memory of {self._application} has {len(packed)} bytes, a row takes {LARGEST}"
+            raise ValueError(msg)
+        self._sender.overwrite(coordination.save_memory(self._place, packed, FORMAT_NUMBER))

@@ -1,0 +1,171 @@
+"""What became of a write whose answer was lost, judged from the lease as it stands now.
+
+Each rule names the state only this write could have led to. It is asked right after a strongly consistent read;
+None stands for a lease that is gone. STANDING means: the write has not been applied and would succeed if it were
+sent again, which is safe, because its condition lets at most one of the two through.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import Lease, WorkerId
+from kcl_dagster.model.shard import HashRange
+from kcl_dagster.tables.items import lease_to_item
+
+
+class Verdict(StrEnum):
+    APPLIED = "applied"
+    STANDING = "not applied, and still possible"
+    SUPERSEDED = "not to be had any more"
+
+
+Judge = Callable[[Lease | None], Verdict]
+
+
+def created(lease: Lease) -> Judge:
+    """Two creators of one shard write the same; which of them was first makes no difference to either."""
+
+    def judge(now: Lease | None) -> Verdict:
+        if now is None:
+            return Verdict.STANDING
+        return Verdict.APPLIED if lease_to_item(now) == lease_to_item(lease) else Verdict.SUPERSEDED
+
+    return judge
+
+
+def renewed(before: Lease) -> Judge:
+    """Only the owner adds exactly one to the counter and leaves the rest: who takes a lease changes its owner."""
+
+    def judge(now: Lease | None) -> Verdict:
+        if now is None or now.actual_owner != before.actual_owner:
+            return Verdict.SUPERSEDED
+        return _by_counter(before, now, applied=True)
+
+    return judge
+
+
+def taken(before: Lease, by: WorkerId) -> Judge:
+    def judge(now: Lease | None) -> Verdict:
+        if now is None:
+            return Verdict.SUPERSEDED
+        return _by_counter(before, now, applied=now.owner == by and now.checkpoint_owner is None)
+
+    return judge
+
+
+def assigned(before: Lease, to: WorkerId, counter: int | None = None) -> Judge:
+    """The new owner may have renewed since, so any larger counter will do. If another leader made the same
+    decision, that is as good."""
+
+    def judge(now: Lease | None) -> Verdict:
+        if now is None:
+            return Verdict.SUPERSEDED
+        if now.owner == to and now.checkpoint_owner is None and now.counter > before.counter:
+            return Verdict.APPLIED
+        return _by_owners(before, now, counter)
+
+    return judge
+
+
+def handoff_begun(before: Lease, to: WorkerId) -> Judge:
+    """Also applied when the old owner has already let go."""
+
+    def judge(now: Lease | None) -> Verdict:
+        if now is None:
+            return Verdict.SUPERSEDED
+        if now.owner == to and now.checkpoint_owner in {before.owner, None}:
+            return Verdict.APPLIED
+        return _by_owners(before, now)
+
+    return judge
+
+
+def released(before: Lease) -> Judge:
+    if before.checkpoint_owner is not None and before.owner is not None:
+        return assigned(before, before.owner)
+
+    def judge(now: Lease | None) -> Verdict:
+        if now is None:
+            return Verdict.SUPERSEDED
+        if now.actual_owner is None and now.counter > before.counter:
+            return Verdict.APPLIED
+        return _by_owners(before, now)
+
+    return judge
+
+
+def checkpointed(before: Lease, checkpoint: Checkpoint) -> Judge:
+    def judge(now: Lease | None) -> Verdict:
+        if now is None or now.actual_owner != before.actual_owner:
+            return Verdict.SUPERSEDED
+        applied = now.checkpoint == checkpoint and now.pending_checkpoint is None
+        return _by_counter(before, now, applied=applied)
+
+    return judge
+
+
+def prepared(before: Lease, pending: Checkpoint, state: bytes | None, batch: int | None) -> Judge:
+    def judge(now: Lease | None) -> Verdict:
+        if now is None or now.actual_owner != before.actual_owner:
+            return Verdict.SUPERSEDED
+        applied = (
+            now.pending_checkpoint == pending
+            and now.pending_state == state
+            and (batch is None or now.batch == batch)
+        )
+        return _by_counter(before, now, applied=applied)
+
+    return judge
+
+
+def rewound(before: Lease, checkpoint: Checkpoint) -> Judge:
+    def judge(now: Lease | None) -> Verdict:
+        if now is None:
+            return Verdict.SUPERSEDED
+        applied = now.actual_owner is None and now.checkpoint == checkpoint and now.pending_checkpoint is None
+        return _by_counter(before, now, applied=applied)
+
+    return judge
+
+
+def has_children(children: frozenset[str]) -> Judge:
+    def judge(now: Lease | None) -> Verdict:
+        if now is None:
+            return Verdict.SUPERSEDED
+        return Verdict.APPLIED if now.children == children else Verdict.STANDING
+
+    return judge
+
+
+def has_hash_range(hash_range: HashRange) -> Judge:
+    def judge(now: Lease | None) -> Verdict:
+        if now is None:
+            return Verdict.SUPERSEDED
+        return Verdict.APPLIED if now.hash_range == hash_range else Verdict.STANDING
+
+    return judge
+
+
+def deleted(before: Lease, *, forced: bool) -> Judge:
+    def judge(now: Lease | None) -> Verdict:
+        if now is None:
+            return Verdict.APPLIED
+        if forced:
+            return _by_owners(before, now)
+        return Verdict.STANDING if now.is_finished else Verdict.SUPERSEDED
+
+    return judge
+
+
+def _by_counter(before: Lease, now: Lease, *, applied: bool) -> Verdict:
+    """For writes that expect the counter and add one to it."""
+    if now.counter == before.counter:
+        return Verdict.STANDING
+    return Verdict.APPLIED if applied and now.counter == before.counter + 1 else Verdict.SUPERSEDED
+
+
+def _by_owners(before: Lease, now: Lease, counter: int | None = None) -> Verdict:
+    """For writes that expect the owners. Not applied: it would have changed them."""
+    same = (now.owner, now.checkpoint_owner) == (before.owner, before.checkpoint_owner)
+    return Verdict.STANDING if same and counter in {None, now.counter} else Verdict.SUPERSEDED

@@ -1,0 +1,148 @@
+"""Reading leases, one by one, by owner and all at once."""
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_dagster import aws
+from kcl_dagster.application import Application
+from kcl_dagster.errors import AccessDenied, UnreadableItem
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.attributes import LEASE_KEY, OWNER, OWNER_INDEX, Item, key_of, s
+from kcl_dagster.tables.items import lease_from_item
+from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.scanning import Map, Segments, pages, scan_items
+from kcl_dagster.tables.sending import DEADLINE_SECONDS, Sender
+from kcl_dagster.tables.workers import WorkerTable, newest_by_id, readable_workers
+
+log = logging.getLogger(__name__)
+
+INDEX_RECHECK_SECONDS: Final = 300.0  # how long a missing index is believed to be missing; making one takes minutes
+
+
+@dataclass(frozen=True, slots=True)
+class ScanResult:
+    """Everything that stood in the tables at some moment between `started` and `ended` (monotonic seconds)."""
+
+    leases: tuple[Lease, ...]
+    workers: tuple[WorkerRow, ...]
+    unreadable: tuple[UnreadableItem, ...]
+    started: float
+    ended: float
+
+
+class LeaseReader:
+    """Reads leases. Stateless but for caches: any thread may call it.
+
+    `parallel` reads the segments of a scan side by side, for example `ThreadPoolExecutor.map`.
+    """
+
+    def __init__(
+        self,
+        client: aws.Client,
+        application: Application,
+        layout: Layout,
+        runtime: Runtime,
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        parallel: Map | None = None,
+    ) -> None:
+        self._sender = Sender(client, runtime, deadline_seconds)
+        self._multi_stream = application.multi_stream
+        self._table = layout.leases.table
+        self._clock = runtime.clock
+        self._parallel = parallel or map
+        self._segments = Segments(application.tables.scan_segments, self._table_bytes, runtime.clock)
+        # Segments that are read one after the other only cost more requests.
+        self._divides_scans = parallel is not None or application.tables.scan_segments > 0
+        self._other_workers = None if layout.shares_one_table else WorkerTable(client, application, layout, runtime)
+        self._no_index_until: float | None = None
+
+    def get(self, key: LeaseKey, consistent: bool = True) -> Lease | None:
+        """Raises UnreadableItem."""
+        return self._lease(self._sender.get(self._table, {LEASE_KEY: s(key)}, consistent=consistent))
+
+    def scan(self, consistent: bool = True) -> ScanResult:
+        """All leases, all worker rows wherever they live, and the rows nobody can read."""
+        started = self._clock.monotonic()
+        segments = self._segments.count() if self._divides_scans else 1
+        items = scan_items(
+            self._sender, self._table, consistent=consistent, segments=segments, parallel=self._parallel
+        )
+        leases: list[Lease] = []
+        unreadable: list[UnreadableItem] = []
+        for item in items:
+            try:
+                lease = self._lease(item)
+            except UnreadableItem as error:
+                unreadable.append(error)
+            else:
+                if lease is not None:
+                    leases.append(lease)
+        workers, unreadable_workers = readable_workers(items, LEASE_KEY)
+        if self._other_workers is not None:
+            others, unreadable_others = self._other_workers.scan()
+            workers, unreadable_workers = [*workers, *others], [*unreadable_workers, *unreadable_others]
+        leases.sort(key=lambda lease: lease.key)
+        return ScanResult(
+            leases=tuple(leases),
+            workers=newest_by_id(workers),
+            unreadable=tuple(unreadable + unreadable_workers),
+            started=started,
+            ended=self._clock.monotonic(),
+        )
+
+    def has_leases(self) -> bool:
+        """Whether there is any lease; rows of other kinds do not count."""
+        for page in pages(self._sender, "scan", TableName=self._table, ConsistentRead=True):
+            for item in page:
+                try:
+                    if self._lease(item) is not None:
+                        return True
+                except UnreadableItem:
+                    return True  # broken, but nobody may treat the table as new
+        return False
+
+    def owned_by(self, worker: WorkerId) -> list[LeaseKey]:
+        """Keys of the leases whose `leaseOwner` is `worker`, by the index where there is one.
+
+        The index lags behind, so the caller reads each lease again before it believes it.
+        """
+        if self._no_index_until is None or self._clock.monotonic() >= self._no_index_until:
+            try:
+                found = self._owned_by_index(worker)
+            except (aws.RequestRefused, AccessDenied) as error:
+                self._no_index_until = self._clock.monotonic() + INDEX_RECHECK_SECONDS
+                log.warning("index %s of %s cannot be used, scanning: %s", OWNER_INDEX, self._table, error)
+            else:
+                self._no_index_until = None
+                return found
+        items = scan_items(
+            self._sender,
+            self._table,
+            consistent=True,
+            FilterExpression=f"{OWNER} = :owner",
+            ExpressionAttributeValues={":owner": s(worker)},
+            ProjectionExpression=LEASE_KEY,
+        )
+        return sorted(LeaseKey(key_of(item, LEASE_KEY)) for item in items)
+
+    def _owned_by_index(self, worker: WorkerId) -> list[LeaseKey]:
+        found = pages(
+            self._sender,
+            "query",
+            TableName=self._table,
+            IndexName=OWNER_INDEX,
+            KeyConditionExpression=f"{OWNER} = :owner",
+            ExpressionAttributeValues={":owner": s(worker)},
+        )
+        return [LeaseKey(key_of(item, LEASE_KEY)) for page in found for item in page]
+
+    def _lease(self, item: Item | None) -> Lease | None:
+        return None if item is None else lease_from_item(item, multi_stream=self._multi_stream)
+
+    def _table_bytes(self) -> int:
+        description = self._sender.read("describe_table", TableName=self._table)["Table"]
+        return int(description.get("TableSizeBytes", 0))

@@ -1,0 +1,150 @@
+"""Worker rows between their item and `WorkerRow`."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kcl_dagster.model.lease import WorkerId
+from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.tables.attributes import ENTITY_TYPE, LEASE_KEY, WORKER, Item, Reader, Value, java_double, n, s
+
+LAST_UPDATE: Final = "lut"
+AVERAGES: Final = "sts"
+OPERATING_RANGE: Final = "opr"
+SUPPORT_CODE: Final = "sup"
+SUPPORT_UPDATE: Final = "slu"
+PROPERTIES: Final = "properties"
+# Ours; the KCL ignores and keeps them.
+SLOT: Final = "kdSlot"
+RUN_ID: Final = "kdRunId"
+STATE: Final = "kdState"
+BEAT: Final = "kdBeat"
+ZONE: Final = "kdZone"
+DRAIN: Final = "kdDrain"
+
+OLDEST_REPORT: Final = 60  # seconds; the KCL refuses to write a row that its readers would call dead
+
+
+def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> WorkerRow | None:
+    """The worker of a row; None for a row of another kind. `key`: the table's key attribute.
+
+    In the lease table a row says that it is a worker's; in a table of its own it need not.
+    """
+    reader = Reader(item, key)
+    kind = reader.text(ENTITY_TYPE)
+    if kind != WORKER and not (kind is None and key != LEASE_KEY):
+        return None
+    state = reader.text(STATE)
+    if state is not None and state not in set(WorkerState):
+        reader.refuse(STATE, f"should be one of {[str(s) for s in WorkerState]}, is {state!r}")
+    return WorkerRow(
+        id=WorkerId(reader.key),
+        last_update=reader.whole(LAST_UPDATE),
+        averages=_series(reader, AVERAGES),
+        operating_range=_ranges(reader),
+        support_code=reader.whole(SUPPORT_CODE),
+        support_update=reader.whole(SUPPORT_UPDATE),
+        slot=reader.text(SLOT),
+        run_id=reader.text(RUN_ID),
+        state=WorkerState(state) if state is not None else WorkerState.RUNNING,
+        beat=reader.whole(BEAT) or 0,
+        zone=reader.text(ZONE),
+        drain_requested=reader.flag(DRAIN) or False,
+        properties=_properties(reader),
+    )
+
+
+def worker_row_values(row: WorkerRow) -> dict[str, Value]:
+    """The attributes one heartbeat writes: what is None is left as it stands, as in the KCL.
+
+    Not among them: the key, `kdDrain` (the leader's), `properties` (nobody's).
+    """
+    values: dict[str, Value | None] = {
+        LAST_UPDATE: None if row.last_update is None else n(row.last_update),
+        AVERAGES: None if row.averages is None else _numbers(row.averages, _double),
+        OPERATING_RANGE: None if row.operating_range is None else _numbers(row.operating_range, n),
+        SUPPORT_CODE: None if row.support_code is None else n(row.support_code),
+        SUPPORT_UPDATE: None if row.support_update is None else n(row.support_update),
+        SLOT: None if row.slot is None else s(row.slot),
+        RUN_ID: None if row.run_id is None else s(row.run_id),
+        STATE: None if row.slot is None else s(row.state),
+        BEAT: None if row.slot is None else n(row.beat),
+        ZONE: None if row.zone is None else s(row.zone),
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def worker_row_to_item(row: WorkerRow, *, key: str = LEASE_KEY) -> Item:
+    """The whole row as an item, for files of golden rows and for stand-ins."""
+    item: Item = {key: s(row.id)}
+    if key == LEASE_KEY:
+        item[ENTITY_TYPE] = s(WORKER)
+    item |= worker_row_values(row)
+    if row.drain_requested:
+        item[DRAIN] = {"BOOL": True}
+    if row.properties:
+        item[PROPERTIES] = {"M": {name: s(value) for name, value in row.properties.items()}}
+    return item
+
+
+def why_not_writable(row: WorkerRow, now: float) -> str | None:
+    """What the KCL refuses to write, in its order; None when the row is good."""
+    if row.last_update is None:
+        return "has no last_update"
+    if now - row.last_update > OLDEST_REPORT:
+        return f"was measured {now - row.last_update:.0f} s ago, more than {OLDEST_REPORT} s"
+    if row.averages is None:
+        return "has no averages (an empty mapping says: judge me by throughput)"
+    for metric, series in row.averages.items():
+        if not series:
+            return f"has an empty series of {metric}"
+    return None
+
+
+def _double(number: float) -> Value:
+    return {"N": java_double(float(number))}
+
+
+def _numbers(series: Mapping[str, tuple[Any, ...]], each: Any) -> Value:
+    return {"M": {metric: {"L": [each(v) for v in values]} for metric, values in series.items()}}
+
+
+def _lists(reader: Reader, attribute: str) -> dict[str, list[object]] | None:
+    members = reader.mapping(attribute)
+    if members is None:
+        return None
+    found: dict[str, list[object]] = {}
+    for metric, value in members.items():
+        entries = value.get("L") if isinstance(value, Mapping) and set(value) == {"L"} else None
+        if not isinstance(entries, (list, tuple)):
+            reader.refuse(attribute, f"should hold a list of numbers under {metric!r}")
+        for entry in entries:
+            if not isinstance(entry, Mapping) or set(entry) != {"N"}:
+                reader.refuse(attribute, f"should hold numbers only under {metric!r}")
+        found[metric] = [entry["N"] for entry in entries]
+    return found
+
+
+def _series(reader: Reader, attribute: str) -> dict[str, tuple[float, ...]] | None:
+    lists = _lists(reader, attribute)
+    if lists is None:
+        return None
+    return {metric: tuple(reader.as_number(attribute, v) for v in values) for metric, values in lists.items()}
+
+
+def _ranges(reader: Reader) -> dict[str, tuple[int, ...]] | None:
+    series = _series(reader, OPERATING_RANGE)
+    if series is None:
+        return None
+    for metric, values in series.items():
+        if any(v != int(v) for v in values):
+            reader.refuse(OPERATING_RANGE, f"should hold whole numbers under {metric!r}")
+    return {metric: tuple(int(v) for v in values) for metric, values in series.items()}
+
+
+def _properties(reader: Reader) -> dict[str, str]:
+    found = {}
+    for name, value in (reader.mapping(PROPERTIES) or {}).items():
+        text = value.get("S") if isinstance(value, Mapping) else None
+        if isinstance(text, str):  # free form, used by nobody: what is odd is left out
+            found[name] = text
+    return found

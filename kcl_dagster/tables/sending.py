@@ -1,0 +1,113 @@
+"""How requests are sent: reads until they succeed, conditional writes until their outcome is known."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kcl_dagster import aws
+from kcl_dagster.errors import EndpointUnreachable, OutcomeUnknown, ServiceError, TableNotFound, Throttled
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.attributes import Item
+from kcl_dagster.tables.expressions import Request
+from kcl_dagster.tables.outcomes import Verdict
+
+DEADLINE_SECONDS: Final = 10.0  # a third of the default lease duration: what takes longer has failed
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The write was applied. `item`: the row afterwards, where the request asked for it or it was read back."""
+
+    item: Item | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The write was not applied because its condition does not hold. `item`: the row, or None if there is none."""
+
+    item: Item | None
+
+
+class Sender:
+    """Sends requests for one table's owner, inside `seconds` each. Holds no state; any thread may use it."""
+
+    def __init__(self, client: aws.Client, runtime: Runtime, seconds: float = DEADLINE_SECONDS) -> None:
+        self._client = client
+        self._runtime = runtime
+        self._seconds = seconds
+
+    def read(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """A request that may be sent twice. Raises TableNotFound and ServiceError."""
+        return self._read(method, parameters, self._deadline())
+
+    def get(self, table: str, key: Item, *, consistent: bool = True) -> Item | None:
+        return self._get(table, key, self._deadline(), consistent=consistent)
+
+    def write(self, request: Request, judge: Callable[[Item | None], Verdict]) -> Applied | Refused:
+        """A conditional write. An answer that is lost is replaced by reading the row and asking `judge`.
+
+        Raises OutcomeUnknown when neither helps until the deadline, and Throttled or EndpointUnreachable when the
+        write was never carried out.
+        """
+        deadline = self._deadline()
+        in_doubt: aws.Unanswered | None = None
+        for pause in aws.pauses(self._runtime):
+            problem: ServiceError
+            try:
+                answer = self._call(request.operation, request.parameters)
+            except aws.ConditionFailed as refusal:
+                item = refusal.item
+                if item is None:  # no such row, or an endpoint that does not say
+                    item = self._read_back(request, deadline, in_doubt)
+                applied = in_doubt is not None and judge(item) is Verdict.APPLIED
+                return Applied(item) if applied else Refused(item)
+            except aws.Unanswered as lost:
+                in_doubt = problem = lost
+                item = self._read_back(request, deadline, in_doubt)
+                verdict = judge(item)
+                if verdict is not Verdict.STANDING:
+                    return Applied(item) if verdict is Verdict.APPLIED else Refused(item)
+            except (Throttled, EndpointUnreachable) as not_sent:
+                problem = not_sent
+            else:
+                return Applied(answer.get("Attributes"))
+            if self._runtime.clock.monotonic() + pause > deadline:
+                if in_doubt is None:
+                    raise problem
+                raise OutcomeUnknown(f"{in_doubt}; it was not applied yet when last read") from in_doubt
+            self._runtime.clock.sleep(pause)
+        raise AssertionError("pauses never end")  # pragma: no cover
+
+    def overwrite(self, request: Request) -> Item | None:
+        """A write that may be applied twice; repeated until answered. Raises as `read`, and ConditionFailed."""
+        answer = self._read(request.operation, request.parameters, self._deadline())
+        attributes: Item | None = answer.get("Attributes")
+        return attributes
+
+    def _deadline(self) -> float:
+        return self._runtime.clock.monotonic() + self._seconds
+
+    def _call(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return aws.call(self._client, method, **parameters)
+        except aws.ResourceMissing as error:
+            raise TableNotFound(
+                f"table {parameters.get('TableName')} does not exist where this application looks for it: check "
+                f"the application's name, the region and the account, or let kcl_dagster create it. {error}"
+            ) from error
+
+    def _read(self, method: str, parameters: dict[str, Any], deadline: float) -> dict[str, Any]:
+        return aws.retried(lambda: self._call(method, parameters), self._runtime, deadline)
+
+    def _get(self, table: str, key: Item, deadline: float, *, consistent: bool = True) -> Item | None:
+        parameters = {"TableName": table, "Key": key, "ConsistentRead": consistent}
+        item: Item | None = self._read("get_item", parameters, deadline).get("Item")
+        return item or None
+
+    def _read_back(self, request: Request, deadline: float, in_doubt: aws.Unanswered | None) -> Item | None:
+        try:
+            return self._get(request.table, request.key, deadline)
+        except ServiceError as error:
+            if in_doubt is None:
+                raise
+            raise OutcomeUnknown(f"{in_doubt}; reading back failed too: {error}") from error

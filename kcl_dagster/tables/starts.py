@@ -1,0 +1,100 @@
+"""Where the shards of a stream start, decided once and written down.
+
+The KCL works out LATEST and AT_TIMESTAMP anew whenever a worker starts, and so skips what was written meanwhile.
+Here the first leader writes down at which moment the application began, and everybody starts from that.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kcl_dagster import aws
+from kcl_dagster.application import Application, Position
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables import coordination
+from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, Reader, Value, n, s
+from kcl_dagster.tables.attributes import START_POSITION as START_ENTITY
+from kcl_dagster.tables.coordination import START_CREATED, START_POSITION, START_STREAM, START_TIMESTAMP
+from kcl_dagster.tables.outcomes import Verdict
+from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.scanning import scan_items
+from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
+
+
+@dataclass(frozen=True, slots=True)
+class StartPosition:
+    """Where a stream's first shards start. LATEST and AT_TIMESTAMP carry the moment they mean."""
+
+    stream: str
+    """As in lease keys: the name, or `account:name:epoch` in a multi-stream application."""
+
+    position: Position
+    timestamp_ms: int | None
+    stream_created: int
+    """Epoch seconds. Another value under the same name is another stream."""
+
+
+class StartPositions:
+    """Reads and records start positions."""
+
+    def __init__(
+        self,
+        client: aws.Client,
+        application: Application,  # noqa: ARG002 (the shape all tables share)
+        layout: Layout,
+        runtime: Runtime,
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self._sender = Sender(client, runtime, deadline_seconds)
+        self._place = layout.coordinator
+
+    def get(self, stream: str) -> StartPosition | None:
+        """Raises UnreadableItem."""
+        key = {self._place.key: s(coordination.start_key(stream))}
+        item = self._sender.get(self._place.table, key)
+        return None if item is None else self._parsed(item)
+
+    def all(self) -> dict[str, StartPosition]:
+        """Every recorded position by stream. Scans: for status and doctor, not for every tick."""
+        items = scan_items(
+            self._sender,
+            self._place.table,
+            consistent=True,
+            FilterExpression=f"{ENTITY_TYPE} = :kind",
+            ExpressionAttributeValues={":kind": s(START_ENTITY)},
+        )
+        return {start.stream: start for start in map(self._parsed, items)}
+
+    def record(self, start: StartPosition) -> StartPosition:
+        """Decide where a stream starts, unless that is decided. Returns the decision that stands."""
+        request = coordination.record_start(self._place, start.stream, _values(start))
+
+        def judge(item: Item | None) -> Verdict:
+            return Verdict.STANDING if item is None else Verdict.SUPERSEDED
+
+        outcome = self._sender.write(request, judge)
+        return start if isinstance(outcome, Applied) or outcome.item is None else self._parsed(outcome.item)
+
+    def replace(self, start: StartPosition) -> None:
+        """Decide anew, whatever stands there: an audited reset, or another stream under an old name."""
+        self._sender.overwrite(coordination.replace_start(self._place, start.stream, _values(start)))
+
+    def _parsed(self, item: Mapping[str, Any]) -> StartPosition:
+        reader = Reader(item, self._place.key)
+        position = reader.required_text(START_POSITION)
+        if position not in set(Position):
+            reader.refuse(START_POSITION, f"should be one of {[str(p) for p in Position]}, is {position!r}")
+        return StartPosition(
+            stream=reader.required_text(START_STREAM),
+            position=Position(position),
+            timestamp_ms=reader.whole(START_TIMESTAMP),
+            stream_created=reader.required_whole(START_CREATED),
+        )
+
+
+def _values(start: StartPosition) -> dict[str, Value]:
+    values = {START_POSITION: s(start.position), START_CREATED: n(start.stream_created)}
+    if start.timestamp_ms is not None:
+        values[START_TIMESTAMP] = n(start.timestamp_ms)
+    return values

@@ -1,0 +1,120 @@
+"""The KCL's two state rows: which protocol the fleet speaks, and which tables it uses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from kcl_dagster.errors import UnreadableItem
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables import coordination
+from kcl_dagster.tables.attributes import CLIENT_VERSION, ENTITY_TYPE, TABLE_MIGRATION, Item, Reader, Value, s
+from kcl_dagster.tables.coordination import CLIENT_VERSION_KEY, HISTORY, MODIFIED, MODIFIED_BY, VERSION
+from kcl_dagster.tables.outcomes import Verdict
+from kcl_dagster.tables.places import Place
+from kcl_dagster.tables.sending import Applied, Sender
+
+TABLE_MIGRATION_KEY: Final = "TableMigration3.5"
+TABLE_STATUS: Final = "tm"
+US: Final = "kcl_dagster"  # who changed a row
+
+
+class ClientVersion(StrEnum):
+    """The protocol of a fleet, as `Migration3.0` stores it."""
+
+    TWO = "CLIENT_VERSION_2X"
+    UPGRADING = "CLIENT_VERSION_UPGRADE_FROM_2X"
+    THREE_WITH_ROLLBACK = "CLIENT_VERSION_3X_WITH_ROLLBACK"
+    THREE = "CLIENT_VERSION_3X"
+
+
+class TableStatus(StrEnum):
+    """How far a fleet is on its way from three tables to one, as `TableMigration3.5` stores it."""
+
+    INIT = "TABLE_MIGRATION_STATUS_INIT"
+    DEPLOYED = "TABLE_MIGRATION_STATUS_DEPLOYED"
+    PENDING = "TABLE_MIGRATION_STATUS_PENDING"
+    COMPLETE = "TABLE_MIGRATION_STATUS_COMPLETE"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVersion:
+    """The row `Migration3.0`."""
+
+    version: str
+    values: Mapping[str, Value]
+    history: tuple[Value, ...]
+
+
+class StateRows:
+    """Reads and writes the state rows of one place."""
+
+    def __init__(self, sender: Sender, runtime: Runtime, place: Place) -> None:
+        self._sender = sender
+        self._clock = runtime.clock
+        self._place = place
+
+    def client_version(self) -> StoredVersion | None:
+        reader = self._reader(CLIENT_VERSION_KEY, CLIENT_VERSION)
+        if reader is None:
+            return None
+        item, fields = reader
+        history = fields.raw(HISTORY, "L") or ()
+        if not isinstance(history, (list, tuple)):
+            fields.refuse(HISTORY, "should be a list")
+        values = {VERSION: s(fields.required_text(VERSION))}
+        values |= {name: item[name] for name in (MODIFIED_BY, MODIFIED) if name in item}
+        return StoredVersion(fields.required_text(VERSION), values, tuple(history))
+
+    def table_status(self) -> str | None:
+        reader = self._reader(TABLE_MIGRATION_KEY, TABLE_MIGRATION)
+        return None if reader is None else reader[1].required_text(TABLE_STATUS)
+
+    def create_version(self, version: ClientVersion) -> bool:
+        """Declare a new application's protocol before anybody else does. False: somebody was faster."""
+        at = self._milliseconds()
+        request = coordination.create_version(self._place, version, US, at)
+
+        def judge(item: Item | None) -> Verdict:
+            if item is None:
+                return Verdict.STANDING
+            ours = item.get(MODIFIED_BY) == s(US) and item.get(MODIFIED) == {"N": str(at)}
+            return Verdict.APPLIED if ours else Verdict.SUPERSEDED
+
+        return isinstance(self._sender.write(request, judge), Applied)
+
+    def change_version(self, known: StoredVersion, version: ClientVersion) -> bool:
+        """False: the stored version is not the known one any more."""
+        request = coordination.change_version(
+            self._place, version, US, self._milliseconds(), known.values, known.history
+        )
+
+        def judge(item: Item | None) -> Verdict:
+            stored = None if item is None else item.get(VERSION)
+            if stored == s(known.version):
+                return Verdict.STANDING
+            return Verdict.APPLIED if stored == s(version) else Verdict.SUPERSEDED
+
+        return isinstance(self._sender.write(request, judge), Applied)
+
+    def _reader(self, key: str, kind: str) -> tuple[Item, Reader] | None:
+        """The row under `key`. Clients before 3.5 gave it no entity type."""
+        item = self._sender.get(self._place.table, {self._place.key: s(key)})
+        if item is None:
+            return None
+        reader = Reader(item, self._place.key)
+        found = reader.text(ENTITY_TYPE)
+        if found not in {None, kind}:
+            raise UnreadableItem(key, ENTITY_TYPE, f"should be {kind}, is {found!r}")
+        return item, reader
+
+    def _milliseconds(self) -> int:
+        return int(self._clock.now() * 1000)
+
+
+def known_version(text: str) -> ClientVersion | None:
+    return ClientVersion(text) if text in set(ClientVersion) else None
+
+
+def known_status(text: str) -> TableStatus | None:
+    return TableStatus(text) if text in set(TableStatus) else None

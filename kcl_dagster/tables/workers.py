@@ -1,0 +1,117 @@
+"""The rows in which workers say that they live, how busy they are, and in our case in which run."""
+
+from collections.abc import Iterable
+
+from kcl_dagster import aws
+from kcl_dagster.application import Application
+from kcl_dagster.errors import UnreadableItem
+from kcl_dagster.model.lease import WorkerId
+from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables import coordination
+from kcl_dagster.tables.attributes import Item, s
+from kcl_dagster.tables.outcomes import Verdict
+from kcl_dagster.tables.places import Layout, LayoutKind
+from kcl_dagster.tables.rows import why_not_writable, worker_row_from_item, worker_row_values
+from kcl_dagster.tables.scanning import scan_items
+from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
+
+RowsRead = tuple[list[WorkerRow], list[UnreadableItem]]
+
+
+class WorkerTable:
+    """Reads and writes worker rows, in the lease table or in the KCL's older table of their own."""
+
+    def __init__(
+        self,
+        client: aws.Client,
+        application: Application,
+        layout: Layout,
+        runtime: Runtime,
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self._sender = Sender(client, runtime, deadline_seconds)
+        self._place = layout.workers
+        self._clock = runtime.clock
+        self._application = application.name
+        # A worker that announces single-table support moves a fleet of Java workers towards it. We do not migrate
+        # tables while we run, so in the old layout we keep silent, which holds the migration back.
+        self._hides_support = layout.kind is LayoutKind.LEGACY
+
+    def put(self, row: WorkerRow) -> WorkerRow:
+        """Write a heartbeat; what is None in `row` stays as it stands. Returns the row as it stands afterwards,
+        which is how a worker learns that it should drain.
+
+        Raises ValueError for what the KCL would not write, UnreadableItem if the id is another row's key.
+        """
+        problem = why_not_writable(row, self._clock.now())
+        if problem is not None:
+            msg = f"the row of worker {row.id} {problem}"
+            raise ValueError(msg)
+        values = worker_row_values(row)
+        if self._hides_support:
+            values = {name: value for name, value in values.items() if name not in {"sup", "slu"}}
+        try:
+            item = self._sender.overwrite(coordination.put_worker(self._place, row.id, values))
+        except aws.ConditionFailed as error:
+            raise UnreadableItem(
+                row.id, "entityType", "says it is no worker's: a worker may not have the id of another row"
+            ) from error
+        return self._row(item) or row
+
+    def get(self, worker: WorkerId) -> WorkerRow | None:
+        return self._row(self._sender.get(self._place.table, {self._place.key: s(worker)}))
+
+    def list(self) -> list[WorkerRow]:
+        """All rows that can be read, by id."""
+        return list(newest_by_id(self.scan()[0]))
+
+    def scan(self) -> "RowsRead":
+        """All rows that can be read, and what is wrong with the others."""
+        items = scan_items(self._sender, self._place.table, consistent=True)
+        return readable_workers(items, self._place.key)
+
+    def delete(self, row: WorkerRow) -> bool:
+        """Remove a row unless it was written since. True: it is gone."""
+        outcome = self._sender.write(
+            coordination.delete_worker(self._place, row),
+            lambda item: Verdict.APPLIED if item is None else Verdict.STANDING,
+        )
+        return isinstance(outcome, Applied) or outcome.item is None
+
+    def request_drain(self, worker: WorkerId, wanted: bool = True) -> bool:
+        """Ask a worker to finish, or no longer. False: it has no row."""
+        try:
+            self._sender.overwrite(coordination.request_drain(self._place, worker, wanted=wanted))
+        except aws.ConditionFailed:
+            return False
+        return True
+
+    def _row(self, item: Item | None) -> WorkerRow | None:
+        return None if item is None else worker_row_from_item(item, key=self._place.key)
+
+
+def readable_workers(items: Iterable[Item], key: str) -> RowsRead:
+    """The worker rows among `items`, and those that cannot be read. Rows of other kinds are left out."""
+    rows: list[WorkerRow] = []
+    unreadable: list[UnreadableItem] = []
+    for item in items:
+        try:
+            row = worker_row_from_item(item, key=key)
+        except UnreadableItem as error:
+            unreadable.append(error)
+        else:
+            if row is not None:
+                rows.append(row)
+    return rows, unreadable
+
+
+def newest_by_id(rows: Iterable[WorkerRow]) -> tuple[WorkerRow, ...]:
+    """One row for each worker: after a table migration an old one may be left in the other table."""
+    newest: dict[WorkerId, WorkerRow] = {}
+    for row in rows:
+        known = newest.get(row.id)
+        if known is None or (row.last_update or 0) > (known.last_update or 0):
+            newest[row.id] = row
+    return tuple(newest[worker] for worker in sorted(newest))
