@@ -1,9 +1,9 @@
 """The KCL's two migrations, decided from what is stored.
 
-A 2.x fleet becomes a 3.x fleet through the item `Migration3.0`; a 3.0-3.4 application moves from three tables into
+A 2.x fleet becomes a 3.x fleet through the row `Migration3.0`; a 3.0-3.4 application moves from three tables into
 one through `TableMigration3.5`. Both are carried out by Java workers. We obey what is stored, and these rules say
-what a Java worker would do with it: before we touch a table, and when `doctor` explains why a fleet stands still.
-Pure; the items themselves are read elsewhere.
+what a Java worker would do with it: that is how one explains why a fleet stands still. Pure; the rows themselves
+are read in `state`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,77 +12,47 @@ from typing import Final
 
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.tables.state import ClientVersion, TableStatus
 
 SINGLE_TABLE_SUPPORT: Final = 1  # support code of workers that know the one-table layout
-_REPORTER_PERIODS_FRESH = 3  # a support code not repeated for this many reports counts no more
 REPORTER_PERIOD_SECONDS: Final = 30.0
-_INIT_BAKE_SECONDS = 3600.0  # a fleet must support one table for this long before the move is allowed
-DEFAULT_COMPLETE_BAKE_SECONDS: Final = 86_400.0
-_COMPLETE_BAKE_LIMITS = (3600.0, 604_800.0)
-
-
-class ClientVersion(StrEnum):
-    """The algorithm a fleet runs: `cv` of `Migration3.0` without its prefix."""
-
-    INIT = "INIT"
-    V2 = "2X"
-    UPGRADE_FROM_2X = "UPGRADE_FROM_2X"
-    V3_WITH_ROLLBACK = "3X_WITH_ROLLBACK"
-    V3 = "3X"
-
-    @property
-    def leader_assigns(self) -> bool:
-        """Otherwise workers take and steal by the rules of 2.x, whatever they are configured to do."""
-        return self in (ClientVersion.V3, ClientVersion.V3_WITH_ROLLBACK)
-
-
-CLIENT_VERSION_PREFIX: Final = "CLIENT_VERSION_"
+_REPORTER_PERIODS_FRESH: Final = 3  # a support code not repeated for this many reports counts no more
+_INIT_BAKE_SECONDS: Final = 3600.0  # a fleet must support one table for this long before the move is allowed
+COMPLETE_BAKE_SECONDS: Final = 86_400.0
+_COMPLETE_BAKE_LIMITS: Final = (3600.0, 604_800.0)
 
 
 class ClientVersionConfig(StrEnum):
     """What a Java worker is configured to be."""
 
-    COMPATIBLE_WITH_2X_PHASE1 = "COMPATIBLE_WITH_2X_PHASE1"
-    COMPATIBLE_WITH_2X = "COMPATIBLE_WITH_2X"
-    V3 = "3X"
+    COMPATIBLE_WITH_2X_PHASE1 = "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X_PHASE1"
+    COMPATIBLE_WITH_2X = "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"
+    THREE = "CLIENT_VERSION_CONFIG_3X"
 
 
-_FIRST_VERSION: Final[Mapping[ClientVersionConfig, ClientVersion]] = {
-    ClientVersionConfig.COMPATIBLE_WITH_2X_PHASE1: ClientVersion.INIT,
-    ClientVersionConfig.COMPATIBLE_WITH_2X: ClientVersion.UPGRADE_FROM_2X,
-    ClientVersionConfig.V3: ClientVersion.V3,
+# A first worker in phase 1 stores nothing: the fleet goes on as a 2.x fleet.
+_FIRST_VERSION: Final[Mapping[ClientVersionConfig, ClientVersion | None]] = {
+    ClientVersionConfig.COMPATIBLE_WITH_2X_PHASE1: None,
+    ClientVersionConfig.COMPATIBLE_WITH_2X: ClientVersion.UPGRADING,
+    ClientVersionConfig.THREE: ClientVersion.THREE,
 }
 
 
-def starting_version(configured: ClientVersionConfig, stored: ClientVersion | None) -> ClientVersion:
-    """What a Java worker starts as. The stored version wins, even 2.x over a configured 3.x."""
-    if stored is None or stored is ClientVersion.INIT:
+def starting_version(configured: ClientVersionConfig, stored: ClientVersion | None) -> ClientVersion | None:
+    """What a Java worker starts as; None: as 2.x, without storing anything.
+
+    The stored version wins, even 2.x over a configured 3.x.
+    """
+    if stored is None:
         return _FIRST_VERSION[configured]
-    if stored is ClientVersion.V3_WITH_ROLLBACK and configured is ClientVersionConfig.V3:
-        return ClientVersion.V3
+    if stored is ClientVersion.THREE_WITH_ROLLBACK and configured is ClientVersionConfig.THREE:
+        return ClientVersion.THREE
     return stored
 
 
-class TableStatus(StrEnum):
-    """How far the move into one table has come: `tm` of `TableMigration3.5`."""
-
-    INIT = "INIT"
-    DEPLOYED = "DEPLOYED"
-    PENDING = "PENDING"
-    COMPLETE = "COMPLETE"
-
-    @property
-    def reads_legacy(self) -> bool:
-        return self is not TableStatus.COMPLETE
-
-    @property
-    def writes_legacy(self) -> bool:
-        """Worker rows and coordinator items; the lock has its own rule."""
-        return self in (TableStatus.INIT, TableStatus.DEPLOYED)
-
-    @property
-    def locks_legacy(self) -> bool:
-        return self is not TableStatus.COMPLETE
+def leader_assigns(version: ClientVersion | None) -> bool:
+    """Otherwise workers take and steal by the rules of 2.x, whatever they are configured to do."""
+    return version in {ClientVersion.THREE, ClientVersion.THREE_WITH_ROLLBACK}
 
 
 def table_status(*, legacy_exists: bool, stored: TableStatus | None, migrate: bool) -> TableStatus:
@@ -100,6 +70,21 @@ def table_status(*, legacy_exists: bool, stored: TableStatus | None, migrate: bo
     return TableStatus.PENDING if migrate else TableStatus.DEPLOYED
 
 
+def reads_legacy(status: TableStatus) -> bool:
+    """Whether the legacy tables are read besides the lease table."""
+    return status is not TableStatus.COMPLETE
+
+
+def writes_legacy(status: TableStatus) -> bool:
+    """Where worker rows and coordinator rows are written; the lock has its own rule."""
+    return status in {TableStatus.INIT, TableStatus.DEPLOYED}
+
+
+def locks_legacy(status: TableStatus) -> bool:
+    """Whether the leader lock is the one in the legacy table."""
+    return status is not TableStatus.COMPLETE
+
+
 def next_stored_status(
     *,
     local: TableStatus,
@@ -107,30 +92,34 @@ def next_stored_status(
     stored_seconds: float = 0.0,
     support_code: int = 0,
     legacy_workers: int = 0,
-    bake_seconds: float = DEFAULT_COMPLETE_BAKE_SECONDS,
+    bake_seconds: float = COMPLETE_BAKE_SECONDS,
 ) -> TableStatus | None:
-    """What a Java leader leaves stored after one look; None is no item. Only the leader writes it.
+    """What a Java leader leaves stored after one look; None is no row. Only the leader writes it.
 
-    `stored_seconds` is the age of the stored status, `support_code` the fleet's lowest, `legacy_workers` how many
-    live workers still write rows to the legacy table.
+    `local` is its own status from `table_status`, `stored_seconds` the age of the stored one, `support_code` the
+    fleet's lowest, `legacy_workers` how many live workers still write their rows to the legacy table.
     """
     if stored is TableStatus.COMPLETE or local is TableStatus.COMPLETE:
         return stored
-    if local is TableStatus.PENDING:
-        if legacy_workers:
-            return TableStatus.DEPLOYED
-        if stored is not TableStatus.PENDING:
-            return TableStatus.PENDING
-        low, high = _COMPLETE_BAKE_LIMITS
-        return TableStatus.COMPLETE if stored_seconds >= min(max(bake_seconds, low), high) else stored
     if local is TableStatus.DEPLOYED:
         return TableStatus.DEPLOYED
-    if stored is None or stored is TableStatus.INIT:
-        if support_code < SINGLE_TABLE_SUPPORT:
-            return None
-        baked = stored is TableStatus.INIT and stored_seconds >= _INIT_BAKE_SECONDS
-        return TableStatus.DEPLOYED if baked else TableStatus.INIT
-    return stored
+    if local is TableStatus.PENDING:
+        return _pending(stored, stored_seconds, legacy_workers, bake_seconds)
+    if support_code < SINGLE_TABLE_SUPPORT:
+        return None
+    is_baked = stored is TableStatus.INIT and stored_seconds >= _INIT_BAKE_SECONDS
+    return TableStatus.DEPLOYED if is_baked else TableStatus.INIT
+
+
+def _pending(
+    stored: TableStatus | None, stored_seconds: float, legacy_workers: int, bake_seconds: float
+) -> TableStatus:
+    """A leader that was told to migrate: once nobody writes the legacy tables it moves their rows and waits."""
+    if legacy_workers:
+        return TableStatus.DEPLOYED
+    shortest, longest = _COMPLETE_BAKE_LIMITS
+    is_baked = stored_seconds >= min(max(bake_seconds, shortest), longest)
+    return TableStatus.COMPLETE if stored is TableStatus.PENDING and is_baked else TableStatus.PENDING
 
 
 def lowest_support_code(owners: Iterable[WorkerId], rows: Sequence[WorkerRow], now: float) -> int:
@@ -148,4 +137,4 @@ def visible_rows(
     status: TableStatus, lease_table: Sequence[WorkerRow], legacy: Sequence[WorkerRow]
 ) -> list[WorkerRow]:
     """The worker rows a Java leader counts. A worker in both tables counts twice."""
-    return [*lease_table, *(legacy if status.reads_legacy else ())]
+    return [*lease_table, *(legacy if reads_legacy(status) else ())]

@@ -1,21 +1,13 @@
-"""How many KB/s a lease carries, as the KCL measures and stores it."""
+"""How many KB/s a lease carries, as the KCL measures it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Final
 
 from kcl_dagster.model.lease import LeaseKey
 
 _ALPHA: Final = 0.5  # weight of the newest window
 _KB: Final = 1024
-_STORED_DIGITS: Final = Decimal("0.000001")
-_EXACT: Final = Context(prec=400)  # more digits than the largest float has
-
-
-def stored_kbps(kbps: float) -> float:
-    """The value as it goes into `throughputKBps`: six decimals, half up."""
-    return float(Decimal(repr(kbps)).quantize(_STORED_DIGITS, ROUND_HALF_UP, _EXACT))
 
 
 @dataclass(slots=True)
@@ -61,7 +53,7 @@ class Throughput:
         now = self._monotonic()
         if now - meter.since >= self._window_seconds:
             meter.close(now)
-        return None if meter.average is None else stored_kbps(meter.average)
+        return meter.average
 
     def stop(self, lease: LeaseKey) -> None:
         """The lease is no longer ours."""

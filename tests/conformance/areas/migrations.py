@@ -3,16 +3,18 @@
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.migration import (
-    CLIENT_VERSION_PREFIX,
-    ClientVersion,
     ClientVersionConfig,
-    TableStatus,
+    leader_assigns,
+    locks_legacy,
     lowest_support_code,
     next_stored_status,
+    reads_legacy,
     starting_version,
     table_status,
     visible_rows,
+    writes_legacy,
 )
+from kcl_dagster.tables.state import ClientVersion, TableStatus
 from tests.conformance.agreement import AnyOf, Observed
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.registry import area
@@ -20,18 +22,24 @@ from tests.conformance.registry import area
 _NOW = 1_800_000_000
 
 
+_VERSION = "CLIENT_VERSION_"
+_CONFIG = "CLIENT_VERSION_CONFIG_"
+_STATUS = "TABLE_MIGRATION_STATUS_"
+
+
 @area("migration.client_version")
 def client_version(given: Given) -> Observed:
-    configured = given.text("configured", "config").removeprefix("CLIENT_VERSION_CONFIG_")
+    configured = _CONFIG + given.text("configured", "config").removeprefix(_CONFIG)
     stored = given.text_or_none("stored_cv", "stored")
-    version = starting_version(
-        ClientVersionConfig(configured),
-        None if stored is None else ClientVersion(stored.removeprefix(CLIENT_VERSION_PREFIX)),
-    )
-    return {
-        "start_as": AnyOf.of(version.value, CLIENT_VERSION_PREFIX + version.value),
-        "leader_assigns": version.leader_assigns,
-    }
+    version = starting_version(ClientVersionConfig(configured), None if stored is None else _version(stored))
+    name = "INIT" if version is None else version.removeprefix(_VERSION)
+    return {"start_as": AnyOf.of(name, _VERSION + name), "leader_assigns": leader_assigns(version)}
+
+
+def _version(text: str) -> ClientVersion | None:
+    """INIT is what the KCL calls a fleet for which nothing is stored."""
+    name = text.removeprefix(_VERSION)
+    return None if name == "INIT" else ClientVersion(_VERSION + name)
 
 
 @area("migration.table")
@@ -58,17 +66,21 @@ def table(given: Given) -> Observed:
             bake_seconds=_seconds(given, "bake", default=86_400.0),
         )
     return {
-        "local_status": local.value,
-        "stored_tm": None if after is None else after.value,
+        "local_status": _names(local),
+        "stored_tm": _names(after),
         "item_written": after is not stored,
-        "reads_legacy": local.reads_legacy,
-        "writes_legacy": local.writes_legacy,
-        "locks_legacy": local.locks_legacy,
+        "reads_legacy": reads_legacy(local),
+        "writes_legacy": writes_legacy(local),
+        "locks_legacy": locks_legacy(local),
     }
 
 
 def _status(text: str | None) -> TableStatus | None:
-    return None if text is None else TableStatus(text.removeprefix("TABLE_MIGRATION_"))
+    return None if text is None else TableStatus(_STATUS + text.removeprefix(_STATUS))
+
+
+def _names(status: TableStatus | None) -> AnyOf:
+    return AnyOf.of(None) if status is None else AnyOf.of(status.value, status.removeprefix(_STATUS))
 
 
 def _seconds(given: Given, name: str, default: float) -> float:
@@ -93,8 +105,8 @@ def summary(given: Given) -> Observed:
         visible = visible_rows(status, in_leases, in_legacy)
         observed["worker_rows"] = len(visible)
         observed["workers"] = [row.id for row in visible]
-        observed["legacy_scans"] = 1 if status.reads_legacy else 0
-        observed["lock_table"] = "legacy" if status.locks_legacy else "lease"
+        observed["legacy_scans"] = 1 if reads_legacy(status) else 0
+        observed["lock_table"] = "legacy" if locks_legacy(status) else "lease"
     if not observed:
         raise NotUnderstood("neither metrics nor a status")
     return observed

@@ -7,9 +7,10 @@ from kcl_dagster.leader.election import elected, leads
 from kcl_dagster.leader.failures import FailureCount
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.streams.pace import Pace
-from kcl_dagster.tables.segments import ScanSegments
+from kcl_dagster.tables.attributes import java_double, rounded
+from kcl_dagster.tables.scanning import Segments
 from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.worker.throughput import Throughput, stored_kbps
+from kcl_dagster.worker.throughput import Throughput
 from tests.conformance.agreement import AnyOf, Observed
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.registry import area
@@ -53,11 +54,11 @@ def scan_segments(given: Given) -> Observed:
 
     asked = given.integer("calls", default=max(1, len(answers)))
     clock = FakeClock()
-    segments = ScanSegments(given.integer("configured", default=0), table_bytes, clock)
+    segments = Segments(given.integer("configured", default=0), table_bytes, clock)
     pauses = given.sequence("hours_between_calls", default=[0] * asked)
     seen = []
     for number in range(asked):
-        seen.append(segments.current())
+        seen.append(segments.count())
         clock.advance(float(str(pauses[min(number, len(pauses) - 1)])) * 3600)
     is_list = "calls" in given or "describe" in given
     return {"segments": seen if is_list else seen[0], "describe_calls": calls}
@@ -65,8 +66,7 @@ def scan_segments(given: Given) -> Observed:
 
 @area("renewer.throughput_rounding")
 def throughput_rounding(given: Given) -> Observed:
-    # Java's Double.toString: what a Python float prints like, for the sizes that occur.
-    return {"stored": repr(stored_kbps(float(str(given.first("throughput_kbps", "kbps")))))}
+    return {"stored": java_double(rounded(float(str(given.first("throughput_kbps", "kbps")))))}
 
 
 @area("lease_stats")
@@ -152,13 +152,11 @@ def _situation(situation: object) -> list[Lease]:
 def _owned_by(owners: list[object]) -> list[Lease]:
     leases = []
     for number, owner in enumerate(owners):
-        if isinstance(owner, dict):
-            one = Given(owner, "lease")
-            owner = one.text_or_none("o", "owner", "leaseOwner")
-        if owner is not None and not isinstance(owner, str):
+        name = Given(owner, "lease").text_or_none("o", "owner", "leaseOwner") if isinstance(owner, dict) else owner
+        if name is not None and not isinstance(name, str):
             raise NotUnderstood(f"owner {owner!r}")
         key = f"lease-{number}"
-        leases.append(Lease(key=LeaseKey(key), shard_id=key, owner=None if owner is None else WorkerId(owner)))
+        leases.append(Lease(key=LeaseKey(key), shard_id=key, owner=None if name is None else WorkerId(name)))
     return leases
 
 
