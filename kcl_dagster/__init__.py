@@ -1,0 +1,109 @@
+"""Kinesis Client Library leases for Dagster and PySpark.
+
+    import kcl_dagster as kcl
+
+    @kcl.kcl_consumer(application="clicks-to-lake", stream="clicks", sink=kcl.parquet("s3://lake/clicks"))
+    def clicks(records):
+        return records.selectExpr("lease_key", "cast(data as string) as json", "arrival_timestamp")
+
+    defs = kcl.build_kcl_definitions(clicks, resources={"kcl": kcl.KclResource(region_name="eu-west-1")})
+
+Names are imported when they are first used: Spark and Dagster take seconds.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kcl_dagster.application import Application as Application
+    from kcl_dagster.application import BatchSettings as BatchSettings
+    from kcl_dagster.application import FailurePolicy as FailurePolicy
+    from kcl_dagster.application import FleetSettings as FleetSettings
+    from kcl_dagster.application import PolicySettings as PolicySettings
+    from kcl_dagster.application import Position as Position
+    from kcl_dagster.application import StartAt as StartAt
+    from kcl_dagster.application import StreamSettings as StreamSettings
+    from kcl_dagster.application import TableSettings as TableSettings
+    from kcl_dagster.application import Timings as Timings
+    from kcl_dagster.errors import KclError as KclError
+    from kcl_dagster.orchestration.assets import build_kcl_asset_specs as build_kcl_asset_specs
+    from kcl_dagster.orchestration.consumer import Consumer as Consumer
+    from kcl_dagster.orchestration.consumer import kcl_consumer as kcl_consumer
+    from kcl_dagster.orchestration.definitions import build_kcl_definitions as build_kcl_definitions
+    from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor as build_kcl_leader_sensor
+    from kcl_dagster.orchestration.resources import KclResource as KclResource
+    from kcl_dagster.orchestration.sinks import SinkChoice as SinkChoice
+    from kcl_dagster.orchestration.sinks import parquet as parquet
+    from kcl_dagster.orchestration.spark_resource import KclSparkResource as KclSparkResource
+    from kcl_dagster.orchestration.translator import KclAsset as KclAsset
+    from kcl_dagster.orchestration.translator import KclTranslator as KclTranslator
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "kcl_dagster.application": (
+        "Application",
+        "BatchSettings",
+        "FailurePolicy",
+        "FleetSettings",
+        "PolicySettings",
+        "Position",
+        "StartAt",
+        "StreamSettings",
+        "TableSettings",
+        "Timings",
+    ),
+    "kcl_dagster.errors": ("KclError",),
+    "kcl_dagster.orchestration.assets": ("build_kcl_asset_specs",),
+    "kcl_dagster.orchestration.consumer": ("Consumer", "kcl_consumer"),
+    "kcl_dagster.orchestration.definitions": ("build_kcl_definitions",),
+    "kcl_dagster.orchestration.leader_sensor": ("build_kcl_leader_sensor",),
+    "kcl_dagster.orchestration.resources": ("KclResource",),
+    "kcl_dagster.orchestration.sinks": ("SinkChoice", "parquet"),
+    "kcl_dagster.orchestration.spark_resource": ("KclSparkResource",),
+    "kcl_dagster.orchestration.translator": ("KclAsset", "KclTranslator"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022 - grouped by topic
+    # A consumer and its Dagster definitions
+    "kcl_consumer",
+    "Consumer",
+    "build_kcl_definitions",
+    "build_kcl_asset_specs",
+    "build_kcl_leader_sensor",
+    "KclResource",
+    "KclSparkResource",
+    "KclTranslator",
+    "KclAsset",
+    # Where records go
+    "parquet",
+    "SinkChoice",
+    # What an application is
+    "Application",
+    "StreamSettings",
+    "StartAt",
+    "Position",
+    "FleetSettings",
+    "Timings",
+    "BatchSettings",
+    "FailurePolicy",
+    "PolicySettings",
+    "TableSettings",
+    # What can go wrong
+    "KclError",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,22 @@
+"""What `dagster dev` opens: the clickstream."""
+
+import dagster as dg
+
+import kcl_dagster as kcl
+from assets.clicks import clicks
+from assets.sessions import sessions
+from resources.aws import kcl_resource
+from resources.spark import pyspark, worker_spark
+
+defs = dg.Definitions.merge(
+    kcl.build_kcl_definitions(clicks, resources={"kcl": kcl_resource(), "spark": worker_spark()}),
+    dg.Definitions(
+        assets=[sessions],
+        resources={"pyspark": pyspark()},
+        sensors=[
+            dg.AutomationConditionSensorDefinition(
+                "automation", target=[sessions], default_status=dg.DefaultSensorStatus.RUNNING
+            )
+        ],
+    ),
+)

@@ -1,0 +1,47 @@
+"""`python -m jobs.demo [--for 90s] [--port 3000]`: the pipeline on embedded AWS, in one process tree."""
+
+import argparse
+import os
+import sys
+import uuid
+from pathlib import Path
+
+from rich.console import Console
+
+from jobs.demo.settings import DemoSettings, seconds
+from jobs.demo.supervisor import Supervisor
+from jobs.demo.teller import Teller
+from kcl_dagster.errors import KclError
+from kcl_dagster.operations import preflight
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make demo", description="A clickstream from Kinesis to Parquet.")
+    parser.add_argument("--for", dest="duration", type=seconds, metavar="90s", help="run that long, then judge")
+    parser.add_argument("--port", type=int, default=3000, help="of Dagster's UI")
+    parser.add_argument("--directory", type=Path, default=Path(".demo"))
+    options = parser.parse_args()
+    settings = DemoSettings(options.directory.resolve(), uuid.uuid4().hex[:12], options.port, options.duration)
+    teller = Teller(Console())
+
+    os.environ["KCL_DEMO_DIRECTORY"] = str(options.directory.resolve())
+    os.chdir(Path(__file__).parents[2])  # workspace.yaml, dagster.yaml and the modules of the deployment
+    found = preflight.problems(
+        [
+            preflight.java_is_there,
+            preflight.port_is_free(options.port, remedy="stop what listens there, or say PORT=3001"),
+        ]
+    )
+    for problem in found:
+        teller.problem(problem)
+    if found:
+        return 1
+    try:
+        return Supervisor(settings, teller).run()
+    except KclError as error:
+        teller.problem(" ".join(str(error).split()))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""What changed between two looks at the leases, in words. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from kcl_dagster.model.lease import Lease, LeaseKey
+
+
+def slot_of(worker: str) -> str:
+    """`worker-000` of `worker-000:1f2e3d4c`."""
+    return worker.partition(":")[0]
+
+
+def describe(before: Mapping[LeaseKey, Lease], after: Mapping[LeaseKey, Lease]) -> Iterator[str]:
+    """One line per lease that appeared, finished, or went from one worker to another."""
+    for key, lease in after.items():
+        previous = before.get(key)
+        if previous is None:
+            origin = f", child of {' and '.join(sorted(lease.parents))}" if lease.parents else ""
+            yield f"lease of {key} created{origin}"
+            continue
+        if lease.is_finished and not previous.is_finished:
+            yield f"{key} is finished"
+        elif lease.actual_owner and lease.actual_owner != previous.actual_owner:
+            if previous.actual_owner:
+                yield f"{lease.actual_owner} took {key} over from {previous.actual_owner}"
+            else:
+                yield f"{lease.actual_owner} took {key}"
+    for key in before.keys() - after.keys():
+        yield f"lease of {key} removed: its children are being read"
+
+
+def summary(leases: Iterable[Lease]) -> str:
+    """`4 leases: worker-000 2, worker-001 2`; what nobody owns is said too."""
+    open_leases = [lease for lease in leases if not lease.is_finished]
+    owners = Counter(slot_of(lease.actual_owner) if lease.actual_owner else "nobody" for lease in open_leases)
+    shares = ", ".join(f"{owner} {number}" for owner, number in sorted(owners.items()))
+    return f"{len(open_leases)} leases" + (f": {shares}" if shares else "")

@@ -1,0 +1,90 @@
+"""The demo's eyes and hands: who holds which lease, which process that is, and what can be done to it."""
+
+import os
+import signal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus, RunsFilter
+from kcl_dagster.streams.listing import list_shards
+
+from kcl_dagster.application import Application
+from kcl_dagster.errors import KclError
+from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.model.shard import Shard
+from kcl_dagster.orchestration import processes
+from kcl_dagster.runtime import system
+from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.leases import LeaseTable
+
+LIVE = [DagsterRunStatus.STARTED]
+
+
+class Fleet:
+    """One application of the demo, seen from outside."""
+
+    def __init__(self, application: Application, kinesis: Any, dynamodb: Any, dagster_home: Path) -> None:
+        self._application = application
+        self._kinesis = kinesis
+        self._dynamodb = dynamodb
+        self._home = dagster_home
+        self._runtime = system()
+        self._table: LeaseTable | None = None
+        self._instance: DagsterInstance | None = None
+
+    @property
+    def _stream(self) -> str:
+        return self._application.streams[0].name
+
+    def leases(self) -> dict[LeaseKey, Lease]:
+        """The leases as they stand; none before the leader has made the table."""
+        try:
+            if self._table is None:
+                layout = detect_layout(self._dynamodb, self._application)
+                self._table = LeaseTable(self._dynamodb, self._application, layout, self._runtime)
+            return {lease.key: lease for lease in self._table.scan().leases}
+        except KclError:
+            return {}
+
+    def workers(self) -> dict[str, int]:
+        """Worker slots whose runs are going on, and their processes."""
+        if self._instance is None:
+            self._instance = DagsterInstance.from_config(str(self._home))
+        found = {}
+        for run in self._instance.get_runs(RunsFilter(statuses=LIVE)):
+            slot = run.tags.get("dagster/partition")
+            if run.tags.get("kcl/application") == self._application.name and slot:
+                pid = self._pid(run.run_id)
+                if pid is not None and processes.find(pid) is not None:
+                    found[slot] = pid
+        return found
+
+    def _pid(self, run_id: str) -> int | None:
+        """The process a run executes in, as the in-process executor reports it."""
+        assert self._instance is not None
+        for entry in self._instance.all_logs(run_id, of_type=DagsterEventType.ENGINE_EVENT):
+            metadata = entry.get_dagster_event().engine_event_data.metadata
+            if "pid" in metadata and "step_keys" in metadata:
+                return int(str(metadata["pid"].value))
+        return None
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+    def split(self) -> str:
+        """Split the widest open shard in the middle."""
+        widest = max(self._open_shards(), key=lambda shard: shard.hash_range.end - shard.hash_range.start)
+        middle = (widest.hash_range.start + widest.hash_range.end) // 2 + 1
+        self._kinesis.split_shard(StreamName=self._stream, ShardToSplit=widest.id, NewStartingHashKey=str(middle))
+        return widest.id
+
+    def merge(self) -> tuple[str, str]:
+        """Merge two narrow neighbours."""
+        shards = sorted(self._open_shards(), key=lambda shard: shard.hash_range)
+        left, right = min(pairwise(shards), key=lambda two: two[1].hash_range.end - two[0].hash_range.start)
+        self._kinesis.merge_shards(StreamName=self._stream, ShardToMerge=left.id, AdjacentShardToMerge=right.id)
+        return left.id, right.id
+
+    def _open_shards(self) -> list[Shard]:
+        return [s for s in list_shards(self._kinesis, self._stream, runtime=self._runtime) if s.is_open]

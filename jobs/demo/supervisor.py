@@ -1,0 +1,275 @@
+"""Starts everything, tells what happens, and ends everything."""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from jobs import ledger
+from jobs.demo import changes, landed
+from jobs.demo.child import Child
+from jobs.demo.fleet import Fleet
+from jobs.demo.settings import MARKER_VARIABLE, DemoSettings
+from jobs.demo.story import Step, Story
+from jobs.demo.teller import Teller
+from jobs.demo.verdict import Verdict, judge
+from kcl_dagster.errors import ConfigurationError, KclError
+from kcl_dagster.orchestration import processes, reaper
+from resources import aws, lake
+
+LOOK_SECONDS = 1.0
+REPORT_SECONDS = 5.0
+WORKERS = 2
+
+# A worker is only worth killing once it has something to lose; on a busy machine Spark takes a minute to start.
+READY_PATIENCE_SECONDS = 180.0
+# How long the drain may stand still. A killed worker's lease waits for its duration, a new worker for its Spark.
+DRAIN_PATIENCE_SECONDS = 90.0
+
+# What is left of the ten seconds after which nothing of ours may be alive.
+INTERRUPT_SECONDS = 6.0
+TERMINATE_SECONDS = 1.5
+# At the end of a timed demo nobody waits for a prompt.
+GRACEFUL_SECONDS = 30.0
+
+
+class Ended(Exception):
+    """Somebody or something wants the demo to end."""
+
+
+class Supervisor:
+    """One demo from start to end. Everything happens on the thread that calls `run`."""
+
+    def __init__(self, settings: DemoSettings, teller: Teller) -> None:
+        self._settings = settings
+        self._tell = teller
+        self._end: str | None = None
+        self._failed = False
+        self._wake = threading.Event()
+
+    def run(self) -> int:
+        """The exit code. Raises KclError when something cannot start."""
+        with ExitStack() as stack:
+            stack.enter_context(self._signals())
+            self._parents = _parents_through_make()
+            self._prepare()
+            marker = f"{MARKER_VARIABLE}={self._settings.marker}"
+            os.environ[MARKER_VARIABLE] = self._settings.marker
+            reaper.start(os.getpid(), marker)
+            verdict: Verdict | None = None
+            try:
+                self._start(stack)
+                self._watch()
+                verdict = self._conclude()
+            except Ended:
+                self._tell.line(f"stopping: {self._end}")
+        self._tell.line("everything is stopped")
+        self._tell.where(self._settings)
+        if self._settings.duration is None:
+            return 1 if self._failed else 0
+        if verdict is None:
+            return 1
+        self._tell.plain(str(verdict))
+        return 0 if verdict.holds else 1
+
+    def _prepare(self) -> None:
+        if aws.is_running():
+            directory = self._settings.directory
+            raise ConfigurationError(f"another demo is running in {directory}: stop it, or say --directory")
+        aws.clean()
+        shutil.rmtree(self._settings.dagster_home, ignore_errors=True)
+        self._settings.dagster_home.mkdir(parents=True)
+        shutil.copy("dagster.yaml", self._settings.dagster_home / "dagster.yaml")
+
+    def _start(self, stack: ExitStack) -> None:
+        self._tell.line("starting the embedded AWS")
+        endpoint = aws.start_embedded(os.getpid())
+        stack.callback(self._stop_process, endpoint.pid)
+        self._tell.line(
+            f"AWS answers at {endpoint.url}; everything the demo writes is under {self._settings.directory}"
+        )
+        environment = {
+            **aws.embedded_environment(),
+            "KCL_AWS": "embedded",
+            "KCL_AWS_ENDPOINT": endpoint.url,
+            "DAGSTER_HOME": str(self._settings.dagster_home.resolve()),
+            "DAGSTER_DISABLE_TELEMETRY": "1",
+        }
+        self._producer = Child.start(
+            "producer",
+            aws.producer_command(endpoint.url, os.getpid()),
+            environment,
+            self._settings.logs / "producer.log",
+        )
+        stack.callback(self._stop_producer)
+        self._tell.line(f"producing {aws.RATE} clicks a second into {aws.SHARDS} shards")
+        host = ("--host", "127.0.0.1", "--port", str(self._settings.port))
+        self._dagster = Child.start(
+            "dagster dev",
+            [sys.executable, "-m", "dagster", "dev", "--workspace", "workspace.yaml", *host],
+            environment,
+            self._settings.logs / "dagster.log",
+        )
+        stack.callback(self._stop_dagster)
+        from assets.clicks import clicks
+
+        kcl = aws.embedded_resource(endpoint.url)
+        self._fleet = Fleet(
+            clicks.application, kcl.client("kinesis"), kcl.client("dynamodb"), self._settings.dagster_home
+        )
+        self._landed = landed.LandedCount(self._table)
+        self._tell.line(f"Dagster's UI comes up at http://127.0.0.1:{self._settings.port}")
+
+    @property
+    def _table(self) -> Path:
+        return lake.lake() / "clicks"
+
+    # --- while it runs ---
+
+    def _watch(self) -> None:
+        """Until the time is up and the story told, or for ever."""
+        duration = self._settings.duration
+        story = Story(duration or float("inf"))
+        started = time.monotonic()
+        leases = self._fleet.leases()
+        next_report = started
+        while True:
+            self._look()
+            elapsed = time.monotonic() - started
+            now = self._fleet.leases()
+            for line in changes.describe(leases, now):
+                self._tell.event(line)
+            leases = now or leases
+            if time.monotonic() >= next_report:
+                self._report(changes.summary(leases.values()))
+                next_report = time.monotonic() + REPORT_SECONDS
+            if duration is None:
+                continue
+            step = story.due(elapsed)
+            if step is not None and self._ready(step) and self._do(step):
+                story.tell(step)
+            if elapsed >= duration and (story.is_told or elapsed >= duration + READY_PATIENCE_SECONDS):
+                if not story.is_told:
+                    self._fail(f"the workers were never ready for: {', '.join(story.steps[len(story.done) :])}")
+                return
+
+    def _look(self) -> None:
+        """Wait a little; raise Ended when there is a reason to."""
+        self._wake.wait(LOOK_SECONDS)
+        if self._end is not None:
+            raise Ended
+        for child in (self._producer, self._dagster):
+            if child.ended:
+                self._fail(f"{child.name} ended by itself; its last words are in {child.log}")
+        for parent in self._parents:
+            if not parent.is_alive():
+                self._end = f"{parent.command.split()[0]} (pid {parent.pid}) is gone"
+                raise Ended
+
+    def _fail(self, why: str) -> None:
+        self._end, self._failed = why, True
+        raise Ended
+
+    def _report(self, leases: str) -> None:
+        produced, stored = ledger.count(lake.ledger()), self._landed()
+        self._tell.line(f"{leases} · produced {produced:,} · stored {stored:,}")
+
+    def _ready(self, step: Step) -> bool:
+        """Two workers at work, and something stored; a merge needs less."""
+        if step is Step.MERGE:
+            return True
+        owners = {lease.actual_owner for lease in self._fleet.leases().values() if lease.actual_owner}
+        return len(owners) >= WORKERS and len(self._fleet.workers()) >= WORKERS and self._landed() > 0
+
+    def _do(self, step: Step) -> bool:
+        try:
+            if step is Step.SPLIT:
+                self._tell.event(f"split {self._fleet.split()} in two")
+            elif step is Step.MERGE:
+                self._tell.event(f"merged {' and '.join(self._fleet.merge())}")
+            else:
+                slot, pid = max(self._fleet.workers().items())
+                self._fleet.kill(pid)
+                self._tell.event(f"killed {slot} (pid {pid}) with SIGKILL")
+        except (KclError, ProcessLookupError) as error:
+            self._tell.line(f"{step}: {error}; trying again")
+            return False
+        return True
+
+    def _conclude(self) -> Verdict:
+        """Stop the producer, let the workers drain, stop everything, judge."""
+        self._tell.line("time is up: stopping the producer, then waiting until everything has landed")
+        self._stop_producer()
+        produced = ledger.count(lake.ledger())
+        stored, moved = -1, time.monotonic()
+        while stored < produced:
+            self._wake.wait(LOOK_SECONDS)
+            if self._end is not None:
+                raise Ended
+            if self._dagster.ended:
+                self._fail(f"dagster dev ended by itself; its last words are in {self._dagster.log}")
+            now = self._landed()
+            if now != stored:
+                stored, moved = now, time.monotonic()
+                self._tell.line(f"stored {stored:,} of {produced:,}")
+            elif time.monotonic() - moved > DRAIN_PATIENCE_SECONDS:
+                self._tell.line(f"nothing has landed for {DRAIN_PATIENCE_SECONDS:g} s; giving up")
+                break
+        self._tell.line("stopping Dagster; the workers release their leases")
+        self._stop_dagster(GRACEFUL_SECONDS)
+        return judge(ledger.read(lake.ledger()), landed.records(self._table))
+
+    # --- the end ---
+
+    def _stop_producer(self) -> None:
+        self._producer.stop(signal.SIGTERM)
+        if not self._producer.wait(1.0):
+            self._producer.stop(signal.SIGKILL)
+
+    def _stop_process(self, pid: int) -> None:
+        process = processes.find(pid)
+        if process is not None:
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + TERMINATE_SECONDS
+        while process is not None and process.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def _stop_dagster(self, patience: float = INTERRUPT_SECONDS) -> None:
+        """As a terminal does it: the group gets SIGINT, so that the workers hear of it too."""
+        family = processes.descendants(self._dagster.process.pid, processes.snapshot())
+        self._dagster.stop(signal.SIGINT, group=True)
+        self._dagster.wait(patience)
+        self._dagster.stop(signal.SIGTERM, group=True)
+        deadline = time.monotonic() + TERMINATE_SECONDS
+        while any(p.is_alive() for p in family.values()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self._dagster.stop(signal.SIGKILL, group=True)
+        self._dagster.wait(1.0)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        def ask(number: int, _: object) -> None:
+            self._end = self._end or f"{signal.Signals(number).name} received"
+            self._wake.set()
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, ask) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _parents_through_make() -> list[processes.Process]:
+    """The processes above us up to `make`, if make started us. With them gone nobody can stop us any more."""
+    if "MAKELEVEL" not in os.environ:
+        return []
+    above = processes.ancestors(os.getpid(), processes.snapshot())
+    makes = [number for number, p in enumerate(above) if "make" in Path(p.command.partition(" ")[0]).name]
+    return above[: makes[0] + 1] if makes else []

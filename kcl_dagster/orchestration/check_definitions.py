@@ -1,0 +1,64 @@
+"""The checks as Dagster definitions: evaluated by the leader, and by anybody who presses Execute."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from dagster import AssetCheckExecutionContext, AssetCheckResult, AssetChecksDefinition, multi_asset_check
+
+from kcl_dagster.application import Application
+from kcl_dagster.orchestration import checks
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.observation import Observation
+from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.translator import KclTranslator, identifier
+from kcl_dagster.runtime import system
+from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.lock import LeaderLock
+from kcl_dagster.tables.workers import WorkerTable
+
+
+def build_kcl_checks(
+    consumer: Consumer, translator: KclTranslator, *, kcl_key: str = "kcl"
+) -> AssetChecksDefinition:
+    """One definition with all checks of an application. The leader evaluates them in passing; executed by hand
+    they look at the tables, which tells less: not how long a counter has stood, nor what the leader is doing."""
+
+    @multi_asset_check(
+        specs=checks.specs(consumer, translator),
+        name=f"{identifier(consumer.application.name)}_checks",
+        required_resource_keys={kcl_key},
+        can_subset=True,
+    )
+    def evaluate(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
+        seen = look(consumer.application, getattr(context.resources, kcl_key))
+        wanted = {key.name for key in context.selected_asset_check_keys}
+        for check, problem in checks.evaluate(seen, consumer):
+            if check.name in wanted:
+                told = checks.evaluation(check, problem, consumer, translator)
+                yield AssetCheckResult(
+                    passed=told.passed,
+                    asset_key=told.asset_key,
+                    check_name=told.check_name,
+                    severity=told.severity,
+                    description=told.description,
+                )
+
+    return evaluate
+
+
+def look(application: Application, kcl: KclResource) -> Observation:
+    """An observation without a leader's memory."""
+    dynamodb: Any = kcl.client("dynamodb")
+    runtime = system()
+    layout = detect_layout(dynamodb, application)
+    scan = LeaseTable(dynamodb, application, layout, runtime).scan()
+    workers = WorkerTable(dynamodb, application, layout, runtime).list()
+    alive = {row.id for row in workers}
+    return Observation(
+        leases=scan.leases,
+        workers=workers,
+        leader=LeaderLock(dynamodb, application, layout, runtime, "nobody").peek(),
+        unserved=[lease.key for lease in scan.leases if not lease.is_finished and lease.actual_owner not in alive],
+        lag_seconds=max((row.lag_ms / 1000 for row in workers if row.lag_ms is not None), default=None),
+    )

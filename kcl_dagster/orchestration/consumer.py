@@ -1,0 +1,118 @@
+"""What a user writes: one decorated function per application."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kcl_dagster.application import (
+    Application,
+    BatchSettings,
+    FleetSettings,
+    PolicySettings,
+    StartAt,
+    StreamSettings,
+    TableSettings,
+    Timings,
+)
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration.sinks import SinkChoice
+
+Transform = Callable[[Any], Any]
+"""From the records of a batch, a Spark DataFrame, to what the sink stores. Runs once per batch, in the driver;
+must be a pure function of its argument, because a batch that failed is transformed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """An application, what it does with records, and where they go. Call it like the function it was made of."""
+
+    application: Application
+    transform: Transform
+    sink: SinkChoice
+    name: str
+    """Key of the asset that holds the records."""
+
+    description: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    lag_target: float = 60.0
+    """Seconds behind the tip of the stream above which a check warns."""
+
+    def __call__(self, records: Any) -> Any:
+        return self.transform(records)
+
+
+def kcl_consumer(
+    *,
+    application: str | Application,
+    sink: SinkChoice,
+    stream: str | Sequence[str] | None = None,
+    start: StartAt | None = None,
+    workers: int | None = None,
+    fleet: FleetSettings | None = None,
+    timings: Timings | None = None,
+    batch: BatchSettings | None = None,
+    policy: PolicySettings | None = None,
+    tables: TableSettings | None = None,
+    name: str | None = None,
+    description: str | None = None,
+    owners: Sequence[str] = (),
+    tags: Mapping[str, str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    lag_target: float = 60.0,
+) -> Callable[[Transform], Consumer]:
+    """Make a function the consumer of one or several Kinesis streams.
+
+    Args:
+        application: The KCL application's name, which is also its lease table's; or a whole `Application`, and
+            then none of the arguments that describe one.
+        sink: Where each batch goes: `kcl.parquet(...)`.
+        stream: Name of the stream, or several.
+        start: Where to begin when there is no checkpoint; the oldest record by default.
+        workers: A fixed number of workers; short for `fleet=FleetSettings(min_workers=n, max_workers=n)`.
+        name: Asset key of the records; the function's name by default.
+        lag_target: Seconds behind the tip of the stream above which a check warns.
+
+    Example:
+        .. code-block:: python
+
+            import kcl_dagster as kcl
+
+            @kcl.kcl_consumer(application="clicks-to-lake", stream="clicks", sink=kcl.parquet("s3://lake/clicks"))
+            def clicks(records):
+                return records.selectExpr("cast(data as string) as json", "arrival_timestamp")
+    """
+    if workers is not None:
+        if fleet is not None:
+            raise ConfigurationError("give workers or fleet, not both")
+        fleet = FleetSettings(min_workers=workers, max_workers=workers)
+    parts = {"timings": timings, "tables": tables, "policy": policy, "fleet": fleet, "batch": batch}
+    given: dict[str, Any] = {key: value for key, value in parts.items() if value is not None}
+    if isinstance(application, Application):
+        if given or stream is not None or start is not None:
+            named = [*given, *(n for n, v in (("stream", stream), ("start", start)) if v is not None)]
+            raise ConfigurationError(f"application {application.name} is complete: {', '.join(named)} belong in it")
+        whole = application
+    else:
+        if stream is None:
+            raise ConfigurationError(f"application {application}: say which stream it consumes")
+        names = (stream,) if isinstance(stream, str) else tuple(stream)
+        streams = tuple(StreamSettings(name=n, **({} if start is None else {"start": start})) for n in names)
+        whole = Application(name=application, streams=streams, multi_stream=len(streams) > 1, **given)
+
+    def decorate(transform: Transform) -> Consumer:
+        return Consumer(
+            application=whole,
+            transform=transform,
+            sink=sink,
+            name=name or transform.__name__,
+            description=description or inspect.getdoc(transform),
+            owners=tuple(owners),
+            tags=dict(tags or {}),
+            metadata=dict(metadata or {}),
+            lag_target=lag_target,
+        )
+
+    return decorate

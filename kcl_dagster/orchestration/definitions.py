@@ -1,0 +1,63 @@
+"""Everything Dagster needs for a consumer, in one call."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dagster import Definitions
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration.assets import build_kcl_asset_specs
+from kcl_dagster.orchestration.check_definitions import build_kcl_checks
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor
+from kcl_dagster.orchestration.spark_resource import KclSparkResource
+from kcl_dagster.orchestration.translator import KclTranslator
+from kcl_dagster.orchestration.worker_job import build_worker_asset, build_worker_job
+
+
+def build_kcl_definitions(
+    *consumers: Consumer,
+    resources: Mapping[str, Any],
+    translator: KclTranslator | None = None,
+    kcl_key: str = "kcl",
+    spark_key: str = "spark",
+) -> Definitions:
+    """The leader sensor, worker job, assets and checks of each consumer.
+
+    Args:
+        consumers: Functions decorated with `kcl_consumer`.
+        resources: Must hold a `KclResource` under `kcl_key`. Under `spark_key` may be a `KclSparkResource`, or
+            anything else that has a `spark_session`; left out, a local session.
+        translator: How assets appear; see `KclTranslator`.
+
+    Merge the result with definitions of your own: `Definitions.merge(defs, ours)`.
+
+    Example:
+        .. code-block:: python
+
+            defs = kcl.build_kcl_definitions(clicks, resources={"kcl": kcl.KclResource(region_name="eu-west-1")})
+    """
+    if not consumers:
+        raise ConfigurationError("build_kcl_definitions needs at least one consumer: @kcl_consumer makes one")
+    if kcl_key not in resources:
+        raise ConfigurationError(f"resources lack {kcl_key!r}: give it a KclResource")
+    names = [consumer.application.name for consumer in consumers]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"applications {names}: two consumers cannot share an application")
+    translator = translator or KclTranslator()
+    # Two applications may read one stream, which is one asset.
+    specs = {spec.key: spec for consumer in consumers for spec in build_kcl_asset_specs(consumer, translator)}
+    jobs = {consumer.application.name: build_worker_job(consumer, translator) for consumer in consumers}
+    return Definitions(
+        assets=[
+            *specs.values(),
+            *(build_worker_asset(c, translator, kcl_key=kcl_key, spark_key=spark_key) for c in consumers),
+        ],
+        asset_checks=[build_kcl_checks(c, translator, kcl_key=kcl_key) for c in consumers],
+        jobs=list(jobs.values()),
+        sensors=[
+            build_kcl_leader_sensor(c, job=jobs[c.application.name], translator=translator, kcl_key=kcl_key)
+            for c in consumers
+        ],
+        resources={spark_key: KclSparkResource(), **resources},
+    )

@@ -1,0 +1,141 @@
+"""The leader as a Dagster sensor: reads Dagster's runs, ticks, asks for runs, tells what it saw."""
+
+import json
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagster import (
+    DagsterInstance,
+    DefaultSensorStatus,
+    RunRequest,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+    sensor,
+)
+
+from kcl_dagster.application import Application
+from kcl_dagster.leader.report import Launch, TickReport
+from kcl_dagster.leader.tick import Leader
+from kcl_dagster.orchestration import observation
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.reporting import Reporter
+from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.runs import APPLICATION_TAG, WORKER_TAG, run_view, worker_tag
+from kcl_dagster.orchestration.translator import KclTranslator, identifier, slots_of
+from kcl_dagster.runtime import Runtime, system
+
+
+@dataclass
+class _Seat:
+    """A leader and what it has told, for the life of the process. Dagster calls us on several threads, and runs a
+    tick anew while one that timed out is still going on."""
+
+    leader: Leader
+    reporter: Reporter
+    runtime: Runtime
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    ticks: int = 0
+
+
+_seats: dict[str, _Seat] = {}
+_seating = threading.Lock()
+
+
+def build_kcl_leader_sensor(
+    consumer: Consumer,
+    *,
+    job: Any,
+    translator: KclTranslator | None = None,
+    kcl_key: str = "kcl",
+    name: str | None = None,
+    default_status: DefaultSensorStatus = DefaultSensorStatus.RUNNING,
+) -> SensorDefinition:
+    """A sensor that leads the consumer's application: finds shards, hands out leases, starts and retires workers.
+
+    Args:
+        job: The worker job, partitioned by slot; see `build_kcl_definitions`, which makes both.
+        default_status: Running unless said otherwise: an application without a leader stands still.
+
+    Evaluating it by hand ("Preview tick result") is a tick like any other, and as safe.
+    """
+    translator = translator or KclTranslator()
+    application = consumer.application
+    slots = slots_of(application)
+
+    @sensor(
+        name=name or f"{identifier(application.name)}_leader",
+        job=job,
+        minimum_interval_seconds=application.timings.tick_interval,
+        default_status=default_status,
+        required_resource_keys={kcl_key},
+        description=f"Leads {application.name}: shards, leases, workers.",
+        tags={APPLICATION_TAG: application.name},
+    )
+    def leader(context: SensorEvaluationContext) -> SensorResult | SkipReason:
+        instance = context.instance
+        seat = _seat(consumer, getattr(context.resources, kcl_key), translator, instance)
+        if not seat.lock.acquire(blocking=False):
+            return SkipReason("the previous tick is still going on")
+        try:
+            runs = run_view(instance, application)
+            report = seat.leader.tick(runs)
+            seat.ticks += 1
+            seen = observation.of_tick(report, seat.leader.ages(), runs.slots, seat.runtime.clock.now())
+            for line in seen.decisions:
+                context.log.info(line)
+            known = set(instance.get_dynamic_partitions(slots.name or ""))
+            requests = [_request(application, launch) for launch in report.launches]
+            new = sorted({launch.slot for launch in report.launches} - known)
+            return SensorResult(
+                run_requests=requests or None,
+                skip_reason=None if requests else SkipReason(_summary(report)),
+                dynamic_partitions_requests=[slots.build_add_request(new)] if new else None,
+                asset_events=seat.reporter.events(seen, seat.runtime.clock.monotonic()),
+                cursor=json.dumps({"tick": seat.ticks, "leads": report.leading}),
+            )
+        finally:
+            seat.lock.release()
+
+    return leader
+
+
+def _seat(consumer: Consumer, kcl: KclResource, translator: KclTranslator, instance: DagsterInstance) -> _Seat:
+    """Clients, tables and what the leader has seen outlive a tick; a changed application gets another leader."""
+    application = consumer.application
+    deployment = instance.run_storage.get_run_storage_id()
+    connections = [sorted(kcl.connection(service).items()) for service in ("kinesis", "dynamodb")]
+    key = json.dumps([application.model_dump(mode="json"), connections, deployment])
+    with _seating:
+        seat = _seats.get(key)
+        if seat is None:
+            runtime = system()
+            # Names the deployment, not the process: a reloaded code server leads on without waiting.
+            owner = f"dagster:{deployment[:12]}"
+            leader = Leader(application, kcl.client("dynamodb"), kcl.client("kinesis"), runtime, owner)
+            seat = _seats[key] = _Seat(leader, Reporter(consumer, translator), runtime)
+        return seat
+
+
+def _request(application: Application, launch: Launch) -> RunRequest:
+    """Dagster drops a request whose key it has seen, so that a replayed tick launches nothing twice."""
+    return RunRequest(
+        run_key=f"{application.name}/{launch.slot}/{launch.generation}",
+        partition_key=launch.slot,
+        tags={APPLICATION_TAG: application.name, WORKER_TAG: worker_tag(application, launch.slot)},
+    )
+
+
+def _summary(report: TickReport) -> str:
+    """One line for the list of ticks."""
+    if report.skipped:
+        return report.skipped
+    if not report.leading:
+        return f"{report.leader or 'nobody'} leads"
+    failed = [f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok]
+    unfinished = sum(not lease.is_finished for lease in report.leases)
+    workers = sum(sight.alive for sight in report.workers)
+    calm = f"{unfinished} leases, {workers} workers, {len(report.moves)} moves"
+    return "; ".join([calm, *failed])

@@ -1,0 +1,52 @@
+"""A picture of the fleet that Dagster's UI renders inline, and tables that stay readable there. Pure."""
+
+import base64
+from collections.abc import Mapping, Sequence
+
+# Dagster shows a markdown value inline when it is shorter than 1,000 characters, else behind a button.
+INLINE_CHARACTERS = 999
+MAX_BARS = 12
+
+_BAR_HEIGHT = 12
+_WIDTH = 180
+_UNSERVED, _SERVED = "#d33", "#47a"
+
+
+def distribution(leases_by_worker: Mapping[str, int], unserved: int = 0) -> str:
+    """Bars: how many leases each slot holds, and in red how many nobody serves. Empty without leases."""
+    bars = [(name, number, _SERVED) for name, number in sorted(leases_by_worker.items())]
+    if unserved:
+        bars.insert(0, ("unserved", unserved, _UNSERVED))
+    for shown in range(min(len(bars), MAX_BARS), 0, -1):
+        markdown = _image(bars[:shown])
+        if len(markdown) <= INLINE_CHARACTERS:
+            return markdown
+    return ""
+
+
+def _image(bars: Sequence[tuple[str, int, str]]) -> str:
+    longest = max(number for _, number, _ in bars)
+    unit = _WIDTH / max(longest, 1)
+    # One path per colour: an element per bar would not fit.
+    paths = ""
+    for colour in (_UNSERVED, _SERVED):
+        strokes = "".join(
+            f"M70 {row * _BAR_HEIGHT + 1}h{round(number * unit)}v9H70z"
+            for row, (_, number, fill) in enumerate(bars)
+            if fill == colour and number
+        )
+        paths += f"<path fill='{colour}' d='{strokes}'/>" if strokes else ""
+    names = "".join(
+        f"<text y='{row * _BAR_HEIGHT + 9}'>{name[-10:]} {number}</text>"
+        for row, (name, number, _) in enumerate(bars)
+    )
+    svg = (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{_WIDTH + 72}' height='{len(bars) * _BAR_HEIGHT}' "
+        f"font-size='9' font-family='sans-serif'>{paths}{names}</svg>"
+    )
+    return f"![leases per worker](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
+
+
+def shortened(sequence: str, keep: int = 8) -> str:
+    """The end of a sequence number: 56 digits would widen every table, and only the end changes."""
+    return sequence if len(sequence) <= keep + 1 else f"…{sequence[-keep:]}"

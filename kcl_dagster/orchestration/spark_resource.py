@@ -1,0 +1,49 @@
+"""`KclSparkResource`: the Spark session of a worker run, as a Dagster resource."""
+
+from typing import Any
+
+from dagster import ConfigurableResource, InitResourceContext
+from pydantic import Field, PrivateAttr
+
+from kcl_dagster.spark.session import SparkSettings, start_session
+
+
+class KclSparkResource(ConfigurableResource):
+    """A Spark session that starts when it is first asked for and stops with the run.
+
+    Anything with a `spark_session` will do in its place, such as dagster-pyspark's `LazyPySparkResource`; this one
+    also finds a Java runtime, and has settings that fit a fetch loop.
+
+    Example:
+        .. code-block:: python
+
+            kcl.KclSparkResource(memory="2g", conf={"spark.sql.shuffle.partitions": "8"})
+    """
+
+    mode: str = Field(default="local", description="local, existing, connect or cluster.")
+    url: str | None = Field(default=None, description="sc://host:port for connect, a master URL for cluster.")
+    slots: int | None = Field(default=None, description="Task slots of a local session; twice the cores.")
+    memory: str = Field(default="1g", description="Heap of the driver; a batch needs about five times its size.")
+    conf: dict[str, str] = Field(default={}, description="Spark configuration, on top of ours.")
+
+    _session: Any = PrivateAttr(default=None)
+
+    @property
+    def spark_session(self) -> Any:
+        if self._session is None:
+            settings = SparkSettings.model_validate(
+                {
+                    "mode": self.mode,
+                    "url": self.url,
+                    "slots": self.slots,
+                    "memory": self.memory,
+                    "conf": dict(self.conf),
+                }
+            )
+            self._session = start_session(settings, "kcl-dagster")
+        return self._session
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
+        session, self._session = self._session, None
+        if session is not None and self.mode != "existing":
+            session.stop()

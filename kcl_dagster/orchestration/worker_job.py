@@ -1,0 +1,92 @@
+"""The asset and the job of a worker: one run per slot, for as long as the worker lives."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dagster import (
+    AssetExecutionContext,
+    AssetsDefinition,
+    AssetSelection,
+    MaterializeResult,
+    define_asset_job,
+    in_process_executor,
+    multi_asset,
+)
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from kcl_dagster.orchestration import watchdog
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.runs import APPLICATION_TAG, WORKER_TAG, rival, worker_tag
+from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier, slots_of
+from kcl_dagster.worker.stop import StopReason, StopSignal
+
+
+def build_worker_asset(
+    consumer: Consumer, translator: KclTranslator, *, kcl_key: str = "kcl", spark_key: str = "spark"
+) -> AssetsDefinition:
+    """The records of an application, as an asset with one partition per slot, made by worker runs."""
+    application = consumer.application
+    # A run that finds its slot taken ends without having made anything.
+    spec = translator.get_asset_spec(KclAsset(Role.RECORDS, consumer)).replace_attributes(skippable=True)
+
+    @multi_asset(
+        specs=[spec],
+        name=f"{identifier(application.name)}_worker",
+        partitions_def=slots_of(application),
+        required_resource_keys={kcl_key, spark_key},
+    )
+    def worker(context: AssetExecutionContext) -> Iterator[MaterializeResult[None]]:
+        # Spark's side is heavy; the code server evaluates this module without ever working.
+        from kcl_dagster.orchestration.worker_run import WorkerRun
+
+        slot, run, instance = context.partition_key, context.run, context.instance
+        taken_by = rival(instance, application, slot, run)
+        if taken_by is not None:
+            context.log.warning("slot %s is served by run %s: nothing to do here", slot, taken_by)
+            return
+        # A run launched by hand, from the asset's page, lacks what the leader knows its runs by.
+        instance.add_run_tags(
+            run.run_id, {APPLICATION_TAG: application.name, WORKER_TAG: worker_tag(application, slot)}
+        )
+        watches = watchdog.watches(instance, run.run_id)
+        diary = Diary(spec.key, slot, context.log_event, context.log)
+        spark = getattr(context.resources, spark_key).spark_session
+        stop = StopSignal()
+        # Only now: PySpark has just installed a handler that would cancel the batch we want to finish.
+        with _interrupts_ask(stop):
+            kcl = getattr(context.resources, kcl_key)
+            reason = WorkerRun(consumer, kcl, spark, slot, run.run_id, diary, watches).work(stop)
+        context.log.info("worker %s stopped: %s", slot, reason)
+        yield MaterializeResult(asset_key=spec.key, metadata=diary.metadata())
+
+    return worker
+
+
+def build_worker_job(consumer: Consumer, translator: KclTranslator) -> UnresolvedAssetJobDefinition:
+    """The job the leader launches. In process: with a step process of its own, a run that is killed would leave
+    a worker behind that goes on renewing its leases. Not retried: the leader relaunches."""
+    application = consumer.application
+    return define_asset_job(
+        name=f"{identifier(application.name)}_worker",
+        selection=AssetSelection.assets(translator.get_asset_key(KclAsset(Role.RECORDS, consumer))),
+        executor_def=in_process_executor,
+        partitions_def=slots_of(application),
+        description=f"One worker of {application.name}; launched, one per slot, by its leader.",
+        tags={APPLICATION_TAG: application.name, "dagster/max_retries": "0"},
+    )
+
+
+@contextmanager
+def _interrupts_ask(stop: StopSignal) -> Iterator[None]:
+    """SIGINT, which is how Dagster terminates a run and a terminal everything, asks the worker to stop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # an in-process test; nobody can interrupt it
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: stop.request(StopReason.ASKED, "interrupted"))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

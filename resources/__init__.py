@@ -1,0 +1,1 @@
+"""What the reference deployment runs on: which AWS, which Spark."""

@@ -1,0 +1,26 @@
+"""Which Spark: a small local one for each run. A cluster: KclSparkResource(mode="cluster", url=...)."""
+
+import os
+import shutil
+
+from dagster_pyspark import LazyPySparkResource
+
+import kcl_dagster as kcl
+from kcl_dagster.spark.java import find_java
+from kcl_dagster.spark.session import LOCAL
+
+MEMORY = "512m"  # enough for batches of some 50 MB
+
+
+def worker_spark() -> kcl.KclSparkResource:
+    """For the workers, which stay for hours."""
+    return kcl.KclSparkResource(slots=2, memory=MEMORY)
+
+
+def pyspark() -> LazyPySparkResource:
+    """For everything downstream. Starts with the first use, not with the run."""
+    if "JAVA_HOME" not in os.environ and shutil.which("java") is None:
+        home = find_java(os.environ).home
+        if home is not None:
+            os.environ["JAVA_HOME"] = str(home)
+    return LazyPySparkResource(spark_config={**LOCAL, "spark.master": "local[2]", "spark.driver.memory": MEMORY})
