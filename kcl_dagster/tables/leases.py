@@ -23,6 +23,9 @@ class LeaseTable(LeaseReader):
     Transitions take the lease as the caller last saw it and return it as it stands afterwards. One that was
     overtaken returns None where any worker or leader may try, and raises LeaseLost where only the owner may.
     All raise ServiceError and TableError when DynamoDB cannot be used, OutcomeUnknown among them.
+
+    Where the owner's last write got through and only its answer was lost, the next one catches up and writes
+    again. The KCL takes the old write for the new one, but then trusts the lease for longer than others do.
     """
 
     # --- transitions of the owner -------------------------------------------------------------------------------
@@ -144,14 +147,13 @@ class LeaseTable(LeaseReader):
         judge = judge_for(lease)
         outcome = self._write(request_for(lease), judge)
         now = self._lease(outcome.item)
-        if now is not None and (isinstance(outcome, Applied) or judge(now) is Verdict.APPLIED):
-            return now
-        if now is not None and _only_renewed(lease, now):
+        is_behind = now is not None and (judge(now) is Verdict.APPLIED or _only_renewed(lease, now))
+        if now is not None and is_behind and not isinstance(outcome, Applied):
             outcome = self._write(request_for(now), judge_for(now))
-            advanced = self._lease(outcome.item)
-            if advanced is not None and isinstance(outcome, Applied):
-                return advanced
-        raise LeaseLost(lease.key, _why_lost(lease, now))
+            now = self._lease(outcome.item)
+        if now is None or not isinstance(outcome, Applied):
+            raise LeaseLost(lease.key, _why_lost(lease, now))
+        return now
 
 
 def _renewed(lease: Lease, throughput_kbps: float | None) -> Lease:
@@ -160,12 +162,18 @@ def _renewed(lease: Lease, throughput_kbps: float | None) -> Lease:
 
 
 def _is_handed_over_by(lease: Lease, now: Lease) -> bool:
-    """How an owner learns that it is asked to hand over."""
-    return now.checkpoint_owner is not None and now.checkpoint_owner == lease.owner and now.owner != lease.owner
+    """How an owner learns that it is asked to hand over: everything is as it knows it, but for the next owner."""
+    return (
+        now.counter == lease.counter
+        and not lease.in_handoff
+        and now.checkpoint_owner is not None
+        and now.checkpoint_owner == lease.owner
+        and now.owner != lease.owner
+    )
 
 
 def _only_renewed(before: Lease, now: Lease) -> bool:
-    """The owner's last renewal got through although its answer did not."""
+    """The owner's last write was a renewal that got through although its answer did not."""
     progress = (before.checkpoint, before.pending_checkpoint, before.batch)
     return (
         now.counter == before.counter + 1

@@ -21,7 +21,7 @@ FORMAT_NUMBER: Final = 1  # JSON, deflated; a document of another format is not 
 LARGEST: Final = 380 * 1024  # bytes; DynamoDB takes 400 KB an item, names included
 
 
-class LeaderMemory:
+class MemoryRow:
     """Loads and saves a JSON document. Two leaders may overwrite each other; nothing in it may depend on order."""
 
     def __init__(

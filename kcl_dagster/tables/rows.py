@@ -20,6 +20,7 @@ STATE: Final = "kdState"
 BEAT: Final = "kdBeat"
 ZONE: Final = "kdZone"
 DRAIN: Final = "kdDrain"
+LAG: Final = "kdLagMs"
 
 OLDEST_REPORT: Final = 60  # seconds; the KCL refuses to write a row that its readers would call dead
 
@@ -49,6 +50,7 @@ def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> Wo
         beat=reader.whole(BEAT) or 0,
         zone=reader.text(ZONE),
         drain_requested=reader.flag(DRAIN) or False,
+        lag_ms=reader.whole(LAG),
         properties=_properties(reader),
     )
 
@@ -69,6 +71,7 @@ def worker_row_values(row: WorkerRow) -> dict[str, Value]:
         STATE: None if row.slot is None else s(row.state),
         BEAT: None if row.slot is None else n(row.beat),
         ZONE: None if row.zone is None else s(row.zone),
+        LAG: None if row.lag_ms is None else n(row.lag_ms),
     }
     return {name: value for name, value in values.items() if value is not None}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from kcl_dagster import aws
 from kcl_dagster.application import Application, Position
+from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables import coordination
 from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, Reader, Value, n, s
@@ -34,8 +35,8 @@ class StartPosition:
     """Epoch seconds. Another value under the same name is another stream."""
 
 
-class StartPositions:
-    """Reads and records start positions."""
+class StartTable:
+    """Reads and records start positions. Any thread may call it."""
 
     def __init__(
         self,
@@ -48,6 +49,20 @@ class StartPositions:
     ) -> None:
         self._sender = Sender(client, runtime, deadline_seconds)
         self._place = layout.coordinator
+        self._resolved: dict[str, int | None] = {}
+
+    def resolved(self, stream: StreamIdentifier) -> int | None:
+        """Which moment LATEST or AT_TIMESTAMP means for a stream, epoch milliseconds; None: nobody decided yet.
+
+        A decision is read once: it only changes by a reset, for which workers are stopped.
+        """
+        name = str(stream)
+        if name not in self._resolved:
+            start = self.get(name)
+            if start is None:
+                return None
+            self._resolved[name] = start.timestamp_ms
+        return self._resolved[name]
 
     def get(self, stream: str) -> StartPosition | None:
         """Raises UnreadableItem."""
