@@ -38,12 +38,11 @@ class LeaseTable(LeaseReader):
             # The answer of a renewal carries no row; one that was read back does.
             return self._lease(outcome.item) or _renewed(lease, throughput_kbps)
         now = self._lease(outcome.item)
-        if judge(now) is Verdict.APPLIED and now is not None:
-            return now  # an earlier renewal got through although its answer did not
-        if now is not None and not lease.in_handoff and _is_handed_over_by(lease, now):
-            return self.renew(
-                replace(lease, owner=now.owner, checkpoint_owner=now.checkpoint_owner), throughput_kbps
-            )
+        if now is not None and (judge(now) is Verdict.APPLIED or _is_handed_over_by(lease, now)):
+            again = self._write(requests.renew(self._table, now, throughput_kbps), outcomes.renewed(now))
+            if isinstance(again, Applied):
+                return self._lease(again.item) or _renewed(now, throughput_kbps)
+            now = self._lease(again.item)
         raise LeaseLost(lease.key, _why_lost(lease, now))
 
     def checkpoint(
