@@ -1,0 +1,1 @@
+"""Spark: the session, the fetch in the executors, the batch that cannot change, and the sinks."""

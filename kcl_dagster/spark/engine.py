@@ -1,0 +1,149 @@
+"""The driver's side of a fetch: plan the tasks, run them, remember where each shard was left.
+
+Implements `worker.batch.Engine` with Spark DataFrames. All progress is in the leases: what the engine remembers
+(iterators, a batch read ahead) only saves time, and losing it changes nothing.
+"""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.fetch import Connection, FetchPlan, FetchTask, ShardPlan
+from kcl_dagster.spark.frozen import Batch, FrozenRanges
+from kcl_dagster.spark.schema import SPARK_SCHEMA
+from kcl_dagster.streams.pacing import ShardLimits
+from kcl_dagster.streams.polling import Bookmark
+from kcl_dagster.worker.batch import Budget, Range
+
+# A task reads all its shards at once, so tasks add cores, not shards; two keep a local session's other two slots
+# free for the batch that is being written meanwhile.
+FETCH_TASKS: Final = 2
+# Kinesis forgets an iterator after 300 s; one that is about to expire would cost a wasted call.
+BOOKMARK_SECONDS: Final = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How a fetch is spread and paced."""
+
+    tasks: int = FETCH_TASKS
+    limits: ShardLimits = field(default_factory=ShardLimits)
+    opens_aggregates: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """Where a shard was left, and when."""
+
+    after: Checkpoint
+    bookmark: Bookmark
+    at: float
+
+
+class SparkEngine:
+    """Reads ranges in the executors. Used on the worker's main thread; `close` stops its one thread."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        connection: Connection,
+        settings: EngineSettings | None = None,
+        *,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._spark = spark
+        self._connection = connection
+        self._settings = settings or EngineSettings()
+        self._runtime = runtime or system()
+        self._left: dict[LeaseKey, _Left] = {}
+        self._lock = threading.Lock()
+        self._ahead: tuple[tuple[Range, ...], Future[FrozenRanges]] | None = None
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="kcl-prefetch")
+
+    def fetch(self, ranges: Sequence[Range], budget: Budget) -> Batch:
+        """See `worker.batch.Engine.fetch`."""
+        parts: list[FrozenRanges] = []
+        missing = list(ranges)
+        ahead = self._take_ahead(ranges)
+        if ahead is not None:
+            parts.append(ahead)
+            missing = [range_ for range_ in ranges if range_ not in ahead.ranges]
+        if missing:
+            parts.append(self._read(missing, budget))
+        return Batch(parts, {range_.lease for range_ in ranges})
+
+    def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
+        """See `worker.batch.Engine.prefetch`. A read that is still under way is not joined by a second one."""
+        if self._ahead is None and ranges:
+            self._ahead = (tuple(ranges), self._reader.submit(self._read, list(ranges), budget))
+
+    def close(self) -> None:
+        """Throw away what was read ahead. The session stays."""
+        self._take_ahead(())
+        self._reader.shutdown(wait=True, cancel_futures=True)
+
+    def _take_ahead(self, ranges: Sequence[Range]) -> FrozenRanges | None:
+        if self._ahead is None:
+            return None
+        (planned, future), self._ahead = self._ahead, None
+        useful = set(planned) & set(ranges)
+        if not useful and not future.cancel():
+            future.add_done_callback(_discard)
+            return None
+        try:
+            return future.result()
+        except Exception:
+            # Whatever it was, the same ranges are now read in the foreground and fail there if they must.
+            return None
+
+    def _read(self, ranges: Sequence[Range], budget: Budget) -> FrozenRanges:
+        plan = FetchPlan(
+            self._connection,
+            self._tasks([ShardPlan(range_, self._bookmark(range_)) for range_ in ranges]),
+            budget,
+            self._settings.limits,
+            self._settings.opens_aggregates,
+        )
+        tasks = len(plan.tasks)
+        frame = self._spark.range(0, tasks, 1, tasks).mapInArrow(FetchTask(plan), SPARK_SCHEMA)
+        frozen = FrozenRanges(ranges, frame)
+        self._remember(frozen)
+        return frozen
+
+    def _tasks(self, shards: Sequence[ShardPlan]) -> tuple[tuple[ShardPlan, ...], ...]:
+        count = min(len(shards), self._settings.tasks)
+        return tuple(tuple(shards[task::count]) for task in range(count))
+
+    def _bookmark(self, range_: Range) -> Bookmark | None:
+        """The iterator that stands at the beginning of this range, if the last fetch ended there."""
+        with self._lock:
+            left = self._left.get(range_.lease)
+        if left is None or range_.is_pinned or left.after != range_.after or range_.after.is_initial_position:
+            return None
+        age = self._runtime.clock.monotonic() - left.at
+        if age > BOOKMARK_SECONDS:
+            return None
+        return replace(left.bookmark, wait_seconds=max(0.0, left.bookmark.wait_seconds - age))
+
+    def _remember(self, frozen: FrozenRanges) -> None:
+        now = self._runtime.clock.monotonic()
+        with self._lock:
+            for range_ in frozen.ranges:
+                trailer = frozen.trailers[range_.lease]
+                after = Checkpoint(*trailer.through) if trailer.through else range_.after
+                if trailer.bookmark is not None and not range_.is_pinned:
+                    self._left[range_.lease] = _Left(after, trailer.bookmark, now)
+                else:
+                    self._left.pop(range_.lease, None)
+
+
+def _discard(future: Future[FrozenRanges]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().release()

@@ -1,0 +1,60 @@
+"""What Spark raises, told apart: the batch changed under us, our sink failed, or user code did."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from kcl_dagster.errors import BatchContentChanged, BatchError, SinkError
+
+CONTENT_CHANGED: Final = "KCL_BATCH_CONTENT_CHANGED"
+"""In the message of the error that a guard raises inside Spark."""
+
+SINK_FAILED: Final = "KCL_SINK_FAILED"
+"""In the message of the error that our writers raise inside Spark."""
+
+# The frozen blocks went away with their executor; Spark does not read the stream again, it fails.
+_LOST_BLOCKS: Final = ("CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND", "Checkpoint block rdd_")
+
+
+def is_content_changed(error: BaseException) -> bool:
+    """Whether the batch that was pinned can no longer be evaluated, so that it has to be read again."""
+    text = str(error)
+    return CONTENT_CHANGED in text or any(sign in text for sign in _LOST_BLOCKS)
+
+
+@contextmanager
+def fetch_failures() -> Iterator[None]:
+    """For jobs that run nothing but our fetch."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        if is_content_changed(error):
+            raise BatchContentChanged("Spark lost the fetched records before they were used") from error
+        raise BatchError(f"the fetch failed in Spark: {first_line(error)}") from error
+
+
+@contextmanager
+def write_failures(sink: str) -> Iterator[None]:
+    """For jobs that run a user's transform and a sink's writer. What neither marks is left as it is: user code."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        if is_content_changed(error):
+            raise BatchContentChanged(
+                "Spark would have evaluated other records than were pinned; the batch has to be read again"
+            ) from error
+        if SINK_FAILED in str(error):
+            raise SinkError(f"sink {sink}: {_marked_line(error)}") from error
+        raise
+
+
+def first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _marked_line(error: BaseException) -> str:
+    line = next(line for line in str(error).splitlines() if SINK_FAILED in line)
+    return line.split(SINK_FAILED, 1)[1].lstrip(": ").strip()

@@ -1,0 +1,303 @@
+"""The executor's side of a fetch: read the shards of one task and hand them to Spark as Arrow.
+
+Imported by name in the executors' Python workers, which live for many batches: what is kept at module level (the
+Kinesis clients) is made once per worker. The driver's side is `kcl_dagster.spark.engine`.
+"""
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from kcl_dagster.aws import Client
+from kcl_dagster.aws import client as make_client
+from kcl_dagster.errors import KclError
+from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.schema import ARROW_SCHEMA, LEASE_KEY, PROGRESS, PROGRESS_TYPE
+from kcl_dagster.streams.pacing import Allowance, ShardLimits
+from kcl_dagster.streams.parsing import install
+from kcl_dagster.streams.polling import Bookmark, ShardReader
+from kcl_dagster.streams.position import Bounds
+from kcl_dagster.streams.unpacking import Columns, Unpacker
+from kcl_dagster.worker.batch import Budget, Range
+
+# Larger Arrow batches are slower and cost memory; smaller ones pay Spark's price per batch too often.
+BATCH_ROWS: Final = 8_000
+BATCH_BYTES: Final = 4 * 1024 * 1024
+# Finished batches that wait for Spark; readers pause when it does not keep up.
+QUEUED_BATCHES: Final = 4
+READ_SECONDS: Final = 15.0  # a page of 10 MiB over a slow line
+CONNECTIONS: Final = 128  # one per reader thread
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How executors reach Kinesis. Without keys they use what their machine, pod or role provides."""
+
+    region: str | None = None
+    endpoint_url: str | None = None
+    profile: str | None = None
+    role_arn: str | None = None
+    external_id: str | None = None
+    sts_endpoint_url: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+
+    def kinesis(self) -> Client:
+        client = make_client(
+            "kinesis",
+            region=self.region,
+            endpoint_url=self.endpoint_url,
+            profile=self.profile,
+            role_arn=self.role_arn,
+            external_id=self.external_id,
+            sts_endpoint_url=self.sts_endpoint_url,
+            access_key=self.access_key,
+            secret_key=self.secret_key,
+            read_seconds=READ_SECONDS,
+            connections=CONNECTIONS,
+        )
+        install(client)
+        return client
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    range: Range
+    bookmark: Bookmark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """What every task needs to know. `tasks[i]` are the shards of task i, `budget` is the batch's."""
+
+    connection: Connection
+    tasks: tuple[tuple[ShardPlan, ...], ...]
+    budget: Budget
+    limits: ShardLimits
+    opens_aggregates: bool = True
+
+    def allowance(self, task: int) -> Allowance:
+        """The task's part of the budget, by its number of shards."""
+        mine = len(self.tasks[task])
+        part = mine / sum(len(shards) for shards in self.tasks)
+        return Allowance(max(1, int(self.budget.records * part)), max(1, int(self.budget.bytes * part)), mine)
+
+
+class Child(msgspec.Struct):
+    id: str
+    start: str  # 128 bits do not fit a JSON number
+    end: str
+    parents: tuple[str, ...]
+
+
+class Trailer(msgspec.Struct, omit_defaults=True):
+    """What a task says of one range when it is done. Either `failure` or everything else."""
+
+    through: tuple[str, int] | None = None
+    first: str | None = None
+    records: int = 0
+    bytes: int = 0
+    millis_behind: int | None = None
+    ended: bool = False
+    children: tuple[Child, ...] = ()
+    gone: bool = False
+    start_trimmed: bool = False
+    first_arrival_ms: int | None = None
+    last_arrival_ms: int | None = None
+    broken_aggregates: int = 0
+    misplaced: int = 0
+    bookmark: Bookmark | None = None
+    failure: tuple[str, str] | None = None  # name of the error's class, its message
+
+
+class FetchTask:
+    """What `mapInArrow` runs. One input row names the task; the output is header, records, trailer."""
+
+    def __init__(self, plan: FetchPlan) -> None:
+        self._plan = plan
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                yield from fetch(self._plan, task, _client(self._plan.connection), system())
+
+
+_clients: dict[Connection, Client] = {}
+_making = threading.Lock()
+
+
+def _client(connection: Connection) -> Client:
+    with _making:
+        if connection not in _clients:
+            _clients[connection] = connection.kinesis()
+        return _clients[connection]
+
+
+def fetch(plan: FetchPlan, task: int, client: Client, runtime: Runtime) -> Iterator[pa.RecordBatch]:
+    """Read the shards of one task, each on a thread of its own.
+
+    The first batch names this attempt for every shard and comes before any record, the last one says how far
+    each shard was read: whoever sees records of another attempt than the one whose last batch counted knows it.
+    """
+    shards = plan.tasks[task]
+    attempt = runtime.new_id()
+    yield _proofs([(shard.range, None) for shard in shards], attempt)
+    output: queue.Queue[pa.RecordBatch | _Done] = queue.Queue(QUEUED_BATCHES)
+    stop = threading.Event()
+    allowance = plan.allowance(task)
+    deadline = runtime.clock.monotonic() + plan.budget.seconds
+    readers = [
+        threading.Thread(
+            target=_read,
+            args=(plan, shard, allowance, deadline, client, runtime, output, stop),
+            name=f"kcl-read-{shard.range.shard_id}",
+            daemon=True,
+        )
+        for shard in shards
+    ]
+    trailers: list[tuple[Range, Trailer | None]] = []
+    for reader in readers:
+        reader.start()
+    try:
+        while len(trailers) < len(readers):
+            item = output.get()
+            if isinstance(item, _Done):
+                if item.bug is not None:
+                    raise item.bug
+                trailers.append((item.range, item.trailer))
+            else:
+                yield item
+    finally:
+        stop.set()
+    yield _proofs(trailers, attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    range: Range
+    trailer: Trailer
+    bug: Exception | None = None
+
+
+def _read(
+    plan: FetchPlan,
+    shard: ShardPlan,
+    allowance: Allowance,
+    deadline: float,
+    client: Client,
+    runtime: Runtime,
+    output: "queue.Queue[pa.RecordBatch | _Done]",
+    stop: threading.Event,
+) -> None:
+    """Body of a reader thread. Whatever happens, the last thing it puts out is a `_Done`."""
+    range_ = shard.range
+
+    def put(item: pa.RecordBatch | _Done) -> None:
+        while not stop.is_set():
+            with suppress(queue.Full):
+                output.put(item, timeout=0.2)
+                return
+
+    try:
+        bounds = Bounds(range_.after, range_.through, range_.first, range_.timestamp_ms)
+        unpacker = Unpacker(bounds, range_.hash_range, opens_aggregates=plan.opens_aggregates)
+        reader = ShardReader(
+            client,
+            range_.stream.name,
+            range_.shard_id,
+            bounds,
+            runtime=runtime,
+            limits=plan.limits,
+            bookmark=shard.bookmark,
+        )
+        columns, flushed = Columns(), 0
+        for page in reader.pages(allowance, deadline, stop.is_set):
+            unpacker.unpack(page, columns)
+            if len(columns) >= BATCH_ROWS or unpacker.bytes - flushed >= BATCH_BYTES:
+                for batch in _batches(range_, columns):
+                    put(batch)
+                columns, flushed = Columns(), unpacker.bytes
+        for batch in _batches(range_, columns):
+            put(batch)
+        put(_Done(range_, _trailer(reader, unpacker)))
+    except KclError as error:
+        put(_Done(range_, Trailer(failure=(type(error).__name__, str(error)))))
+    except Exception as error:  # a bug of ours: the task must fail, not hang
+        put(_Done(range_, Trailer(), error))
+
+
+def _trailer(reader: ShardReader, unpacker: Unpacker) -> Trailer:
+    through = unpacker.through
+    return Trailer(
+        through=(through.sequence, through.sub_sequence) if through else None,
+        first=unpacker.first,
+        records=unpacker.records,
+        bytes=unpacker.bytes,
+        millis_behind=reader.millis_behind,
+        ended=reader.is_ended,
+        children=tuple(
+            Child(child.id, str(child.hash_range.start), str(child.hash_range.end), child.parents)
+            for child in reader.children
+        ),
+        gone=reader.is_gone,
+        start_trimmed=reader.is_start_trimmed,
+        first_arrival_ms=unpacker.first_arrival_ms,
+        last_arrival_ms=unpacker.last_arrival_ms,
+        broken_aggregates=unpacker.broken_aggregates,
+        misplaced=unpacker.misplaced,
+        bookmark=reader.bookmark,
+    )
+
+
+def _batches(range_: Range, columns: Columns) -> Iterator[pa.RecordBatch]:
+    """Arrow batches of at most BATCH_ROWS rows. A page of large records may exceed BATCH_BYTES."""
+    table = _record_batch(range_, columns)
+    for start in range(0, len(columns), BATCH_ROWS):
+        yield table.slice(start, BATCH_ROWS)
+
+
+def _record_batch(range_: Range, columns: Columns) -> pa.RecordBatch:
+    rows = len(columns)
+    arrivals = (
+        pa.array(columns.arrival_ms, pa.int64()).cast(pa.timestamp("ms", tz="UTC")).cast(_type("arrival_timestamp"))
+    )
+    values: dict[str, Any] = {
+        "data": pa.array(columns.data, pa.binary()),
+        "partition_key": pa.array(columns.partition_key, pa.string()),
+        "explicit_hash_key": pa.array(columns.explicit_hash_key, pa.string()),
+        "sequence_number": pa.array(columns.sequence_number, pa.string()),
+        "sub_sequence_number": pa.array(columns.sub_sequence_number, pa.int64()),
+        "arrival_timestamp": arrivals,
+        "stream": pa.repeat(range_.stream.name, rows),
+        "shard_id": pa.repeat(range_.shard_id, rows),
+        LEASE_KEY: pa.repeat(str(range_.lease), rows),
+        "aggregate_problem": pa.array(columns.problem, pa.string()),
+        PROGRESS: pa.nulls(rows, PROGRESS_TYPE),
+    }
+    return pa.RecordBatch.from_arrays([values[name] for name in ARROW_SCHEMA.names], schema=ARROW_SCHEMA)
+
+
+def _proofs(ranges: Sequence[tuple[Range, Trailer | None]], attempt: str) -> pa.RecordBatch:
+    proofs = [
+        {
+            "lease_key": range_.lease,
+            "attempt": attempt,
+            "trailer": msgspec.json.encode(trailer).decode() if trailer is not None else None,
+        }
+        for range_, trailer in ranges
+    ]
+    arrays = [
+        pa.array(proofs, PROGRESS_TYPE) if name == PROGRESS else pa.nulls(len(proofs), _type(name))
+        for name in ARROW_SCHEMA.names
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)
+
+
+def _type(name: str) -> pa.DataType:
+    return ARROW_SCHEMA.field(name).type

@@ -1,0 +1,168 @@
+"""Records that were fetched once and cannot change any more, whatever Spark does with them.
+
+`localCheckpoint` keeps the fetched rows in the executors and cuts their origin, so nothing is read twice. If Spark
+ends up with rows of another attempt all the same (a lost block, a twin of a task), the guard makes the evaluation
+fail: every partition begins with rows that name its attempt, and they are compared with the attempt that was
+counted on the driver. The comparison is one CASE expression, on a plan without column statistics, because
+everything else lets Spark's optimizer skip it under some user filter.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from kcl_dagster import errors
+from kcl_dagster.errors import BatchContentChanged, BatchError, KclError, ServiceError
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.shard import ChildShard, HashRange
+from kcl_dagster.spark.failures import CONTENT_CHANGED, fetch_failures
+from kcl_dagster.spark.fetch import Trailer
+from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS
+from kcl_dagster.worker.batch import PoisonRecord, Progress, Range
+
+
+class FrozenRanges:
+    """The outcome of one fetch job."""
+
+    def __init__(self, ranges: Sequence[Range], frame: DataFrame) -> None:
+        """Runs the job: `frame` is fetched, frozen and asked how far it came."""
+        self.ranges = tuple(ranges)
+        with fetch_failures():
+            self._frame = frame.localCheckpoint(eager=False)
+            proofs = (
+                self._frame.where(F.col(f"{PROGRESS}.trailer").isNotNull())
+                .select(f"{PROGRESS}.lease_key", f"{PROGRESS}.attempt", f"{PROGRESS}.trailer")
+                .collect()
+            )
+        by_lease = {LeaseKey(proof.lease_key): proof for proof in proofs}
+        if len(proofs) != len(ranges) or set(by_lease) != {range_.lease for range_ in ranges}:
+            raise BatchContentChanged(f"{len(ranges)} ranges were fetched and {len(proofs)} accounted for")
+        self._attempts = {lease: str(proof.attempt) for lease, proof in by_lease.items()}
+        trailers = {lease: msgspec.json.decode(proof.trailer, type=Trailer) for lease, proof in by_lease.items()}
+        self.trailers: Mapping[LeaseKey, Trailer] = trailers
+        self.progress: dict[LeaseKey, Progress] = {}
+        self.failures: dict[LeaseKey, Exception] = {}
+        for range_ in ranges:
+            trailer = trailers[range_.lease]
+            if trailer.failure is not None:
+                self.failures[range_.lease] = _failure(*trailer.failure)
+            else:
+                self.progress[range_.lease] = _progress(range_, trailer)
+
+    def data(self, leases: Collection[LeaseKey]) -> DataFrame:
+        """The records of these leases. Evaluating it fails if Spark holds other records than were counted."""
+        frame = self._frame
+        attempts = F.create_map(*[F.lit(x) for pair in self._attempts.items() for x in pair])
+        wanted: Column = F.lit(True)
+        if set(leases) != set(self._attempts):
+            wanted = F.col(LEASE_KEY).isin(sorted(leases))
+        # What must not be seen is decided inside the CASE too: a condition beside it would be tested first.
+        is_record = (
+            F.when(F.col(PROGRESS).isNull(), wanted)
+            .when(attempts[F.col(f"{PROGRESS}.lease_key")] == F.col(f"{PROGRESS}.attempt"), F.lit(False))
+            .otherwise(F.raise_error(F.lit(CONTENT_CHANGED)).cast("boolean"))
+        )
+        return frame.where(is_record).select(*COLUMNS)
+
+    def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
+        with fetch_failures():
+            rows = self.data([lease]).select("sequence_number", "sub_sequence_number").collect()
+        if len(rows) < 2:
+            return None
+        places = sorted((int(row.sequence_number), row.sub_sequence_number) for row in rows)
+        sequence, sub_sequence = places[len(places) // 2 - 1]
+        return Checkpoint(str(sequence), sub_sequence)
+
+    def records(self, lease: LeaseKey) -> list[PoisonRecord]:
+        with fetch_failures():
+            rows = self.data([lease]).withColumn("arrival_ms", F.unix_millis("arrival_timestamp")).collect()
+        return [
+            PoisonRecord(
+                data=bytes(row.data),
+                partition_key=row.partition_key,
+                sequence_number=row.sequence_number,
+                sub_sequence_number=row.sub_sequence_number,
+                explicit_hash_key=row.explicit_hash_key,
+                arrival_ms=row.arrival_ms,
+            )
+            for row in sorted(rows, key=lambda row: (int(row.sequence_number), row.sub_sequence_number))
+        ]
+
+    def release(self) -> None:
+        """Free the blocks now where that is possible; Spark's cleaner does it later elsewhere."""
+        frame: Any = self._frame
+        # Private, and absent in Spark Connect: DataFrame.unpersist does not reach checkpointed blocks.
+        with suppress(Exception):
+            frame._jdf.queryExecution().analyzed().rdd().unpersist(False)  # noqa: SLF001
+
+
+class Batch:
+    """One or several fetch jobs as the worker sees them: `worker.batch.Fetched`."""
+
+    def __init__(self, parts: Sequence[FrozenRanges], wanted: Collection[LeaseKey]) -> None:
+        self._parts = tuple(parts)
+        self.progress: Mapping[LeaseKey, Progress] = {
+            lease: progress for part in parts for lease, progress in part.progress.items() if lease in wanted
+        }
+        self.failures: Mapping[LeaseKey, Exception] = {
+            lease: error for part in parts for lease, error in part.failures.items() if lease in wanted
+        }
+
+    def data(self, leases: Collection[LeaseKey]) -> DataFrame:
+        frames = [
+            part.data(mine)
+            for part in self._parts
+            if (mine := [lease for lease in leases if lease in part.progress])
+        ]
+        if not frames:
+            raise BatchError(f"none of {sorted(leases)} was fetched")
+        whole = frames[0]
+        for frame in frames[1:]:
+            whole = whole.unionAll(frame)
+        return whole
+
+    def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
+        return self._part_of(lease).midpoint(lease)
+
+    def records(self, lease: LeaseKey) -> Sequence[PoisonRecord]:
+        return self._part_of(lease).records(lease)
+
+    def release(self) -> None:
+        for part in self._parts:
+            part.release()
+
+    def _part_of(self, lease: LeaseKey) -> FrozenRanges:
+        return next(part for part in self._parts if lease in part.progress)
+
+
+def _progress(range_: Range, trailer: Trailer) -> Progress:
+    return Progress(
+        range=range_,
+        through=Checkpoint(*trailer.through) if trailer.through else None,
+        first=trailer.first,
+        records=trailer.records,
+        bytes=trailer.bytes,
+        millis_behind=trailer.millis_behind,
+        ended=trailer.ended,
+        children=tuple(
+            ChildShard(child.id, HashRange(int(child.start), int(child.end)), child.parents)
+            for child in trailer.children
+        ),
+        gone=trailer.gone,
+        start_trimmed=trailer.start_trimmed,
+        first_arrival_ms=trailer.first_arrival_ms,
+        last_arrival_ms=trailer.last_arrival_ms,
+        broken_aggregates=trailer.broken_aggregates,
+    )
+
+
+def _failure(kind: str, message: str) -> KclError:
+    """The executor's error again, by its name; errors of the AWS edge are service errors here."""
+    known = getattr(errors, kind, ServiceError)
+    error: KclError = known(message)
+    return error

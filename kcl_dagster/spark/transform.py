@@ -1,0 +1,94 @@
+"""The user's transform, applied so that every output row still says which lease it belongs to."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.schema import LEASE_KEY, PROGRESS
+
+Transform = Callable[[DataFrame], DataFrame]
+"""User code: from the records of a batch to what is stored. Must give the same rows for the same records, also
+later and on another machine: a batch that is interrupted is processed again and must then equal itself."""
+
+
+def unchanged(records: DataFrame) -> DataFrame:
+    """The transform of those who have none."""
+    return records
+
+
+def apply(transform: Transform, records: DataFrame, leases: Sequence[LeaseKey]) -> list[DataFrame]:
+    """The output, in one piece if it keeps `lease_key`, else one piece for each lease, with `lease_key` added."""
+    whole = _checked(transform(records))
+    if LEASE_KEY in whole.columns:
+        return [whole]
+    if len(leases) == 1:
+        return [whole.withColumn(LEASE_KEY, F.lit(leases[0]))]
+    return [
+        _checked(transform(records.where(F.col(LEASE_KEY) == lease))).withColumn(LEASE_KEY, F.lit(lease))
+        for lease in leases
+    ]
+
+
+def _checked(output: object) -> DataFrame:
+    if not hasattr(output, "columns") or not hasattr(output, "mapInArrow"):
+        raise ConfigurationError(f"a transform must return a DataFrame, this one returned {type(output).__name__}")
+    frame: DataFrame = output  # type: ignore[assignment]  # Classic and Connect frames have no common base at run time
+    if PROGRESS in frame.columns:
+        raise ConfigurationError(f"a transform may not return a column named {PROGRESS}")
+    return frame
+
+
+def gathered(pieces: Sequence[DataFrame], records: DataFrame) -> DataFrame:
+    """One frame in which the rows of a lease lie in one partition.
+
+    They do so from the start. A shuffle is added only where the transform's plan may have moved them, or cannot
+    be looked at; the rows of a lease are then put in the order of the shard again, as far as they say it.
+    """
+    leaf = _leaf(_plan(records))
+    whole = pieces[0]
+    for piece in pieces[1:]:
+        whole = whole.unionAll(piece)
+    if leaf is not None and all(_keeps_partitions(_plan(piece), leaf) for piece in pieces):
+        return whole
+    order = [F.length("sequence_number"), F.col("sequence_number")] if "sequence_number" in whole.columns else []
+    if "sub_sequence_number" in whole.columns:
+        order.append(F.col("sub_sequence_number"))
+    return whole.repartition(LEASE_KEY).sortWithinPartitions(LEASE_KEY, *order)
+
+
+# Operators that leave every row in the partition it came from. Any other is taken to move rows.
+_KEEPS_PARTITIONS: Final = frozenset(
+    {"ArrowEvalPython", "BatchEvalPython", "Expand", "Filter", "Generate", "MapInArrow", "MapInPandas", "Project"}
+)
+_NODE: Final = re.compile(r"(?:[:+\- ]*)(?:\*\(\d+\) )?(\w+)")
+
+
+def _plan(frame: DataFrame) -> list[str] | None:
+    """The physical plan, a line for each operator, from the output down. None where Spark does not show it."""
+    described: Any = frame
+    try:
+        text = (
+            described._jdf.queryExecution().executedPlan().toString()  # noqa: SLF001
+            if hasattr(described, "_jdf")
+            else described._explain_string()  # noqa: SLF001
+        )
+    except Exception:
+        return None
+    return [line for line in text.splitlines() if line.strip() and not line.startswith("==")]
+
+
+def _leaf(plan: list[str] | None) -> str | None:
+    return plan[-1].lstrip(":+- ").split(") ", 1)[-1] if plan else None
+
+
+def _keeps_partitions(plan: list[str] | None, leaf: str) -> bool:
+    """Whether the plan is a chain of harmless operators over the records themselves."""
+    if plan is None or _leaf(plan) != leaf:
+        return False
+    nodes = [_NODE.match(line) for line in plan[:-1]]
+    return all(node is not None and node[1] in _KEEPS_PARTITIONS for node in nodes)

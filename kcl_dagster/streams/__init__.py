@@ -1,0 +1,1 @@
+"""Kinesis: which shards there are, what is in them, and what the records contain."""

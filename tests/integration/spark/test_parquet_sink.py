@@ -1,0 +1,73 @@
+"""Parquet: every record once, however often its part is written."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from kcl_dagster.spark.engine import SparkEngine
+from kcl_dagster.spark.sinks.parquet import ParquetSink
+from tests.integration.spark.conftest import GENEROUS, Stream, batch_of
+
+pytestmark = pytest.mark.spark
+
+
+def stored(spark: SparkSession, path: Path) -> Counter[int]:
+    return Counter(int(bytes(row.data)[:8]) for row in spark.read.parquet(str(path)).select("data").collect())
+
+
+def keep_all(records: DataFrame) -> DataFrame:
+    return records
+
+
+def drop_the_lease(records: DataFrame) -> DataFrame:
+    return records.select("data", F.length("data").alias("size"))
+
+
+def shuffle(records: DataFrame) -> DataFrame:
+    return records.repartition(7, "partition_key")
+
+
+def filtered(records: DataFrame) -> DataFrame:
+    return records.where(F.length("data") > 1).withColumn("day", F.to_date("arrival_timestamp"))
+
+
+@pytest.mark.parametrize("transform", [keep_all, drop_the_lease, shuffle, filtered])
+def test_a_part_that_is_written_again_is_stored_once(
+    stream: Stream, engine: SparkEngine, spark: SparkSession, tmp_path: Path, transform: object
+) -> None:
+    sink = ParquetSink(str(tmp_path), transform=transform)  # type: ignore[arg-type]
+    ranges = stream.ranges()
+    for _ in range(2):
+        stream.produce(150)
+        fetched = engine.fetch(ranges, GENEROUS)
+        batch = batch_of(list(fetched.progress.values()))
+        sink.write(fetched.data([part.lease for part in batch.parts]), batch)
+        # A replay reads the part again, alone, and meets the files of the first attempt.
+        for progress in fetched.progress.values():
+            again = engine.fetch(
+                [replace(progress.range, through=progress.through, first=progress.first)], GENEROUS
+            )
+            alone = batch_of(list(again.progress.values()))
+            sink.write(again.data([progress.range.lease]), alone)
+        ranges = [replace(r, after=fetched.progress[r.lease].through or r.after) for r in ranges]
+    assert stored(spark, tmp_path) == Counter(range(300))
+    assert len(list(tmp_path.rglob("*.parquet"))) == 6
+
+
+def test_columns_become_folders(stream: Stream, engine: SparkEngine, spark: SparkSession, tmp_path: Path) -> None:
+    def odd(records: DataFrame) -> DataFrame:
+        number = F.substring(F.col("data").cast("string"), 1, 8).cast("int")
+        return records.withColumn("odd", number % 2 == 1)
+
+    stream.produce(100)
+    sink = ParquetSink(str(tmp_path), transform=odd, partition_by=["odd"])
+    fetched = engine.fetch(stream.ranges(), GENEROUS)
+    batch = batch_of(list(fetched.progress.values()))
+    sink.write(fetched.data([part.lease for part in batch.parts]), batch)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["odd=false", "odd=true"]
+    assert stored(spark, tmp_path / "odd=true") == Counter(range(1, 100, 2))
+    assert stored(spark, tmp_path) == Counter(range(100))
