@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from http import HTTPStatus
 
 from kcl_dagster.emulator.http.exchange import serve
 from kcl_dagster.emulator.http.messages import Handler, Header, Request, Response
 
 LARGEST_HEAD = 64 * 1024
+PIECE_BYTES = 256 * 1024  # handed to the socket at once: what it does not take is copied by asyncio
 END_OF_HEAD = b"\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 BODILESS = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
@@ -30,8 +32,11 @@ class Http1Connection:
         self._waiting: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._busy = False
-        self.writable = asyncio.Event()
-        self.writable.set()
+        self._body = memoryview(b"")
+        self._after_body: Callable[[], None] | None = None
+        self._paused = False
+        self._writable = asyncio.Event()
+        self._writable.set()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -46,16 +51,44 @@ class Http1Connection:
                 return
         self._serve_next()
 
+    def pause_writing(self) -> None:
+        self._paused = True
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._writable.set()
+        self._pump()
+
     def connection_lost(self) -> None:
         self._waiting.clear()
-        self.writable.set()
+        self._body = memoryview(b"")
+        self._after_body = None
+        self._writable.set()
         if self._task is not None:
             self._task.cancel()
+
+    def write(self, body: bytes, after: Callable[[], None]) -> None:
+        """Send a body as fast as the client takes it, then call `after`."""
+        self._body = memoryview(body)
+        self._after_body = after
+        self._pump()
+
+    async def writable(self) -> None:
+        await self._writable.wait()
 
     def done(self) -> None:
         """An exchange was answered."""
         self._busy = False
         self._serve_next()
+
+    def _pump(self) -> None:
+        while self._body and not self._paused:
+            self._transport.write(self._body[:PIECE_BYTES])
+            self._body = self._body[PIECE_BYTES:]
+        if not self._body and self._after_body is not None:
+            after, self._after_body = self._after_body, None
+            after()
 
     def _serve_next(self) -> None:
         while self._waiting and not self._busy and not self._transport.is_closing():
@@ -150,20 +183,19 @@ class _Exchange:
         )
         if self.request.method == "HEAD" or response.status in BODILESS:
             body = b""
-        # One write for small answers; a second one spares copying a large page of records.
-        if len(body) < LARGEST_HEAD:
+        if len(body) < PIECE_BYTES:
             self._transport.write(head + body)
+            self._end()
         else:
             self._transport.write(head)
-            self._transport.write(body)
-        self._end()
+            self._connection.write(body, self._end)
 
     def start(self, response: Response) -> None:
         self._transport.write(_head(response, "transfer-encoding: chunked"))
 
     async def push(self, piece: bytes) -> None:
         self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-        await self._connection.writable.wait()
+        await self._connection.writable()
 
     def finish(self) -> None:
         self._transport.write(b"0\r\n\r\n")

@@ -62,6 +62,12 @@ class Http2Connection:
                 react(self, event)
         self.flush()
 
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
     def connection_lost(self) -> None:
         self.writable.set()
         for exchange in list(self._exchanges.values()):

@@ -16,9 +16,9 @@ BACKLOG = 1024
 class Codec(Protocol):
     """One version of HTTP on one connection."""
 
-    writable: asyncio.Event
-
     def data_received(self, data: bytes) -> None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
     def connection_lost(self) -> None: ...
 
 
@@ -51,11 +51,11 @@ class _Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self._codec is not None:
-            self._codec.writable.clear()
+            self._codec.pause_writing()
 
     def resume_writing(self) -> None:
         if self._codec is not None:
-            self._codec.writable.set()
+            self._codec.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._connections.discard(self)
