@@ -15,6 +15,7 @@ from typing import Generic
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.model.taking import TakingRules
 from kcl_dagster.model.worker import WorkerState
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.worker.batch import D
@@ -34,10 +35,12 @@ from kcl_dagster.worker.settings import WorkerSettings
 from kcl_dagster.worker.shard_end import ShardEnds
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.surroundings import Surroundings
+from kcl_dagster.worker.taking import Taker
 from kcl_dagster.worker.threads import Steps, Threads
 
 STOP_POLL_SECONDS = 0.1  # how soon an idle worker notices that it should stop or has a new lease
 WATCH_SECONDS = 5.0  # an orphan is gone well within a lease duration
+LOOKS_PER_LEASE = 2  # at the leader's lock, and without a leader at the leases: a dead owner shows in 1.5 durations
 
 Background = Callable[[Steps, str], AbstractContextManager[object]]
 
@@ -92,6 +95,9 @@ class Worker(Generic[D]):
         self._beat_due = Every(self.settings.heartbeat)
         self._discovery_due = Every(self.settings.discovery)
         self._watch_due = Every(WATCH_SECONDS)
+        self._leader_due = Every(self.settings.lease_duration / LOOKS_PER_LEASE)
+        rules = TakingRules(self.settings.lease_duration, surroundings.application.policy.max_leases_per_worker)
+        self.taker = Taker(surroundings.leases, identity.worker, rules, runtime, self._tell)
         self._started: float | None = None
         self._draining_since: float | None = None
 
@@ -174,6 +180,8 @@ class Worker(Generic[D]):
             self.step_discovery()
         if self._watch_due.is_due(now):
             self.step_watches()
+        if self._leader_due.is_due(now):
+            self.step_leaderless()
         self.step_drain()
         if self._beat_due.is_due(now):
             self.step_heartbeat()
@@ -191,6 +199,21 @@ class Worker(Generic[D]):
             why = watch()
             if why is not None:
                 self._request_stop(StopReason.ORPHANED, why)
+
+    def step_leaderless(self) -> list[LeaseKey]:
+        """Where no leader has shown itself for long: take what nobody serves, ask for what others have too much
+        of. What was taken is found by discovery."""
+        leader = self._around.leader
+        if leader is None or self._draining_since is not None or self.stop.is_requested():
+            return []
+        try:
+            if leader.silent_for() >= self.settings.leaderless:
+                return self.taker.step()
+        except KclError as error:
+            self._tell(WorkerEvent(EventKind.DISCOVERY_FAILED, f"looking for a leader: {error}"))
+            return []
+        self.taker.forget()
+        return []
 
     def step_drain(self) -> None:
         """Begin to leave when asked to or at the end of the lifetime; end when the leases are gone, or when the

@@ -1,0 +1,109 @@
+"""Which leases a worker takes for itself where nobody assigns them: the rules of KCL 2.x.
+
+Pure. Used by workers that have seen no leader for long, and by leaders that are asked to imitate a 2.x fleet. All
+workers apply the same rules to what each of them saw, so they converge without talking to one another.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+
+VERY_OLD: Final = 3  # lease durations; a lease nobody served for this long is taken without regard to balance
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A lease as one worker sees it. `unchanged_for`: seconds its counter was seen standing still."""
+
+    key: LeaseKey
+    owner: WorkerId | None
+    unchanged_for: float
+
+    @classmethod
+    def of(cls, key: LeaseKey, owner: WorkerId | None, stood_for: float, *, is_new: bool) -> "Candidate":
+        """`is_new`: this is the first look at the lease. One that nobody owned then counts as never served."""
+        return cls(key, owner, math.inf if is_new and owner is None else stood_for)
+
+
+@dataclass(frozen=True, slots=True)
+class TakingRules:
+    """`lease_duration` in seconds. `takes_very_old_first`: the KCL's priority assignment."""
+
+    lease_duration: float
+    max_leases: int | None = None
+    max_steals: int = 1
+    takes_very_old_first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """`take`: leases nobody serves. `steal`: leases of a worker that has too many. `target`: a fair share."""
+
+    take: tuple[LeaseKey, ...] = ()
+    steal: tuple[LeaseKey, ...] = ()
+    target: int = 0
+    spillover: int = 0
+    """Leases of a fair share that `max_leases` forbids."""
+
+
+def is_available(candidate: Candidate, rules: TakingRules) -> bool:
+    return candidate.owner is None or candidate.unchanged_for > rules.lease_duration
+
+
+def loads(candidates: Sequence[Candidate], me: WorkerId, rules: TakingRules) -> dict[WorkerId, int]:
+    """Leases served per worker; this worker is always there."""
+    counts = Counter(c.owner for c in candidates if c.owner is not None and not is_available(c, rules))
+    counts[me] += 0
+    return dict(counts)
+
+
+def plan_taking(candidates: Sequence[Candidate], me: WorkerId, rules: TakingRules, chance: Random) -> Taking:
+    """What to take now. `chance` spreads workers that decide at the same moment over different leases."""
+    counts = loads(candidates, me, rules)
+    fair = 1 if len(counts) >= len(candidates) else math.ceil(len(candidates) / len(counts))
+    most = math.inf if rules.max_leases is None else rules.max_leases
+    target = int(min(fair, most))
+    spillover = fair - target
+    available = [c for c in candidates if is_available(c, rules)]
+    very_old = [c for c in available if c.unchanged_for > VERY_OLD * rules.lease_duration]
+    if rules.takes_very_old_first and very_old:
+        room = int(min(len(very_old), max(0, most - counts[me])))
+        return Taking(take=_some(very_old, room, chance), target=target, spillover=spillover)
+    needed = max(0, target - counts[me])
+    if available:
+        return Taking(take=_some(available, needed, chance), target=target, spillover=spillover)
+    steal = _to_steal(candidates, counts, target, needed, rules, me, chance) if needed else ()
+    return Taking(steal=steal, target=target, spillover=spillover)
+
+
+def _to_steal(
+    candidates: Sequence[Candidate],
+    counts: dict[WorkerId, int],
+    target: int,
+    needed: int,
+    rules: TakingRules,
+    me: WorkerId,
+    chance: Random,
+) -> tuple[LeaseKey, ...]:
+    others = {worker: count for worker, count in counts.items() if worker != me}
+    if not others:
+        return ()
+    victim = max(sorted(others), key=lambda worker: others[worker])
+    if others[victim] < target:
+        return ()
+    number = min(needed, others[victim] - target)
+    if number == 0 and needed > 1:
+        number = 1  # a worker that is far below its share may take from one that has just its own
+    theirs = [c for c in candidates if c.owner == victim]
+    return _some(theirs, min(number, rules.max_steals), chance)
+
+
+def _some(candidates: Sequence[Candidate], number: int, chance: Random) -> tuple[LeaseKey, ...]:
+    keys = sorted(candidate.key for candidate in candidates)
+    chance.shuffle(keys)
+    return tuple(keys[:number])

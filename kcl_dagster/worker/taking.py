@@ -1,0 +1,79 @@
+"""Taking leases without a leader, so that consumption does not depend on one process.
+
+The rules are those of KCL 2.x (`kcl_dagster.model.taking`), with one difference: a lease of a worker that lives is
+never taken from it. It is asked to hand the lease over instead, which it does with the next batch.
+"""
+
+from kcl_dagster.errors import KclError
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.standing import Standing
+from kcl_dagster.model.taking import Candidate, TakingRules, plan_taking
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
+
+
+class Taker:
+    """`step` is called about twice in a lease duration while there is no leader, and not otherwise."""
+
+    def __init__(
+        self,
+        table: LeaseTable,
+        worker: WorkerId,
+        rules: TakingRules,
+        runtime: Runtime,
+        on_event: OnEvent = ignore,
+    ) -> None:
+        self._table = table
+        self._worker = worker
+        self._rules = rules
+        self._chance = runtime.random
+        self._on_event = on_event
+        self._standing = Standing()
+        self._known: set[LeaseKey] = set()
+
+    def step(self) -> list[LeaseKey]:
+        """Leases taken or asked for now; discovery picks them up. Raises a ServiceError from the scan."""
+        scan = self._table.scan()
+        leases = {lease.key: lease for lease in scan.leases if not lease.is_finished}
+        for lease in leases.values():
+            self._standing.observe(lease.key, str(lease.counter), scan.started, scan.ended)
+        candidates = [self._candidate(lease) for lease in leases.values()]
+        self._known = set(leases)
+        self._standing.keep(leases.__contains__)
+        plan = plan_taking(candidates, self._worker, self._rules, self._chance)
+        return [key for key in plan.take if self._take(leases[key])] + [
+            key for key in plan.steal if self._ask_for(leases[key])
+        ]
+
+    def forget(self) -> None:
+        """There is a leader again. What was seen until now says nothing about the time after it is gone."""
+        self._standing = Standing()
+        self._known = set()
+
+    def _candidate(self, lease: Lease) -> Candidate:
+        stood = self._standing.stood_for(lease.key, str(lease.counter))
+        return Candidate.of(lease.key, lease.actual_owner, stood, is_new=lease.key not in self._known)
+
+    def _take(self, lease: Lease) -> bool:
+        if lease.actual_owner == self._worker:
+            return False  # ours and not renewed: renewal or discovery deals with it
+        try:
+            taken = self._table.take(lease, self._worker)
+        except KclError as error:
+            self._on_event(WorkerEvent(EventKind.DISCOVERY_FAILED, f"could not take: {error}", lease.key))
+            return False
+        if taken is not None:
+            message = f"from {lease.actual_owner or 'nobody'}"
+            self._on_event(WorkerEvent(EventKind.LEASE_TAKEN, message, lease.key))
+        return taken is not None
+
+    def _ask_for(self, lease: Lease) -> bool:
+        if lease.in_handoff:
+            return False
+        try:
+            asked = self._table.initiate_handoff(lease, self._worker)
+        except KclError as error:
+            self._on_event(WorkerEvent(EventKind.DISCOVERY_FAILED, f"could not ask for it: {error}", lease.key))
+            return False
+        return asked is not None

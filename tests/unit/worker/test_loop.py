@@ -1,0 +1,132 @@
+"""From the first heartbeat to the last."""
+
+from typing import Any
+
+import pytest
+
+from kcl_dagster.model.worker import WorkerState
+from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.stop import StopReason, StopSignal
+from tests.unit.worker.kit import Run, World
+
+A, B = "shardId-000000000000", "shardId-000000000001"
+
+
+def stop_when_idle(run: Run, world: World) -> StopSignal:
+    """Lets a whole `run` happen on one thread: housekeeping before each fetch, and a stop at the tips."""
+    stop = StopSignal()
+
+    def each_round() -> None:
+        run.worker.step_housekeeping()
+        run.worker.step_renewal()
+        if len(world.store.everything()) == len(world.stream.everything()):
+            stop.request()
+
+    run.engine.hooks.append(each_round)
+    return stop
+
+
+def test_a_run_works_until_it_is_stopped_and_leaves_nothing_behind() -> None:
+    world = World(shards=2)
+    world.stream.put(A, *"abcd")
+    world.stream.put(B, *"wxyz")
+    run = world.worker("w1")
+    world.assign(run)
+    run.worker.step_discovery()
+
+    reason = run.worker.run(stop_when_idle(run, world))
+
+    assert reason is StopReason.ASKED
+    world.check_exactly_once()
+    assert [world.lease(key).owner for key in (A, B)] == [None, None]
+    assert world.worker_table(world.service).list() == []
+
+
+def test_the_heartbeat_row_is_there_before_anything_else() -> None:
+    world = World()
+    run = world.worker("w1")
+    run.worker.start()
+    [row] = world.worker_table(world.service).list()
+    assert (row.id, row.slot, row.run_id, row.state) == ("w1", "w1", "run-w1", WorkerState.STARTING)
+    run.worker.step_heartbeat()
+    [row] = world.worker_table(world.service).list()
+    assert (row.state, row.beat, row.averages, row.operating_range) == (WorkerState.RUNNING, 2, {}, {})
+
+
+def test_an_exception_in_the_middle_of_a_batch_still_releases_the_leases() -> None:
+    world = World()
+    world.stream.put(A, *"abc")
+    run = world.worker("w1")
+    world.assign(run)
+    run.worker.step_discovery()
+
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    run.sink.hooks.append(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run.worker.run()
+    assert world.lease(A).owner is None
+    assert world.lease(A).pending_checkpoint is not None
+
+    second = world.worker("w2")
+    world.assign(second)
+    second.until_idle()
+    world.check_exactly_once()
+
+
+def test_a_worker_that_is_asked_to_drain_goes_on_until_its_leases_are_elsewhere() -> None:
+    world = World()
+    world.stream.put(A, *"abc")
+    old, new = world.worker("old"), world.worker("new")
+    old.worker.start()
+    world.assign(old)
+    old.round()
+    world.worker_table(world.service).request_drain(old.id)
+
+    world.clock.advance(5)
+    old.worker.step_housekeeping()
+    world.clock.advance(5)
+    old.worker.step_housekeeping()
+    assert old.worker.heartbeat.state is WorkerState.DRAINING
+    assert not old.worker.stop.is_requested()
+
+    world.hand_over(A, new)
+    world.clock.advance(10)
+    old.worker.step_renewal()
+    old.worker.step_renewal()
+    old.worker.step_housekeeping()
+    assert old.worker.stop.reason is StopReason.DRAINED
+    new.until_idle()
+    world.check_exactly_once()
+
+
+def test_a_worker_that_nobody_relieves_leaves_at_the_end_of_its_patience() -> None:
+    world = World(fleet={"lifetime": 100.0})
+    run = world.worker("w1")
+    run.worker.start()
+    world.assign(run)
+    for _ in range(40):
+        run.round()
+        run.worker.step_housekeeping()
+        world.clock.advance(5)
+    assert run.worker.stop.reason is StopReason.LIFETIME
+    assert EventKind.STOPPING in run.kinds()
+
+
+def test_an_orphan_stops() -> None:
+    world = World()
+    run = world.worker("w1", watches=(lambda: None, lambda: "the code server is gone"))
+    run.worker.start()
+    run.worker.step_housekeeping()
+    assert run.worker.stop.reason is StopReason.ORPHANED
+    assert "code server" in str(run.worker.stop)
+
+
+def test_a_stop_has_one_reason() -> None:
+    stop = StopSignal()
+    assert str(stop) == "not asked to stop"
+    stop.request(StopReason.DRAINED)
+    stop.request(StopReason.ASKED, "too late")
+    assert stop.reason is StopReason.DRAINED
+    assert str(stop) == "drained"
