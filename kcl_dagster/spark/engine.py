@@ -4,6 +4,8 @@ Implements `worker.batch.Engine` with Spark DataFrames. All progress is in the l
 (iterators, a batch read ahead) only saves time, and losing it changes nothing.
 """
 
+import os
+import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,8 +24,7 @@ from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.streams.polling import Bookmark
 from kcl_dagster.worker.batch import Budget, Range
 
-# A task reads all its shards at once, so tasks add cores, not shards; two keep a local session's other two slots
-# free for the batch that is being written meanwhile.
+# A task reads all its shards at once, so tasks add cores, not shards.
 FETCH_TASKS: Final = 2
 # Kinesis forgets an iterator after 300 s; one that is about to expire would cost a wasted call.
 BOOKMARK_SECONDS: Final = 240.0
@@ -33,7 +34,10 @@ BOOKMARK_SECONDS: Final = 240.0
 class EngineSettings:
     """How a fetch is spread and paced."""
 
-    tasks: int = FETCH_TASKS
+    tasks: int | None = None
+    """Spark tasks of a fetch; when left out two, or what leaves half the slots of a local session to the batch
+    that is written meanwhile."""
+
     limits: ShardLimits = field(default_factory=ShardLimits)
     opens_aggregates: bool = True
 
@@ -61,6 +65,7 @@ class SparkEngine:
         self._spark = spark
         self._connection = connection
         self._settings = settings or EngineSettings()
+        self._most_tasks = self._settings.tasks or _fitting_tasks(spark)
         self._runtime = runtime or system()
         self._left: dict[LeaseKey, _Left] = {}
         self._lock = threading.Lock()
@@ -118,7 +123,7 @@ class SparkEngine:
         return frozen
 
     def _tasks(self, shards: Sequence[ShardPlan]) -> tuple[tuple[ShardPlan, ...], ...]:
-        count = min(len(shards), self._settings.tasks)
+        count = min(len(shards), self._most_tasks)
         return tuple(tuple(shards[task::count]) for task in range(count))
 
     def _bookmark(self, range_: Range) -> Bookmark | None:
@@ -142,6 +147,14 @@ class SparkEngine:
                     self._left[range_.lease] = _Left(after, trailer.bookmark, now)
                 else:
                     self._left.pop(range_.lease, None)
+
+
+def _fitting_tasks(spark: SparkSession) -> int:
+    local = re.match(r"local(?:\[(\d+|\*))?", spark.conf.get("spark.master", None) or "")
+    if local is None:
+        return FETCH_TASKS
+    slots = int(local[1]) if local[1] and local[1] != "*" else (os.cpu_count() or 1) if local[1] else 1
+    return max(1, min(FETCH_TASKS, slots // 2))
 
 
 def _discard(future: Future[FrozenRanges]) -> None:

@@ -1,0 +1,113 @@
+"""Which shards a stream has, and what the stream is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from kcl_dagster.aws import Client, RequestRefused, ResourceBusy, ResourceMissing, call, retried
+from kcl_dagster.errors import StreamError, StreamNotFound
+from kcl_dagster.model.shard import HashRange, Shard
+from kcl_dagster.runtime import Runtime, system
+
+PAGE_SHARDS: Final = 1_000  # what ListShards gives unasked; more only makes a lost page dearer
+LISTING_SECONDS: Final = 30.0  # a listing that is throttled for longer is tried again by whoever needed it
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDescription:
+    """A stream as DescribeStreamSummary tells it. `created` is epoch seconds."""
+
+    name: str
+    arn: str
+    created: float
+    retention_hours: int
+    mode: Literal["PROVISIONED", "ON_DEMAND"]
+    status: Literal["CREATING", "ACTIVE", "UPDATING", "DELETING"]
+    open_shards: int
+
+    @property
+    def account(self) -> str:
+        return self.arn.split(":")[4]
+
+    @property
+    def region(self) -> str:
+        return self.arn.split(":")[3]
+
+
+def describe(client: Client, stream: str, *, runtime: Runtime | None = None) -> StreamDescription:
+    """What the stream is. Raises StreamNotFound when there is none of that name."""
+    runtime = runtime or system()
+    try:
+        summary = retried(
+            lambda: call(client, "describe_stream_summary", StreamName=stream),
+            runtime,
+            runtime.clock.monotonic() + LISTING_SECONDS,
+        )["StreamDescriptionSummary"]
+    except ResourceMissing as error:
+        raise _not_found(client, stream) from error
+    created = summary["StreamCreationTimestamp"]
+    return StreamDescription(
+        name=summary["StreamName"],
+        arn=summary["StreamARN"],
+        created=created if isinstance(created, (int, float)) else created.timestamp(),
+        retention_hours=summary["RetentionPeriodHours"],
+        mode=summary.get("StreamModeDetails", {}).get("StreamMode", "PROVISIONED"),
+        status=summary["StreamStatus"],
+        open_shards=summary["OpenShardCount"],
+    )
+
+
+def list_shards(
+    client: Client, stream: str, *, shard_filter: Mapping[str, Any] | None = None, runtime: Runtime
+) -> list[Shard]:
+    """The stream's shards, closed ones within retention included unless `shard_filter` says otherwise.
+
+    Waits out throttling. A page token that expires between two pages starts the listing over, so the answer is
+    one listing, not two halves. Raises StreamNotFound, or StreamError while the stream is being created.
+    """
+    deadline = runtime.clock.monotonic() + LISTING_SECONDS
+    first: dict[str, Any] = {"StreamName": stream, "MaxResults": PAGE_SHARDS}
+    if shard_filter is not None:
+        first["ShardFilter"] = dict(shard_filter)
+    while True:
+        shards: list[Shard] = []
+        request = first
+        try:
+            while True:
+                page = _page(client, request, runtime, deadline)
+                shards += (_shard(description) for description in page["Shards"])
+                token = page.get("NextToken")
+                if not token:
+                    return shards
+                request = {"NextToken": token, "MaxResults": PAGE_SHARDS}
+        except ResourceMissing as error:
+            raise _not_found(client, stream) from error
+        except ResourceBusy as error:
+            raise StreamError(
+                f"stream {stream} cannot be listed while it is created or deleted: {error}"
+            ) from error
+        except RequestRefused as error:
+            if error.code != "ExpiredNextTokenException" or runtime.clock.monotonic() > deadline:
+                raise
+
+
+def _page(client: Client, request: dict[str, Any], runtime: Runtime, deadline: float) -> dict[str, Any]:
+    return retried(lambda: call(client, "list_shards", **request), runtime, deadline)
+
+
+def _shard(description: Mapping[str, Any]) -> Shard:
+    hashes, sequences = description["HashKeyRange"], description["SequenceNumberRange"]
+    parents = (description.get("ParentShardId"), description.get("AdjacentParentShardId"))
+    return Shard(
+        id=description["ShardId"],
+        hash_range=HashRange(int(hashes["StartingHashKey"]), int(hashes["EndingHashKey"])),
+        starting_sequence=sequences["StartingSequenceNumber"],
+        ending_sequence=sequences.get("EndingSequenceNumber"),
+        parents=tuple(parent for parent in parents if parent),
+    )
+
+
+def _not_found(client: Client, stream: str) -> StreamNotFound:
+    meta = getattr(client, "meta", None)
+    place = f" in {meta.region_name} ({meta.endpoint_url})" if meta is not None else ""
+    return StreamNotFound(f"stream {stream} does not exist{place}: check its name, the region and the account")
