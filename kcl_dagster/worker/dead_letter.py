@@ -5,11 +5,12 @@ One JSON file per record, named after its place in the stream, so that writing i
 """
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
+from kcl_dagster.errors import KclError, SinkError
 from kcl_dagster.worker.batch import Part, PoisonRecord
 
 FORMAT_VERSION = 1
@@ -86,8 +87,20 @@ class NoDeadLetters:
     """For applications whose policy has no place for them."""
 
     def write(self, letter: DeadLetter) -> None:
-        msg = f"no place for dead letter {letter.name}"
-        raise AssertionError(msg)
+        raise SinkError(f"there is no place for dead letters, so {letter.name} could not be stored")
+
+
+class FiledDeadLetters:
+    """Letters as files. `put` stores one file durably under a path, replacing an equal one."""
+
+    def __init__(self, put: Callable[[str, bytes], None]) -> None:
+        self._put = put
+
+    def write(self, letter: DeadLetter) -> None:
+        try:
+            self._put(letter.name, letter.to_json())
+        except (OSError, KclError) as error:
+            raise SinkError(f"dead letter {letter.name} could not be stored: {error}") from error
 
 
 class MemoryDeadLetters:
@@ -107,6 +120,3 @@ def from_json(text: bytes) -> DeadLetter:
     except msgspec.DecodeError as error:
         msg = f"not a dead letter: {error}"
         raise ValueError(msg) from error
-
-
-Letters = Mapping[str, DeadLetter]

@@ -120,7 +120,7 @@ class Worker(Generic[D]):
             shard_ends=ShardEnds(around.leases, around.list_shards),
             failures=failures,
             poison=PoisonHandling(self.holdings, failures, around.dead_letters, self._clock, self._tell),
-            retention=RetentionWatch(around.retention_of),
+            retention=RetentionWatch(around.retention_of, self._clock),
             clock=self._clock,
             on_event=self._tell,
         )

@@ -1,16 +1,20 @@
-"""How close a shard's reader is to losing records, and whether it has. Pure, and a small memory of what was said.
+"""How close a shard's reader is to losing records, and whether it has.
 
 A stream forgets records after its retention. Reading later than that is silent by default: the stream simply
 starts with what it still has. Here it is an event with from and to, before and after the fact.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
+from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Progress
 
+ASK_AGAIN_SECONDS = 600.0  # a retention that was changed is noticed; a stream is described a few times an hour
 WARNING_STEPS = (0.5, 0.75, 0.9)  # of the retention; the last leaves a tenth of it to act: 2.4 hours of a day
 
 RetentionOf = Callable[[StreamIdentifier], float | None]
@@ -52,15 +56,17 @@ def loss_in(progress: Progress, now: float) -> Loss | None:
 class RetentionWatch:
     """Says once, at each step, that a shard is that close to its retention; and again after it has recovered."""
 
-    def __init__(self, retention_of: RetentionOf) -> None:
+    def __init__(self, retention_of: RetentionOf, clock: Clock) -> None:
         self._retention_of = retention_of
+        self._clock = clock
+        self._known: dict[StreamIdentifier, tuple[float | None, float]] = {}
         self._said: dict[LeaseKey, float] = {}
 
     def warning(self, progress: Progress) -> float | None:
         """The step that was passed with this range: 0.5, 0.75 or 0.9 of the retention. None: nothing new."""
         if progress.millis_behind is None:
             return None
-        retention = self._retention_of(progress.range.stream)
+        retention = self.retention(progress.range.stream)
         if not retention:
             return None
         used = progress.millis_behind / 1000 / retention
@@ -68,6 +74,16 @@ class RetentionWatch:
         before = self._said.get(progress.range.lease, 0.0)
         self._said[progress.range.lease] = passed
         return passed if passed > before else None
+
+    def retention(self, stream: StreamIdentifier) -> float | None:
+        """Seconds the stream keeps its records, as asked not long ago. None when it cannot be found out."""
+        now = self._clock.monotonic()
+        known, ask_again = self._known.get(stream, (None, now))
+        if now >= ask_again:
+            with suppress(KclError):
+                known = self._retention_of(stream)
+            self._known[stream] = known, now + ASK_AGAIN_SECONDS
+        return known
 
     def keep(self, keys: set[LeaseKey]) -> None:
         self._said = {key: step for key, step in self._said.items() if key in keys}

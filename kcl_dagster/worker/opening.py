@@ -1,0 +1,100 @@
+"""A worker's surroundings on AWS: tables and streams behind two clients."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kcl_dagster import aws
+from kcl_dagster.application import Application, Position
+from kcl_dagster.model.shard import Shard
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.streams.listing import describe, list_shards
+from kcl_dagster.tables.layout import Layout, detect_layout
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.starts import StartTable
+from kcl_dagster.tables.workers import WorkerTable
+from kcl_dagster.worker.batch import D, Engine, Sink
+from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
+from kcl_dagster.worker.events import OnEvent, ignore
+from kcl_dagster.worker.heartbeat import Utilization
+from kcl_dagster.worker.leader_watch import LockWatch
+from kcl_dagster.worker.settings import WorkerSettings
+from kcl_dagster.worker.surroundings import OnBatch, Surroundings, Watch, ignore_batch
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+class StreamLookup:
+    """What a worker asks about its streams."""
+
+    def __init__(
+        self, kinesis: aws.Client, application: Application, starts: StartTable, runtime: Runtime
+    ) -> None:
+        self._kinesis = kinesis
+        self._configured = {settings.name: settings.start for settings in application.streams}
+        self._starts = starts
+        self._runtime = runtime
+        self._resolved: dict[StreamIdentifier, int] = {}
+
+    def list_shards(self, stream: StreamIdentifier) -> Sequence[Shard]:
+        return list_shards(self._kinesis, stream.name, runtime=self._runtime)
+
+    def retention_of(self, stream: StreamIdentifier) -> float | None:
+        return describe(self._kinesis, stream.name, runtime=self._runtime).retention_hours * _SECONDS_PER_HOUR
+
+    def resolved_start(self, stream: StreamIdentifier) -> int | None:
+        """What a leader wrote down when the application first saw the stream; else, in an application that a Java
+        leader started, the configured timestamp."""
+        if stream not in self._resolved:
+            start = self._starts.get(str(stream))
+            moment = start.timestamp_ms if start is not None else self._configured_ms(stream)
+            if moment is None:
+                return None
+            self._resolved[stream] = moment
+        return self._resolved[stream]
+
+    def _configured_ms(self, stream: StreamIdentifier) -> int | None:
+        start = self._configured.get(stream.name)
+        if start is None or start.position is not Position.AT_TIMESTAMP or start.timestamp is None:
+            return None
+        return round(start.timestamp.timestamp() * 1000)
+
+
+def open_surroundings(
+    application: Application,
+    *,
+    dynamodb: aws.Client,
+    kinesis: aws.Client,
+    engine: Engine[D],
+    sink: Sink[D],
+    runtime: Runtime,
+    layout: Layout | None = None,
+    dead_letters: DeadLetters | None = None,
+    utilization: Utilization | None = None,
+    watches: tuple[Watch, ...] = (),
+    on_batch: OnBatch = ignore_batch,
+    on_event: OnEvent = ignore,
+    parallel: Callable[..., Any] | None = None,
+) -> Surroundings[D]:
+    """Everything `Worker` needs, with the requests' deadlines that its lease duration allows. Raises LayoutRefused
+    for tables that must not be touched. `parallel` reads the segments of a scan, as `map` does."""
+    layout = layout or detect_layout(dynamodb, application, runtime)
+    deadline = WorkerSettings.of(application).write_deadline
+    starts = StartTable(dynamodb, application, layout, runtime)
+    lookup = StreamLookup(kinesis, application, starts, runtime)
+    return Surroundings(
+        application=application,
+        leases=LeaseTable(dynamodb, application, layout, runtime, deadline_seconds=deadline, parallel=parallel),
+        workers=WorkerTable(dynamodb, application, layout, runtime, deadline_seconds=deadline),
+        list_shards=lookup.list_shards,
+        engine=engine,
+        sink=sink,
+        retention_of=lookup.retention_of,
+        resolved_start=lookup.resolved_start,
+        dead_letters=dead_letters or NoDeadLetters(),
+        utilization=utilization,
+        leader=LockWatch(dynamodb, layout, runtime),
+        watches=watches,
+        on_batch=on_batch,
+        on_event=on_event,
+    )
