@@ -192,8 +192,6 @@ def _translated(error: Exception, client: Client, method: str, parameters: Mappi
             )
         case botocore_errors.HTTPClientError() | botocore_errors.IncompleteReadError() | ResponseParserError():
             return Unanswered(f"no usable answer to {where} from {endpoint}: {error}")
-        case botocore_errors.NoRegionError() | botocore_errors.ProfileNotFound():
-            return ConfigurationError(f"{error} (needed for {where})")
         case _:
             return ServiceError(f"{where} could not be sent: {error}")
 
@@ -274,16 +272,23 @@ def client(
         max_pool_connections=connections,
         user_agent_extra="kcl-dagster",
     )
-    with _making, mapped_errors(None, f"make_{service}_client", {}):
-        make: Callable[..., Client] = _session(profile, region, role_arn, external_id, sts_endpoint_url).client
-        return make(
-            service,
-            region_name=region,
-            endpoint_url=endpoint_url,
-            aws_access_key_id=access_key,
-            aws_secret_access_key=secret_key,
-            config=config,
-        )
+    try:
+        with _making:
+            make: Callable[..., Client] = _session(profile, region, role_arn, external_id, sts_endpoint_url).client
+            return make(
+                service,
+                region_name=region,
+                endpoint_url=endpoint_url,
+                aws_access_key_id=access_key,
+                aws_secret_access_key=secret_key,
+                config=config,
+            )
+    except botocore_errors.NoRegionError as error:
+        raise ConfigurationError(
+            f"no AWS region for {service}: set region_name, AWS_DEFAULT_REGION or the region of the profile"
+        ) from error
+    except (botocore_errors.BotoCoreError, ValueError) as error:  # ValueError: not the URL of an endpoint
+        raise ConfigurationError(f"cannot talk to {service}: {error}") from error
 
 
 @functools.lru_cache(maxsize=16)

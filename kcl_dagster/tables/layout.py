@@ -21,7 +21,7 @@ from kcl_dagster.tables.state import ClientVersion, StateRows, StoredVersion, Ta
 
 __all__ = ["Layout", "LayoutKind", "Place", "create_tables", "detect_layout"]
 
-_TAKE_OVER: Final = "stop its workers, then take it over with take_over_2x=True (`kcl-dagster adopt`)"
+_TAKE_OVER: Final = "stop its workers, then take it over with take_over_2x=True"
 
 
 def detect_layout(

@@ -69,6 +69,10 @@ class Sender:
                     return Applied(item) if verdict is Verdict.APPLIED else Refused(item)
             except (Throttled, EndpointUnreachable) as not_sent:
                 problem = not_sent
+            except (ServiceError, TableNotFound) as error:
+                if in_doubt is None:
+                    raise
+                raise OutcomeUnknown(f"{in_doubt}; trying again failed too: {error}") from error
             else:
                 return Applied(answer.get("Attributes"))
             if self._runtime.clock.monotonic() + pause > deadline:
@@ -107,7 +111,7 @@ class Sender:
     def _read_back(self, request: Request, deadline: float, in_doubt: aws.Unanswered | None) -> Item | None:
         try:
             return self._get(request.table, request.key, deadline)
-        except ServiceError as error:
+        except (ServiceError, TableNotFound) as error:
             if in_doubt is None:
                 raise
             raise OutcomeUnknown(f"{in_doubt}; reading back failed too: {error}") from error
