@@ -7,7 +7,6 @@ soon after the last `dagster dev` or `dg dev` that used it. It keeps nothing, so
 import fcntl
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ import kcl_dagster as kcl
 from kcl_dagster import aws
 from kcl_dagster.emulator.sidecar import Endpoint, SidecarError, ensure_sidecar, find_sidecar
 from kcl_dagster.errors import ConfigurationError, EmulatorError
-from kcl_dagster.orchestration import processes, reaper
+from kcl_dagster.orchestration import detached, processes, reaper
 from resources.lake import directory, lake, ledger
 
 STREAM = "clicks"
@@ -101,16 +100,11 @@ def _endpoint_under_dev() -> str | None:
             clean()
             endpoint_url = start_embedded(root.pid).url
             reaper.start(root.pid)
-            with (directory() / "logs" / "producer.log").open("ab") as log:
-                subprocess.Popen(
-                    producer_command(endpoint_url, root.pid),
-                    cwd=Path(__file__).parents[1],
-                    env={**os.environ, **embedded_environment()},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+            detached.start(
+                producer_command(endpoint_url, root.pid),
+                environment={**os.environ, **embedded_environment()},
+                log=directory() / "logs" / "producer.log",
+            )
         return start_embedded(root.pid).url
 
 

@@ -1,6 +1,7 @@
 """The leader as a Dagster sensor: reads Dagster's runs, ticks, asks for runs, tells what it saw."""
 
 import json
+import socket
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,7 +106,7 @@ def build_kcl_leader_sensor(
 def _seat(consumer: Consumer, kcl: KclResource, translator: KclTranslator, instance: DagsterInstance) -> _Seat:
     """Clients, tables and what the leader has seen outlive a tick; a changed application gets another leader."""
     application = consumer.application
-    deployment = instance.run_storage.get_run_storage_id()
+    deployment = _deployment(instance)
     connections = [sorted(kcl.connection(service).items()) for service in ("kinesis", "dynamodb")]
     key = json.dumps([application.model_dump(mode="json"), connections, deployment])
     with _seating:
@@ -117,6 +118,12 @@ def _seat(consumer: Consumer, kcl: KclResource, translator: KclTranslator, insta
             leader = Leader(application, kcl.client("dynamodb"), kcl.client("kinesis"), runtime, owner)
             seat = _seats[key] = _Seat(leader, Reporter(consumer, translator), runtime)
         return seat
+
+
+def _deployment(instance: DagsterInstance) -> str:
+    """A name for this Dagster instance: its run storage's, or this machine's where the storage has none."""
+    storage_id = getattr(instance.run_storage, "get_run_storage_id", socket.gethostname)
+    return str(storage_id())
 
 
 def _request(application: Application, launch: Launch) -> RunRequest:

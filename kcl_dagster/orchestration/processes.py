@@ -9,8 +9,8 @@ from pathlib import Path
 
 PROC = Path("/proc")
 
-# `dagster dev`, `dg dev`, `python -m dagster dev`: the command whose end means that its user is done.
-_DEV_COMMAND = re.compile(r"(^|/)(dagster|dg)(\.exe)? ([^ ]+ )*?dev( |$)")
+# The command whose end means that its user is done: a script called `dagster` or `dg`, or the module.
+_DEV_COMMAND = re.compile(r"(^|/| -m )(dagster|dg) dev( |$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,13 @@ def ancestors(pid: int, processes: Mapping[int, Process]) -> list[Process]:
 def dev_root(pid: int | None = None) -> Process | None:
     """The outermost `dagster dev` or `dg dev` above a process (ours by default), or None in production."""
     above = ancestors(os.getpid() if pid is None else pid, snapshot())
-    commands = [process for process in above if _DEV_COMMAND.search(process.command)]
+    commands = [process for process in above if is_dev_command(process.command)]
     return commands[-1] if commands else None
+
+
+def is_dev_command(command: str) -> bool:
+    """Whether a command line is `dagster dev` or `dg dev`, however it was started."""
+    return _DEV_COMMAND.search(command) is not None
 
 
 def carries(pid: int, marker: str) -> bool:
@@ -98,7 +103,7 @@ def _from_proc(pid: int) -> Process | None:
 
 def _from_ps() -> dict[int, Process]:
     listing = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,stat=,lstart=,command="], capture_output=True, text=True, check=False
+        ["ps", "-A", "-ww", "-o", "pid=,ppid=,stat=,lstart=,command="], capture_output=True, text=True, check=False
     )
     found = {}
     for line in listing.stdout.splitlines():

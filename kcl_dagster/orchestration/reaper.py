@@ -7,12 +7,11 @@ end those. The optional marker finds, by their environment, processes whose pare
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
 
-from kcl_dagster.orchestration import processes
+from kcl_dagster.orchestration import detached, processes
 from kcl_dagster.orchestration.processes import Process
 
 LOOK_SECONDS = 0.25  # how soon the end of the root is noticed
@@ -24,13 +23,7 @@ TERMINATE_SECONDS = 2.0  # between SIGTERM and SIGKILL; all in all well under te
 def start(root: int, marker: str | None = None) -> int:
     """Start a detached reaper for `root`. Returns its process id; it ends by itself with the last relative."""
     command = [sys.executable, "-m", "kcl_dagster.orchestration.reaper", str(root), *([marker] if marker else [])]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ).pid
+    return detached.start(command)
 
 
 def reap(root: int, marker: str | None = None) -> None:

@@ -9,7 +9,7 @@ from pydantic import Field
 from kcl_dagster import aws
 
 
-class KclResource(ConfigurableResource):
+class KclResource(ConfigurableResource[Any]):
     """Credentials, region and endpoint of the streams and the lease tables.
 
     With nothing set, boto3's usual sources apply: environment, profile, instance role. Clients are cached for the
@@ -58,4 +58,5 @@ class KclResource(ConfigurableResource):
 @functools.lru_cache(maxsize=64)
 def _client(service: str, connection: tuple[tuple[str, str], ...]) -> Any:
     """Dagster makes a new resource for every tick; clients and their connections outlive it."""
-    return aws.client(service, **dict(connection))
+    settings: dict[str, Any] = dict(connection)
+    return aws.client(service, **settings)

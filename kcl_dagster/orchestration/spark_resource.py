@@ -8,7 +8,7 @@ from pydantic import Field, PrivateAttr
 from kcl_dagster.spark.session import SparkSettings, start_session
 
 
-class KclSparkResource(ConfigurableResource):
+class KclSparkResource(ConfigurableResource[Any]):
     """A Spark session that starts when it is first asked for and stops with the run.
 
     Anything with a `spark_session` will do in its place, such as dagster-pyspark's `LazyPySparkResource`; this one

@@ -34,7 +34,7 @@ def build_worker_asset(
 
     @multi_asset(
         specs=[spec],
-        name=f"{identifier(application.name)}_worker",
+        name=f"{identifier(application.name)}_records",
         partitions_def=slots_of(application),
         required_resource_keys={kcl_key, spark_key},
     )
@@ -73,7 +73,6 @@ def build_worker_job(consumer: Consumer, translator: KclTranslator) -> Unresolve
         name=f"{identifier(application.name)}_worker",
         selection=AssetSelection.assets(translator.get_asset_key(KclAsset(Role.RECORDS, consumer))),
         executor_def=in_process_executor,
-        partitions_def=slots_of(application),
         description=f"One worker of {application.name}; launched, one per slot, by its leader.",
         tags={APPLICATION_TAG: application.name, "dagster/max_retries": "0"},
     )

@@ -1,0 +1,20 @@
+"""Processes that outlive whoever started them."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def start(command: Sequence[str], *, environment: Mapping[str, str] | None = None, log: Path | None = None) -> int:
+    """Start a command in a session of its own and forget it; its process id. `environment` None: ours."""
+    with (log or Path("/dev/null")).open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    process.returncode = 0  # nobody will wait for it; Python would warn
+    return process.pid

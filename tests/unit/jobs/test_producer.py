@@ -1,0 +1,49 @@
+"""The producer puts every click once, in the order of its user, into the real thing: the embedded AWS."""
+
+import io
+import threading
+from collections import Counter
+from random import Random
+
+from jobs import producer
+from jobs.ledger import Ledger
+from kcl_dagster.emulator import Emulator, FaultRule
+
+
+def test_refused_clicks_are_put_again_and_none_twice() -> None:
+    with Emulator() as aws:
+        kinesis = aws.client("kinesis")
+        kinesis.create_stream(StreamName="clicks", ShardCount=1)
+        aws.faults.add(FaultRule(operation="PutRecords", error="InternalFailure", status=500, times=2))
+        written = io.StringIO()
+        clicks = next(producer.rounds(20, Random(1)))
+        producer.put(kinesis, "clicks", clicks, Ledger(written), threading.Event())
+        iterator = kinesis.get_shard_iterator(
+            StreamName="clicks", ShardId="shardId-000000000000", ShardIteratorType="TRIM_HORIZON"
+        )["ShardIterator"]
+        stored = kinesis.get_records(ShardIterator=iterator)["Records"]
+    assert [r["PartitionKey"] for r in stored] == [c.user for c in clicks]
+    acknowledged = [line.split()[1] for line in written.getvalue().splitlines()]
+    assert acknowledged == [r["SequenceNumber"] for r in stored]
+
+
+def test_it_stops_when_told_though_the_stream_refuses_everything() -> None:
+    with Emulator() as aws:
+        stop = threading.Event()
+        written = io.StringIO()
+        kinesis = aws.client("kinesis")  # without the stream
+        clicks = next(producer.rounds(3, Random(1)))
+        thread = threading.Thread(target=producer.put, args=(kinesis, "clicks", clicks, Ledger(written), stop))
+        thread.start()
+        stop.set()
+        thread.join(10)
+    assert not thread.is_alive()
+    assert written.getvalue() == ""
+
+
+def test_no_user_clicks_twice_in_a_round() -> None:
+    rounds = producer.rounds(50, Random(1))
+    for number in range(3):
+        clicks = next(rounds)
+        assert set(Counter(c.user for c in clicks).values()) == {1}
+        assert {c.number for c in clicks} == {number}
