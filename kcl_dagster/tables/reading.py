@@ -6,7 +6,7 @@ from typing import Final
 
 from kcl_dagster import aws
 from kcl_dagster.application import Application
-from kcl_dagster.errors import AccessDenied, UnreadableItem
+from kcl_dagster.errors import AccessDenied, TableNotFound, UnreadableItem
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.runtime import Runtime
@@ -113,7 +113,7 @@ class LeaseReader:
         if self._no_index_until is None or self._clock.monotonic() >= self._no_index_until:
             try:
                 found = self._owned_by_index(worker)
-            except (aws.RequestRefused, AccessDenied) as error:
+            except (aws.RequestRefused, AccessDenied, TableNotFound) as error:  # whichever says "no such index"
                 self._no_index_until = self._clock.monotonic() + INDEX_RECHECK_SECONDS
                 log.warning("index %s of %s cannot be used, scanning: %s", OWNER_INDEX, self._table, error)
             else:
