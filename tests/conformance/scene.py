@@ -1,0 +1,365 @@
+"""A lease table in memory, the worker code on top of it, and what cases say happens to them."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kcl_dagster.application import Application
+from kcl_dagster.errors import KclError, LeaseLost
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.shard import HashRange
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.items import lease_from_item
+from kcl_dagster.tables.layout import Layout, create_tables
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.testing.clock import FakeClock
+from kcl_dagster.testing.dynamodb.client import FakeDynamoDB
+from kcl_dagster.testing.dynamodb.failures import client_error
+from kcl_dagster.worker.holdings import Holdings
+from tests.conformance.case import Given, NotUnderstood
+
+# Short names that cases use for attributes.
+_SHORT = {
+    "k": "leaseKey",
+    "key": "leaseKey",
+    "o": "leaseOwner",
+    "owner": "leaseOwner",
+    "c": "leaseCounter",
+    "counter": "leaseCounter",
+    "kbps": "throughputKBps",
+    "hash_start": "startingHashKey",
+    "hash_end": "endingHashKey",
+    "parents": "parentShardId",
+    "parentShardIds": "parentShardId",
+    "children": "childShardIds",
+}
+_NUMBERS = {
+    "leaseCounter",
+    "ownerSwitchesSinceCheckpoint",
+    "checkpointSubSequenceNumber",
+    "pendingCheckpointSubSequenceNumber",
+    "throughputKBps",
+}
+_SETS = {"parentShardId", "childShardIds"}
+# Every lease that a KCL wrote has these; cases leave out what does not matter to them.
+_DEFAULTS = {
+    "leaseCounter": 0,
+    "ownerSwitchesSinceCheckpoint": 0,
+    "checkpoint": "TRIM_HORIZON",
+    "checkpointSubSequenceNumber": 0,
+}
+ATTRIBUTES = (
+    "leaseKey", "leaseOwner", "checkpointOwner", "leaseCounter", "ownerSwitchesSinceCheckpoint", "checkpoint",
+    "checkpointSubSequenceNumber", "pendingCheckpoint", "pendingCheckpointSubSequenceNumber", "startingHashKey",
+    "endingHashKey", "parentShardId", "childShardIds", "throughputKBps", "entityType", "streamName", "shardId",
+)  # fmt: skip
+
+
+def item_of(given: Given) -> dict[str, Any]:
+    """The item a case describes in plain values, as DynamoDB holds it."""
+    values: dict[str, Any] = {}
+    for name in given:
+        value = given[name]
+        if name in {"only_key_attribute", "last_counter_increment_ns", "blocked"}:
+            continue
+        values[_SHORT.get(name, name)] = value
+    if "leaseKey" not in values:
+        raise NotUnderstood(f"item {dict(given)} has no key")
+    if not (given.has("only_key_attribute") and given.flag("only_key_attribute")):
+        values = {**_DEFAULTS, **values}
+    return {name: _attribute(name, value) for name, value in values.items() if value is not None}
+
+
+def _attribute(name: str, value: Any) -> dict[str, Any]:
+    if name in _NUMBERS:
+        return {"N": str(value)}
+    if name in _SETS:
+        return {"SS": sorted(value)}
+    if not isinstance(value, str):
+        raise NotUnderstood(f"attribute {name} = {value!r}")
+    return {"S": value}
+
+
+def plain(item: Mapping[str, Any] | None) -> dict[str, object]:
+    """All attributes of an item in plain values; absent ones are None."""
+    found: dict[str, object] = dict.fromkeys(ATTRIBUTES)
+    for name, value in (item or {}).items():
+        ((kind, content),) = value.items()
+        found[name] = _plain(kind, content)
+    found["parentShardIds"] = found["parentShardId"]
+    return found
+
+
+def _plain(kind: str, content: Any) -> object:
+    if kind == "N":
+        return float(content) if "." in content or "E" in content else int(content)
+    return sorted(content) if kind == "SS" else content
+
+
+@dataclass
+class Watched:
+    """A client that counts calls, and fails where it is told to."""
+
+    client: FakeDynamoDB
+    calls: list[str] = field(default_factory=list)
+    failing: set[str] = field(default_factory=set)
+    code: str = "InternalServerError"
+    answers: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(**parameters: Any) -> Any:
+            self.calls.append(method)
+            if method in self.failing:
+                raise client_error(self.code, "as the case says", method)
+            if method in self.answers:
+                return self.answers[method](**parameters)
+            return getattr(self.client, method)(**parameters)
+
+        return call
+
+    def count(self, method: str) -> int:
+        return self.calls.count(method)
+
+
+class Scene:
+    """One application on an in-memory DynamoDB, in the layout of KCL 3.5."""
+
+    def __init__(self, *, page_items: int = 1000, **timings: float) -> None:
+        self.clock = FakeClock()
+        self.runtime = Runtime(clock=self.clock)
+        self.dynamodb = FakeDynamoDB(self.clock, page_items=page_items)
+        self.client = Watched(self.dynamodb)
+        self.application = Application.model_validate(
+            {"name": "conformance", "streams": ["stream"], "timings": timings}
+        )
+        self.layout = Layout.single(self.application)
+        create_tables(self.client, self.application, self.layout, self.runtime)
+        self.table = LeaseTable(self.client, self.application, self.layout, self.runtime)
+        self.client.calls.clear()
+
+    @property
+    def name(self) -> str:
+        return self.layout.leases.table
+
+    def put(self, item: Mapping[str, Any]) -> None:
+        """Behind everybody's back."""
+        self.dynamodb.put_item(TableName=self.name, Item=dict(item))
+
+    def item(self, key: str) -> dict[str, Any] | None:
+        answer = self.dynamodb.get_item(TableName=self.name, Key={"leaseKey": {"S": key}}, ConsistentRead=True)
+        found: dict[str, Any] | None = answer.get("Item")
+        return found
+
+    def lease_items(self) -> list[dict[str, Any]]:
+        items = self.dynamodb.scan(TableName=self.name, ConsistentRead=True)["Items"]
+        return [item for item in items if item.get("entityType", {"S": "LEASE"}) == {"S": "LEASE"}]
+
+    def lease(self, key: str) -> Lease:
+        item = self.item(key)
+        lease = lease_from_item(item) if item is not None else None
+        if lease is None:
+            raise NotUnderstood(f"there is no lease {key!r}")
+        return lease
+
+    def holdings(self, worker: str, lease_duration: float = 10.0) -> Holdings:
+        return Holdings(self.table, WorkerId(worker), lease_duration, lease_duration / 3, self.runtime)
+
+    def change(self, key: str, **attributes: object) -> None:
+        """What another client did to a lease; None removes an attribute."""
+        item = self.item(key)
+        if item is None:
+            raise NotUnderstood(f"there is no lease {key!r}")
+        for name, value in attributes.items():
+            item.pop(name, None)
+            if value is not None:
+                item[name] = _attribute(name, value)
+        self.put(item)
+
+
+def memory_of(lease: Lease, given: Given) -> Lease:
+    """`lease` as a process remembers it that read it at another time."""
+    known: dict[str, Any] = {}
+    for name, attribute in (("leaseOwner", "owner"), ("checkpointOwner", "checkpoint_owner")):
+        if name in given:
+            text = given.text_or_none(name)
+            known[attribute] = None if text is None else WorkerId(text)
+    if "leaseCounter" in given:
+        known["counter"] = given.integer("leaseCounter")
+    if "checkpoint" in given:
+        known["checkpoint"] = Checkpoint(given.text("checkpoint"))
+    return replace(lease, **known)
+
+
+def remembered(lease: Lease) -> dict[str, object]:
+    """A lease in memory, in the names of cases."""
+    return {
+        "leaseKey": lease.key,
+        "leaseOwner": lease.owner,
+        "checkpointOwner": lease.checkpoint_owner,
+        "leaseCounter": lease.counter,
+        "checkpoint": None if lease.checkpoint is None else lease.checkpoint.sequence,
+        "pendingCheckpoint": None if lease.pending_checkpoint is None else lease.pending_checkpoint.sequence,
+        "ownerSwitchesSinceCheckpoint": lease.owner_switches,
+    }
+
+
+def unread_lease(key: str, owner: str | None = None, checkpoint_owner: str | None = None) -> Lease:
+    """A lease that somebody remembers although the table may not hold it."""
+    return Lease(
+        key=LeaseKey(key),
+        shard_id=key,
+        owner=None if owner is None else WorkerId(owner),
+        checkpoint_owner=None if checkpoint_owner is None else WorkerId(checkpoint_owner),
+        checkpoint=Checkpoint("TRIM_HORIZON"),
+    )
+
+
+Step = Callable[..., bool]
+
+
+class Story:
+    """Runs the steps of a case. Everybody who acts has a memory of the lease; acting well refreshes it."""
+
+    def __init__(self, scene: Scene, key: str | None = None) -> None:
+        self.scene = scene
+        self.key = key
+        self.memories: dict[str, list[Lease]] = {}
+        self.results: list[bool] = []
+        self.kinds: list[str] = []
+        self.counters: list[int | None] = []
+        """The counter in the table after each step."""
+
+    def tell(self, steps: list[str]) -> None:
+        for step in steps:
+            self.results.append(self._act(step))
+            item = self.scene.item(self.key) if self.key is not None else None
+            self.counters.append(None if item is None else int(item["leaseCounter"]["N"]))
+
+    def of_kind(self, kind: str) -> list[bool]:
+        return [result for result, done in zip(self.results, self.kinds, strict=True) if done == kind]
+
+    def counter_around(self, kind: str) -> tuple[int | None, int | None]:
+        """Before and after the last step of that kind."""
+        last = max(number for number, done in enumerate(self.kinds) if done == kind)
+        return (self.counters[last - 1] if last else None, self.counters[last])
+
+    def _act(self, step: str) -> bool:
+        for pattern, act in _STEPS:
+            match = re.fullmatch(pattern, step.strip(), re.IGNORECASE)
+            if match is not None:
+                self.kinds.append(act.__name__.strip("_"))
+                return act(self, **match.groupdict())
+        raise NotUnderstood(f"step {step!r}")
+
+    def _memory(self, who: str | None) -> Lease:
+        name = _actor(who)
+        if name not in self.memories:
+            first = next(iter(self.memories.values()), None)
+            self.memories[name] = [first[0] if first and name != "leader" else self.scene.lease(self._key())]
+        return self.memories[name][-1]
+
+    def _remember(self, who: str | None, lease: Lease) -> None:
+        self.memories.setdefault(_actor(who), []).append(lease)
+
+    def _key(self) -> str:
+        if self.key is None:
+            raise NotUnderstood("the steps name no lease")
+        return self.key
+
+    def _create(self, key: str, owner: str | None, counter: str | None) -> bool:
+        self.key = key
+        lease = replace(unread_lease(key, owner), counter=int(counter or 0))
+        created = self.scene.table.create(lease)
+        if created:
+            self.memories.setdefault(_actor(owner), []).append(lease)
+        return created
+
+    def _read(self, who: str) -> bool:
+        self.memories[_actor(who)] = [self.scene.lease(self._key())]
+        return True
+
+    def _renew(self, who: str | None = None, old: str | None = None) -> bool:
+        lease = self._memory(who)
+        if old is not None:
+            lease = self.memories[_actor(who)][-2]
+        try:
+            self._remember(who, self.scene.table.renew(lease))
+        except LeaseLost:
+            return False
+        return True
+
+    def _take(self, by: str, who: str | None = None, key: str | None = None) -> bool:
+        lease = self.scene.lease(key) if key is not None else self._memory(who)
+        return self._kept(who, self.scene.table.take(lease, WorkerId(by)))
+
+    def _assign(self, to: str, by: str | None = None) -> bool:
+        return self._kept(by, self.scene.table.assign(self._memory(by), WorkerId(to)))
+
+    def _transfer(self, by: str | None = None) -> bool:
+        return self._kept(by, self.scene.table.transfer(self._memory(by)))
+
+    def _handoff(self, to: str | None = None) -> bool:
+        lease = self.scene.lease(self._key())
+        return self.scene.table.initiate_handoff(lease, WorkerId(to or "next owner")) is not None
+
+    def _evict(self, who: str | None = None) -> bool:
+        return self._kept(who, self.scene.table.release(self._memory(who)))
+
+    def _delete(self, key: str | None = None) -> bool:
+        lease = self._memory(None) if key is None else self.scene.lease(key)
+        return self.scene.table.delete(lease, forced=True)
+
+    def _hash_range(self, key: str | None = None, start: str | None = None, end: str | None = None) -> bool:
+        hash_range = HashRange(int(start or 1), int(end or 2))
+        return self.scene.table.update_hash_range(LeaseKey(key or self._key()), hash_range)
+
+    def _children(self, key: str | None = None) -> bool:
+        return self.scene.table.update_children(LeaseKey(key or self._key()), frozenset({"child"}))
+
+    def _increment(self) -> bool:
+        """Somebody of our name, or nobody knows who."""
+        counter = int(self.scene.lease(self._key()).counter)
+        self.scene.change(self._key(), leaseCounter=counter + 1)
+        return True
+
+    def _kept(self, who: str | None, lease: Lease | None) -> bool:
+        if lease is None:
+            return False
+        self._remember(who, lease)
+        return True
+
+
+def _actor(who: str | None) -> str:
+    """Cases call the object that made the lease `the original`."""
+    return "original" if who is None or who.startswith("original") else who
+
+
+_LEASE = r"(?:lease )?"
+_ON = r"(?: on the (?P<who>\S+)(?: object)?)?"
+_STEPS: list[tuple[str, Step]] = [
+    (rf"create {_LEASE}(?P<key>\S+)(?: owner=(?P<owner>\S+))?(?: counter=(?P<counter>\d+))?", Story._create),
+    (r"(?P<who>\S+) is read", Story._read),
+    (r"(?:read|get) (?:a )?(?P<who>copy)", Story._read),
+    (r"renew(?: by (?P<who>\S+))?(?: with (?:its|the) (?P<old>old) counter)?", Story._renew),
+    (rf"renew{_ON}", Story._renew),
+    (rf"take by (?P<by>\S+){_ON}", Story._take),
+    (rf"(?P<by>\S+) takes {_LEASE}(?P<key>\S+)", Story._take),
+    (r"assign to (?P<to>\S+)(?: by (?P<by>\S+))?(?: \(transfer\))?", Story._assign),
+    (r"transfer(?: by (?P<by>\S+))?", Story._transfer),
+    (r"(?:leader )?initiates? (?:graceful )?handoff(?: to (?P<to>\S+))?", Story._handoff),
+    (rf"evict{_ON}", Story._evict),
+    (rf"delete {_LEASE}(?P<key>\S+)", Story._delete),
+    (rf"update hash range of {_LEASE}(?P<key>\S+)(?: to (?P<start>\d+)\.\.(?P<end>\d+))?", Story._hash_range),
+    (rf"update child(?:ren| shards) of {_LEASE}(?P<key>\S+)", Story._children),
+    (r"another writer increments the counter(?: in the table)?", Story._increment),
+]
+
+
+def attempt(action: Callable[[], object]) -> tuple[object, Exception | None]:
+    """What an action gave, and what it raised of the product's errors."""
+    try:
+        return action(), None
+    except (KclError, ValueError) as raised:
+        return None, raised
