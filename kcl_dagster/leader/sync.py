@@ -10,7 +10,7 @@ for tables that already hold leases are the KCL's. Two of its mistakes are repai
   generation has leases, and would then read old records after new ones. We leave them out.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -49,12 +49,15 @@ def plan_sync(
     start: Position,
     stream: StreamIdentifier | None = None,
     *,
+    roots: Collection[str] = (),
     ignore_unexpected_children: bool = False,
     as_kcl: bool = False,
 ) -> SyncPlan:
     """For a stream that has leases. `shards` is a complete, unfiltered listing; `leases` are those of this stream.
 
-    Plans nothing for an empty listing, nor for an inconsistent one unless unexpected children are to be ignored.
+    `roots` were open when the application began at LATEST. One that was closed since and has neither a lease nor a
+    descendant with one was missed when the first leases were made, and gets it now. Plans nothing for an empty
+    listing, nor for an inconsistent one unless unexpected children are to be ignored.
     """
     if not shards:
         return SyncPlan()
@@ -67,6 +70,10 @@ def plan_sync(
     if not as_kcl:
         for orphan in _orphans(listed, held):
             creates[orphan] = TRIM_HORIZON
+        past = _ancestors(listed, held)
+        for root in roots:
+            if root in listed and not listed[root].is_open and root not in held and root not in past:
+                creates.setdefault(root, Checkpoint(start.value))
         for done in _ancestors(listed, [*held, *creates]) - held.keys():
             listed.pop(done, None)
     walk = _Walk(listed, frozenset(held.keys() | creates.keys()), start)

@@ -1,0 +1,65 @@
+"""The clean stage: rows nobody needs any more. I/O around `cleanup`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from kcl_dagster.errors import KclError
+from kcl_dagster.leader.cleanup import plan_cleanup
+from kcl_dagster.leader.liveness import WorkerSight
+from kcl_dagster.leader.observation import Sight
+from kcl_dagster.leader.sync import children_of
+from kcl_dagster.model.lease import Lease
+from kcl_dagster.model.shard import Shard
+from kcl_dagster.runtime import Clock
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.workers import WorkerTable
+
+STALE_ROW_SECONDS: Final = 86_400.0  # as long as the KCL keeps the row of a worker that was not heard of
+
+
+class Cleaner:
+    """Deletes finished leases and the rows of workers that are gone. Every deletion is conditional."""
+
+    def __init__(self, leases: LeaseTable, workers: WorkerTable, clock: Clock) -> None:
+        self._leases = leases
+        self._workers = workers
+        self._clock = clock
+
+    def run(self, sight: Sight, listings: Mapping[str, Sequence[Shard]], deadline: float) -> list[str]:
+        """What could not be done, and why. Stops at `deadline` (monotonic); the rest is seen again next tick."""
+        problems: list[str] = []
+        grouped: dict[str, list[Lease]] = {}
+        for lease in sight.leases:
+            grouped.setdefault(str(lease.stream) if lease.stream is not None else "", []).append(lease)
+        for stream, leases in grouped.items():
+            shards = listings.get(stream)
+            plan = plan_cleanup(
+                leases, children_of(shards or ()), None if shards is None else {shard.id for shard in shards}
+            )
+            for lease, children in plan.children:
+                self._attempt(problems, deadline, partial(self._leases.update_children, lease.key, children))
+            for lease in plan.deletes:
+                self._attempt(problems, deadline, partial(self._leases.delete, lease))
+        for seen in self._departed(sight):
+            self._attempt(problems, deadline, partial(self._workers.delete, seen.row))
+        return problems
+
+    def _departed(self, sight: Sight) -> list[WorkerSight]:
+        """Workers whose run is over and who own nothing, and rows nobody has written for a day."""
+        owners = {lease.actual_owner for lease in sight.unfinished} | {lease.owner for lease in sight.unfinished}
+        now = self._clock.now()
+        return [
+            seen
+            for seen in sight.workers
+            if seen.id not in owners
+            and (seen.run_is_over or (not seen.alive and now - (seen.row.last_update or 0) > STALE_ROW_SECONDS))
+        ]
+
+    def _attempt(self, problems: list[str], deadline: float, write: Callable[[], object]) -> None:
+        if self._clock.monotonic() >= deadline:
+            return
+        try:
+            write()
+        except KclError as error:
+            problems.append(str(error))

@@ -1,0 +1,141 @@
+"""Which workers are alive, and what may be given to them.
+
+A worker of ours is alive while its row keeps changing, judged on the leader's own clock. A worker of a Java fleet
+writes its row every thirty seconds; the KCL believes the time in it, and so do we for a row that was never seen
+before, with some tolerance for clocks that disagree.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_dagster.model.lease import WorkerId
+from kcl_dagster.model.worker import WorkerRow, WorkerState
+
+WORKER: Final = "worker/"  # prefix of the keys under which rows are observed
+
+KCL_ROW_SECONDS: Final = 60.0  # two reports of a Java worker
+CLOCK_TOLERANCE: Final = 30.0  # how far clocks of machines may be apart before a new row is distrusted
+MISSED_BEATS: Final = 4  # a worker of ours whose row missed this many is given nothing
+_EMA_WEIGHT: Final = 0.5  # of the newest sample, as in the KCL
+_NO_SAMPLE: Final = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSight:
+    """A worker row and the leader's judgement of it."""
+
+    row: WorkerRow
+    alive: bool
+    run_is_over: bool
+    accepts: bool
+    """May be given leases."""
+
+    why: str = ""
+    """Why it may not."""
+
+    @property
+    def id(self) -> WorkerId:
+        return self.row.id
+
+    @property
+    def drains(self) -> bool:
+        return self.row.drain_requested or self.row.state is WorkerState.DRAINING
+
+    @property
+    def ready(self) -> bool:
+        """Reads at once what it is given."""
+        return self.row.state is not WorkerState.STARTING
+
+
+def observed_key(row: WorkerRow) -> str:
+    return WORKER + row.id
+
+
+def observed_version(row: WorkerRow) -> str:
+    return f"{row.beat}:{row.last_update}"
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessRule:
+    """`stood`: how long a row is known to have stood; `moved`: whether this process saw it change."""
+
+    heartbeat: float
+    lease_duration: float
+    now: float
+    stood: Callable[[WorkerRow], float]
+    moved: Callable[[WorkerRow], bool]
+
+    def judge(self, row: WorkerRow, ended: Collection[str]) -> WorkerSight:
+        """`ended`: the runs that are known to be over."""
+        over = row.run_id is not None and row.run_id in ended
+        alive = not over and self._is_alive(row)
+        why = self._why_not(row, alive, over)
+        return WorkerSight(row, alive=alive, run_is_over=over, accepts=not why, why=why)
+
+    def _is_alive(self, row: WorkerRow) -> bool:
+        if row.last_update is None:
+            return False
+        patience = self._patience(row)
+        if self.stood(row) > patience:
+            return False
+        return self.moved(row) or self.now - row.last_update <= max(patience, KCL_ROW_SECONDS) + CLOCK_TOLERANCE
+
+    def _patience(self, row: WorkerRow) -> float:
+        if row.slot is None:
+            return KCL_ROW_SECONDS
+        return max(MISSED_BEATS * self.heartbeat, self.lease_duration)
+
+    def _why_not(self, row: WorkerRow, alive: bool, over: bool) -> str:
+        if over:
+            return "its run is over"
+        if not alive:
+            return "its row does not change any more"
+        if row.drain_requested or row.state is WorkerState.DRAINING:
+            return "it is draining"
+        if not is_valid(row):
+            return "its metrics cannot be read"
+        if is_failing(row):
+            return "it cannot measure itself"
+        return ""
+
+
+def is_valid(row: WorkerRow) -> bool:
+    """The KCL's rule: no metrics at all, or every metric with an operating range above zero."""
+    averages, ranges = row.averages or {}, row.operating_range or {}
+    if row.last_update is None:
+        return False
+    if not averages and not ranges:
+        return True
+    if not averages or not ranges:
+        return False
+    return all(metric in ranges for metric in averages) and all(
+        bool(values) and values[0] != 0 for values in ranges.values()
+    )
+
+
+def is_failing(row: WorkerRow) -> bool:
+    """The newest sample of some metric is missing: the KCL gives such a worker nothing new."""
+    return any(bool(series) and series[-1] == _NO_SAMPLE for series in (row.averages or {}).values())
+
+
+def moving_average(series: Iterable[float], weight: float = _EMA_WEIGHT) -> float:
+    """Over the samples there are; 0 if there is none."""
+    value: float | None = None
+    for sample in series:
+        if sample != _NO_SAMPLE:
+            value = sample if value is None else weight * sample + (1 - weight) * value
+    return 0.0 if value is None else value
+
+
+def averages_of(row: WorkerRow) -> dict[str, float]:
+    return {metric: moving_average(series) for metric, series in (row.averages or {}).items()}
+
+
+def ceilings_of(row: WorkerRow) -> Mapping[str, float]:
+    return {metric: float(values[0]) for metric, values in (row.operating_range or {}).items() if values}
+
+
+def lag_of(sights: Sequence[WorkerSight]) -> int | None:
+    """The furthest behind of the living, in milliseconds."""
+    return max((s.row.lag_ms for s in sights if s.alive and s.row.lag_ms is not None), default=None)

@@ -1,0 +1,76 @@
+"""What the leader remembers from tick to tick.
+
+Most of it lives in the process only. What must outlive it is written into one row that is overwritten: losing,
+duplicating or replaying that row delays a takeover or a launch, and breaks nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from kcl_dagster.model.standing import Standing
+
+_VERSION: Final = 1
+TARGET: Final = "fleet/target"  # observed like everything else, so that a cool-down outlives the process
+LAUNCH: Final = "launch/"
+
+# A launch whose run did not show up within this time is asked for again under another generation.
+LAUNCH_SECONDS: Final = 90.0
+
+
+@dataclass(slots=True)
+class Generation:
+    """Which launch of a slot this is. `seen`: its run was there, so the next launch is another one."""
+
+    number: int
+    seen: bool = False
+
+
+@dataclass(slots=True)
+class Memory:
+    standing: Standing = field(default_factory=Standing)
+    target: int | None = None
+    generations: dict[str, Generation] = field(default_factory=dict)
+
+    def to_document(self, at_least: float) -> dict[str, object]:
+        """JSON. `at_least`: see `Standing.to_document`."""
+        return {
+            "version": _VERSION,
+            "standing": self.standing.to_document(at_least),
+            "target": self.target,
+            "generations": {slot: [g.number, g.seen] for slot, g in sorted(self.generations.items())},
+        }
+
+    def absorb(self, document: Mapping[str, object], at: float) -> None:
+        """Take over what an earlier leader wrote. What cannot be understood is left out."""
+        if document.get("version") != _VERSION:
+            return
+        standing = document.get("standing")
+        if isinstance(standing, Mapping):
+            self.standing.absorb(standing, at)
+        target = document.get("target")
+        if self.target is None and isinstance(target, int):
+            self.target = target
+        generations = document.get("generations")
+        for slot, entry in generations.items() if isinstance(generations, Mapping) else ():
+            if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int):
+                known = self.generations.get(slot)
+                if known is None or known.number < entry[0]:
+                    self.generations[slot] = Generation(entry[0], bool(entry[1]))
+
+    def generation(self, slot: str, now: float, *, waited: float) -> int:
+        """The generation under which `slot` is to be launched now.
+
+        `waited`: for how long the last one is known to have been asked for. Numbers grow with the clock, so a
+        leader that lost its memory does not ask for a generation that was used before.
+        """
+        known = self.generations.get(slot)
+        if known is None or known.seen or waited > LAUNCH_SECONDS:
+            number = max(int(now), known.number + 1 if known is not None else 0)
+            known = self.generations[slot] = Generation(number)
+        return known.number
+
+    def saw_run(self, slot: str) -> None:
+        known = self.generations.get(slot)
+        if known is not None:
+            known.seen = True

@@ -1,0 +1,151 @@
+"""What a tick knows: everything it read, judged."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kcl_dagster.application import Timings
+from kcl_dagster.leader import expiry, handoff, liveness
+from kcl_dagster.leader.handoff import Deadline, Verdict
+from kcl_dagster.leader.liveness import LivenessRule, WorkerSight
+from kcl_dagster.leader.load import LoadBook
+from kcl_dagster.leader.runs import RunView
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.standing import Standing
+from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.tables.reading import ScanResult
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The tables at one moment. `unserved`: leases that need an owner now, and why. `overdue`: handoffs whose time
+    is up. `ages`: how long a lease's counter is known to have stood."""
+
+    leases: tuple[Lease, ...]
+    workers: tuple[WorkerSight, ...]
+    unserved: Mapping[LeaseKey, str]
+    overdue: frozenset[LeaseKey]
+    ages: Mapping[LeaseKey, float]
+    unreadable: tuple[str, ...] = ()
+
+    @property
+    def unfinished(self) -> list[Lease]:
+        return [lease for lease in self.leases if not lease.is_finished]
+
+    def with_created(self, created: Sequence[Lease]) -> "Sight":
+        """After a sync: leases that did not exist when the tables were read."""
+        if not created:
+            return self
+        unserved = {**self.unserved, **{lease.key: "it is new" for lease in created}}
+        leases = tuple(sorted((*self.leases, *created), key=lambda lease: lease.key))
+        return replace(self, leases=leases, unserved=unserved)
+
+    def without(self, keys: Iterable[LeaseKey]) -> "Sight":
+        """Leases nobody should serve any more."""
+        gone = frozenset(keys)
+        if not gone:
+            return self
+        return replace(
+            self,
+            leases=tuple(lease for lease in self.leases if lease.key not in gone),
+            unserved={key: why for key, why in self.unserved.items() if key not in gone},
+            overdue=self.overdue - gone,
+        )
+
+    def with_draining(self, workers: Iterable[WorkerId]) -> "Sight":
+        asked = frozenset(workers)
+        if not asked:
+            return self
+        return replace(
+            self,
+            workers=tuple(
+                replace(
+                    seen, row=replace(seen.row, drain_requested=True), accepts=False, why="it is asked to drain"
+                )
+                if seen.id in asked
+                else seen
+                for seen in self.workers
+            ),
+        )
+
+
+@dataclass(slots=True)
+class Observer:
+    """Turns scans into sights. Remembers what it saw, in `standing` and `book`."""
+
+    timings: Timings
+    standing: Standing
+    book: LoadBook
+    _versions: dict[WorkerId, str]
+    _moving: set[WorkerId]
+
+    @classmethod
+    def new(cls, timings: Timings, standing: Standing) -> "Observer":
+        return cls(timings, standing, LoadBook(), {}, set())
+
+    def observe(self, scan: ScanResult, runs: RunView, now: float) -> Sight:
+        """`now` in epoch seconds. Called once a tick with a strongly consistent scan."""
+        self._enter(scan)
+        ended = self._ended(scan.workers, runs)
+        rule = LivenessRule(
+            heartbeat=self.timings.heartbeat,
+            lease_duration=self.timings.lease_duration,
+            now=now,
+            stood=lambda row: self.standing.stood_for(liveness.observed_key(row), liveness.observed_version(row)),
+            moved=lambda row: row.id in self._moving,
+        )
+        workers = tuple(rule.judge(row, ended) for row in scan.workers)
+        over = {seen.id for seen in workers if seen.run_is_over}
+        ages: dict[LeaseKey, float] = {}
+        unserved: dict[LeaseKey, str] = {}
+        overdue: set[LeaseKey] = set()
+        deadline = Deadline(self.timings.handoff_timeout, self.timings.lease_duration)
+        for lease in scan.leases:
+            stood = self.standing.stood_for(expiry.observed_key(lease), expiry.observed_version(lease))
+            ages[lease.key] = stood
+            why = expiry.why_unserved(lease, stood, self.timings.lease_duration, over.__contains__)
+            if why is not None:
+                unserved[lease.key] = why
+            elif lease.in_handoff:
+                waited = self.standing.stood_for(handoff.observed_key(lease), handoff.observed_version(lease))
+                if deadline.judge(lease, waited) is Verdict.FORCE:
+                    overdue.add(lease.key)
+        self.book.see(scan.leases, workers, scan.ended)
+        return Sight(
+            leases=scan.leases,
+            workers=workers,
+            unserved=unserved,
+            overdue=frozenset(overdue),
+            ages=ages,
+            unreadable=tuple(str(problem) for problem in scan.unreadable),
+        )
+
+    def _enter(self, scan: ScanResult) -> None:
+        started, ended = scan.started, scan.ended
+        kept: set[str] = set()
+        for lease in scan.leases:
+            key = expiry.observed_key(lease)
+            kept.add(key)
+            self.standing.observe(key, expiry.observed_version(lease), started, ended)
+            if lease.in_handoff:
+                key = handoff.observed_key(lease)
+                kept.add(key)
+                self.standing.observe(key, handoff.observed_version(lease), started, ended)
+        for row in scan.workers:
+            key, version = liveness.observed_key(row), liveness.observed_version(row)
+            kept.add(key)
+            self.standing.observe(key, version, started, ended)
+            if self._versions.get(row.id, version) != version:
+                self._moving.add(row.id)
+            self._versions[row.id] = version
+        here = {row.id for row in scan.workers}
+        self._moving &= here
+        self._versions = {worker: version for worker, version in self._versions.items() if worker in here}
+        prefixes = (expiry.LEASE, handoff.HANDOFF, liveness.WORKER)
+        self.standing.keep(lambda key: key in kept or not key.startswith(prefixes))
+
+    @staticmethod
+    def _ended(rows: Sequence[WorkerRow], runs: RunView) -> frozenset[str]:
+        """Runs that are over. The active run of a slot is not asked about."""
+        active = {run.run_id for run in runs.slots.values()}
+        asked = {row.run_id for row in rows if row.run_id is not None and row.run_id not in active}
+        return frozenset(runs.finished(sorted(asked))) & asked if asked else frozenset()

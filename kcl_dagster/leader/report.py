@@ -1,0 +1,97 @@
+"""What a tick tells about itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kcl_dagster.leader.assignment.policy import Move
+from kcl_dagster.leader.liveness import WorkerSight
+from kcl_dagster.model.lease import Lease, LeaseKey
+
+STAGES = ("lead", "observe", "sync", "fleet", "assign", "clean", "report")
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutcome:
+    """How one stage went. `error` says what happened and what to do; a postponed stage is not ok either."""
+
+    name: str
+    ok: bool
+    seconds: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A slot that needs a run. The same generation is asked for until its run is seen, so asking twice is safe
+    wherever the generation is part of the run key."""
+
+    slot: str
+    generation: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSight:
+    """One stream as the last sync saw it."""
+
+    name: str
+    open_shards: int
+    hole: str | None = None
+    """Hash keys nobody reads."""
+
+    created: tuple[LeaseKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DataLossEvent:
+    """Records left the stream before they were read."""
+
+    lease: LeaseKey
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class TickReport:
+    """Everything one tick saw and did. `moves` are those that were written, `planned` all that were decided."""
+
+    leading: bool = False
+    leader: str | None = None
+    """Who holds the leader lock, as far as it is known."""
+
+    skipped: str | None = None
+    """Why the tick did nothing at all."""
+
+    stages: tuple[StageOutcome, ...] = ()
+    moves: tuple[Move, ...] = ()
+    planned: tuple[Move, ...] = ()
+    launches: tuple[Launch, ...] = ()
+    retire: tuple[str, ...] = ()
+    """Slots whose worker was asked to drain, or whose run is queued and not wanted any more."""
+
+    leases: tuple[Lease, ...] = ()
+    """As they stood when the tick began."""
+
+    workers: tuple[WorkerSight, ...] = ()
+    streams: tuple[StreamSight, ...] = ()
+    unserved: dict[LeaseKey, str] = field(default_factory=dict)
+    """Leases that still have no worker after this tick, and why."""
+
+    unreadable: tuple[str, ...] = ()
+    lag_ms: int | None = None
+    """The furthest behind of all workers that say."""
+
+    target_workers: int | None = None
+    data_loss: tuple[DataLossEvent, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Decisions worth telling that are not moves."""
+
+    @property
+    def ok(self) -> bool:
+        return all(stage.ok for stage in self.stages)
+
+    def stage(self, name: str) -> StageOutcome | None:
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+
+def seconds_spent(stages: Sequence[StageOutcome]) -> float:
+    return sum(stage.seconds for stage in stages)

@@ -1,0 +1,35 @@
+"""What the orchestrator knows of worker runs."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kcl_dagster.model.lease import WorkerId
+
+RunStatus = Literal["queued", "starting", "running", "canceling"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRun:
+    """The active run of a slot. `started_at` in epoch seconds; of a queued run, when it was asked for."""
+
+    run_id: str
+    worker_id: WorkerId
+    status: RunStatus
+    started_at: float
+
+
+def _none_is_known(run_ids: Collection[str]) -> Collection[str]:  # noqa: ARG001
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """Active runs by slot, and a way to ask which of some runs are over.
+
+    `finished` is called at most once a tick. It must not name a run it does not know: that may be another
+    deployment's.
+    """
+
+    slots: Mapping[str, SlotRun] = field(default_factory=dict)
+    finished: Callable[[Collection[str]], Collection[str]] = _none_is_known

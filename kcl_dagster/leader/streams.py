@@ -1,0 +1,41 @@
+"""Streams as the leader reads them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kcl_dagster.application import Position, StartAt
+from kcl_dagster.aws import Client
+from kcl_dagster.model.shard import Shard
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.streams.listing import StreamDescription, describe, list_shards
+
+
+class Streams(Protocol):
+    """Reads streams. May be called from several threads. Raises ServiceError and StreamError."""
+
+    def describe(self, stream: str) -> StreamDescription: ...
+
+    def shards(self, stream: str, opened: StartAt | None = None) -> Sequence[Shard]:
+        """All shards the stream still has, or those that were open at a position: what a reader that starts there
+        begins with. All others are descendants of these."""
+
+
+class KinesisStreams:
+    """Streams of one account and region."""
+
+    def __init__(self, client: Client, runtime: Runtime) -> None:
+        self._client = client
+        self._runtime = runtime
+
+    def describe(self, stream: str) -> StreamDescription:
+        return describe(self._client, stream, runtime=self._runtime)
+
+    def shards(self, stream: str, opened: StartAt | None = None) -> Sequence[Shard]:
+        wanted = None if opened is None else _filter(opened)
+        return list_shards(self._client, stream, shard_filter=wanted, runtime=self._runtime)
+
+
+def _filter(opened: StartAt) -> dict[str, object]:
+    if opened.position is Position.AT_TIMESTAMP:
+        return {"Type": "AT_TIMESTAMP", "Timestamp": opened.timestamp}
+    return {"Type": f"AT_{opened.position.value}"}
