@@ -176,7 +176,7 @@ def n(number: int) -> Value:
 def names(members: frozenset[str]) -> Value:
     """A string set, sorted so that requests are reproducible. May not be empty."""
     if not members or not all(members):
-        msg = "a set in DynamoDB may be neither empty nor hold empty texts"
+        msg = "a set in DynamoDB may neither be empty nor hold empty texts"
         raise ValueError(msg)
     return {"SS": sorted(members)}
 

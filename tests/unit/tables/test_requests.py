@@ -1,0 +1,196 @@
+"""Every write, pinned byte for byte in tests/data/requests, and what all of them have in common."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kcl_dagster.application import Position
+from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON
+from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.model.shard import HashRange
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.tables import coordination as c
+from kcl_dagster.tables import requests as r
+from kcl_dagster.tables.attributes import n, s
+from kcl_dagster.tables.expressions import Request
+from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.rows import worker_row_values
+from tests.unit.tables.kit import ANNA, BERT, application, at, new_lease
+
+GOLDEN = Path(__file__).parents[2] / "data" / "requests"
+TABLE = "orders-app"
+SINGLE = Layout.single(application())
+LEGACY = Layout.legacy(application())
+
+FREE = new_lease(parents=frozenset({"shardId-000000000009", "shardId-000000000008"}))
+OWNED = replace(FREE, owner=ANNA, counter=41, checkpoint=at(sub=3))
+HANDING_OVER = replace(OWNED, owner=BERT, checkpoint_owner=ANNA)
+MULTI = Lease(
+    key=LeaseKey("123456789012:orders:1680616058:shardId-000000000000"),
+    shard_id="shardId-000000000000",
+    owner=ANNA,
+    counter=41,
+    checkpoint=TRIM_HORIZON,
+    stream=StreamIdentifier("orders", "123456789012", 1680616058),
+)
+ROW = WorkerRow(
+    id=ANNA,
+    last_update=1_784_600_000,
+    averages={"C": (41.5, 100.0, -1.0)},
+    operating_range={"C": (100,)},
+    support_code=1,
+    support_update=1_784_600_000,
+    slot="worker-000",
+    run_id="anna-0815",
+    state=WorkerState.DRAINING,
+    beat=12,
+    zone="eu-central-1a",
+    lag_ms=1500,
+)
+
+LEASES: dict[str, Request] = {
+    "create": r.create(TABLE, FREE),
+    "create, multi-stream": r.create(TABLE, replace(MULTI, owner=None, counter=0)),
+    "renew": r.renew(TABLE, OWNED),
+    "renew with throughput": r.renew(TABLE, OWNED, 1024.102412324),
+    "renew in a handoff": r.renew(TABLE, HANDING_OVER),
+    "take, unowned": r.take(TABLE, FREE, BERT),
+    "take from another": r.take(TABLE, OWNED, BERT),
+    "take in a handoff": r.take(TABLE, HANDING_OVER, BERT),
+    "take back in a handoff": r.take(TABLE, HANDING_OVER, ANNA),
+    "assign, unowned": r.assign(TABLE, FREE, BERT),
+    "assign to another": r.assign(TABLE, OWNED, BERT),
+    "assign to another, expecting the counter": r.assign(TABLE, OWNED, BERT, 41),
+    "assign to its owner": r.assign(TABLE, OWNED, ANNA),
+    "transfer": r.transfer(TABLE, HANDING_OVER),
+    "initiate handoff": r.initiate_handoff(TABLE, OWNED, BERT),
+    "release": r.release(TABLE, OWNED),
+    "release in a handoff": r.release(TABLE, HANDING_OVER),
+    "checkpoint": r.checkpoint(TABLE, OWNED, at(sub=4)),
+    "checkpoint with everything": r.checkpoint(
+        TABLE, OWNED, SHARD_END, batch=7, children=frozenset({"b", "a"}), throughput_kbps=1.0
+    ),
+    "checkpoint, multi-stream": r.checkpoint(TABLE, MULTI, at()),
+    "prepare": r.prepare_checkpoint(TABLE, OWNED, at(sub=4)),
+    "prepare with state and batch": r.prepare_checkpoint(TABLE, OWNED, at(sub=4), state=b"pin", batch=7),
+    "rewind": r.rewind(TABLE, replace(OWNED, owner=None), TRIM_HORIZON),
+    "update children": r.update_children(TABLE, OWNED.key, frozenset({"b", "a"})),
+    "update hash range": r.update_hash_range(TABLE, OWNED.key, HashRange(1, 2)),
+    "delete": r.delete_lease(TABLE, OWNED),
+    "delete, forced": r.delete_lease(TABLE, OWNED, forced=True),
+    "delete, forced, unowned": r.delete_lease(TABLE, FREE, forced=True),
+}
+
+_START = {c.START_POSITION: s(Position.LATEST), c.START_CREATED: n(1_680_616_058), c.START_TIMESTAMP: n(1)}
+_KNOWN = {c.VERSION: s("CLIENT_VERSION_2X"), c.MODIFIED_BY: s("tool"), c.MODIFIED: n(17)}
+
+COORDINATION: dict[str, Request] = {
+    "put worker": c.put_worker(SINGLE.workers, ANNA, worker_row_values(ROW)),
+    "put worker, legacy": c.put_worker(LEGACY.workers, ANNA, worker_row_values(replace(ROW, support_code=None))),
+    "put worker, throughput only": c.put_worker(
+        SINGLE.workers, ANNA, worker_row_values(WorkerRow(ANNA, 17, averages={}, operating_range={}))
+    ),
+    "delete worker": c.delete_worker(SINGLE.workers, ROW),
+    "delete worker, legacy, never updated": c.delete_worker(LEGACY.workers, WorkerRow(ANNA, None)),
+    "request drain": c.request_drain(SINGLE.workers, ANNA, wanted=True),
+    "acquire lock": c.acquire_lock(SINGLE.coordinator, "us", 60_000, "v1"),
+    "acquire lock, legacy": c.acquire_lock(LEGACY.coordinator, "us", 60_000, "v1"),
+    "take lock": c.take_lock(SINGLE.coordinator, "us", 60_000, "v2", "v1"),
+    "heartbeat lock": c.heartbeat_lock(SINGLE.coordinator, "us", 60_000, "v2", "v1"),
+    "heartbeat lock, legacy": c.heartbeat_lock(LEGACY.coordinator, "us", 60_000, "v2", "v1"),
+    "release lock": c.release_lock(LEGACY.coordinator, "us", "v2"),
+    "create version": c.create_version(SINGLE.coordinator, "CLIENT_VERSION_3X", "kcl_dagster", 1_784_600_000_123),
+    "change version": c.change_version(
+        LEGACY.coordinator, "CLIENT_VERSION_3X", "kcl_dagster", 18, _KNOWN, [{"M": {}}] * 10
+    ),
+    "save memory": c.save_memory(SINGLE.coordinator, b"packed", 1),
+    "record start": c.record_start(SINGLE.coordinator, "orders", _START),
+    "replace start": c.replace_start(LEGACY.coordinator, "orders", _START),
+}
+
+ALL = {f"leases/{name}": request for name, request in LEASES.items()}
+ALL |= {f"coordination/{name}": request for name, request in COORDINATION.items()}
+each = pytest.mark.parametrize("request_", ALL.values(), ids=ALL)
+
+
+def written(request: Request) -> str:
+    document = {"operation": request.operation, "parameters": request.parameters}
+    return json.dumps(document, indent=1, default=lambda blob: blob.decode())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_request_is_the_one_on_file(name: str) -> None:
+    file, _, entry = name.partition("/")
+    golden = json.loads((GOLDEN / f"{file}.json").read_text())
+    assert written(ALL[name]) == json.dumps(golden[entry], indent=1)
+
+
+@pytest.mark.parametrize(("file", "requests"), [("leases", LEASES), ("coordination", COORDINATION)])
+def test_no_request_on_file_is_forgotten(file: str, requests: dict[str, Request]) -> None:
+    assert list(json.loads((GOLDEN / f"{file}.json").read_text())) == list(requests)
+
+
+@each
+def test_every_placeholder_is_used_and_every_use_has_a_value(request_: Request) -> None:
+    p = request_.parameters
+    text = f"{p.get('UpdateExpression', '')} {p.get('ConditionExpression', '')}"
+    assert set(re.findall(r":\w+", text)) == set(p.get("ExpressionAttributeValues", {}))
+    assert set(re.findall(r"#\w+", text)) == set(p.get("ExpressionAttributeNames", {}))
+
+
+@each
+def test_a_condition_that_fails_says_what_stands_there(request_: Request) -> None:
+    p = request_.parameters
+    assert ("ConditionExpression" in p) == (p.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD")
+
+
+UNCONDITIONAL = {"save memory", "replace start", "put worker, legacy"}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_only_rows_nobody_else_writes_are_written_without_a_condition(name: str) -> None:
+    assert ("ConditionExpression" not in ALL[name].parameters) == (name.partition("/")[2] in UNCONDITIONAL)
+
+
+@pytest.mark.parametrize("name", LEASES)
+def test_leases_are_updated_attribute_by_attribute(name: str) -> None:
+    assert (LEASES[name].operation == "put_item") == name.startswith("create")
+
+
+@pytest.mark.parametrize("name", LEASES)
+def test_counters_only_grow(name: str) -> None:
+    p = LEASES[name].parameters
+    expression = p.get("UpdateExpression", "")
+    if "leaseCounter = :leaseCounter" in expression:
+        values = p["ExpressionAttributeValues"]
+        assert int(values[":leaseCounter"]["N"]) == int(values[":counter"]["N"]) + 1
+    else:
+        assert "leaseCounter" not in expression or "ADD leaseCounter :one" in expression
+
+
+@pytest.mark.parametrize(
+    ("impossible", "message"),
+    [
+        (lambda: r.create(TABLE, new_lease(checkpoint=None)), "has no checkpoint"),
+        (lambda: r.transfer(TABLE, OWNED), "is not being handed over"),
+        (lambda: r.initiate_handoff(TABLE, FREE, BERT), "cannot be handed over"),
+        (lambda: r.initiate_handoff(TABLE, HANDING_OVER, BERT), "cannot be handed over"),
+        (lambda: r.initiate_handoff(TABLE, OWNED, ANNA), "cannot be handed over"),
+        (lambda: r.update_children(TABLE, FREE.key, frozenset()), "neither be empty nor"),
+        (lambda: r.take(TABLE, FREE, type(ANNA)("")), "never empty"),
+    ],
+)
+def test_what_the_kcl_could_not_read_is_never_asked_for(impossible: Callable[[], Request], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        impossible()
+
+
+if __name__ == "__main__":  # `python -m tests.unit.tables.test_requests` writes the files anew, for review
+    for file, requests in (("leases", LEASES), ("coordination", COORDINATION)):
+        entries = {name: json.loads(written(request)) for name, request in requests.items()}
+        (GOLDEN / f"{file}.json").write_text(json.dumps(entries, indent=1) + "\n")
