@@ -27,9 +27,7 @@ _SECONDS_PER_HOUR = 3600.0
 class StreamLookup:
     """What a worker asks about its streams."""
 
-    def __init__(
-        self, kinesis: aws.Client, application: Application, starts: StartTable, runtime: Runtime
-    ) -> None:
+    def __init__(self, kinesis: aws.Client, application: Application, starts: StartTable, runtime: Runtime) -> None:
         self._kinesis = kinesis
         self._configured = {settings.name: settings.start for settings in application.streams}
         self._starts = starts

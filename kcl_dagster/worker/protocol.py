@@ -114,8 +114,13 @@ class BatchProtocol(Generic[D]):
         this.held = len(held)
         readable = {h.key: h for h in held if self._is_readable(h, this)}
         for key in self.failures.next_group(sorted(readable)):
-            this.holdings[key] = readable[key]
-            this.ranges[key] = self.planner.plan(readable[key].lease, self.failures.until(key))
+            try:
+                this.ranges[key] = self.planner.plan(readable[key].lease, self.failures.until(key))
+            except KclError as error:
+                self.failures.failed([key], error)
+                self._tell(EventKind.FETCH_FAILED, f"its start could not be looked up: {error}", key)
+            else:
+                this.holdings[key] = readable[key]
 
     def _is_readable(self, holding: Holding, this: _Round) -> bool:
         if holding.lease.is_finished or holding.handoff_since is not None:
