@@ -72,7 +72,7 @@ class LoadBook:
         flow = self._flows.get(lease.key)
         return flow.smooth if flow is not None else lease.throughput_kbps
 
-    def load(self, lease: Lease, *, unserved: bool, pinned: bool, age: float) -> LeaseLoad:
+    def load(self, lease: Lease, *, unserved: str | None, pinned: bool, age: float) -> LeaseLoad:
         return LeaseLoad(
             key=lease.key,
             owner=lease.actual_owner,

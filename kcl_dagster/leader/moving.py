@@ -48,7 +48,7 @@ def decide(sight: Sight, book: LoadBook, settings: PolicySettings, expected: int
     leases = [
         book.load(
             lease,
-            unserved=lease.key in sight.unserved,
+            unserved=sight.unserved.get(lease.key),
             pinned=lease.in_handoff or lease.key in sight.overdue,
             age=sight.ages.get(lease.key, 0.0),
         )

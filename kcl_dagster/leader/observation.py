@@ -93,7 +93,7 @@ class Observer:
             stood=lambda row: self.standing.stood_for(liveness.observed_key(row), liveness.observed_version(row)),
             moved=lambda row: row.id in self._moving,
         )
-        workers = tuple(rule.judge(row, ended) for row in scan.workers)
+        workers = tuple(_judged(rule, row, ended, runs) for row in scan.workers)
         over = {seen.id for seen in workers if seen.run_is_over}
         ages: dict[LeaseKey, float] = {}
         unserved: dict[LeaseKey, str] = {}
@@ -149,3 +149,13 @@ class Observer:
         active = {run.run_id for run in runs.slots.values()}
         asked = {row.run_id for row in rows if row.run_id is not None and row.run_id not in active}
         return frozenset(runs.finished(sorted(asked))) & asked if asked else frozenset()
+
+
+def _judged(rule: LivenessRule, row: WorkerRow, ended: frozenset[str], runs: RunView) -> WorkerSight:
+    """As the rule says; and a worker whose slot has gone to another run gives its leases away."""
+    seen = rule.judge(row, ended)
+    run = runs.slots.get(row.slot) if row.slot is not None else None
+    if not seen.alive or run is None or row.run_id is None or run.run_id == row.run_id:
+        return seen
+    row = replace(row, drain_requested=True)
+    return replace(seen, row=row, accepts=False, why=f"run {run.run_id} has its slot")

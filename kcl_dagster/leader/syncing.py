@@ -38,6 +38,7 @@ class StreamState:
     shards: tuple[Shard, ...] = ()
     """The last complete listing."""
 
+    open_shards: int = 0
     missing: dict[LeaseKey, int] = field(default_factory=dict)
     """In how many complete listings in a row the shard of a lease was missing."""
 
@@ -151,7 +152,7 @@ class Syncer:
             leases = grouped.get(str(identifier) if identifier.is_multi else "", [])
             return self._sync(state, identifier, leases, dry=dry)
         except KclError as error:
-            return StreamOutcome(StreamSight(name, _open_shards(state)), error=f"stream {name}: {error}")
+            return StreamOutcome(StreamSight(name, state.open_shards), error=f"stream {name}: {error}")
 
     def _identified(self, state: StreamState) -> StreamState:
         """Who the stream is. Asked again with every audit: a stream may be deleted and created anew."""
@@ -199,7 +200,7 @@ class Syncer:
                 _sight(state, hole), error=f"{problem}; the listing is read again at the next tick"
             )
         created = self._create(plan, dry=dry)
-        lost = self._stranded(state, plan) if leases else ()
+        lost = self._stranded(state, plan) if leases and not dry else ()
         if not dry:
             self._fill_in_ranges(state, leases)
             state.knows_roots = True
@@ -222,7 +223,7 @@ class Syncer:
                 raise StreamError(
                     f"the listing of its first shards lacks hash keys {hole}; it is read again next tick"
                 )
-            state.shards = ()
+            state.shards, state.open_shards = (), sum(shard.is_open for shard in opened)
             return plan_first_sync(opened, start.position, identifier)
         shards = tuple(self._streams.shards(name))
         roots: frozenset[str] = frozenset()
@@ -231,7 +232,7 @@ class Syncer:
             roots = frozenset(shard.id for shard in self._streams.shards(name, _opened_at(start)))
         plan = plan_sync(shards, leases, start.position, identifier, roots=roots, as_kcl=as_kcl)
         if not plan.inconsistent and shards:
-            state.shards = shards
+            state.shards, state.open_shards = shards, sum(shard.is_open for shard in shards)
         return plan
 
     def _create(self, plan: SyncPlan, *, dry: bool) -> list[Lease]:
@@ -283,14 +284,10 @@ def _moment(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
-def _open_shards(state: StreamState) -> int:
-    return sum(shard.is_open for shard in state.shards)
-
-
 def _sight(state: StreamState, hole: Hole | None, created: Sequence[Lease] = ()) -> StreamSight:
     return StreamSight(
         name=state.settings.name,
-        open_shards=_open_shards(state),
+        open_shards=state.open_shards,
         hole=None if hole is None else str(hole),
         created=tuple(lease.key for lease in created),
     )

@@ -28,10 +28,10 @@ from kcl_dagster.leader.moving import MoveOutcome, Mover, decide
 from kcl_dagster.leader.observation import Observer, Sight
 from kcl_dagster.leader.report import Launch, StageOutcome, TickReport
 from kcl_dagster.leader.runs import RunView
-from kcl_dagster.leader.streams import KinesisStreams, Streams
+from kcl_dagster.leader.streams import Streams
 from kcl_dagster.leader.syncing import Syncer, SyncOutcome
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.tables.layout import Layout, create_tables, detect_layout
+from kcl_dagster.tables.layout import Layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.memory import MemoryRow
@@ -83,7 +83,7 @@ class LeaderTables:
 class Leader:
     """Leads one application, tick by tick. Keep the object between ticks: it remembers what it observed.
 
-    `identity` names the deployment in the leader lock. `tick` may be called from any thread; calls never overlap.
+    `tick` may be called from any thread; calls never overlap.
     """
 
     def __init__(
@@ -92,13 +92,11 @@ class Leader:
         tables: LeaderTables,
         streams: Streams,
         runtime: Runtime,
-        identity: str,
         parallel: Map = map,
     ) -> None:
         self.application = application
         self.tables = tables
         self.runtime = runtime
-        self.identity = identity
         self.memory = Memory()
         self.observer = Observer.new(application.timings, self.memory.standing)
         self.syncer = Syncer(application, tables.leases, tables.starts, streams, runtime.clock, parallel)
@@ -109,26 +107,6 @@ class Leader:
         self._remembers = False
         self._lock = runtime.new_lock()
         self._busy_since: float | None = None
-
-    @classmethod
-    def connect(
-        cls,
-        application: Application,
-        dynamodb: Client,
-        kinesis: Client,
-        runtime: Runtime,
-        identity: str,
-        parallel: Map | None = None,
-    ) -> Self:
-        """A leader on clients with boto3's method names. Detects the layout and creates missing tables.
-
-        `parallel` is the builtin `map` or an executor's: what can be written or listed side by side.
-        Raises LayoutRefused, TableNotFound or a ServiceError.
-        """
-        layout = detect_layout(dynamodb, application, runtime)
-        create_tables(dynamodb, application, layout, runtime)
-        tables = LeaderTables.open(dynamodb, application, layout, runtime, identity, parallel)
-        return cls(application, tables, KinesisStreams(kinesis, runtime), runtime, identity, parallel or map)
 
     def tick(self, runs: RunView) -> TickReport:
         """Lead once. Never raises a KclError; what went wrong is in the report. Takes `timings.tick_budget` and at

@@ -162,7 +162,7 @@ class _Round:
             if to is None or (most is not None and to.count and to.load + weight > most * (1 + _EPSILON)):
                 self.unplaced.append(lease.key)
                 continue
-            self.give(lease.key, None, to, "unserved", _why_unserved(lease))
+            self.give(lease.key, None, to, "unserved", lease.unserved or "")
             queue.push(to)
 
     def _drain(self) -> None:
@@ -224,12 +224,6 @@ class _Round:
             # has nothing at all gets its part.
             return any(seat.count == 0 and seat.worker.ready for seat in self.takers)
         return bool(self._outside(URGENT)) or not self.limits.settled.isdisjoint(outside)
-
-
-def _why_unserved(lease: LeaseLoad) -> str:
-    if lease.owner is None:
-        return "nobody owned it"
-    return f"{lease.owner} stopped serving it"
 
 
 class _Balancing:

@@ -17,8 +17,8 @@ MoveKind = Literal["unserved", "balance", "drain"]
 class LeaseLoad:
     """An unfinished lease, and what it costs whoever holds it.
 
-    `owner` is who processes it now and `next_owner` who will after a running handoff. `unserved`: nobody does, or
-    not for the lease duration. `pinned`: may not be moved now. `home` is the slot that held it last. `age`
+    `owner` is who processes it now and `next_owner` who will after a running handoff. `unserved`: why it needs
+    an owner at once, if it does. `pinned`: may not be moved now. `home` is the slot that held it last. `age`
     is how long its counter stood, for policies that serve the longest neglected first.
     """
 
@@ -26,7 +26,7 @@ class LeaseLoad:
     owner: WorkerId | None = None
     next_owner: WorkerId | None = None
     kbps: float | None = None
-    unserved: bool = False
+    unserved: str | None = None
     pinned: bool = False
     home: str | None = None
     age: float = 0.0

@@ -1,0 +1,33 @@
+"""A leader on real or fake clients."""
+
+from kcl_dagster.application import Application
+from kcl_dagster.aws import Client
+from kcl_dagster.leader.parallel import Threads
+from kcl_dagster.leader.streams import KinesisStreams
+from kcl_dagster.leader.tick import Leader, LeaderTables
+from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.tables.layout import create_tables, detect_layout
+from kcl_dagster.tables.scanning import Map
+
+
+def open_leader(
+    application: Application,
+    *,
+    dynamodb: Client,
+    kinesis: Client,
+    identity: str,
+    runtime: Runtime | None = None,
+    parallel: Map | None = None,
+) -> Leader:
+    """Detects the tables' layout, creates what is missing, and returns a leader that has not ticked yet.
+
+    `identity` names the deployment in the leader lock. `parallel` is how requests are sent side by side: threads
+    when left out, the builtin `map` where everything must happen on one thread.
+    Raises LayoutRefused, TableNotFound or a ServiceError.
+    """
+    runtime = runtime or system()
+    parallel = parallel or Threads()
+    layout = detect_layout(dynamodb, application, runtime)
+    create_tables(dynamodb, application, layout, runtime)
+    tables = LeaderTables.open(dynamodb, application, layout, runtime, identity, parallel)
+    return Leader(application, tables, KinesisStreams(kinesis, runtime), runtime, parallel)

@@ -1,0 +1,30 @@
+"""The only threads of the leader: requests that wait for AWS side by side."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Fits into botocore's pool of ten connections a client.
+THREADS: Final = 8
+
+
+class Threads:
+    """`map` with several threads. Calls from within a call run in the calling thread: they would wait for
+    threads that wait for them."""
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kcl-leader")
+        self._busy = False
+
+    def __call__(self, function: Callable[[T], R], values: Iterable[T], /) -> Iterable[R]:
+        work = list(values)
+        if self._busy or len(work) < 2:
+            return [function(value) for value in work]
+        self._busy = True
+        try:
+            return list(self._pool.map(function, work))
+        finally:
+            self._busy = False
