@@ -6,7 +6,7 @@ workers apply the same rules to what each of them saw, so they converge without 
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -38,6 +38,7 @@ class TakingRules:
     max_leases: int | None = None
     max_steals: int = 1
     takes_very_old_first: bool = True
+    very_old: int = VERY_OLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +56,25 @@ def is_available(candidate: Candidate, rules: TakingRules) -> bool:
     return candidate.owner is None or candidate.unchanged_for > rules.lease_duration
 
 
-def loads(candidates: Sequence[Candidate], me: WorkerId, rules: TakingRules) -> dict[WorkerId, int]:
-    """Leases served per worker; this worker is always there."""
-    counts = Counter(c.owner for c in candidates if c.owner is not None and not is_available(c, rules))
+def loads(
+    candidates: Sequence[Candidate], me: WorkerId, available: Container[LeaseKey]
+) -> dict[WorkerId | None, int]:
+    """Leases served per owner; this worker is always there. A lease of nobody that is not said to be available
+    counts for None, as in the KCL."""
+    counts: Counter[WorkerId | None] = Counter(c.owner for c in candidates if c.key not in available)
     counts[me] += 0
     return dict(counts)
 
 
 def plan_taking(candidates: Sequence[Candidate], me: WorkerId, rules: TakingRules, chance: Random) -> Taking:
     """What to take now. `chance` spreads workers that decide at the same moment over different leases."""
-    counts = loads(candidates, me, rules)
+    available = [c for c in candidates if is_available(c, rules)]
+    counts = loads(candidates, me, {c.key for c in available})
     fair = 1 if len(counts) >= len(candidates) else math.ceil(len(candidates) / len(counts))
     most = math.inf if rules.max_leases is None else rules.max_leases
     target = int(min(fair, most))
     spillover = fair - target
-    available = [c for c in candidates if is_available(c, rules)]
-    very_old = [c for c in available if c.unchanged_for > VERY_OLD * rules.lease_duration]
+    very_old = [c for c in available if c.unchanged_for > rules.very_old * rules.lease_duration]
     if rules.takes_very_old_first and very_old:
         room = int(min(len(very_old), max(0, most - counts[me])))
         return Taking(take=_some(very_old, room, chance), target=target, spillover=spillover)
@@ -83,14 +87,14 @@ def plan_taking(candidates: Sequence[Candidate], me: WorkerId, rules: TakingRule
 
 def _to_steal(
     candidates: Sequence[Candidate],
-    counts: dict[WorkerId, int],
+    counts: Mapping[WorkerId | None, int],
     target: int,
     needed: int,
     rules: TakingRules,
     me: WorkerId,
     chance: Random,
 ) -> tuple[LeaseKey, ...]:
-    others = {worker: count for worker, count in counts.items() if worker != me}
+    others = {worker: count for worker, count in counts.items() if worker is not None and worker != me}
     if not others:
         return ()
     victim = max(sorted(others), key=lambda worker: others[worker])

@@ -7,7 +7,7 @@ never taken from it. It is asked to hand the lease over instead, which it does w
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.standing import Standing
-from kcl_dagster.model.taking import Candidate, TakingRules, plan_taking
+from kcl_dagster.model.taking import Candidate, Taking, TakingRules, plan_taking
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
@@ -34,6 +34,13 @@ class Taker:
 
     def step(self) -> list[LeaseKey]:
         """Leases taken or asked for now; discovery picks them up. Raises a ServiceError from the scan."""
+        leases, plan = self.look()
+        return [key for key in plan.take if self._take(leases[key])] + [
+            key for key in plan.steal if self._ask_for(leases[key])
+        ]
+
+    def look(self) -> tuple[dict[LeaseKey, Lease], Taking]:
+        """Scan, remember how long what stood, and decide what should be taken. Writes nothing."""
         scan = self._table.scan()
         leases = {lease.key: lease for lease in scan.leases if not lease.is_finished}
         for lease in leases.values():
@@ -41,10 +48,7 @@ class Taker:
         candidates = [self._candidate(lease) for lease in leases.values()]
         self._known = set(leases)
         self._standing.keep(leases.__contains__)
-        plan = plan_taking(candidates, self._worker, self._rules, self._chance)
-        return [key for key in plan.take if self._take(leases[key])] + [
-            key for key in plan.steal if self._ask_for(leases[key])
-        ]
+        return leases, plan_taking(candidates, self._worker, self._rules, self._chance)
 
     def forget(self) -> None:
         """There is a leader again. What was seen until now says nothing about the time after it is gone."""
