@@ -46,11 +46,7 @@ def taker(given: Given) -> Observed:
             _renew(scene, [key for key in keys if key not in standing])
             found, plan = worker.look()
     stolen_from = {found[key].actual_owner for key in plan.steal}
-    available = (
-        given.texts("expired")
-        if "expired" in given
-        else [key for key in keys if found[LeaseKey(key)].owner is None]
-    )
+    free = given.texts("expired") if "expired" in given else [k for k in keys if found[LeaseKey(k)].owner is None]
     counts = loads(
         [Candidate(lease.key, lease.actual_owner, 0.0) for lease in found.values()], me, set(map(LeaseKey, free))
     )
