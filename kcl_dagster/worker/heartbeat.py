@@ -24,6 +24,9 @@ class Identity:
 class Utilization(Protocol):
     """Measures how busy the machine is, in the form of the KCL's rows."""
 
+    def step(self) -> None:
+        """Take a sample if one is due. Called several times a second; does not raise."""
+
     def averages(self) -> dict[str, tuple[float, ...]]:
         """Series per metric, oldest first; empty: judge this worker by throughput."""
 
@@ -33,6 +36,9 @@ class Utilization(Protocol):
 
 class Unmeasured:
     """A worker that publishes no utilization."""
+
+    def step(self) -> None:
+        return None
 
     def averages(self) -> dict[str, tuple[float, ...]]:
         return {}
@@ -61,6 +67,9 @@ class Heartbeat:
         self.state = WorkerState.STARTING
         self.lag_ms: int | None = None
         self.drain_requested = False
+
+    def measure(self) -> None:
+        self._utilization.step()
 
     def write(self) -> None:
         """Put the row. Raises a ServiceError; the next beat says the same."""

@@ -183,6 +183,7 @@ class Worker(Generic[D]):
         if self._leader_due.is_due(now):
             self.step_leaderless()
         self.step_drain()
+        self.heartbeat.measure()
         if self._beat_due.is_due(now):
             self.step_heartbeat()
 

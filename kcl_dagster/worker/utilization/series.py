@@ -1,0 +1,84 @@
+"""From samples to what a worker's row carries: averages of half a minute, the last ten of them."""
+
+from collections import deque
+from collections.abc import Mapping
+from decimal import ROUND_HALF_UP, Decimal
+
+from kcl_dagster.runtime import Clock
+from kcl_dagster.worker.utilization.probe import FULL, Probe, Unmeasurable
+
+CAPTURE_SECONDS = 1.0
+REPORT_SECONDS = 30.0
+FIRST_REPORT_SECONDS = 2.0
+MOST_SAMPLES = 300
+MOST_AVERAGES = 10  # five minutes: what the leader's moving average is made of
+NO_SAMPLE = -1.0  # a worker whose last entry this is gets no leases
+_STORED_DIGITS = Decimal("0.000001")
+
+
+class Series:
+    """The averages of one metric."""
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=MOST_SAMPLES)
+        self._averages: deque[float] = deque(maxlen=MOST_AVERAGES)
+
+    def add(self, sample: float) -> None:
+        """Raises Unmeasurable for what is no percentage."""
+        if not 0 <= sample <= FULL:
+            raise Unmeasurable(f"{sample} is not between 0 and 100")
+        self._samples.append(sample)
+
+    def report(self) -> tuple[float, ...]:
+        """Close the reporting period; the averages, oldest first."""
+        if self._samples:
+            mean = Decimal(repr(sum(self._samples) / len(self._samples)))
+            self._averages.append(float(mean.quantize(_STORED_DIGITS, ROUND_HALF_UP)))
+            self._samples.clear()
+        else:
+            self._averages.append(NO_SAMPLE)
+        return self.averages
+
+    @property
+    def averages(self) -> tuple[float, ...]:
+        return tuple(self._averages)
+
+
+class Sampler:
+    """Captures every second and reports every half minute; `step` does what is due and never raises.
+
+    Its worker publishes nothing until the first report, and then all metrics or, by -1, that one has failed.
+    """
+
+    def __init__(self, probes: Mapping[str, Probe], clock: Clock, highest: int = 100) -> None:
+        self._probes = dict(probes)
+        self._series = {metric: Series() for metric in probes}
+        self._clock = clock
+        self._highest = highest
+        started = clock.monotonic()
+        self._capture_at = started
+        self._report_at = started + FIRST_REPORT_SECONDS
+        self.failures = 0
+
+    def step(self) -> None:
+        now = self._clock.monotonic()
+        if now >= self._capture_at:
+            self._capture_at = now + CAPTURE_SECONDS
+            self._capture()
+        if now >= self._report_at:
+            self._report_at = now + REPORT_SECONDS
+            for series in self._series.values():
+                series.report()
+
+    def averages(self) -> dict[str, tuple[float, ...]]:
+        return {metric: series.averages for metric, series in self._series.items() if series.averages}
+
+    def operating_range(self) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(self._series, (self._highest,))
+
+    def _capture(self) -> None:
+        for metric, probe in self._probes.items():
+            try:
+                self._series[metric].add(probe.percent())
+            except Unmeasurable:
+                self.failures += 1
