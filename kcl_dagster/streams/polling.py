@@ -22,8 +22,8 @@ ASSUMED_RECORD_BYTES: Final = 1024.0
 
 # A pinned range is read to its end although the budget is spent, but not for ever.
 PINNED_PATIENCE_SECONDS: Final = 120.0
-# An open range gives up on a shard that has not answered for this long; what was read until then counts.
-OPEN_PATIENCE_SECONDS: Final = 20.0
+# A shard that has not answered once is given this long, however short the batch: a throttle passes in a second.
+OPEN_PATIENCE_SECONDS: Final = 5.0
 FIRST_BACKOFF_SECONDS: Final = 0.25
 LONGEST_BACKOFF_SECONDS: Final = 5.0
 
@@ -87,25 +87,28 @@ class ShardReader:
         """The records of the range, in order, in non-empty pages.
 
         Ends when the range is complete, when the shard ends, when `allowance` or the time until `deadline` (of
-        the monotonic clock) is used up, or when `is_stopped` says so. An open range asks the shard at least
-        once. A pinned range knows neither allowance nor deadline.
+        the monotonic clock) is used up, or when `is_stopped` says so. An open range gets one answer at least. A
+        pinned range knows neither allowance nor deadline.
 
         Whole Kinesis records: the edges inside an aggregate are the caller's to cut. Raises DataLoss when the
-        records of a pinned range are gone, Throttled or BatchError when the shard did not answer for too long.
+        records of a pinned range are gone, and Throttled, EndpointUnreachable or OutcomeUnknown when the shard
+        did not answer for too long.
         """
         pinned = self._bounds.through is not None
-        patience = self._now() + self._patience
-        asked = False
+        patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
+        give_up = max(deadline, self._now() + patience)
+        answered = False
         while not (self.is_ended or self._is_complete or is_stopped()):
-            if asked and not pinned and (allowance.is_spent or self._not_before >= deadline):
+            if answered and not pinned and (allowance.is_spent or self._not_before >= deadline):
                 return
             self._wait()
             limit = MAX_PAGE_RECORDS if pinned else allowance.page_limit(self._record_bytes, MAX_PAGE_RECORDS)
-            answer = self._ask(limit, patience)
-            asked = True
+            answer = self._ask(limit, give_up)
             if answer is None:
                 continue
-            patience = self._now() + self._patience
+            answered = True
+            if pinned:
+                give_up = self._now() + patience
             records = self._accept(answer)
             if records:
                 allowance.spend(len(records), _size(records))
@@ -121,10 +124,6 @@ class ShardReader:
         return f"{self._shard_id} of stream {self._stream}"
 
     @property
-    def _patience(self) -> float:
-        return OPEN_PATIENCE_SECONDS if self._bounds.through is None else PINNED_PATIENCE_SECONDS
-
-    @property
     def _is_complete(self) -> bool:
         """Whether the last record of a pinned range has been read."""
         through, last = self._bounds.through, self._last_sequence
@@ -138,15 +137,18 @@ class ShardReader:
         if wait > 0:
             self._runtime.clock.sleep(wait)
 
-    def _ask(self, limit: int, patience: float) -> Mapping[str, Any] | None:
+    def _ask(self, limit: int, give_up: float) -> Mapping[str, Any] | None:
         """One GetRecords. None when the shard has to be asked again or has turned out to be gone."""
         began = self._now()
         try:
             if self._iterator is None:
                 self._iterator = self._find_place()
             answer = call(self._client, "get_records", ShardIterator=self._iterator, Limit=limit)
+            if "Records" not in answer:
+                # botocore takes a body that was cut off for an empty one.
+                raise Unanswered(f"{self._name}: the answer to GetRecords has no records in it")
         except ServiceError as error:
-            self._recover(error, patience)
+            self._recover(error, give_up)
             return None
         self._failures = 0
         size = _size(answer["Records"])
@@ -168,7 +170,7 @@ class ShardReader:
         iterator: str = answer["ShardIterator"]
         return iterator
 
-    def _recover(self, error: ServiceError, patience: float) -> None:
+    def _recover(self, error: ServiceError, give_up: float) -> None:
         """What a failed call means: find the place again, wait, a shard that is gone, or an error to raise."""
         match error:
             case RequestRefused(code="ExpiredIteratorException"):
@@ -185,7 +187,7 @@ class ShardReader:
                 self._failures += 1
                 # Jitter over the upper half: consumers of one shard must not come back together.
                 self._not_before = self._now() + backoff * self._runtime.random.uniform(0.5, 1.0)
-                if self._not_before > patience:
+                if self._not_before > give_up:
                     raise error
             case _:
                 raise error

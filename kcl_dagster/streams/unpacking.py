@@ -1,6 +1,6 @@
 """From Kinesis records to the user records of a range. Pure, and on the hot path: columns, not objects."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kcl_dagster.errors import BrokenAggregate
@@ -26,6 +26,24 @@ class Columns:
     def __len__(self) -> int:
         return len(self.data)
 
+    def add(
+        self,
+        data: bytes,
+        partition_key: str,
+        explicit_hash_key: str | None,
+        sequence_number: str,
+        sub_sequence_number: int,
+        arrival_ms: int | None,
+        problem: str | None,
+    ) -> None:
+        self.data.append(data)
+        self.partition_key.append(partition_key)
+        self.explicit_hash_key.append(explicit_hash_key)
+        self.sequence_number.append(sequence_number)
+        self.sub_sequence_number.append(sub_sequence_number)
+        self.arrival_ms.append(arrival_ms)
+        self.problem.append(problem)
+
 
 class Unpacker:
     """Opens the records of one range and keeps count. One per range; fed in order, on one thread."""
@@ -43,63 +61,77 @@ class Unpacker:
         self.broken_aggregates = 0
         self.misplaced = 0
 
-    def unpack(self, page: Iterable[StreamRecord], into: Columns) -> None:
-        """Append the user records of a page that belong to the range."""
+    def unpack(self, page: Sequence[StreamRecord], into: Columns) -> None:
+        """Append the user records of a page that belong to the range. No record may lie beyond the pinned end."""
+        if self.first is not None and not (self._opens_aggregates and any(map(_looks_aggregated, page))):
+            self._add_plain(page, into)
+            return
         for record in page:
-            data, sequence = record["Data"], record["SequenceNumber"]
-            aggregate: Aggregate | None = None
-            problem: str | None = None
-            if self._opens_aggregates and data.startswith(MAGIC):
-                try:
-                    aggregate = deaggregate(data, self._hash_range)
-                except BrokenAggregate as error:
-                    problem = str(error)
-            last_index = aggregate.last_index if aggregate else 0
-            if self._bounds.is_before(sequence, last_index):
-                continue  # the record at which the range begins
-            arrival = arrival_millis(record)
-            self._note(sequence, last_index, arrival)
-            if aggregate is not None:
-                self._add_parts(aggregate, sequence, arrival, into)
-                continue
-            if problem is not None:
-                self.broken_aggregates += 1
-            self._add(into, sequence, 0, record["PartitionKey"], None, data, arrival, problem)
+            self._unpack_one(record, into)
 
-    def _note(self, sequence: str, last_index: int, arrival: int | None) -> None:
+    def _unpack_one(self, record: StreamRecord, into: Columns) -> None:
+        data, sequence = record["Data"], record["SequenceNumber"]
+        aggregate: Aggregate | None = None
+        problem: str | None = None
+        if self._opens_aggregates and data.startswith(MAGIC):
+            try:
+                aggregate = deaggregate(data, self._hash_range)
+            except BrokenAggregate as error:
+                problem = str(error)
+        last_index = aggregate.last_index if aggregate else 0
+        if self.first is None and self._bounds.is_before(sequence, last_index):
+            return  # the record at which the range begins
+        arrival = arrival_millis(record)
         if self.first is None:
             self.first, self.first_arrival_ms = sequence, arrival
-        self.last_arrival_ms = arrival
-        end = self._bounds.through
-        if end is not None and self._bounds.is_beyond(sequence, last_index):
-            self.through = end
+        self._reach(sequence, last_index, arrival)
+        if aggregate is not None:
+            self._add_parts(aggregate, sequence, arrival, into)
         else:
-            self.through = Checkpoint(sequence, last_index)
+            self.broken_aggregates += problem is not None
+            into.add(data, record["PartitionKey"], None, sequence, 0, arrival, problem)
+            self._count(1, len(data))
+
+    def _add_plain(self, page: Sequence[StreamRecord], into: Columns) -> None:
+        """The rest of a range, where nothing has to be opened or left out: most of what a consumer ever reads."""
+        rows = len(page)
+        data = [record["Data"] for record in page]
+        arrivals = [arrival_millis(record) for record in page]
+        into.data += data
+        into.partition_key += [record["PartitionKey"] for record in page]
+        into.explicit_hash_key += [None] * rows
+        into.sequence_number += [record["SequenceNumber"] for record in page]
+        into.sub_sequence_number += [0] * rows
+        into.arrival_ms += arrivals
+        into.problem += [None] * rows
+        self._reach(page[-1]["SequenceNumber"], 0, arrivals[-1])
+        self._count(rows, sum(map(len, data)))
 
     def _add_parts(self, aggregate: Aggregate, sequence: str, arrival: int | None, into: Columns) -> None:
         self.misplaced += aggregate.misplaced
+        bounds, all_mine = self._bounds, not self._is_cut(sequence)
         for index, partition_key, explicit_hash_key, data in aggregate.records:
-            if self._bounds.is_before(sequence, index) or self._bounds.is_beyond(sequence, index):
-                continue
-            self._add(into, sequence, index, partition_key, explicit_hash_key, data, arrival, None)
+            if all_mine or not (bounds.is_before(sequence, index) or bounds.is_beyond(sequence, index)):
+                into.add(data, partition_key, explicit_hash_key, sequence, index, arrival, None)
+                self._count(1, len(data))
 
-    def _add(
-        self,
-        into: Columns,
-        sequence: str,
-        sub_sequence: int,
-        partition_key: str,
-        explicit_hash_key: str | None,
-        data: bytes,
-        arrival: int | None,
-        problem: str | None,
-    ) -> None:
-        into.data.append(data)
-        into.partition_key.append(partition_key)
-        into.explicit_hash_key.append(explicit_hash_key)
-        into.sequence_number.append(sequence)
-        into.sub_sequence_number.append(sub_sequence)
-        into.arrival_ms.append(arrival)
-        into.problem.append(problem)
-        self.records += 1
-        self.bytes += len(data)
+    def _is_cut(self, sequence: str) -> bool:
+        """Whether the range begins or ends at this record, perhaps inside it."""
+        bounds = self._bounds
+        return sequence == self.first or (
+            bounds.through is not None and int(sequence) == int(bounds.through.sequence)
+        )
+
+    def _reach(self, sequence: str, last_index: int, arrival: int | None) -> None:
+        end = self._bounds.through
+        is_end = end is not None and int(sequence) == int(end.sequence)
+        self.through = end if is_end else Checkpoint(sequence, last_index)
+        self.last_arrival_ms = arrival
+
+    def _count(self, records: int, bytes_: int) -> None:
+        self.records += records
+        self.bytes += bytes_
+
+
+def _looks_aggregated(record: StreamRecord) -> bool:
+    return record["Data"].startswith(MAGIC)

@@ -1,0 +1,378 @@
+"""Reading one shard: everything in order, within the limits, whatever Kinesis answers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
+
+from kcl_dagster.emulator import Limits
+from kcl_dagster.errors import AccessDenied, DataLoss, EndpointUnreachable, StreamNotFound, Throttled
+from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
+from kcl_dagster.streams.pacing import Allowance, ShardLimits
+from kcl_dagster.streams.position import Bounds
+from tests.unit.streams.conftest import SHARD, STREAM, WHOLE, World, after, payloads
+
+MEGABYTE = 1024 * 1024
+
+
+def refused(code: str, status: int = 400) -> ClientError:
+    answer = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(answer, "GetRecords")  # type: ignore[arg-type]  # botocore fills in the rest
+
+
+# Where a range begins
+
+
+def test_a_range_begins_after_its_checkpoint(world: World) -> None:
+    sequences = world.put(b"a", b"b", b"c", b"d")
+    reader = world.reader(after(sequences[1]))
+    # The checkpoint's own record comes along: it proves that nothing after it has been trimmed.
+    assert payloads(world.read(reader)) == [b"b", b"c", b"d"]
+    assert not reader.is_start_trimmed
+
+
+def test_a_range_can_begin_at_the_trim_horizon_the_tip_or_a_time(world: World) -> None:
+    world.put(b"a", b"b", pause=10)
+    moment = round(world.clock.now() * 1000)
+    world.put(b"c", b"d", pause=10)
+    assert payloads(world.read(world.reader(WHOLE))) == [b"a", b"b", b"c", b"d"]
+    assert payloads(world.read(world.reader(Bounds(LATEST)))) == []
+    assert payloads(world.read(world.reader(Bounds(AT_TIMESTAMP, timestamp_ms=moment)))) == [b"c", b"d"]
+    assert payloads(world.read(world.reader(Bounds(LATEST, timestamp_ms=moment)))) == [b"c", b"d"]
+
+
+def test_a_time_is_exact_although_boto3_sends_whole_seconds(world: World) -> None:
+    world.put(b"a", pause=0.4)
+    moment = round(world.clock.now() * 1000)
+    world.put(b"b")
+    original = world.kinesis.call
+
+    def in_whole_seconds(operation: str, request: dict[str, Any]) -> Any:
+        if "Timestamp" in request:
+            request = {**request, "Timestamp": int(request["Timestamp"])}
+        return original(operation, request)
+
+    world.kinesis.call = in_whole_seconds
+    assert payloads(world.read(world.reader(Bounds(AT_TIMESTAMP, timestamp_ms=moment)))) == [b"b"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "why"),
+    [
+        (lambda: Bounds(SHARD_END), "nothing to read after SHARD_END"),
+        (lambda: Bounds(TRIM_HORIZON, through=SHARD_END), "ends at a record"),
+        (lambda: Bounds(AT_TIMESTAMP).starting_point(), "needs one"),
+    ],
+)
+def test_a_range_that_makes_no_sense_is_refused(bounds: Callable[[], object], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        bounds()
+
+
+def test_a_checkpoint_that_left_the_stream_is_noticed(world: World) -> None:
+    old = world.put(b"old")[0]
+    world.clock.advance(30 * 3600)
+    world.put(b"new")
+    reader = world.reader(after(old))
+    assert payloads(world.read(reader)) == [b"new"]
+    assert reader.is_start_trimmed
+
+
+# Budgets
+
+
+def test_reading_goes_on_at_the_tip_until_time_is_up(world: World) -> None:
+    world.put(b"a")
+    world.clock.call_in(1.5, lambda: world.produce(b"b"))
+    began = world.clock.monotonic()
+    reader = world.reader()
+    assert payloads(world.read(reader, seconds=3.0)) == [b"a", b"b"]
+    assert 2.0 <= world.clock.monotonic() - began <= 3.0
+    assert reader.millis_behind == 0
+
+
+def test_reading_stops_when_the_records_are_spent(world: World) -> None:
+    world.put(*[b"x"] * 100)
+    assert len(world.read(world.reader(), records=30)) == 30
+
+
+def test_reading_stops_when_the_bytes_are_spent(world: World) -> None:
+    world.put(*[b"x" * 100_000] * 20, pause=0.2)
+    records = world.read(world.reader(), seconds=60, bytes_=500_000)
+    # The size of a record is guessed until the first page has come.
+    assert 500_000 <= sum(map(len, payloads(records))) <= 2_000_000
+
+
+def test_a_shard_is_asked_once_even_when_there_is_no_time(world: World) -> None:
+    world.put(b"a")
+    assert payloads(world.read(world.reader(), seconds=0.0, records=0)) == [b"a"]
+
+
+def test_a_reader_stops_when_told(world: World) -> None:
+    world.put(b"a")
+    reader = world.reader()
+    assert list(reader.pages(Allowance(1, 1, 1), world.clock.monotonic() + 9, lambda: True)) == []
+
+
+# Limits
+
+
+def test_a_full_shard_is_read_without_ever_being_throttled(world: World) -> None:
+    for _ in range(40):
+        world.put(b"x" * (MEGABYTE // 2), pause=0.6)
+    began = world.clock.monotonic()
+    throttled = Throttling(world)
+    records = world.read(world.reader(), seconds=60)
+    assert len(records) == 40
+    assert throttled.count == 0
+    # 20 MiB at 2 MiB/s, less the last page, whose debt nobody waits for.
+    assert world.clock.monotonic() - began > 5
+
+
+class Throttling:
+    """Counts how often the service refuses a read."""
+
+    def __init__(self, world: World) -> None:
+        self.count = 0
+        original = world.kinesis.call
+
+        def counting(operation: str, request: dict[str, Any]) -> Any:
+            try:
+                return original(operation, request)
+            except ClientError as error:
+                self.count += error.response["Error"]["Code"] == "ProvisionedThroughputExceededException"
+                raise
+
+        world.kinesis.call = counting
+
+
+def test_a_busy_shard_is_read_four_times_a_second(world: World) -> None:
+    def produce() -> None:
+        world.put(b"x")
+        world.clock.call_in(0.05, produce)
+
+    produce()
+    world.read(world.reader(), seconds=5)
+    assert world.calls.count("get_records") in range(19, 22)
+
+
+def test_an_idle_shard_is_read_once_a_second(world: World) -> None:
+    world.read(world.reader(), seconds=10)
+    assert world.calls.count("get_records") == 10
+
+
+def test_empty_pages_far_from_the_tip_are_passed_quickly(world: World) -> None:
+    world.put(b"a")
+    iterator = world.kinesis.get_shard_iterator(StreamName=STREAM, ShardId=SHARD, ShardIteratorType="TRIM_HORIZON")[
+        "ShardIterator"
+    ]
+    empty = {"Records": [], "NextShardIterator": iterator, "MillisBehindLatest": 60_000}
+    world.answers = [empty] * 10
+    assert payloads(world.read(world.reader(), seconds=4.0)) == [b"a"]
+
+
+# What goes wrong
+
+
+def test_throttling_is_waited_out_and_loses_nothing(world: World) -> None:
+    world.put(b"a", b"b")
+    world.answers = [refused("ProvisionedThroughputExceededException")] * 3
+    assert payloads(world.read(world.reader(), seconds=30)) == [b"a", b"b"]
+    pauses = [pause for pause in world.clock.slept if pause > 0][:3]
+    assert pauses[0] <= 0.25 < pauses[2] <= 1.0
+    # The iterator is still good: it is not asked for again.
+    assert world.calls.count("get_shard_iterator") == 1
+
+
+def test_two_readers_that_were_throttled_do_not_come_back_together() -> None:
+    pauses = set()
+    for seed in range(5):
+        world = World(seed=seed)
+        world.answers = [refused("LimitExceededException")]
+        world.read(world.reader(), seconds=1)
+        pauses.add(world.clock.slept[0])
+    assert len(pauses) == 5
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (refused("ProvisionedThroughputExceededException"), Throttled),
+        (EndpointConnectionError(endpoint_url="http://x"), EndpointUnreachable),
+    ],
+)
+def test_a_shard_that_never_answers_is_an_error(world: World, fault: Exception, expected: type[Exception]) -> None:
+    world.answers = [fault] * 1000
+    with pytest.raises(expected):
+        world.read(world.reader())
+    assert world.clock.monotonic() < 1000 + 60
+
+
+def test_a_lost_answer_is_asked_for_again(world: World) -> None:
+    world.put(b"a", b"b")
+    world.answers = [ReadTimeoutError(endpoint_url="http://x"), refused("InternalFailure", 500)]
+    assert payloads(world.read(world.reader(), seconds=9)) == [b"a", b"b"]
+
+
+def test_an_answer_without_records_in_it_is_not_an_empty_page(world: World) -> None:
+    world.put(b"a")
+    world.answers = [{"message": "a body that was cut off"}]
+    assert payloads(world.read(world.reader(), seconds=9)) == [b"a"]
+
+
+def test_what_retries_cannot_cure_is_raised_at_once(world: World) -> None:
+    world.answers = [refused("AccessDeniedException")]
+    with pytest.raises(AccessDenied):
+        world.read(world.reader())
+    assert world.clock.slept == []
+
+
+def test_an_expired_iterator_is_renewed_after_the_last_record(world: World) -> None:
+    world.put(b"a", b"b")
+    world.answers = [None, refused("ExpiredIteratorException")]
+    world.clock.call_in(2, lambda: world.produce(b"c"))
+    assert payloads(world.read(world.reader(), seconds=9)) == [b"a", b"b", b"c"]
+
+
+def test_a_pause_longer_than_an_iterator_lives_loses_and_repeats_nothing(world: World) -> None:
+    sequences = world.put(b"a")
+    first = world.reader()
+    world.read(first)
+    world.put(b"b")
+    world.clock.advance(600)
+    second = world.reader(after(sequences[0]), bookmark=first.bookmark)
+    assert payloads(world.read(second)) == [b"a", b"b"]
+    assert not second.is_start_trimmed
+
+
+def test_an_iterator_of_another_service_is_not_fatal(world: World) -> None:
+    sequences = world.put(b"a", b"b")
+    first = world.reader()
+    world.read(first)
+    assert first.bookmark is not None
+    foreign = replace(first.bookmark, iterator="AAAA" + "x" * 100)
+    assert payloads(world.read(world.reader(after(sequences[0]), bookmark=foreign))) == [b"a", b"b"]
+
+
+def test_a_bookmark_goes_on_without_reading_the_checkpoint_again(world: World) -> None:
+    sequences = world.put(b"a")
+    first = world.reader()
+    world.read(first)
+    world.put(b"b")
+    world.calls.clear()
+    second = world.reader(after(sequences[0]), bookmark=first.bookmark)
+    assert payloads(world.read(second)) == [b"b"]
+    assert "get_shard_iterator" not in world.calls
+
+
+def test_the_debt_of_a_large_page_is_carried_to_the_next_reader(world: World) -> None:
+    for _ in range(10):
+        world.put(b"x" * (MEGABYTE - 100), pause=1.1)
+    throttled = Throttling(world)
+    first = world.reader()
+    read = world.read(first, seconds=0.1)
+    assert first.bookmark is not None
+    assert first.bookmark.wait_seconds > 0
+    world.read(world.reader(after(read[-1]["SequenceNumber"]), bookmark=first.bookmark), seconds=20)
+    assert throttled.count == 0
+
+
+def test_a_record_of_ten_mebibytes_is_read() -> None:
+    world = World(limits=Limits.none())
+    world.kinesis.update_max_record_size(
+        StreamARN=world.kinesis.describe_stream_summary(StreamName=STREAM)["StreamDescriptionSummary"]["StreamARN"],
+        MaxRecordSizeInKiB=10240,
+    )
+    large = b"x" * (10 * MEGABYTE - 1024)
+    world.put(b"a", large, b"b")
+    assert [len(data) for data in payloads(world.read(world.reader(), seconds=60))] == [1, len(large), 1]
+
+
+# The end of a shard
+
+
+def test_the_end_of_a_closed_shard_names_its_children(world: World) -> None:
+    world.put(b"a", b"b")
+    world.kinesis.split_shard(StreamName=STREAM, ShardToSplit=SHARD, NewStartingHashKey=str(2**127))
+    world.clock.advance(1)
+    reader = world.reader()
+    assert payloads(world.read(reader)) == [b"a", b"b"]
+    assert reader.is_ended
+    assert not reader.is_gone
+    assert [child.id for child in reader.children] == ["shardId-000000000001", "shardId-000000000002"]
+    assert [child.hash_range.start for child in reader.children] == [0, 2**127]
+    assert {child.parents for child in reader.children} == {(SHARD,)}
+    assert reader.bookmark is None
+
+
+def test_a_shard_that_expired_is_gone_but_a_missing_stream_is_an_error(world: World) -> None:
+    reader = world.reader(shard="shardId-000000000099")
+    assert world.read(reader) == []
+    assert reader.is_gone
+    assert reader.is_ended
+    world.kinesis.delete_stream(StreamName=STREAM)
+    with pytest.raises(StreamNotFound, match="clicks"):
+        world.read(world.reader())
+
+
+# Pinned ranges
+
+
+def pinned(first: str, last: str, start: Checkpoint = TRIM_HORIZON) -> Bounds:
+    return Bounds(start, through=Checkpoint(last), first=first if start == TRIM_HORIZON else None)
+
+
+def test_a_pinned_range_is_read_through_its_end_whatever_the_budget_says(world: World) -> None:
+    sequences = world.put(*[b"%d" % i for i in range(50)])
+    reader = world.reader(pinned(sequences[10], sequences[39]))
+    read = world.read(reader, seconds=0.0, records=1, bytes_=1)
+    assert payloads(read) == [b"%d" % i for i in range(10, 40)]
+    assert not reader.is_ended
+
+
+def test_a_pinned_range_at_the_end_of_a_shard_ends_it(world: World) -> None:
+    sequences = world.put(b"a", b"b")
+    world.kinesis.split_shard(StreamName=STREAM, ShardToSplit=SHARD, NewStartingHashKey=str(2**127))
+    world.clock.advance(1)
+    reader = world.reader(pinned(sequences[0], sequences[1]))
+    assert payloads(world.read(reader)) == [b"a", b"b"]
+
+
+def test_a_pinned_range_waits_out_long_throttling(world: World) -> None:
+    sequences = world.put(b"a", b"b")
+    world.answers = [refused("ProvisionedThroughputExceededException")] * 12
+    assert payloads(world.read(world.reader(pinned(sequences[0], sequences[1])), seconds=1.0)) == [b"a", b"b"]
+
+
+def test_a_pinned_range_whose_beginning_was_trimmed_is_data_loss(world: World) -> None:
+    sequences = world.put(b"a", b"b")
+    world.clock.advance(30 * 3600)
+    world.put(b"c")
+    with pytest.raises(DataLoss, match="now begins at"):
+        world.read(world.reader(pinned(sequences[0], sequences[1])))
+
+
+def test_a_pinned_range_whose_end_is_missing_is_data_loss(world: World) -> None:
+    sequences = world.put(b"a", b"b")
+    between = str((int(sequences[0]) + int(sequences[1])) // 2)
+    with pytest.raises(DataLoss, match="is gone now"):
+        world.read(world.reader(pinned(sequences[0], between)))
+
+
+def test_a_pinned_range_beyond_the_end_of_the_shard_is_data_loss(world: World) -> None:
+    sequences = world.put(b"a", b"b")
+    world.kinesis.split_shard(StreamName=STREAM, ShardToSplit=SHARD, NewStartingHashKey=str(2**127))
+    world.clock.advance(1)
+    with pytest.raises(DataLoss, match="ended at"):
+        world.read(world.reader(pinned(sequences[0], str(int(sequences[1]) + 1))))
+
+
+def test_without_limits_nothing_is_waited_for(world: World) -> None:
+    world = World(limits=Limits.none())
+    world.put(*[b"x"] * 30)
+    began = world.clock.monotonic()
+    read = world.read(world.reader(limits=ShardLimits.unlimited()), records=30, seconds=100)
+    assert len(read) == 30
+    assert world.clock.monotonic() - began < 0.1
