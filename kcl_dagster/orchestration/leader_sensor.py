@@ -18,8 +18,12 @@ from dagster import (
 )
 
 from kcl_dagster.application import Application
+from kcl_dagster.errors import KclError
+from kcl_dagster.leader import expiry
+from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import Launch, TickReport
 from kcl_dagster.leader.tick import Leader
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration import observation
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.reporting import Reporter
@@ -34,11 +38,25 @@ class _Seat:
     """A leader and what it has told, for the life of the process. Dagster calls us on several threads, and runs a
     tick anew while one that timed out is still going on."""
 
-    leader: Leader
+    application: Application
     reporter: Reporter
     runtime: Runtime
+    leader: Leader | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     ticks: int = 0
+
+    def open(self, kcl: KclResource, deployment: str) -> Leader:
+        """The leader; made with the first tick that can reach the tables. Raises a KclError until then."""
+        if self.leader is None:
+            self.leader = open_leader(
+                self.application,
+                dynamodb=kcl.client("dynamodb"),
+                kinesis=kcl.client("kinesis"),
+                runtime=self.runtime,
+                # Names the deployment, not the process: a reloaded code server leads on without waiting.
+                identity=f"dagster:{deployment[:12]}",
+            )
+        return self.leader
 
 
 _seats: dict[str, _Seat] = {}
@@ -75,16 +93,22 @@ def build_kcl_leader_sensor(
         description=f"Leads {application.name}: shards, leases, workers.",
         tags={APPLICATION_TAG: application.name},
     )
-    def leader(context: SensorEvaluationContext) -> SensorResult | SkipReason:
+    def lead(context: SensorEvaluationContext) -> SensorResult | SkipReason:
         instance = context.instance
-        seat = _seat(consumer, getattr(context.resources, kcl_key), translator, instance)
+        kcl: KclResource = getattr(context.resources, kcl_key)
+        seat = _seat(consumer, kcl, translator, instance)
         if not seat.lock.acquire(blocking=False):
             return SkipReason("the previous tick is still going on")
         try:
+            leader = seat.open(kcl, _deployment(instance))
+        except KclError as error:
+            seat.lock.release()
+            return SkipReason(f"cannot lead yet: {error}")
+        try:
             runs = run_view(instance, application)
-            report = seat.leader.tick(runs)
+            report = leader.tick(runs)
             seat.ticks += 1
-            seen = observation.of_tick(report, seat.leader.ages(), runs.slots, seat.runtime.clock.now())
+            seen = observation.of_tick(report, _ages(leader, report), runs.slots, seat.runtime.clock.now())
             for line in seen.decisions:
                 context.log.info(line)
             known = set(instance.get_dynamic_partitions(slots.name or ""))
@@ -100,7 +124,7 @@ def build_kcl_leader_sensor(
         finally:
             seat.lock.release()
 
-    return leader
+    return lead
 
 
 def _seat(consumer: Consumer, kcl: KclResource, translator: KclTranslator, instance: DagsterInstance) -> _Seat:
@@ -112,12 +136,16 @@ def _seat(consumer: Consumer, kcl: KclResource, translator: KclTranslator, insta
     with _seating:
         seat = _seats.get(key)
         if seat is None:
-            runtime = system()
-            # Names the deployment, not the process: a reloaded code server leads on without waiting.
-            owner = f"dagster:{deployment[:12]}"
-            leader = Leader(application, kcl.client("dynamodb"), kcl.client("kinesis"), runtime, owner)
-            seat = _seats[key] = _Seat(leader, Reporter(consumer, translator), runtime)
+            seat = _seats[key] = _Seat(application, Reporter(consumer, translator), system())
         return seat
+
+
+def _ages(leader: Leader, report: TickReport) -> dict[LeaseKey, float]:
+    standing = leader.memory.standing
+    return {
+        lease.key: standing.stood_for(expiry.observed_key(lease), expiry.observed_version(lease))
+        for lease in report.leases
+    }
 
 
 def _deployment(instance: DagsterInstance) -> str:

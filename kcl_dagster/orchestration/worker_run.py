@@ -1,30 +1,24 @@
 """One worker, put together from its application, its run and its Spark session."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-from kcl_dagster.application import Application
-from kcl_dagster.model.shard import Shard
-from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import worker_id
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.resources import KclResource
-from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.runtime import system
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
-from kcl_dagster.streams.listing import describe, list_shards
-from kcl_dagster.tables.layout import detect_layout
-from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.workers import WorkerTable
+from kcl_dagster.spark.storage import S3Options, open_store
+from kcl_dagster.worker.dead_letter import DeadLetters, FiledDeadLetters
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
-from kcl_dagster.worker.settings import WorkerSettings
+from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.stop import StopReason, StopSignal
-from kcl_dagster.worker.surroundings import Surroundings, Watch
+from kcl_dagster.worker.surroundings import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,47 +43,29 @@ class WorkerRun:
             EngineSettings(opens_aggregates=application.batch.deaggregate),
             runtime=runtime,
         )
-        identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
         try:
-            return Worker(self._surroundings(engine, runtime), identity, runtime).run(stop)
+            surroundings = open_surroundings(
+                application,
+                dynamodb=self.kcl.client("dynamodb"),
+                kinesis=self.kcl.client("kinesis"),
+                engine=engine,
+                sink=self.consumer.sink.open(self.consumer.transform, self._s3()),
+                runtime=runtime,
+                dead_letters=self._dead_letters(),
+                watches=self.watches,
+                on_batch=self.diary.batch,
+                on_event=self.diary.event,
+            )
+            identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
+            return Worker(surroundings, identity, runtime).run(stop)
         finally:
             engine.close()
 
-    def _s3(self) -> dict[str, str]:
-        """S3 answers where the rest of AWS does; roles of the streams' account are not for the lake."""
+    def _dead_letters(self) -> DeadLetters | None:
+        path = self.consumer.application.batch.failure.dead_letter_path
+        return None if path is None else FiledDeadLetters(open_store(path, S3Options(**self._s3())).put)
+
+    def _s3(self) -> dict[str, Any]:
+        """S3 answers where the rest of AWS does. The role is the streams' account's, not the lake's."""
         connection = self.kcl.connection("s3")
         return {key: value for key, value in connection.items() if key not in ("role_arn", "external_id")}
-
-    def _surroundings(self, engine: SparkEngine, runtime: Runtime) -> Surroundings[DataFrame]:
-        application = self.consumer.application
-        dynamodb = self.kcl.client("dynamodb")
-        layout = detect_layout(dynamodb, application)
-        deadline = WorkerSettings.of(application).write_deadline
-        streams = _Streams(self.kcl.client("kinesis"), application, runtime)
-        return Surroundings(
-            application=application,
-            leases=LeaseTable(dynamodb, application, layout, runtime, deadline_seconds=deadline),
-            workers=WorkerTable(dynamodb, application, layout, runtime),
-            list_shards=streams.list_shards,
-            engine=engine,
-            sink=self.consumer.sink.open(self.consumer.transform, self._s3()),
-            retention_of=streams.retention_of,
-            watches=self.watches,
-            on_batch=self.diary.batch,
-            on_event=self.diary.event,
-        )
-
-
-class _Streams:
-    """What a worker asks about its streams; seldom, so nothing is kept."""
-
-    def __init__(self, kinesis: Any, application: Application, runtime: Runtime) -> None:
-        self._kinesis = kinesis
-        self._application = application
-        self._runtime = runtime
-
-    def list_shards(self, stream: StreamIdentifier) -> Sequence[Shard]:
-        return list_shards(self._kinesis, stream.name, runtime=self._runtime)
-
-    def retention_of(self, stream: StreamIdentifier) -> float | None:
-        return describe(self._kinesis, stream.name).retention_hours * 3600.0
