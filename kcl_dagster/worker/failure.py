@@ -37,7 +37,8 @@ def is_user_failure(error: BaseException) -> bool:
 
 @dataclass(slots=True)
 class _Trouble:
-    attempts: int = 0
+    attempts: int = 0  # that user code failed, alone
+    pauses: int = 0  # of whatever reason
     retry_at: float = 0.0
     suspect: bool = False  # tried alone
     until: Checkpoint | None = None  # the end of the range that is being narrowed
@@ -73,15 +74,19 @@ class Failures:
     def failed(self, keys: Sequence[LeaseKey], error: BaseException) -> None:
         """A batch of these leases failed as a whole, or one lease could not be fetched."""
         now = self._clock.monotonic()
-        for key in keys:
-            trouble = self._troubles.setdefault(key, _Trouble())
-            if is_user_failure(error) and len(keys) > 1:
-                trouble.suspect = True  # who it was shows when each is tried alone, at once
-                trouble.retry_at = now
-                continue
-            trouble.suspect = trouble.suspect or is_user_failure(error)
-            trouble.attempts += 1
-            trouble.retry_at = now + self._pause(trouble.attempts)
+        troubles = [self._troubles.setdefault(key, _Trouble()) for key in keys]
+        by_user = is_user_failure(error)
+        for trouble in troubles:
+            trouble.suspect = trouble.suspect or by_user
+        if by_user and len(keys) > 1:
+            for trouble in troubles:
+                trouble.retry_at = now  # who it was shows when each is tried alone
+            return
+        pause = self._pause(max((trouble.pauses for trouble in troubles), default=0))
+        for trouble in troubles:
+            trouble.attempts += by_user
+            trouble.pauses += 1
+            trouble.retry_at = now + pause  # the same for all: they failed together and come back together
 
     def verdict(self, key: LeaseKey, error: BaseException, oldest_age: float | None, can_narrow: bool) -> Verdict:
         """After `failed`, for a batch of one lease. `oldest_age`: of its oldest record, in seconds."""
@@ -102,7 +107,7 @@ class Failures:
         """The failing range was cut; `until` is where it ended before."""
         trouble = self._troubles[key]
         trouble.until = trouble.until or until
-        trouble.attempts = 0
+        trouble.attempts = trouble.pauses = 0
         trouble.retry_at = self._clock.monotonic()
 
     def announce(self, key: LeaseKey) -> bool:
@@ -139,8 +144,8 @@ class Failures:
         trouble = self._troubles.get(key)
         return trouble is not None and trouble.suspect
 
-    def _pause(self, attempts: int) -> float:
-        longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempts - 1, 16))
+    def _pause(self, pauses_before: int) -> float:
+        longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(pauses_before, 16))
         return longest * self._chance.uniform(0.5, 1.0)
 
 

@@ -87,7 +87,7 @@ class MemoryShard:
     is_closed: bool = False
     trimmed_through: int = -1
 
-    def read(self, wanted: Range, limit: int) -> Progress:
+    def read(self, wanted: Range, limit: int, arrival_ms: int | None = None) -> Progress:
         first = self._first(wanted)
         if wanted.is_pinned and first <= self.trimmed_through:
             raise DataLoss(f"{self.id}: pinned records are gone")
@@ -106,6 +106,7 @@ class MemoryShard:
             millis_behind=1000 * len(rest),
             ended=self.is_closed and not rest,
             children=self.children if self.is_closed and not rest else (),
+            first_arrival_ms=arrival_ms if found else None,
             start_trimmed=not wanted.after.is_initial_position and first - 1 <= self.trimmed_through,
         )
 
@@ -127,6 +128,7 @@ class MemoryStream:
     def __init__(self, shards: int = 1) -> None:
         self.shards: dict[str, MemoryShard] = {}
         self.gone: set[str] = set()
+        self.arrival_ms: int | None = None
         self._sequences = count(100)
         width = (MAX_HASH_KEY + 1) // shards
         for index in range(shards):
@@ -187,7 +189,7 @@ class MemoryFetched:
                 self.progress[wanted.lease] = Progress(wanted, ended=True, gone=True)
                 continue
             try:
-                self.progress[wanted.lease] = stream.shards[wanted.shard_id].read(wanted, limit)
+                self.progress[wanted.lease] = stream.shards[wanted.shard_id].read(wanted, limit, stream.arrival_ms)
             except DataLoss as error:
                 self.failures[wanted.lease] = error
 

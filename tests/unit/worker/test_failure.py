@@ -1,0 +1,262 @@
+"""User code fails; the policy decides; order is never given up."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kcl_dagster.errors import SinkError
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.worker.dead_letter import FiledDeadLetters, NoDeadLetters, from_json
+from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.report import Outcome
+from tests.unit.worker.kit import Data, Run, World
+
+A, B, C = (f"shardId-{index:012d}" for index in range(3))
+
+
+def fails_on(*poison: str) -> Callable[[Data], None]:
+    def refuse(data: Data) -> None:
+        for _, _, text in data:
+            if text in poison:
+                raise ValueError(f"cannot parse {text!r}")
+
+    return refuse
+
+
+def world_with(policy: dict[str, Any], shards: int = 1, limit: int = 100) -> tuple[World, Run]:
+    world = World(shards=shards, batch={"failure": policy})
+    run = world.worker("w1")
+    run.engine.limit = limit
+    return world, run
+
+
+def work(world: World, run: Run, rounds: int = 200) -> None:
+    """Let backoffs pass as well."""
+    for _ in range(rounds):
+        run.round()
+        world.clock.advance(1)
+
+
+def stored(world: World, shard: str = A) -> str:
+    return "".join(text for s, _, text in sorted(world.store.everything()) if s == shard)
+
+
+def test_a_failing_shard_stops_by_default_and_the_others_go_on() -> None:
+    world, run = world_with({"attempts": 3}, shards=3)
+    world.assign(run)
+    world.stream.put(A, *"abc")
+    world.stream.put(B, *"x!z")
+    world.stream.put(C, *"uvw")
+    run.sink.refuses = fails_on("!")
+
+    work(world, run, 20)
+    world.stream.put(A, *"def")
+    work(world, run, 20)
+
+    assert (stored(world, A), stored(world, B), stored(world, C)) == ("abcdef", "", "uvw")
+    assert run.kinds().count(EventKind.SHARD_STOPPED) == 1
+    assert run.worker.step_batch().stopped == (B,)
+
+    run.sink.refuses = None  # a new deploy
+    work(world, run, 100)
+    world.check_exactly_once()
+    assert run.worker.step_batch().stopped == ()
+
+
+def test_a_stopped_shard_is_tried_more_and_more_seldom() -> None:
+    world, run = world_with({})
+    world.assign(run)
+    world.stream.put(A, "!")
+    run.sink.refuses = fails_on("!")
+    work(world, run, 600)
+    tries = run.kinds().count(EventKind.BATCH_FAILED)
+    assert 10 < tries < 30
+
+
+def test_a_failing_record_is_found_and_dead_lettered() -> None:
+    world, run = world_with({"action": "dead_letter", "attempts": 2, "dead_letter_path": "/letters"})
+    world.assign(run)
+    world.stream.put(A, *"abcdef!hijklmnop")
+    run.sink.refuses = fails_on("!")
+
+    work(world, run)
+
+    assert stored(world) == "abcdefhijklmnop"
+    [letter] = run.letters.letters.values()
+    sequence = str(world.stream.shards[A].records[6][0])
+    assert (letter.sequence_number, letter.shard_id, letter.stream) == (sequence, A, "orders")
+    assert (letter.error_type, letter.attempts) == ("ValueError", 2)
+    assert letter.name == f"clicks/orders/{A}/{sequence}-0.json"
+    assert from_json(letter.to_json()) == letter
+    assert run.kinds().count(EventKind.RECORD_DEAD_LETTERED) == 1
+    assert world.lease(A).checkpoint is not None
+    assert world.lease(A).pending_checkpoint is None
+
+
+def test_several_failing_records_are_skipped_one_by_one() -> None:
+    world, run = world_with({"action": "skip", "attempts": 1})
+    world.assign(run)
+    world.stream.put(A, *"!bc?ef#")
+    run.sink.refuses = fails_on("!", "?", "#")
+    work(world, run)
+    assert stored(world) == "bcef"
+    assert run.kinds().count(EventKind.RECORD_SKIPPED) == 3
+
+
+def test_bisecting_gets_everything_before_the_failing_record_through() -> None:
+    world, run = world_with({"action": "bisect", "attempts": 1})
+    world.assign(run)
+    world.stream.put(A, *"abcde!gh")
+    run.sink.refuses = fails_on("!")
+    work(world, run)
+    assert stored(world) == "abcde"
+    assert EventKind.SHARD_STOPPED in run.kinds()
+    run.sink.refuses = None
+    work(world, run)
+    world.check_exactly_once()
+
+
+def test_a_narrowed_batch_has_a_number_of_its_own() -> None:
+    """A stalled former owner may still write the whole under the old one."""
+    world, run = world_with({"action": "skip", "attempts": 1})
+    world.assign(run)
+    world.stream.put(A, *"ab!")
+    numbers: list[tuple[int, str]] = []
+    run.sink.hooks.append(lambda batch: numbers.append((batch.parts[0].number, str(batch.parts[0].through))))
+    run.sink.refuses = fails_on("!")
+    work(world, run)
+    assert [number for number, _ in numbers] == sorted(number for number, _ in numbers)
+    assert len(dict(numbers)) == len(set(numbers))
+
+
+def test_a_record_that_fails_by_chance_is_not_set_aside() -> None:
+    world, run = world_with({"action": "skip", "attempts": 3})
+    world.assign(run)
+    world.stream.put(A, *"abcdefgh")
+    failures = iter([True] * 3 + [False, True, True] * 50)
+
+    def flaky(_: Data) -> None:
+        if next(failures):
+            raise ValueError("bad luck")
+
+    run.sink.refuses = flaky
+    work(world, run)
+    assert EventKind.RECORD_SKIPPED not in run.kinds()
+    assert sorted(world.store.everything()) == sorted(world.stream.everything())
+
+
+def test_when_the_sink_fails_nothing_is_set_aside_and_all_come_back_together() -> None:
+    world, run = world_with({"action": "skip", "attempts": 1}, shards=3)
+    world.assign(run)
+    for shard in (A, B, C):
+        world.stream.put(shard, *"abc")
+
+    def down(_: Data) -> None:
+        raise SinkError("the bucket is gone")
+
+    run.sink.refuses = down
+    work(world, run, 30)
+    assert EventKind.RECORD_SKIPPED not in run.kinds()
+    run.sink.refuses = None
+    work(world, run, 90)
+    assert [len(batch.parts) for batch in run.sink.batches] == [3]
+    world.check_exactly_once()
+
+
+def test_attempts_of_user_code_do_not_count_failures_of_the_sink() -> None:
+    world, run = world_with({"action": "skip", "attempts": 2})
+    world.assign(run)
+    world.stream.put(A, "a")
+    errors = iter([SinkError("down"), SinkError("down"), SinkError("down"), ValueError("bad luck"), None])
+
+    def refuse(_: Data) -> None:
+        error = next(errors)
+        if error is not None:
+            raise error
+
+    run.sink.refuses = refuse
+    work(world, run, 60)
+    assert EventKind.RECORD_SKIPPED not in run.kinds()
+    world.check_exactly_once()
+
+
+def test_a_record_that_is_too_old_is_given_no_more_attempts() -> None:
+    world, run = world_with({"action": "skip", "attempts": 1000, "max_age": 60.0})
+    world.assign(run)
+    world.stream.put(A, "!")
+    world.stream.arrival_ms = round((world.clock.now() - 50) * 1000)
+    run.sink.refuses = fails_on("!")
+    work(world, run, 5)
+    assert EventKind.RECORD_SKIPPED not in run.kinds()
+    work(world, run, 60)
+    assert EventKind.RECORD_SKIPPED in run.kinds()
+
+
+def test_a_dead_letter_that_cannot_be_stored_stops_the_shard_until_it_can() -> None:
+    world = World(batch={"failure": {"action": "dead_letter", "attempts": 1, "dead_letter_path": "/x"}})
+    files: dict[str, bytes] = {}
+    is_full = True
+
+    def put(name: str, content: bytes) -> None:
+        if is_full:
+            raise OSError("no space left on device")
+        files[name] = content
+
+    run = world.worker("w1", dead_letters=FiledDeadLetters(put))
+    world.assign(run)
+    world.stream.put(A, "!", "b")
+    run.sink.refuses = fails_on("!")
+    work(world, run, 30)
+    assert world.lease(A).checkpoint is not None
+    assert stored(world) == ""
+    is_full = False
+    work(world, run, 100)
+    assert stored(world) == "b"
+    assert len(files) == 1
+
+
+def test_letters_need_a_place() -> None:
+    world, run = world_with({"action": "dead_letter", "attempts": 1, "dead_letter_path": "/x"})
+    world.assign(run)
+    world.stream.put(A, "!")
+    run.sink.refuses = fails_on("!")
+    work(world, run, 20)
+    [letter] = run.letters.letters.values()
+    with pytest.raises(SinkError, match="no place"):
+        NoDeadLetters().write(letter)
+    with pytest.raises(ValueError, match="not a dead letter"):
+        from_json(b"{}")
+
+
+def test_a_failing_fetch_is_tried_again_with_pauses() -> None:
+    world, run = world_with({"action": "skip", "attempts": 1})
+    world.assign(run)
+    world.stream.put(A, *"abc")
+
+    def fail() -> None:
+        raise RuntimeError("the executor is gone")
+
+    run.engine.hooks.append(fail)
+    report = run.round()
+    assert [lease.outcome for lease in report.leases] == [Outcome.NOT_READ]
+    assert "executor is gone" in (report.error or "")
+    assert run.worker.step_batch().leases == ()
+    run.engine.hooks.clear()
+    work(world, run, 5)
+    world.check_exactly_once()
+
+
+def test_the_next_owner_takes_a_failing_batch_over_as_it_is() -> None:
+    world, first = world_with({"attempts": 2})
+    world.assign(first)
+    world.stream.put(A, *"ab!")
+    first.sink.refuses = fails_on("!")
+    work(world, first, 10)
+    pinned = world.lease(A)
+    assert pinned.pending_checkpoint is not None
+    second = world.worker("w2")
+    world.assign(second)
+    second.until_idle()
+    world.check_exactly_once()
+    assert world.lease(LeaseKey(A)).batch == pinned.batch
