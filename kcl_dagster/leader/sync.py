@@ -93,6 +93,14 @@ def inconsistent_shards(shards: Iterable[Shard]) -> tuple[str, ...]:
     return tuple(shard.id for shard in in_order(shards) if not still_open.isdisjoint(shard.parents))
 
 
+def descends(name: str | None, shards: Sequence[Shard], leases: Iterable[Lease], start: Position) -> bool:
+    """Whether a lease, of the shard itself or of an ancestor, leads to it. No for a shard that is not listed."""
+    listed = {shard.id: shard for shard in shards}
+    if name is None or name not in listed:
+        return False
+    return _Walk(listed, frozenset(lease.shard_id for lease in leases), start).leads_to(name)
+
+
 def in_order(shards: Iterable[Shard]) -> list[Shard]:
     """By starting sequence number, then by id as text: parents come before their children."""
     return sorted(shards, key=lambda shard: (int(shard.starting_sequence), shard.id))
@@ -167,10 +175,13 @@ class _Walk:
 
     def visit(self, name: str) -> None:
         """An open shard: if nothing above it will lead to it, it needs a lease itself."""
+        if not self.leads_to(name) and name not in self.held:
+            self.creates[name] = Checkpoint(self.start.value)
+
+    def leads_to(self, name: str) -> bool:
         for shard in self._upwards(name):
             self._judge(self.listed[shard])
-        if not self._descends[name] and name not in self.held:
-            self.creates[name] = Checkpoint(self.start.value)
+        return self._descends[name]
 
     def _upwards(self, name: str) -> list[str]:
         """Not yet judged shards above and including `name`, parents before children. Stops at leases.

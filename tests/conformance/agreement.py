@@ -35,6 +35,13 @@ class AnyOf:
         return cls(frozenset(names))
 
 
+@dataclass(frozen=True)
+class Either:
+    """One outcome that cases write in several forms."""
+
+    forms: Sequence[object]
+
+
 class AtLeast(dict[str, object]):
     """More is known than a case may ask for: only the expected keys are compared."""
 
@@ -65,6 +72,8 @@ def disagreements(expect: Mapping[str, object], observed: Observed) -> list[str]
 def same(expected: object, seen: object) -> bool:
     if isinstance(seen, AnyOf):
         return (expected is None or isinstance(expected, str)) and expected in seen.names
+    if isinstance(seen, Either):
+        return any(same(expected, form) for form in seen.forms)
     if isinstance(expected, bool) or isinstance(seen, bool):
         return expected is seen
     if isinstance(expected, (int, float)) and isinstance(seen, (int, float)):
@@ -107,4 +116,6 @@ def _show(seen: object) -> str:
         return " or ".join(sorted(str(name) for name in seen.names))
     if isinstance(seen, AnyOrder):
         return repr(list(seen.values))
+    if isinstance(seen, Either):
+        return _show(seen.forms[-1])
     return repr(seen)
