@@ -10,8 +10,7 @@ from typing import Final
 
 from kcl_dagster.application import PolicySettings
 from kcl_dagster.errors import KclError
-from kcl_dagster.leader.assignment import policies
-from kcl_dagster.leader.assignment.policy import Assignment, Limits, Move
+from kcl_dagster.leader.assignment.policy import Assignment, Limits, Move, Policy
 from kcl_dagster.leader.load import LoadBook
 from kcl_dagster.leader.observation import Sight
 from kcl_dagster.model.lease import Lease, LeaseKey
@@ -34,7 +33,9 @@ class MoveOutcome:
     errors: tuple[str, ...] = ()
 
 
-def decide(sight: Sight, book: LoadBook, settings: PolicySettings, expected: int) -> Assignment:
+def decide(
+    policy: Policy, sight: Sight, book: LoadBook, settings: PolicySettings, *, expected: int, balance: bool
+) -> Assignment:
     """What the policy wants. Pure but for the book, which is only read."""
     in_flight = sum(lease.in_handoff for lease in sight.leases)
     limits = Limits(
@@ -44,6 +45,7 @@ def decide(sight: Sight, book: LoadBook, settings: PolicySettings, expected: int
         moves=max(0, settings.moves_per_tick - in_flight),
         settled=book.settled,
         expected=expected,
+        balance=balance,
     )
     leases = [
         book.load(
@@ -55,7 +57,7 @@ def decide(sight: Sight, book: LoadBook, settings: PolicySettings, expected: int
         for lease in sight.unfinished
     ]
     workers = [book.worker(seen) for seen in sight.workers if seen.alive]
-    return policies.named(settings.name)(leases, workers, limits)
+    return policy(leases, workers, limits)
 
 
 class Mover:

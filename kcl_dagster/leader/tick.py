@@ -18,7 +18,7 @@ from typing import Final, Self
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.errors import KclError
-from kcl_dagster.leader.assignment.policy import Assignment
+from kcl_dagster.leader.assignment import policies
 from kcl_dagster.leader.cleaning import Cleaner
 from kcl_dagster.leader.failures import FailureCount
 from kcl_dagster.leader.fleet import FleetPlan, FleetSight, decide_fleet
@@ -103,6 +103,9 @@ class Leader:
         self.mover = Mover(tables.leases, application.policy, runtime.clock, parallel)
         self.cleaner = Cleaner(tables.leases, tables.workers, runtime.clock)
         self.failures = FailureCount()
+        self.policy = policies.configured(application, runtime.random)
+        self.balances_every = policies.balances_every(application)
+        self.balanced_at: float | None = None
         self.saved: tuple[float, str] | None = None
         self._remembers = False
         self._lock = runtime.new_lock()
@@ -274,9 +277,19 @@ class _Tick:
     def _assign(self) -> str | None:
         sight = self._seen()
         expected = self.fleet.expected + len(self.launches) if self.fleet is not None else 0
-        policy = self.leader.application.policy
-        assignment: Assignment = decide(sight, self.observer.book, policy, expected)
+        now = self.leader.runtime.clock.monotonic()
+        balance = self.leader.balanced_at is None or now - self.leader.balanced_at >= self.leader.balances_every
+        assignment = decide(
+            self.leader.policy,
+            sight,
+            self.observer.book,
+            self.leader.application.policy,
+            expected=expected,
+            balance=balance,
+        )
         self.observer.book.note_outside(assignment.outside)
+        if balance and not self.dry:
+            self.leader.balanced_at = now
         self.moved = self.leader.mover.run(sight, assignment, self.deadline, dry=self.dry)
         problems = list(self.moved.errors)
         if self.moved.postponed:

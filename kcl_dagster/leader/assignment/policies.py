@@ -1,19 +1,37 @@
 """Policies by the name under which they are configured."""
 
-from typing import Final, Literal
+from random import Random
+from typing import Final
 
+from kcl_dagster.application import Application
 from kcl_dagster.leader.assignment import balanced
 from kcl_dagster.leader.assignment.policy import Policy
+from kcl_dagster.leader.assignment.taker import TakerPolicy, TakingSettings
+from kcl_dagster.leader.assignment.variance import Variance
 
-PolicyName = Literal["balanced", "count", "throughput", "kcl", "taker"]
+# Passes of a Java leader, in lease durations: it assigns after two and balances at every third pass.
+KCL_BALANCES_EVERY: Final = 6.0
+# A 2.x worker looks for leases after two lease durations.
+TAKER_RUNS_EVERY: Final = 2.0
 
-_POLICIES: Final[dict[str, Policy]] = {
+_OURS: Final[dict[str, Policy]] = {
     "balanced": balanced.balanced,
     "count": balanced.count,
     "throughput": balanced.throughput,
 }
 
 
-def named(name: PolicyName) -> Policy:
-    """The policy a `PolicySettings` asks for."""
-    return _POLICIES[name]
+def configured(application: Application, random: Random) -> Policy:
+    """The policy that `policy.name` asks for."""
+    name = application.policy.name
+    if name == "kcl":
+        return Variance(random.shuffle)
+    if name == "taker":
+        return TakerPolicy(TakingSettings(application.timings.lease_duration), random.shuffle)
+    return _OURS[name]
+
+
+def balances_every(application: Application) -> float:
+    """Seconds between two times that the policy may balance; 0: at every tick."""
+    durations = {"kcl": KCL_BALANCES_EVERY, "taker": TAKER_RUNS_EVERY}.get(application.policy.name, 0.0)
+    return durations * application.timings.lease_duration

@@ -62,7 +62,8 @@ class Limits:
     """What a policy must respect, and what it may spend.
 
     `settled` names workers that were out of balance in every recent pass: their imbalance is real and not noise.
-    `expected` workers were launched and have not reported yet.
+    `expected` workers were launched and have not reported yet. `balance`: whether a policy that balances in
+    intervals is to do it now.
     """
 
     max_leases: int | None = None
@@ -71,6 +72,7 @@ class Limits:
     moves: int = 50
     settled: frozenset[WorkerId] = frozenset()
     expected: int = 0
+    balance: bool = True
 
 
 @dataclass(frozen=True, slots=True)
