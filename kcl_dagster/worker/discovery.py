@@ -34,3 +34,17 @@ class Discoverer:
         except KclError as error:
             self._on_event(WorkerEvent(EventKind.DISCOVERY_FAILED, str(error), key))
             return False
+
+    def give_back(self) -> list[LeaseKey]:
+        """At the end: release what was assigned to this worker and never acquired."""
+        try:
+            return [key for key in self._table.owned_by(self._worker) if self._give_back(key)]
+        except KclError as error:  # these leases expire by themselves
+            self._on_event(WorkerEvent(EventKind.DISCOVERY_FAILED, f"not given back: {error}"))
+            return []
+
+    def _give_back(self, key: LeaseKey) -> bool:
+        lease = self._table.get(key)
+        if lease is None or lease.owner != self._worker or lease.in_handoff:
+            return False
+        return self._table.release(lease) is not None

@@ -100,6 +100,7 @@ class Worker(Generic[D]):
         self.taker = Taker(surroundings.leases, identity.worker, rules, runtime, self._tell)
         self._started: float | None = None
         self._draining_since: float | None = None
+        self._stop_seen: float | None = None
 
     def _make_protocol(self, runtime: Runtime) -> BatchProtocol[D]:
         around, application = self._around, self._around.application
@@ -176,7 +177,9 @@ class Worker(Generic[D]):
     def step_housekeeping(self) -> None:
         """Whatever else is due. Housekeeping thread."""
         now = self._clock.monotonic()
-        if self._discovery_due.is_due(now):
+        if self.stop.is_requested():
+            self.step_overdue()
+        elif self._discovery_due.is_due(now):
             self.step_discovery()
         if self._watch_due.is_due(now):
             self.step_watches()
@@ -230,6 +233,15 @@ class Worker(Generic[D]):
             is_over = not self.heartbeat.drain_requested
             self._request_stop(StopReason.LIFETIME if is_over else StopReason.DRAINED)
 
+    def step_overdue(self) -> None:
+        """A batch that does not end although the worker was told to stop loses its leases: user code may hang for
+        ever, and must not be renewed for ever."""
+        now = self._clock.monotonic()
+        if self._stop_seen is None:
+            self._stop_seen = now
+        if now - self._stop_seen >= self.settings.stop_patience and self.holdings.keys():
+            self._release_all()
+
     def _is_to_leave(self, now: float) -> bool:
         is_over = self._started is not None and now - self._started >= self.settings.lifetime
         return is_over or self.heartbeat.drain_requested
@@ -240,10 +252,17 @@ class Worker(Generic[D]):
             self._tell(WorkerEvent(EventKind.STOPPING, str(self.stop)))
 
     def shut_down(self) -> None:
-        """Let go of everything, so that the next owner need not wait. Nothing else may be running any more."""
+        """Let go of everything, so that the next owner need not wait. Nothing else may be running any more.
+
+        The row goes first, so that nothing more is assigned; what was assigned in the last moment goes too.
+        """
+        self.heartbeat.stop()
+        self._release_all()
+        self.discoverer.give_back()
+
+    def _release_all(self) -> None:
         for key in sorted(self.holdings.keys()):
             try:
                 self.holdings.release(key)
             except KclError as error:  # it expires by itself
                 self._tell(WorkerEvent(EventKind.RENEWAL_FAILED, f"not released: {error}", key))
-        self.heartbeat.stop()

@@ -45,6 +45,11 @@ class WorkerSettings:
         return self.handoff_timeout * DRAIN_PATIENCE
 
     @property
+    def stop_patience(self) -> float:
+        """How long a batch may go on after the worker was told to stop."""
+        return self.handoff_timeout
+
+    @property
     def write_deadline(self) -> float:
         """How long one write of a lease may take, retries included."""
         return self.renewal_interval / REQUESTS_PER_RENEWAL

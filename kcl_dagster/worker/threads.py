@@ -7,6 +7,7 @@ other threads compute; only an extension that keeps the interpreter lock for a w
 it, and then the worker's own clock stops it from writing anything.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from typing import Protocol, Self
 
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.renewal import ForEach
+
+log = logging.getLogger(__name__)
 
 RENEWAL_THREADS = 8  # a renewal takes about 10 ms: some 800 leases per second
 FEWEST_FOR_POOL = 4  # leases; fewer are renewed faster than a pool hands them out
@@ -62,7 +65,11 @@ class Threads:
     def _loop(self, step: Callable[[], float]) -> None:
         pause = 0.0
         while not self._stop.wait(pause):
-            pause = step()
+            try:
+                pause = step()
+            except Exception:  # a defect of ours; leases that are still renewed are worth more than a clean end
+                log.exception("a background step failed and is tried again")
+                pause = LONGEST_NAP
 
     def _renew(self) -> float:
         return min(LONGEST_NAP, max(SHORTEST_NAP, self._steps.step_renewal(self._for_each)))

@@ -130,3 +130,41 @@ def test_a_stop_has_one_reason() -> None:
     stop.request(StopReason.ASKED, "too late")
     assert stop.reason is StopReason.DRAINED
     assert str(stop) == "drained"
+
+
+def test_a_batch_that_does_not_end_loses_its_leases_after_a_stop() -> None:
+    world = World()
+    world.stream.put(A, *"abc")
+    stuck, second = world.worker("stuck"), world.worker("second")
+    world.assign(stuck)
+
+    def hang(_: Any) -> None:
+        stuck.sink.hooks.clear()
+        stuck.worker.stop.request()
+        for _ in range(40):
+            world.clock.advance(1)
+            stuck.worker.step_renewal()
+            stuck.worker.step_housekeeping()
+        assert world.lease(A).owner is None
+        world.assign(second)
+        second.until_idle()
+
+    stuck.sink.hooks.append(hang)
+    stuck.round()
+    assert stuck.worker.holdings.keys() == set()
+    assert world.lease(A).owner == second.id
+    world.check_exactly_once()
+
+
+def test_what_is_assigned_in_the_last_moment_is_given_back() -> None:
+    world = World(shards=2)
+    run, other = world.worker("w1"), world.worker("w2")
+    run.worker.start()
+    world.assign(run, A)
+    run.worker.step_discovery()
+    world.assign(run, B)
+    world.assign(other, A)
+    world.hand_over(A, run)
+    run.worker.shut_down()
+    assert world.lease(B).owner is None
+    assert world.lease(A).checkpoint_owner == other.id  # on its way: not ours to give

@@ -1,0 +1,146 @@
+"""Renewals go on whatever the main thread does."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.worker import WorkerState
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from kcl_dagster.worker.renewal import ForEach
+from kcl_dagster.worker.stop import StopReason, StopSignal
+from kcl_dagster.worker.threads import FEWEST_FOR_POOL, Threads
+from tests.unit.worker.kit import Run, World
+
+A = "shardId-000000000000"
+LEASE_SECONDS = 1.5
+
+
+class OneAtATime:
+    """The table in memory is not thread-safe."""
+
+    def __init__(self, service: FakeDynamoDB) -> None:
+        self.tables = service.tables
+        self._service = service
+        self._lock = threading.Lock()
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(**request: Any) -> Any:
+            with self._lock:
+                return getattr(self._service, method)(**request)
+
+        return call
+
+
+class RealTime(World):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(
+            timings={"lease_duration": LEASE_SECONDS, "heartbeat": 0.2},
+            batch={"idle_seconds": 0.05},
+            **settings,
+        )
+        self.service = OneAtATime(self.service)  # type: ignore[assignment]
+        self.runtime = Runtime()
+
+
+def threaded(world: RealTime, name: str) -> Run:
+    run = world.worker(name)
+    run.worker._background = Threads
+    return run
+
+
+def start(run: Run, stop: StopSignal) -> threading.Thread:
+    thread = threading.Thread(target=run.worker.run, args=(stop,))
+    thread.start()
+    return thread
+
+
+def eventually(is_true: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_worker_in_real_time() -> None:
+    world = RealTime(shards=2)
+    run, stop = threaded(world, "w1"), StopSignal()
+    thread = start(run, stop)
+    world.assign(run)
+    world.stream.put(A, *"abcdefgh")
+    eventually(lambda: len(world.store.everything()) == 8)
+    [row] = world.worker_table(world.service).list()
+    eventually(lambda: run.worker.heartbeat.state is WorkerState.RUNNING)
+    stop.request(StopReason.ASKED)
+    thread.join(10)
+    assert not thread.is_alive()
+    world.check_exactly_once()
+    assert row.slot == "w1"
+    assert world.lease(A).owner is None
+    assert [t.name for t in threading.enumerate() if t.name.startswith("w1")] == []
+
+
+def test_user_code_that_computes_for_longer_than_a_lease_keeps_it() -> None:
+    world = RealTime()
+    run, stop = threaded(world, "w1"), StopSignal()
+    world.stream.put(A, *"abc")
+    world.assign(run)
+    owners: set[object] = set()
+
+    def compute(_: object) -> None:
+        run.sink.hooks.clear()
+        until = time.monotonic() + 2 * LEASE_SECONDS
+        while time.monotonic() < until:  # holds the interpreter as much as Python code can
+            sum(range(1000))
+        owners.add(world.lease(A).owner)
+        stop.request()
+
+    run.sink.hooks.append(compute)
+    run.worker.run(stop)
+    assert owners == {run.id}
+    assert [event.kind for event in run.events if event.is_trouble] == []
+    assert world.lease(A).pending_checkpoint is None
+    world.check_exactly_once()
+
+
+class Counting:
+    """Steps that fail at first."""
+
+    def __init__(self) -> None:
+        self.renewals = 0
+        self.rounds = 0
+        self.renewed: list[list[LeaseKey]] = []
+        self.done = threading.Event()
+
+    def step_renewal(self, for_each: ForEach) -> float:
+        self.renewals += 1
+        if self.renewals == 1:
+            raise RuntimeError("a defect")
+        for count in (1, FEWEST_FOR_POOL + 3):
+            seen: list[LeaseKey] = []
+            for_each(seen.append, [LeaseKey(f"lease-{index}") for index in range(count)])
+            self.renewed.append(sorted(seen))
+        if self.renewals > 2:
+            self.done.set()
+        return 0.0
+
+    def step_housekeeping(self) -> None:
+        self.rounds += 1
+
+
+def test_a_step_that_fails_does_not_end_its_thread(caplog: pytest.LogCaptureFixture) -> None:
+    steps = Counting()
+    background: AbstractContextManager[object] = Threads(steps, "w2")
+    with background:
+        assert steps.done.wait(10)
+    assert [len(seen) for seen in steps.renewed[:2]] == [1, FEWEST_FOR_POOL + 3]
+    assert steps.rounds > 0
+    assert "a defect" in caplog.text
+    after = steps.rounds
+    time.sleep(0.25)
+    assert steps.rounds == after
