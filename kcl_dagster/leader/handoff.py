@@ -39,5 +39,10 @@ class Deadline:
     def judge(self, lease: Lease, stood: float) -> Verdict:
         """`lease` is in handoff, which is known to have lasted `stood` seconds. A finished shard has nothing to
         hand over and is never waited for."""
-        over = lease.is_finished or stood > self.timeout + self.notice
+        over = lease.is_finished or stood >= self.timeout + self.notice
         return Verdict.FORCE if over else Verdict.WAIT
+
+
+def may_be_asked_for(lease: Lease, *, unserved: bool) -> bool:
+    """Whether there is somebody to hand this lease over: an owner who serves it and was not asked before."""
+    return lease.owner is not None and not unserved and not lease.is_finished and not lease.in_handoff

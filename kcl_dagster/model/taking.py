@@ -13,6 +13,7 @@ from typing import Final
 
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
+_CLOCK_JUMPED: Final = 365 * 86_400.0  # seconds; the KCL believes no clock that moved by more than a year
 VERY_OLD: Final = 3  # lease durations; a lease nobody served for this long is taken without regard to balance
 
 
@@ -50,6 +51,13 @@ class Taking:
     target: int = 0
     spillover: int = 0
     """Leases of a fair share that `max_leases` forbids."""
+
+
+def unchanged_for(now: float, last_change: float | None) -> float:
+    """Seconds since a change was last seen, by the KCL's reckoning; never seen is for ever."""
+    if last_change is None or abs(now - last_change) > _CLOCK_JUMPED:
+        return math.inf
+    return now - last_change
 
 
 def is_available(candidate: Candidate, rules: TakingRules) -> bool:
