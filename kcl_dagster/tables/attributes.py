@@ -183,6 +183,8 @@ def names(members: frozenset[str]) -> Value:
 
 def rounded(number: float) -> float:
     """Six decimals, half up, as the KCL stores throughput and utilization."""
+    if abs(number) >= 2**52:  # has no decimals
+        return number
     return float(Decimal(repr(number)).quantize(Decimal("0.000001"), rounding=ROUND_HALF_UP))
 
 

@@ -101,6 +101,9 @@ class FaultyClient:
     def fail(self, operation: str, *faults: Fault) -> None:
         self._faults.setdefault(operation, []).extend(faults)
 
+    def heal(self) -> None:
+        self._faults.clear()
+
     @contextmanager
     def failing_always(self, fault: Fault) -> Iterator[None]:
         self._every = fault

@@ -1,0 +1,311 @@
+"""The leader lock, alone, among ours, and with Amazon's lock client on the other side."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kcl_dagster.errors import OutcomeUnknown, UnreadableItem
+from kcl_dagster.model.standing import Standing
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.lock import LeaderLock, LockView
+from kcl_dagster.tables.places import Layout
+from kcl_dagster.testing.clock import FakeClock
+from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.unit.tables.kit import (
+    LOST_ON_THE_WAY,
+    THROTTLED,
+    FaultyClient,
+    after,
+    answer_lost,
+    application,
+    client_error,
+    runtime,
+)
+
+JAVA = {
+    "ownerName": {"S": "host-a:1f0c"},
+    "leaseDuration": {"S": "120000"},
+    "recordVersionNumber": {"S": "u1"},
+    "entityType": {"S": "LEADER"},
+}
+
+
+@dataclass
+class Room:
+    """One lock, a clock, and as many candidates as a test wants."""
+
+    layout: Layout
+    clock: FakeClock = field(default_factory=FakeClock)
+
+    def __post_init__(self) -> None:
+        self.client = FaultyClient(FakeDynamoDB(self.clock))
+        self.runtime: Runtime = runtime(self.clock)
+        place = self.layout.coordinator
+        self.client.inner.create_table(
+            TableName=place.table,
+            KeySchema=[{"AttributeName": place.key, "KeyType": "HASH"}],
+            AttributeDefinitions=[{"AttributeName": place.key, "AttributeType": "S"}],
+            BillingMode="PAY_PER_REQUEST",
+        )
+
+    def candidate(self, owner: str, duration: float = 60.0) -> "Candidate":
+        lock = LeaderLock(self.client, application(), self.layout, self.runtime, owner, duration)
+        return Candidate(lock, Standing())
+
+    @property
+    def key(self) -> dict[str, Any]:
+        return {self.layout.coordinator.key: {"S": "Leader"}}
+
+    @property
+    def row(self) -> dict[str, Any] | None:
+        found = self.client.inner.get_item(TableName=self.layout.coordinator.table, Key=self.key)
+        item: dict[str, Any] | None = found.get("Item")
+        return item
+
+    def write(self, row: dict[str, Any]) -> None:
+        self.client.inner.put_item(TableName=self.layout.coordinator.table, Item={**self.key, **row})
+
+
+@dataclass
+class Candidate:
+    lock: LeaderLock
+    standing: Standing
+
+    def look(self) -> LockView:
+        return self.lock.hold(self.standing)
+
+
+@pytest.fixture(params=["single", "legacy"])
+def room(request: pytest.FixtureRequest) -> Room:
+    make = Layout.single if request.param == "single" else Layout.legacy
+    return Room(make(application()))
+
+
+def test_the_first_candidate_leads_and_the_row_is_amazons(room: Room) -> None:
+    before = room.clock.monotonic()
+    view = room.candidate("us").look()
+    assert view == LockView(held=True, owner="us", trusted_until=before + 60, duration=60)
+    assert room.row == {
+        **room.key,
+        "entityType": {"S": "LEADER"},
+        "ownerName": {"S": "us"},
+        "leaseDuration": {"S": "60000"},
+        "recordVersionNumber": {"S": "id-1"},
+    }
+
+
+def test_of_ten_candidates_one_leads(room: Room) -> None:
+    views = [room.candidate(f"candidate-{n}").look() for n in range(10)]
+    assert [view.held for view in views] == [True] + [False] * 9
+    assert {view.owner for view in views} == {"candidate-0"}
+
+
+def test_every_look_of_the_leader_changes_the_version(room: Room) -> None:
+    us = room.candidate("us")
+    versions = set()
+    for _ in range(3):
+        assert us.look().held
+        assert room.row is not None
+        versions.add(room.row["recordVersionNumber"]["S"])
+    assert len(versions) == 3
+
+
+def test_prolonging_costs_one_request(room: Room) -> None:
+    us = room.candidate("us")
+    us.look()
+    room.client.calls.clear()
+    us.look()
+    assert [operation for operation, _ in room.client.calls] == ["update_item"]
+
+
+def test_a_lock_that_is_prolonged_is_never_taken(room: Room) -> None:
+    us, them = room.candidate("us"), room.candidate("them")
+    for _ in range(100):
+        assert us.look().held
+        assert not them.look().held
+        room.clock.advance(30)
+
+
+def test_a_dead_leader_is_followed_once_its_own_duration_has_been_watched(room: Room) -> None:
+    room.write(JAVA)
+    us = room.candidate("us", duration=5)
+    assert us.look() == LockView(held=False, owner="host-a:1f0c", trusted_until=0.0, stood_for=0.0, duration=120.0)
+    room.clock.advance(120)
+    assert us.look().stood_for == 120.0  # not yet longer
+    room.clock.advance(1)
+    view = us.look()
+    assert view.held
+    assert room.row is not None
+    assert room.row["ownerName"] == {"S": "us"}
+    assert room.row["leaseDuration"] == {"S": "5000"}
+
+
+def test_a_heartbeat_starts_the_watch_anew(room: Room) -> None:
+    room.write(JAVA)
+    us = room.candidate("us")
+    us.look()
+    room.clock.advance(119)
+    room.write({**JAVA, "recordVersionNumber": {"S": "u2"}})
+    room.clock.advance(2)
+    assert us.look().stood_for == 0.0
+
+
+def test_the_first_look_only_starts_the_watch_however_old_the_row_is(room: Room) -> None:
+    room.write({**JAVA, "leaseDuration": {"S": "200"}})
+    us = room.candidate("us")
+    assert not us.look().held
+    room.clock.advance(0.25)
+    assert us.look().held
+
+
+def test_a_candidate_that_is_restarted_all_the_time_still_takes_over(room: Room) -> None:
+    """The KCL does not: its watch is in memory, so a fleet that restarts every minute never gets a leader."""
+    room.write(JAVA)
+    document: dict[str, Any] = {}
+    for restarts in range(1, 30):
+        standing = Standing.from_document(document, room.clock.monotonic())
+        us = Candidate(LeaderLock(room.client, application(), room.layout, room.runtime, "us"), standing)
+        for _ in range(2):
+            if us.look().held:
+                assert restarts <= 15
+                return
+            room.clock.advance(10)
+        document = {key: list(entry) for key, entry in us.standing.to_document(0).items()}
+    pytest.fail("nobody leads")
+
+
+def test_the_same_owner_enters_again_at_once(room: Room) -> None:
+    room.candidate("us").look()
+    assert room.candidate("us").look().held
+
+
+def test_two_processes_of_one_owner_take_turns_and_never_stall(room: Room) -> None:
+    ours = [room.candidate("us"), room.candidate("us")]
+    for turn in range(10):
+        assert ours[turn % 2].look().held
+
+
+def test_a_released_lock_is_free(room: Room) -> None:
+    us, them = room.candidate("us"), room.candidate("them")
+    us.look()
+    assert us.lock.release()
+    assert room.row is None
+    assert them.look().held
+
+
+def test_a_row_that_java_left_as_released_is_taken_at_once(room: Room) -> None:
+    room.write({**JAVA, "isReleased": {"S": "1"}})
+    us = room.candidate("us")
+    assert us.lock.peek() is None
+    assert us.look().held
+    assert room.row is not None
+    assert "isReleased" not in room.row
+
+
+def test_nobody_releases_the_lock_of_another(room: Room) -> None:
+    us = room.candidate("us")
+    us.look()
+    room.write(JAVA)
+    assert us.lock.release()  # it is not ours, which is what was asked for
+    assert room.row == {**room.key, **JAVA}
+    assert us.lock.peek() == "host-a:1f0c"
+
+
+def test_a_restarted_owner_releases_what_its_predecessor_held(room: Room) -> None:
+    room.candidate("us").look()
+    assert room.candidate("us").lock.release()
+    assert room.row is None
+
+
+def test_releasing_yields_to_another_process_of_the_same_owner(room: Room) -> None:
+    first, second = room.candidate("us"), room.candidate("us")
+    first.look()
+    second.look()
+    assert not first.lock.release()
+    assert room.row is not None
+
+
+def test_releasing_nothing_is_fine(room: Room) -> None:
+    us = room.candidate("us")
+    assert us.lock.release()
+    us.look()
+    room.client.inner.delete_item(TableName=room.layout.coordinator.table, Key=room.key)
+    assert us.lock.release()
+
+
+def test_a_leader_that_was_overtaken_notices_at_its_next_look(room: Room) -> None:
+    us = room.candidate("us")
+    us.look()
+    room.write(JAVA)
+    view = us.look()
+    assert (view.held, view.owner) == (False, "host-a:1f0c")
+
+
+def test_a_faster_candidate_wins_the_race_for_a_dead_lock(room: Room) -> None:
+    room.write(JAVA)
+    us, them = room.candidate("us"), room.candidate("them")
+    us.look()
+    them.look()
+    room.clock.advance(121)
+    room.client.fail("put_item", after(client_error("ConditionalCheckFailedException"), lambda: None))
+    assert us.look() == LockView(held=False, owner=None, trusted_until=0.0)
+    assert them.look().held
+
+
+@pytest.mark.parametrize("fault", [answer_lost, LOST_ON_THE_WAY, THROTTLED])
+@pytest.mark.parametrize("situation", ["free", "dead", "held"])
+def test_one_fault_makes_no_difference(room: Room, situation: str, fault: Any) -> None:
+    us = room.candidate("us")
+    if situation == "dead":
+        room.write(JAVA)
+        us.look()
+        room.clock.advance(121)
+    elif situation == "held":
+        us.look()
+    room.client.fail("update_item" if situation == "held" else "put_item", fault)
+    began = room.clock.monotonic()
+    view = us.look()
+    assert view.held
+    assert view.trusted_until == began + 60  # counted from the first attempt
+    assert us.look().held
+
+
+@pytest.mark.parametrize("fault", [answer_lost, LOST_ON_THE_WAY, THROTTLED])
+def test_one_fault_makes_no_difference_to_a_release(room: Room, fault: Any) -> None:
+    us = room.candidate("us")
+    us.look()
+    room.client.fail("delete_item", fault)
+    assert us.lock.release()
+    assert room.row is None
+
+
+def test_after_a_heartbeat_of_unknown_outcome_the_leader_leads_on(room: Room) -> None:
+    us = room.candidate("us")
+    us.look()
+    room.client.fail("update_item", answer_lost)
+    room.client.fail("get_item", *[LOST_ON_THE_WAY] * 1000)
+    with pytest.raises(OutcomeUnknown):
+        us.look()
+    room.client.heal()
+    assert us.look().held
+
+
+@pytest.mark.parametrize(
+    ("change", "attribute"),
+    [
+        ({"leaseDuration": {"N": "120000"}}, "leaseDuration"),
+        ({"leaseDuration": {"S": "two minutes"}}, "leaseDuration"),
+        ({"recordVersionNumber": {"S": ""}}, "recordVersionNumber"),
+        ({"ownerName": {"SS": ["a"]}}, "ownerName"),
+        ({"entityType": {"S": "LEASE"}}, "entityType"),
+    ],
+)
+def test_a_row_no_lock_client_wrote_is_refused_and_left_alone(
+    room: Room, change: dict[str, Any], attribute: str
+) -> None:
+    room.write({**JAVA, **change})
+    before = room.row
+    with pytest.raises(UnreadableItem, match=f"'Leader': attribute '{attribute}'"):
+        room.candidate("us").look()
+    assert room.row == before
