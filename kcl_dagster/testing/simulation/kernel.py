@@ -1,0 +1,262 @@
+"""Strands of execution under one made-up clock.
+
+A strand is a greenlet that belongs to a process. It runs until it sleeps or waits; the kernel then moves the clock
+to whatever is due next. Only one strand ever runs, so nothing here needs a lock, and the order of everything
+follows from the seed.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]  # its stubs are a package of their own
+
+# A run that makes this many steps without the clock moving is caught in a loop that no real process would survive.
+MOST_STEPS_AT_ONE_MOMENT: Final = 100_000
+
+
+class Killed(BaseException):
+    """The process of this strand is dead. Not an Exception, so that no handler mistakes it for a failure."""
+
+
+class Stuck(AssertionError):
+    """The simulated fleet spins without time passing."""
+
+
+class Process:
+    """What is killed, paused or suspended as one. Its strands share clocks that may be wrong."""
+
+    def __init__(self, kernel: "Kernel", name: str, *, skew: float = 0.0, booted: float = 0.0) -> None:
+        self.kernel = kernel
+        self.name = name
+        self.skew = skew  # of the wall clock, seconds
+        self.booted = booted  # what the monotonic clock showed at the beginning of time
+        self.is_alive = True
+        self.paused_until = 0.0
+        self.suspended = 0.0  # seconds for which the machine slept: its monotonic clock did not count them
+        self.strands: list[Strand] = []
+
+    def kill(self) -> None:
+        """Like SIGKILL: nothing of this process ever reaches the world again."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self.kernel.note("kill", self.name)
+        if self.kernel.running is None:
+            self._bury()
+        else:  # a strand cannot end others: control would not come back to it
+            self.kernel.call_at(self.kernel.now, self._bury)
+
+    def _bury(self) -> None:
+        for strand in list(self.strands):
+            strand.destroy()
+
+    def pause(self, seconds: float, *, suspend: bool = False) -> None:
+        """Nothing of this process runs for a while. With `suspend` its machine sleeps, clocks and all."""
+        self.kernel.note("suspend" if suspend else "pause", f"{self.name} for {seconds:.3f} s")
+        until = self.kernel.now + seconds
+        if suspend:
+            self.suspended += max(0.0, until - max(self.paused_until, self.kernel.now))
+        self.paused_until = max(self.paused_until, until)
+
+    def __repr__(self) -> str:
+        return f"Process({self.name})"
+
+
+class Strand:
+    """One thread of a process."""
+
+    def __init__(self, process: Process, name: str, action: Callable[[], None]) -> None:
+        self.process = process
+        self.name = name
+        self._action = action
+        self._greenlet = greenlet(self._run, parent=process.kernel.hub)
+        self.turn = 0  # a wake-up that was meant for an earlier wait carries an older number
+        self.failure: BaseException | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self._greenlet.dead)
+
+    def _run(self) -> None:
+        try:
+            self._action()
+        except Killed:
+            pass
+        except Exception as error:
+            self.failure = error
+        finally:
+            if self in self.process.strands:
+                self.process.strands.remove(self)
+
+    def resume(self, value: Any) -> None:
+        self._greenlet.switch(value)
+
+    def destroy(self) -> None:
+        """End it where it stands. Called from outside of all strands."""
+        if self._greenlet.dead:
+            return
+        if not self._greenlet:  # never started
+            self.turn += 1
+            self.process.strands.remove(self)
+            return
+        kernel = self.process.kernel
+        running, kernel.running = kernel.running, self
+        try:
+            self._greenlet.throw(Killed())
+        finally:
+            kernel.running = running
+
+
+class Kernel:
+    """Made-up time. `now` is the truth; processes see it through their own clocks."""
+
+    def __init__(self, on_note: Callable[[float, str, str], None] | None = None) -> None:
+        self.now = 0.0
+        self.running: Strand | None = None
+        self.steps = 0
+        self.on_strand_end: Callable[[Strand], None] = _ignore
+        self.hub = getcurrent()
+        self._on_note = on_note
+        self._agenda: list[tuple[float, int, Strand | Callable[[], None], int, Any]] = []
+        self._order = 0
+
+    def note(self, kind: str, text: str) -> None:
+        """Something worth a line of the trace."""
+        if self._on_note is not None:
+            self._on_note(self.now, kind, text)
+
+    def call_at(self, when: float, action: Callable[[], None]) -> None:
+        """Do something from outside of all processes. It must not wait."""
+        self._push(max(when, self.now), action, 0, None)
+
+    def spawn(self, process: Process, name: str, action: Callable[[], None]) -> Strand:
+        strand = Strand(process, f"{process.name}/{name}", action)
+        process.strands.append(strand)
+        self._push(self.now, strand, strand.turn, None)
+        return strand
+
+    def sleep(self, seconds: float) -> None:
+        """Of the running strand."""
+        self.wait(self.now + max(0.0, seconds))
+
+    def wait(self, until: float | None = None) -> Any:
+        """Let others run until somebody wakes the running strand, or the time has come.
+
+        Answers what the waker said; None when nobody did. Raises Killed in a process that is dead by then.
+        """
+        strand = self.running
+        if strand is None:
+            raise AssertionError("only a strand can wait")
+        if not strand.process.is_alive:
+            raise Killed
+        strand.turn += 1
+        if until is not None:
+            self._push(until, strand, strand.turn, None)
+        said = self.hub.switch()
+        if not strand.process.is_alive:
+            raise Killed
+        return said
+
+    def wake(self, strand: Strand, said: Any = True) -> None:
+        """Let a waiting strand go on now."""
+        self._push(self.now, strand, strand.turn, said)
+
+    def run(self, until: float, stop: Callable[[], bool] | None = None) -> None:
+        """Let time pass up to `until`, or until `stop` says so after a step."""
+        steps_here, here = 0, self.now
+        while self._agenda and self._agenda[0][0] <= until:
+            when, _, what, turn, said = heapq.heappop(self._agenda)
+            if isinstance(what, Strand):
+                if what.turn != turn or what.is_done:
+                    continue
+                resumes = what.process.paused_until
+                if resumes > when:
+                    self._push(resumes, what, turn, said)
+                    continue
+            self.now = max(self.now, when)
+            self.steps += 1
+            steps_here = steps_here + 1 if self.now == here else 0
+            here = self.now
+            if steps_here > MOST_STEPS_AT_ONE_MOMENT:
+                raise Stuck(f"{steps_here} steps at {self.now:.3f}, now {what}")
+            if isinstance(what, Strand):
+                self._step(what, said)
+            else:
+                what()
+            if stop is not None and stop():
+                return
+        if self.now < until:
+            self.now = until
+
+    def _step(self, strand: Strand, said: Any) -> None:
+        self.running = strand
+        try:
+            strand.resume(said)
+        finally:
+            self.running = None
+        if strand.is_done:
+            self.on_strand_end(strand)
+
+    def _push(self, when: float, what: Strand | Callable[[], None], turn: int, said: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._agenda, (when, self._order, what, turn, said))
+
+
+def _ignore(_strand: Strand) -> None:
+    """Nobody wants to know."""
+
+
+class ProcessClock:
+    """The clocks of one process, skewed and all. Fits `kcl_dagster.runtime.Clock`."""
+
+    def __init__(self, process: Process, epoch: float) -> None:
+        self._process = process
+        self._epoch = epoch
+
+    def now(self) -> float:
+        return self._epoch + self._process.kernel.now + self._process.skew
+
+    def monotonic(self) -> float:
+        process = self._process
+        return process.booted + process.kernel.now - process.suspended
+
+    def sleep(self, seconds: float) -> None:
+        self._process.kernel.sleep(seconds)
+
+
+class CooperativeLock:
+    """A re-entrant lock between strands. First come, first served."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._owner: Strand | None = None
+        self._depth = 0
+        self._queue: deque[Strand] = deque()
+
+    def __enter__(self) -> Self:
+        me = self._kernel.running
+        if self._owner is None or self._owner is me or me is None:
+            self._owner = me
+            self._depth += 1
+            return self
+        self._queue.append(me)
+        while self._owner is not me:
+            self._kernel.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        self._owner = None
+        while self._queue:
+            following = self._queue.popleft()
+            if following.process.is_alive:
+                self._owner, self._depth = following, 1
+                self._kernel.wake(following)
+                return

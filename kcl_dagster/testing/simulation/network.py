@@ -1,0 +1,145 @@
+"""The way between a process and a service: slow, and sometimes lossy in one direction only.
+
+Every call of a client waits twice, on its way there and on its way back. Whatever the other strands do meanwhile
+happens in between, which is where the bugs live.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final, Literal
+
+from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutError
+
+from kcl_dagster.testing.simulation.kernel import Process
+
+Service = Literal["dynamodb", "kinesis"]
+
+# What `kcl_dagster.aws` configures.
+READ_TIMEOUT_SECONDS: Final = 5.0
+CONNECT_TIMEOUT_SECONDS: Final = 2.0
+
+# Round trips within one region; the tail is what makes two calls overtake each other.
+USUAL_LATENCY: Final = (0.001, 0.010)
+TAIL_LATENCY: Final = (0.05, 1.5)
+TAIL_SHARE: Final = 0.02
+
+THROTTLING: Final[dict[Service, str]] = {
+    "dynamodb": "ProvisionedThroughputExceededException",
+    "kinesis": "ProvisionedThroughputExceededException",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of one call. `late` seconds pass between the caller giving up and the request taking effect."""
+
+    kind: Literal["served", "throttled", "denied", "broken", "unreachable", "request lost", "answer lost", "late"]
+    late: float = 0.0
+
+
+SERVED: Final = Fate("served")
+GetFate = Callable[[Process, Service, str, dict[str, Any]], Fate]
+OnCall = Callable[[Process, Service, str, dict[str, Any], Any], None]
+
+
+class Line:
+    """A client of one service as one process sees it: an object with boto3's method names.
+
+    on_call: told of every request that took effect or was refused by the service, with its answer or ClientError.
+    """
+
+    def __init__(
+        self, process: Process, service: Service, backend: object, random: Random, fate: GetFate, on_call: OnCall
+    ) -> None:
+        self._process = process
+        self._service = service
+        self._backend = backend
+        self._random = random
+        self._fate = fate
+        self._on_call = on_call
+        self._methods: dict[str, Callable[..., Any]] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_") or name == "meta":
+            raise AttributeError(name)
+        method = self._methods.get(name)
+        if method is None:
+            method = self._methods[name] = self._method(name)
+        return method
+
+    def close(self) -> None:
+        """Clients have it; there is nothing to close."""
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        perform = getattr(self._backend, name)
+
+        def method(**request: Any) -> Any:
+            return self._call(name, perform, request)
+
+        return method
+
+    def _call(self, name: str, perform: Callable[..., Any], request: dict[str, Any]) -> Any:
+        kernel = self._process.kernel
+        fate = self._fate(self._process, self._service, name, request)
+        if fate.kind == "unreachable":
+            kernel.sleep(CONNECT_TIMEOUT_SECONDS)
+            raise ConnectTimeoutError(endpoint_url=self._service)
+        kernel.sleep(self._latency())
+        if fate.kind == "throttled":
+            raise self._refused(THROTTLING[self._service], "Rate exceeded", name)
+        if fate.kind == "denied":
+            raise self._refused("AccessDeniedException", f"not authorized to perform {name}", name)
+        if fate.kind == "broken":
+            raise self._refused("InternalServerError", "injected", name, status=500)
+        if fate.kind == "request lost":
+            raise self._timeout()
+        if fate.kind == "late":
+            kernel.call_at(
+                kernel.now + READ_TIMEOUT_SECONDS + fate.late, lambda: self._perform_alone(name, perform, request)
+            )
+            raise self._timeout()
+        try:
+            answer = perform(**request)
+        except ClientError as error:
+            self._on_call(self._process, self._service, name, request, error)
+            if fate.kind == "answer lost":
+                raise self._timeout() from None
+            kernel.sleep(self._latency())
+            raise
+        self._on_call(self._process, self._service, name, request, answer)
+        if fate.kind == "answer lost":
+            raise self._timeout()
+        kernel.sleep(self._latency())
+        return answer
+
+    def _perform_alone(self, name: str, perform: Callable[..., Any], request: dict[str, Any]) -> None:
+        """A request that outlived its sender's patience, perhaps its sender."""
+        try:
+            answer = perform(**request)
+        except ClientError as error:
+            answer = error
+        self._on_call(self._process, self._service, name, request, answer)
+
+    def _timeout(self) -> ReadTimeoutError:
+        self._process.kernel.sleep(READ_TIMEOUT_SECONDS)
+        return ReadTimeoutError(endpoint_url=self._service)
+
+    def _latency(self) -> float:
+        low, high = TAIL_LATENCY if self._random.random() < TAIL_SHARE else USUAL_LATENCY
+        return self._random.uniform(low, high)
+
+    def _refused(self, code: str, message: str, operation: str, status: int = 400) -> ClientError:
+        return ClientError(
+            {
+                "Error": {"Code": code, "Message": message},
+                "ResponseMetadata": {
+                    "HTTPStatusCode": status,
+                    "RetryAttempts": 0,
+                    "RequestId": "",
+                    "HostId": "",
+                    "HTTPHeaders": {},
+                },
+            },
+            "".join(part.capitalize() for part in operation.split("_")),
+        )
