@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from jobs import ledger
@@ -31,9 +31,11 @@ READY_PATIENCE_SECONDS = 180.0
 # How long the drain may stand still. A killed worker's lease waits for its duration, a new worker for its Spark.
 DRAIN_PATIENCE_SECONDS = 90.0
 
-# What is left of the ten seconds after which nothing of ours may be alive.
-INTERRUPT_SECONDS = 6.0
-TERMINATE_SECONDS = 1.5
+# Nothing of ours may be alive after ten seconds, on a busy machine too. Workers need two or three to finish a batch
+# and release their leases.
+INTERRUPT_SECONDS = 4.5
+TERMINATE_SECONDS = 1.0
+PRODUCER_SECONDS = 1.0
 # At the end of a timed demo nobody waits for a prompt.
 GRACEFUL_SECONDS = 30.0
 
@@ -89,7 +91,7 @@ class Supervisor:
     def _start(self, stack: ExitStack) -> None:
         self._tell.line("starting the embedded AWS")
         endpoint = aws.start_embedded(os.getpid())
-        stack.callback(self._stop_process, endpoint.pid)
+        stack.callback(self._stop_emulator, endpoint.pid)
         self._tell.line(
             f"AWS answers at {endpoint.url}; everything the demo writes is under {self._settings.directory}"
         )
@@ -227,29 +229,32 @@ class Supervisor:
     # --- the end ---
 
     def _stop_producer(self) -> None:
+        """It finishes the call it is in, so that every acknowledgement is in the ledger."""
         self._producer.stop(signal.SIGTERM)
-        if not self._producer.wait(1.0):
+        if not self._producer.wait(PRODUCER_SECONDS):
             self._producer.stop(signal.SIGKILL)
-
-    def _stop_process(self, pid: int) -> None:
-        process = processes.find(pid)
-        if process is not None:
-            os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + TERMINATE_SECONDS
-        while process is not None and process.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.1)
 
     def _stop_dagster(self, patience: float = INTERRUPT_SECONDS) -> None:
         """As a terminal does it: the group gets SIGINT, so that the workers hear of it too."""
-        family = processes.descendants(self._dagster.process.pid, processes.snapshot())
-        self._dagster.stop(signal.SIGINT, group=True)
-        self._dagster.wait(patience)
-        self._dagster.stop(signal.SIGTERM, group=True)
-        deadline = time.monotonic() + TERMINATE_SECONDS
-        while any(p.is_alive() for p in family.values()) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        self._producer.stop(signal.SIGTERM)
+        family = processes.descendants(self._dagster.process.pid, processes.snapshot()).values()
+        for number, seconds in ((signal.SIGINT, patience), (signal.SIGTERM, TERMINATE_SECONDS)):
+            self._dagster.stop(number, group=True)
+            self._dagster.wait(seconds)
+            if not any(process.is_alive() for process in family):
+                break
+        # JVMs have left the group.
         self._dagster.stop(signal.SIGKILL, group=True)
-        self._dagster.wait(1.0)
+        for process in family:
+            if process.is_alive():
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        self._dagster.wait(TERMINATE_SECONDS)
+
+    def _stop_emulator(self, pid: int) -> None:
+        """It has nothing to save."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -26,14 +26,14 @@ class KclCheck:
     description: str
     problem: Problem
     severity: AssetCheckSeverity = AssetCheckSeverity.ERROR
+    patience: float = 0.0
+    """Seconds a problem must have lasted: what every start or handoff brings with it is not worth an alarm."""
 
 
 def _unserved(seen: Observation, _: Consumer) -> str | None:
     if not seen.unserved:
         return None
-    return (
-        f"Nobody serves {_some(seen.unserved)}. If it lasts: are workers running, and does a run wait in the queue?"
-    )
+    return f"Nobody serves {_some(seen.unserved)}. Are workers running, and does a run wait in the queue?"
 
 
 def _leaderless(seen: Observation, _: Consumer) -> str | None:
@@ -82,7 +82,7 @@ def _idle(seen: Observation, _: Consumer) -> str | None:
     idle = sorted(worker for worker, leases in shares.items() if leases == 0)
     if not idle or max(shares.values(), default=0) < 2:
         return None
-    return f"{_some(idle)} hold nothing while others hold several. A new worker gets leases within a few ticks."
+    return f"{_some(idle)} hold nothing while others hold several. If it stays so: `kcl-dagster plan` says why."
 
 
 def _queue(seen: Observation, _: Consumer) -> str | None:
@@ -92,15 +92,25 @@ def _queue(seen: Observation, _: Consumer) -> str | None:
     return f"Runs of {_some(late)} wait in the queue. Raise concurrency.runs.max_concurrent_runs in dagster.yaml."
 
 
+_WARN = AssetCheckSeverity.WARN
+START_SECONDS = 60.0  # a run, Spark and the first lease
+FEW_TICKS_SECONDS = 15.0  # a request that fails once is tried again
+
 CHECKS = (
-    KclCheck("leases_are_served", Role.LEASES, "Every unfinished lease has a living owner.", _unserved),
+    KclCheck(
+        "leases_are_served", Role.LEASES, "Every open lease has a living owner.", _unserved, patience=START_SECONDS
+    ),
     KclCheck("somebody_leads", Role.LEASES, "A leader holds the lock and renews it.", _leaderless),
-    KclCheck("stages_succeed", Role.LEASES, "No stage of the leader's tick fails.", _stages),
+    KclCheck(
+        "stages_succeed", Role.LEASES, "No stage of the leader's tick fails.", _stages, patience=FEW_TICKS_SECONDS
+    ),
     KclCheck("handoffs_end", Role.LEASES, "No handoff takes longer than its deadline.", _handoffs),
-    KclCheck("lag_is_on_target", Role.LAG, "Records are processed in time.", _lag, AssetCheckSeverity.WARN),
+    KclCheck(
+        "lag_is_on_target", Role.LAG, "Records are processed in time.", _lag, _WARN, patience=FEW_TICKS_SECONDS
+    ),
     KclCheck("retention_is_safe", Role.LAG, "No shard is near the end of its retention.", _retention),
     KclCheck("no_records_lost", Role.LAG, "No record left the stream before it was read.", _loss),
-    KclCheck("workers_are_busy", Role.WORKERS, "Every worker holds leases.", _idle, AssetCheckSeverity.WARN),
+    KclCheck("workers_are_busy", Role.WORKERS, "Every worker holds leases.", _idle, _WARN, patience=START_SECONDS),
     KclCheck("runs_start", Role.WORKERS, "Worker runs do not wait in the queue.", _queue),
 )
 

@@ -43,7 +43,16 @@ class _Seat:
     runtime: Runtime
     leader: Leader | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
+    epoch: int = 0
     ticks: int = 0
+
+    def cursor(self, before: str | None) -> str:
+        """How often a leader has started here, and its ticks since. Dagster copies the cursor into every tick, so
+        nothing else is in it."""
+        if not self.epoch:
+            self.epoch = 1 + (json.loads(before)["epoch"] if before else 0)
+        self.ticks += 1
+        return json.dumps({"epoch": self.epoch, "tick": self.ticks})
 
     def open(self, kcl: KclResource, deployment: str) -> Leader:
         """The leader; made with the first tick that can reach the tables. Raises a KclError until then."""
@@ -107,7 +116,10 @@ def build_kcl_leader_sensor(
         try:
             runs = run_view(instance, application)
             report = leader.tick(runs)
-            seat.ticks += 1
+            for slot in report.retire:
+                run = runs.slots.get(slot)
+                if run is not None and run.status == "queued":
+                    instance.run_coordinator.cancel_run(run.run_id)
             seen = observation.of_tick(report, _ages(leader, report), runs.slots, seat.runtime.clock.now())
             for line in seen.decisions:
                 context.log.info(line)
@@ -119,7 +131,7 @@ def build_kcl_leader_sensor(
                 skip_reason=None if requests else SkipReason(_summary(report)),
                 dynamic_partitions_requests=[slots.build_add_request(new)] if new else None,
                 asset_events=seat.reporter.events(seen, seat.runtime.clock.monotonic()),
-                cursor=json.dumps({"tick": seat.ticks, "leads": report.leading}),
+                cursor=seat.cursor(context.cursor),
             )
         finally:
             seat.lock.release()

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.report import StreamSight, TickReport
 from kcl_dagster.leader.runs import SlotRun
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.worker import WorkerRow
@@ -36,6 +36,7 @@ class Observation:
     waiting_runs: Mapping[str, float] = field(default_factory=dict)
     """Slots whose run is queued, and for how many seconds."""
 
+    streams: Sequence[StreamSight] = ()
     decisions: Sequence[str] = ()
 
     @property
@@ -77,5 +78,6 @@ def of_tick(
         lag_seconds=None if report.lag_ms is None else report.lag_ms / 1000,
         data_loss=[f"{loss.lease}: {loss.what}" for loss in report.data_loss],
         waiting_runs={slot: now - run.started_at for slot, run in runs.items() if run.status == "queued"},
+        streams=report.streams,
         decisions=[*decided, *report.notes],
     )

@@ -48,5 +48,6 @@ def _image(bars: Sequence[tuple[str, int, str]]) -> str:
 
 
 def shortened(sequence: str, keep: int = 8) -> str:
-    """The end of a sequence number: 56 digits would widen every table, and only the end changes."""
-    return sequence if len(sequence) <= keep + 1 else f"…{sequence[-keep:]}"
+    """The end of a sequence number: 56 digits widen every table, and only the end changes. Words stay whole."""
+    ends_in_digits = sequence[-1:].isdigit() and len(sequence) > keep + 1
+    return f"…{sequence[-keep:]}" if ends_in_digits else sequence

@@ -45,6 +45,7 @@ class Reporter:
     _changed: float = float("-inf")
     _told: dict[Role, float] = field(default_factory=dict)
     _checked: dict[str, tuple[bool, float]] = field(default_factory=dict)
+    _wrong_since: dict[str, float] = field(default_factory=dict)
 
     def events(self, seen: Observation, now: float) -> list[Event]:
         """What is worth telling now; `now` is monotonic."""
@@ -61,13 +62,28 @@ class Reporter:
             if now - self._told.get(role, float("-inf")) >= (LIVELY_PACE_SECONDS if lively else pace):
                 self._told[role] = now
                 found.append(AssetMaterialization(self._key(role), metadata=_METADATA[role](seen)))
+        found.extend(self._streams(seen, now, lively=lively))
         if seen.decisions:
             found.append(AssetMaterialization(self._key(Role.DECISIONS), metadata=_decisions(seen)))
         found.extend(self._checks(seen, now))
         return found
 
+    def _streams(self, seen: Observation, now: float, *, lively: bool) -> Iterator[AssetObservation]:
+        """The streams are observed: nobody here makes them."""
+        pace = LIVELY_PACE_SECONDS if lively else TABLE_PACE_SECONDS
+        if now - self._told.get(Role.STREAM, float("-inf")) < pace:
+            return
+        for stream in seen.streams:
+            self._told[Role.STREAM] = now
+            key = self.translator.get_asset_key(KclAsset(Role.STREAM, self.consumer, stream.name))
+            yield AssetObservation(key, metadata={"open shards": stream.open_shards, "hole": stream.hole or "none"})
+
     def _checks(self, seen: Observation, now: float) -> Iterator[AssetCheckEvaluation]:
-        for check, problem in checks.evaluate(seen, self.consumer):
+        for check, found in checks.evaluate(seen, self.consumer):
+            if found is None:
+                self._wrong_since.pop(check.name, None)
+            lasted = now - self._wrong_since.setdefault(check.name, now) if found is not None else 0.0
+            problem = found if lasted >= check.patience else None
             passed, at = self._checked.get(check.name, (None, float("-inf")))
             if passed != (problem is None) or now - at >= CHECK_PACE_SECONDS:
                 self._checked[check.name] = (problem is None, now)
@@ -103,7 +119,7 @@ def _lease_table(seen: Observation) -> MetadataValue[Any]:
             {
                 "lease": picture.shortened(lease.key, 24),
                 "owner": str(lease.actual_owner or "nobody"),
-                "checkpoint": picture.shortened(str(lease.checkpoint)),
+                "checkpoint": picture.shortened(str(lease.checkpoint or "none")),
                 "still for (s)": round(seen.ages.get(lease.key, 0.0)),
                 "KB/s": round(lease.throughput_kbps or 0.0, 1),
                 "state": _state(lease, unserved=lease.key in unserved),
@@ -149,9 +165,14 @@ def _workers(seen: Observation) -> Mapping[str, Any]:
 
 
 def _lag(seen: Observation) -> Mapping[str, Any]:
+    # What is not known is left out: zero would be a lie, and a gap in the plot is the truth.
+    known = {}
+    if seen.lag_seconds is not None:
+        known["seconds behind"] = round(seen.lag_seconds, 1)
+    if seen.retention_used is not None:
+        known["retention used (%)"] = round(100 * seen.retention_used, 2)
     return {
-        "seconds behind": round(seen.lag_seconds or 0.0, 1),
-        "retention used (%)": round(100 * (seen.retention_used or 0.0), 2),
+        **known,
         "oldest counter (s)": round(max(seen.ages.values(), default=0.0), 1),
         "KB/s": round(sum(lease.throughput_kbps or 0.0 for lease in seen.open_leases), 1),
     }

@@ -1,0 +1,50 @@
+"""However the demo is stopped, nothing of it is alive ten seconds later."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.family import Demo, demo, free_port, wait_for
+
+NOTHING_LEFT_SECONDS = 10.0
+
+
+def interrupt_the_group(running: Demo) -> None:
+    """Ctrl-C in a terminal."""
+    os.killpg(running.process.pid, signal.SIGINT)
+
+
+def terminate_the_demo(running: Demo) -> None:
+    running.process.terminate()
+
+
+def kill_the_demo(running: Demo) -> None:
+    running.process.kill()
+
+
+def kill_dagster(running: Demo) -> None:
+    os.kill(running.find("dagster dev").pid, signal.SIGKILL)
+
+
+WAYS = [interrupt_the_group, terminate_the_demo, kill_the_demo, kill_dagster]
+
+
+@pytest.mark.slow
+@pytest.mark.server
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("stop", WAYS, ids=lambda way: way.__name__)
+def test_nothing_is_left_ten_seconds_after(stop: object, tmp_path: Path) -> None:
+    assert callable(stop)
+    with demo(tmp_path, "--port", str(free_port()), "--directory", str(tmp_path / "demo")) as running:
+        wait_for(lambda: "worker-0" in running.output, "a worker takes a lease")
+        members = running.family()
+        assert len(members) > 5, "supervisor, producer, emulator, Dagster and its services, workers, JVMs"
+        stop(running)
+        deadline = time.monotonic() + NOTHING_LEFT_SECONDS
+        while running.process.poll() is None or running.family():
+            left = [process.command[:120] for process in running.family().values()]
+            assert time.monotonic() < deadline, f"still alive: {left}; the demo said: {running.output[-2000:]}"
+            time.sleep(0.2)
