@@ -21,7 +21,14 @@ STALE_ROW_SECONDS: Final = 86_400.0  # as long as the KCL keeps the row of a wor
 class Cleaner:
     """Deletes finished leases and the rows of workers that are gone. Every deletion is conditional."""
 
-    def __init__(self, leases: LeaseTable, workers: WorkerTable, clock: Clock) -> None:
+    def __init__(
+        self,
+        leases: LeaseTable,
+        workers: WorkerTable,
+        clock: Clock,
+        stale_row_seconds: float = STALE_ROW_SECONDS,
+    ) -> None:
+        self.stale_row_seconds = stale_row_seconds
         self._leases = leases
         self._workers = workers
         self._clock = clock
@@ -46,14 +53,16 @@ class Cleaner:
         return problems
 
     def _departed(self, sight: Sight) -> list[WorkerSight]:
-        """Workers whose run is over and who own nothing, and rows nobody has written for a day."""
+        """Workers whose run is over and who own nothing, and rows nobody has written for long."""
         owners = {lease.actual_owner for lease in sight.unfinished} | {lease.owner for lease in sight.unfinished}
         now = self._clock.now()
         return [
             seen
             for seen in sight.workers
             if seen.id not in owners
-            and (seen.run_is_over or (not seen.alive and now - (seen.row.last_update or 0) > STALE_ROW_SECONDS))
+            and (
+                seen.run_is_over or (not seen.alive and now - (seen.row.last_update or 0) > self.stale_row_seconds)
+            )
         ]
 
     def _attempt(self, problems: list[str], deadline: float, write: Callable[[], object]) -> None:

@@ -20,7 +20,7 @@ from kcl_dagster.aws import Client
 from kcl_dagster.errors import KclError
 from kcl_dagster.leader.assignment import policies
 from kcl_dagster.leader.cleaning import Cleaner
-from kcl_dagster.leader.failures import FailureCount
+from kcl_dagster.leader.failures import FailureCount, twice
 from kcl_dagster.leader.fleet import FleetPlan, FleetSight, decide_fleet
 from kcl_dagster.leader.liveness import lag_of
 from kcl_dagster.leader.memory import LAUNCH, TARGET, Memory
@@ -222,7 +222,7 @@ class _Tick:
 
     def _observe(self) -> None:
         clock = self.leader.runtime.clock
-        scan = self.leader.tables.leases.scan()
+        scan = twice(self.leader.tables.leases.scan)
         self.sight = self.observer.observe(scan, self.runs, clock.now())
         for slot in self.runs.slots:
             self.memory.saw_run(slot)

@@ -126,13 +126,19 @@ class Watched:
 class Scene:
     """One application on an in-memory DynamoDB, in the layout of KCL 3.5."""
 
-    def __init__(self, *, page_items: int = 1000, **timings: float) -> None:
+    def __init__(
+        self,
+        *,
+        page_items: int = 1000,
+        policy: Mapping[str, Any] | None = None,
+        timings: Mapping[str, float] | None = None,
+    ) -> None:
         self.clock = FakeClock()
         self.runtime = Runtime(clock=self.clock)
         self.dynamodb = FakeDynamoDB(self.clock, page_items=page_items)
         self.client = Watched(self.dynamodb)
         self.application = Application.model_validate(
-            {"name": "conformance", "streams": ["stream"], "timings": timings}
+            {"name": "conformance", "streams": ["stream"], "timings": timings or {}, "policy": policy or {}}
         )
         self.layout = Layout.single(self.application)
         create_tables(self.client, self.application, self.layout, self.runtime)
