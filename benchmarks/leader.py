@@ -1,0 +1,317 @@
+"""How well leaders assign: `balanced` beside the KCL's 3.x (`kcl`) and 2.x (`taker`) rules on the same fleets.
+
+    python -m benchmarks.leader            a table
+    python -m benchmarks.leader --json     one JSON line per row, after the table
+
+Fleets are seeded, so every run and every policy sees the same shards. A pass is what the policy does in its own
+rhythm: ours every 5 s, the KCL's every 20 s, balancing at every third. Moves are compared with a lower bound: at
+least so many leases must change hands to serve all of them and bring every worker between 90 % and 105 % of its
+share. `max/even` is the load of the fullest worker by what it would be if shards could be cut; a shard that is
+heavier than a worker's share counts as a share of its own.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from random import Random
+
+from kcl_dagster.leader.assignment.balanced import balanced
+from kcl_dagster.leader.assignment.board import fair_share
+from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
+from kcl_dagster.leader.assignment.taker import TakerPolicy, TakingSettings
+from kcl_dagster.leader.assignment.variance import Variance
+from kcl_dagster.leader.load import PATIENCE
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+
+SEED = 20_270_101
+LOW, HIGH = 0.90, 1.05  # where a worker counts as balanced
+GIVE_UP = 120  # passes
+QUIET = 15  # passes without a move: nothing more will happen
+JITTER = 0.10
+JITTER_PASSES = 720  # an hour of our ticks
+EVEN_CPU = 50.0  # percent at an even share, for policies that go by CPU
+
+
+@dataclass
+class Fleet:
+    """The truth: what every shard carries and who reads it."""
+
+    name: str
+    kbps: dict[LeaseKey, float]
+    workers: list[WorkerId]
+    owner: dict[LeaseKey, WorkerId | None] = field(default_factory=dict)
+
+    def copy(self) -> "Fleet":
+        return Fleet(self.name, dict(self.kbps), list(self.workers), dict(self.owner))
+
+    def loads(self) -> dict[WorkerId, float]:
+        loads = dict.fromkeys(self.workers, 0.0)
+        for lease, worker in self.owner.items():
+            if worker in loads:
+                loads[worker] += self.kbps[lease]
+        return loads
+
+    def share(self) -> float:
+        """An even load; a shard that is heavier counts for a worker of its own."""
+        return fair_share(self.kbps.values(), [1.0] * len(self.workers))
+
+    def even(self) -> float:
+        """The least that the fullest worker can have of the shards that can be shared: with more shards than n
+        times k, somebody has k + 1 of them."""
+        share, workers = self.share(), len(self.workers)
+        shared = sorted((kbps for kbps in self.kbps.values() if kbps <= share), reverse=True)
+        workers -= len(self.kbps) - len(shared)
+        crowded = [(k // workers + 1) * shared[k] for k in range(workers, len(shared), max(1, workers))]
+        return max(share, *crowded) if workers and crowded else share
+
+    def max_by_even(self) -> float:
+        even = self.even()
+        heaviest = dict.fromkeys(self.workers, 0.0)
+        for lease, worker in self.owner.items():
+            if worker in heaviest:
+                heaviest[worker] = max(heaviest[worker], self.kbps[lease])
+        return max(load / max(even, heaviest[worker]) for worker, load in self.loads().items() if load)
+
+    def unserved(self) -> int:
+        return sum(worker not in set(self.workers) for worker in self.owner.values())
+
+    def fewest_moves(self) -> int:
+        """A lower bound for plans that hand every lease over once at most."""
+        even, loads = self.even(), self.loads()
+        held: dict[WorkerId, list[float]] = {worker: [] for worker in self.workers}
+        for lease, worker in self.owner.items():
+            if worker in held:
+                held[worker].append(self.kbps[lease])
+        excess = {worker: loads[worker] - max([even, *held[worker]]) * HIGH for worker in held}
+        rooms = sorted((even * HIGH - load for load in loads.values()), reverse=True)
+        given = sum(
+            _fewest([weight for weight in held[worker] if weight <= rooms[0]], excess[worker]) for worker in held
+        )
+        spread = _fewest(rooms, sum(each for each in excess.values() if each > 0))
+        fitting = [weight for weight in self.kbps.values() if weight <= even * HIGH]
+        needed = min(even * LOW, self.share() - min(self.kbps.values()))
+        received = sum(_fewest(fitting, needed - load) for load in loads.values())
+        return max(max(given, spread) + self.unserved(), received)
+
+
+def _fewest(amounts: list[float], needed: float) -> int:
+    """How many of `amounts` make up `needed`, if the largest are used."""
+    count = 0
+    for amount in sorted(amounts, reverse=True):
+        if needed <= 1e-9:
+            break
+        needed -= amount
+        count += 1
+    return count
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy in its own rhythm."""
+
+    name: str
+    seconds: float
+    balances_every: int
+    make: Callable[[], Policy]
+
+
+CANDIDATES = [
+    Candidate("balanced", 5.0, 1, lambda: balanced),
+    Candidate("kcl", 20.0, 3, lambda: Variance(Random(SEED).shuffle)),
+    Candidate("taker", 20.0, 1, lambda: TakerPolicy(TakingSettings(10.0), Random(SEED).shuffle)),
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    scenario: str
+    policy: str
+    passes: int
+    seconds: float
+    moves: int
+    fewest: int
+    max_by_even: float
+    unserved: int
+    jitter_moves: int
+    decision_seconds: float
+
+
+class Trial:
+    """One policy on one fleet."""
+
+    def __init__(self, candidate: Candidate, fleet: Fleet) -> None:
+        self.candidate, self.fleet = candidate, fleet
+        self.policy = candidate.make()
+        self.passes = 0
+        self.slowest = 0.0
+        self.outside: dict[WorkerId, int] = {}
+
+    def step(self, jitter: Random | None = None) -> int:
+        """One pass; how many leases changed hands."""
+        seen = {
+            lease: kbps * (1 + (jitter.uniform(-JITTER, JITTER) if jitter is not None else 0.0))
+            for lease, kbps in self.fleet.kbps.items()
+        }
+        decided = self._decide(seen)
+        for move in decided.moves:
+            self.fleet.owner[move.lease] = move.to
+        self.passes += 1
+        return len(decided.moves)
+
+    def _decide(self, seen: Mapping[LeaseKey, float]) -> Assignment:
+        alive = set(self.fleet.workers)
+        leases = [
+            LeaseLoad(
+                lease,
+                owner=self.fleet.owner[lease],
+                kbps=kbps,
+                unserved=None if self.fleet.owner[lease] in alive else "nobody serves it",
+                age=0.0 if self.fleet.owner[lease] in alive else 60.0,
+            )
+            for lease, kbps in seen.items()
+        ]
+        loads = dict.fromkeys(self.fleet.workers, 0.0)
+        for load in leases:
+            if load.owner in loads:
+                loads[load.owner] += load.kbps or 0.0
+        share = sum(seen.values()) / len(loads)
+        workers = [
+            WorkerLoad(worker, averages={"C": EVEN_CPU * load / share}, ceilings={"C": 100.0})
+            for worker, load in loads.items()
+        ]
+        settled = frozenset(worker for worker, passes in self.outside.items() if passes >= PATIENCE)
+        limits = Limits(
+            moves=len(leases), settled=settled, balance=self.passes % self.candidate.balances_every == 0
+        )
+        gc.disable()
+        started = time.perf_counter()
+        decided = self.policy(leases, workers, limits)
+        self.slowest = max(self.slowest, time.perf_counter() - started)
+        gc.enable()
+        self.outside = {worker: self.outside.get(worker, 0) + 1 for worker in decided.outside}
+        return decided
+
+
+def run(candidate: Candidate, fleet: Fleet, jitter_passes: int) -> Row:
+    """Until nothing moves any more, and then an hour of jitter."""
+    fleet = fleet.copy()
+    fewest = fleet.fewest_moves()
+    trial = Trial(candidate, fleet)
+    moves, last = 0, 0
+    while trial.passes < GIVE_UP and trial.passes - last < QUIET:
+        moved = trial.step()
+        moves += moved
+        last = trial.passes if moved else last
+    max_by_even, unserved = fleet.max_by_even(), fleet.unserved()
+    jitter = Random(SEED + 1)
+    jitter_moves = sum(trial.step(jitter) for _ in range(jitter_passes))
+    return Row(
+        scenario=fleet.name,
+        policy=candidate.name,
+        passes=last,
+        seconds=last * candidate.seconds,
+        moves=moves,
+        fewest=fewest,
+        max_by_even=round(max_by_even, 3),
+        unserved=unserved,
+        jitter_moves=jitter_moves,
+        decision_seconds=round(trial.slowest, 4),
+    )
+
+
+def zipf(shards: int, mean_kbps: float = 50.0, exponent: float = 0.9) -> dict[LeaseKey, float]:
+    """A few hot shards and many cool ones, in no particular order."""
+    weights = [1 / (rank + 1) ** exponent for rank in range(shards)]
+    scale = mean_kbps * shards / sum(weights)
+    Random(SEED).shuffle(weights)
+    return {LeaseKey(f"shardId-{index:012d}"): weight * scale for index, weight in enumerate(weights)}
+
+
+def names(workers: int, first: int = 0) -> list[WorkerId]:
+    return [WorkerId(f"worker-{index:03d}:{index:08x}") for index in range(first, first + workers)]
+
+
+def settled(fleet: Fleet) -> Fleet:
+    """Evenly assigned to begin with, the same for every policy: heaviest first to the least loaded."""
+    loads = dict.fromkeys(fleet.workers, 0.0)
+    for lease in sorted(fleet.kbps, key=lambda lease: (-fleet.kbps[lease], lease)):
+        worker = min(loads, key=lambda name: (loads[name], name))
+        fleet.owner[lease] = worker
+        loads[worker] += fleet.kbps[lease]
+    return fleet
+
+
+def cold(name: str, kbps: dict[LeaseKey, float], workers: list[WorkerId]) -> Fleet:
+    return Fleet(name, kbps, workers, dict.fromkeys(kbps))
+
+
+def scenarios(*, large: bool) -> Iterator[tuple[Fleet, int]]:
+    """Fleets right after something happened, and for how many passes to shake them afterwards."""
+    yield cold("cold start, 10 workers, 1,000 shards", zipf(1000), names(10)), JITTER_PASSES
+
+    added = settled(Fleet("a worker is added to 10", zipf(1000), names(10)))
+    added.workers = names(11)
+    yield added, JITTER_PASSES
+
+    removed = settled(Fleet("a worker of 10 dies", zipf(1000), names(10)))
+    removed.workers = names(9)
+    yield removed, JITTER_PASSES
+
+    hot = settled(Fleet("a shard gets hot", zipf(1000), names(10)))
+    hot.kbps[sorted(hot.kbps, key=lambda lease: hot.kbps[lease])[900]] += hot.share() * 0.7
+    yield hot, JITTER_PASSES
+
+    yield cold("500 shards start on 100 workers", dict.fromkeys(zipf(500), 50.0), names(100)), JITTER_PASSES // 6
+    doubled = settled(Fleet("100 workers become 200, 500 shards", dict.fromkeys(zipf(500), 50.0), names(100)))
+    doubled.workers = names(200)
+    yield doubled, JITTER_PASSES // 6
+
+    if large:
+        yield cold("cold start, 1,000 workers, 10,000 shards", zipf(10_000), names(1000)), 0
+        many = settled(Fleet("10 workers of 1,000 die", zipf(10_000), names(1000)))
+        many.workers = names(990)
+        yield many, 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="JSON lines after the table")
+    parser.add_argument("--small", action="store_true", help="without the fleets of 1,000 workers")
+    options = parser.parse_args(arguments)
+    header = (
+        "scenario",
+        "policy",
+        "passes",
+        "seconds",
+        "moves",
+        "fewest",
+        "max/even",
+        "unserved",
+        "jitter",
+        "decide",
+    )
+    layout = "{:41} {:9} {:>6} {:>8} {:>6} {:>7} {:>9} {:>9} {:>7} {:>9}"
+    print(layout.format(*header))
+    rows: list[Row] = []
+    for fleet, jitter_passes in scenarios(large=not options.small):
+        for candidate in CANDIDATES:
+            row = run(candidate, fleet, jitter_passes)
+            rows.append(row)
+            values = list(asdict(row).values())
+            values[-1] = f"{row.decision_seconds * 1000:.1f} ms"
+            values[3] = f"{row.seconds:.0f} s"
+            print(layout.format(*values), flush=True)
+    if options.json:
+        for row in rows:
+            print(json.dumps(asdict(row)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
