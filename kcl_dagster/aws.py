@@ -318,7 +318,8 @@ class _Role(CredentialProvider):
 
     def load(self) -> Credentials | None:
         def sts_client(service: str, **settings: Any) -> Any:
-            settings.update(region_name=self._region, endpoint_url=self._sts)
+            limits = Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS)
+            settings.update(region_name=self._region, endpoint_url=self._sts, config=limits)
             return self._base.create_client(service, **settings)
 
         source = self._base.get_credentials()
