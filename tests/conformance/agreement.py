@@ -97,6 +97,8 @@ def same(expected: object, seen: object) -> bool:
         assert isinstance(expected, Sequence)
         assert isinstance(seen, Sequence)
         return len(expected) == len(seen) and all(map(same, expected, seen))
+    if isinstance(expected, str) and isinstance(seen, str):
+        return expected == str(seen)
     return type(expected) is type(seen) and expected == seen
 
 
