@@ -152,7 +152,7 @@ class Holdings:
                 renewed = self._table.renew(held.lease, self._throughput.publish(key))
             self._wrote(held, renewed, sent)
 
-    def prepare(self, key: LeaseKey, token: int, pending: Checkpoint, state: bytes, batch: int) -> None:
+    def prepare(self, key: LeaseKey, token: int, pending: Checkpoint, state: bytes | None, batch: int) -> None:
         """Pin the next batch of the lease. Raises as `renew`; after OutcomeUnknown the pin may or may not stand."""
         held = self._find(key, token)
         with held.lock:

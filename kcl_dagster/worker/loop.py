@@ -10,7 +10,7 @@ Everything is a step: `run` and its threads call the steps in real time, a simul
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Generic
+from typing import Generic, Protocol
 
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import LeaseKey
@@ -26,8 +26,10 @@ from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.parents import Parents
 from kcl_dagster.worker.poison import PoisonHandling
-from kcl_dagster.worker.protocol import BatchProtocol, ProtocolSettings
+from kcl_dagster.worker.processing import ProcessorProtocol
+from kcl_dagster.worker.protocol import BatchProtocol
 from kcl_dagster.worker.ranges import Planner
+from kcl_dagster.worker.reading import Reading, RoundSettings
 from kcl_dagster.worker.renewal import ForEach, Renewer, one_by_one
 from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.retention import RetentionWatch
@@ -43,6 +45,14 @@ WATCH_SECONDS = 5.0  # an orphan is gone well within a lease duration
 LOOKS_PER_LEASE = 2  # at the leader's lock, and without a leader at the leases: a dead owner shows in 1.5 durations
 
 Background = Callable[[Steps, str], AbstractContextManager[object]]
+
+
+class Rounds(Protocol):
+    """What the main thread does, over and over."""
+
+    def run_once(self, abandon: Callable[[], bool]) -> BatchReport: ...
+
+    def close(self) -> None: ...
 
 
 class Every:
@@ -102,11 +112,11 @@ class Worker(Generic[D]):
         self._draining_since: float | None = None
         self._stop_seen: float | None = None
 
-    def _make_protocol(self, runtime: Runtime) -> BatchProtocol[D]:
+    def _make_protocol(self, runtime: Runtime) -> Rounds:
         around, application = self._around, self._around.application
         failures = Failures(application.batch.failure, self._clock, runtime.random)
-        return BatchProtocol(
-            settings=ProtocolSettings(
+        reading = Reading(
+            settings=RoundSettings(
                 application=application.name,
                 worker=self.identity.worker,
                 budget=self.settings.budget,
@@ -115,16 +125,20 @@ class Worker(Generic[D]):
             ),
             holdings=self.holdings,
             engine=around.engine,
-            sink=around.sink,
-            planner=Planner(StreamIdentifier.single(application.streams[0].name), around.resolved_start),
             parents=Parents(around.leases, self._clock, self.settings.parent_poll),
-            shard_ends=ShardEnds(around.leases, around.list_shards),
             failures=failures,
-            poison=PoisonHandling(self.holdings, failures, around.dead_letters, self._clock, self._tell),
             retention=RetentionWatch(around.retention_of, self._clock),
             clock=self._clock,
             on_event=self._tell,
         )
+        planner = Planner(StreamIdentifier.single(application.streams[0].name), around.resolved_start)
+        shard_ends = ShardEnds(around.leases, around.list_shards)
+        if around.processors is not None:
+            return ProcessorProtocol(
+                reading, self.holdings, around.processors, planner, shard_ends, around.dead_letters
+            )
+        poison = PoisonHandling(self.holdings, failures, around.dead_letters, self._clock, self._tell)
+        return BatchProtocol(reading, self.holdings, around.sink, planner, shard_ends, poison)
 
     # In real time
 
@@ -137,10 +151,12 @@ class Worker(Generic[D]):
         self.start()
         try:
             with self._background(self, str(self.identity.worker)):
-                while not self.stop.is_requested():
-                    report = self.step_batch()
-                    if report.is_idle:
-                        self._rest()
+                try:
+                    while not self.stop.is_requested():
+                        if self.step_batch().is_idle:
+                            self._rest()
+                finally:
+                    self.protocol.close()
         finally:
             self.shut_down()
         return self.stop.reason or StopReason.ASKED

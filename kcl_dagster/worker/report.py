@@ -13,6 +13,9 @@ class Outcome(StrEnum):
     IDLE = "idle"
     """Nothing new in the shard."""
 
+    DELIVERED = "delivered"
+    """Handed to the shard's processor, which checkpoints by itself."""
+
     FINISHED = "finished"
     """Committed, and the shard is done."""
 
@@ -85,5 +88,5 @@ class BatchReport:
         return max((x.millis_behind for x in self.leases if x.millis_behind is not None), default=None)
 
 
-_STORED = frozenset({Outcome.COMMITTED, Outcome.FINISHED})
+_STORED = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.FINISHED})
 _PROGRESS = _STORED

@@ -12,6 +12,7 @@ from kcl_dagster.worker.batch import D, Engine, Sink
 from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import OnEvent, ignore
 from kcl_dagster.worker.heartbeat import Utilization
+from kcl_dagster.worker.processor import ProcessorFactory
 from kcl_dagster.worker.ranges import ResolvedStart
 from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.retention import RetentionOf
@@ -54,6 +55,9 @@ class Surroundings(Generic[D]):
     list_shards: ListShards
     engine: Engine[D]
     sink: Sink[D]
+    processors: ProcessorFactory | None = None
+    """Where set, shards are given to record processors and the sink is not used."""
+
     retention_of: RetentionOf = unknown_retention
     resolved_start: ResolvedStart = unresolved_start
     dead_letters: DeadLetters = field(default_factory=NoDeadLetters)

@@ -1,0 +1,79 @@
+"""A stand-in for the `amazon_kclpy` package, so that processors which import it need not install it.
+
+Installing the original downloads a hundred Java archives that nothing here uses. Where it is installed it is left
+alone, and its own exception class is raised.
+"""
+
+import importlib.util
+import sys
+from types import ModuleType
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.worker import processor as ours
+
+_PACKAGE = "amazon_kclpy"
+
+
+class KCLProcess:
+    """Named by scripts under `if __name__ == "__main__"`, which is not how a processor is started here."""
+
+    def __init__(self, record_processor: object, *_: object, **__: object) -> None:
+        self.processor = record_processor
+
+    def run(self) -> None:
+        raise ConfigurationError(
+            "this processor was started as a process of the Java KCL: give its class to kcl_dagster instead"
+        )
+
+
+def install_stand_in() -> bool:
+    """Make `import amazon_kclpy` work. False: the original is installed. Doing it twice does no harm."""
+    if _is_installed():
+        return False
+    if _PACKAGE in sys.modules:
+        return True
+    package = _module("", __path__=[])
+    package.kcl = _module(  # type: ignore[attr-defined]
+        "kcl",
+        CheckpointError=ours.CheckpointError,
+        Checkpointer=ours.ProcessorCheckpointer,
+        KCLProcess=KCLProcess,
+    )
+    _module("checkpoint_error", CheckpointError=ours.CheckpointError)
+    _module(
+        "messages",
+        Record=ours.Record,
+        InitializeInput=ours.InitializeInput,
+        ProcessRecordsInput=ours.ProcessRecordsInput,
+        LeaseLostInput=ours.LeaseLostInput,
+        ShardEndedInput=ours.ShardEndedInput,
+        ShutdownRequestedInput=ours.ShutdownRequestedInput,
+    )
+    version = _module("v3", __path__=[])
+    version.processor = _module("v3.processor", RecordProcessorBase=ours.RecordProcessorBase)  # type: ignore[attr-defined]
+    return True
+
+
+def checkpoint_error() -> type[Exception]:
+    """The class that processors catch: the original's where it is installed."""
+    if not _is_installed():
+        return ours.CheckpointError
+    from amazon_kclpy.kcl import CheckpointError  # type: ignore[import-not-found]
+
+    theirs: type[Exception] = CheckpointError
+    return theirs
+
+
+def _is_installed() -> bool:
+    """The original, not our stand-in, which has no specification to be found by."""
+    if _PACKAGE in sys.modules:
+        return sys.modules[_PACKAGE].__spec__ is not None
+    return importlib.util.find_spec(_PACKAGE) is not None
+
+
+def _module(name: str, **content: object) -> ModuleType:
+    full = f"{_PACKAGE}.{name}" if name else _PACKAGE
+    module = ModuleType(full, __doc__)
+    vars(module).update(content)
+    sys.modules[full] = module
+    return module

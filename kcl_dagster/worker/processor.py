@@ -1,0 +1,202 @@
+"""Record processors with the KCL's life cycle, so that those written for `amazon_kclpy` (version 3) run unchanged.
+
+    initialize           once, before the first record
+    process_records      again and again, in order
+    lease_lost           another worker has the shard now; nothing can be checkpointed any more
+    shard_ended          the shard is finished; the processor must checkpoint
+    shutdown_requested   the shard goes elsewhere or the worker stops; the last chance to checkpoint
+
+A processor is any object with these methods: it need not derive from anything of ours. Attributes and their types
+are those of `amazon_kclpy`, odd ones included: arrival times are naive local times.
+"""
+
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from kcl_dagster.errors import LeaseLost, TableNotFound, Throttled
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.worker.batch import PoisonRecord
+from kcl_dagster.worker.checkpointer import Checkpointer
+
+MIDNIGHT_1970 = 0.0  # the arrival time of a record that has none; real streams always tell
+
+
+class CheckpointError(Exception):
+    """A checkpoint was refused. `value` is the name of the KCL's exception:
+
+    ShutdownException (the lease is lost), ThrottlingException (try again), InvalidStateException (no table),
+    IllegalArgumentException (beyond what was delivered, or going back), KinesisClientLibDependencyException.
+    """
+
+    def __init__(self, value: str) -> None:
+        super().__init__(value)
+        self.value = value
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One user record."""
+
+    binary_data: bytes
+    partition_key: str
+    sequence_number: str
+    sub_sequence_number: int
+    timestamp_millis: int
+
+    @property
+    def data(self) -> str:
+        """Base64."""
+        return b64encode(self.binary_data).decode()
+
+    @property
+    def approximate_arrival_timestamp(self) -> datetime:
+        return datetime.fromtimestamp(self.timestamp_millis / 1000)  # noqa: DTZ006 (as amazon_kclpy gives it)
+
+    def get(self, field: str) -> Any:
+        """By the name on the wire between the KCL and its Python processes."""
+        match field:
+            case "data":
+                return self.data
+            case "partitionKey":
+                return self.partition_key
+            case "sequenceNumber":
+                return self.sequence_number
+            case "subSequenceNumber":
+                return self.sub_sequence_number
+            case "approximateArrivalTimestamp":
+                return self.timestamp_millis
+        raise KeyError(field)
+
+
+def record_of(record: PoisonRecord) -> Record:
+    return Record(
+        binary_data=record.data,
+        partition_key=record.partition_key,
+        sequence_number=record.sequence_number,
+        sub_sequence_number=record.sub_sequence_number,
+        timestamp_millis=record.arrival_ms or int(MIDNIGHT_1970),
+    )
+
+
+class ProcessorCheckpointer:
+    """What processors call."""
+
+    def __init__(self, checkpointer: Checkpointer, error: type[Exception] = CheckpointError) -> None:
+        self._checkpointer = checkpointer
+        self._error = error
+
+    def checkpoint(self, sequence_number: str | None = None, sub_sequence_number: int | None = None) -> None:
+        """Everything through this record is done; all that was delivered, when none is named. Blocks for one
+        write. Raises CheckpointError."""
+        at = None
+        if sequence_number is not None:
+            at = self._position(str(sequence_number), sub_sequence_number)
+        try:
+            self._checkpointer.checkpoint(at)
+        except Exception as error:
+            raise self._error(_name_in_the_kcl(error)) from error
+
+    def _position(self, sequence: str, sub_sequence: int | None) -> Checkpoint:
+        try:
+            return Checkpoint(sequence, sub_sequence or 0)
+        except ValueError as error:
+            raise self._error("IllegalArgumentException") from error
+
+
+def _name_in_the_kcl(error: Exception) -> str:
+    match error:
+        case LeaseLost():
+            return "ShutdownException"
+        case Throttled():
+            return "ThrottlingException"
+        case TableNotFound():
+            return "InvalidStateException"
+        case ValueError():
+            return "IllegalArgumentException"
+    return "KinesisClientLibDependencyException"
+
+
+@dataclass(frozen=True, slots=True)
+class InitializeInput:
+    """`sequence_number`: the checkpoint, TRIM_HORIZON and the like included."""
+
+    shard_id: str
+    sequence_number: str
+    sub_sequence_number: int
+    action: str = "initialize"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecordsInput:
+    records: Sequence[Record]
+    millis_behind_latest: int | None
+    checkpointer: ProcessorCheckpointer
+    action: str = "processRecords"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLostInput:
+    action: str = "leaseLost"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEndedInput:
+    checkpointer: ProcessorCheckpointer
+    action: str = "shardEnded"
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownRequestedInput:
+    checkpointer: ProcessorCheckpointer
+    action: str = "shutdownRequested"
+
+
+class RecordProcessor(Protocol):
+    """One instance per shard and ownership. All calls come from one thread, one after another.
+
+    An exception from `process_records` is a failure of the batch: the application's failure policy decides, and a
+    new instance begins at the last checkpoint. (The KCL logs it and goes on with the next records.)
+    """
+
+    def initialize(self, initialize_input: InitializeInput) -> None: ...
+
+    def process_records(self, process_records_input: ProcessRecordsInput) -> None: ...
+
+    def lease_lost(self, lease_lost_input: LeaseLostInput) -> None: ...
+
+    def shard_ended(self, shard_ended_input: ShardEndedInput) -> None: ...
+
+    def shutdown_requested(self, shutdown_requested_input: ShutdownRequestedInput) -> None: ...
+
+
+ProcessorFactory = Callable[[], RecordProcessor]
+
+
+class RecordProcessorBase:
+    """For processors that do not need every method."""
+
+    version = 3
+
+    def initialize(self, initialize_input: InitializeInput) -> None:
+        """Before the first record."""
+
+    def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+        """The next records, at least one."""
+        raise NotImplementedError
+
+    def lease_lost(self, lease_lost_input: LeaseLostInput) -> None:
+        """Nothing can be checkpointed any more."""
+
+    def shard_ended(self, shard_ended_input: ShardEndedInput) -> None:
+        """All records were delivered; the checkpoint is the processor's signature."""
+        shard_ended_input.checkpointer.checkpoint()
+
+    def shutdown_requested(self, shutdown_requested_input: ShutdownRequestedInput) -> None:
+        """The last chance to checkpoint."""
+        shutdown_requested_input.checkpointer.checkpoint()

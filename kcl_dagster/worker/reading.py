@@ -1,0 +1,187 @@
+"""The first half of every round: which leases are read, and whether what was read can be gone on with."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, Literal
+
+from kcl_dagster.errors import BatchError, DataLoss, KclError
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.runtime import Clock
+from kcl_dagster.worker.batch import Budget, D, Engine, Fetched, Progress, Range
+from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
+from kcl_dagster.worker.failure import Failures
+from kcl_dagster.worker.holdings import Holding, Holdings
+from kcl_dagster.worker.parents import Parents
+from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
+from kcl_dagster.worker.retention import RetentionWatch, loss_in
+
+PlanRange = Callable[[Holding], Range]
+"""May raise a ServiceError."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSettings:
+    application: str
+    worker: WorkerId
+    budget: Budget
+    on_data_loss: Literal["stop", "continue"] = "stop"
+    prefetch: bool = True
+
+
+@dataclass(slots=True)
+class Round:
+    """What is known of a batch while it is made."""
+
+    holdings: dict[LeaseKey, Holding] = field(default_factory=dict)
+    ranges: dict[LeaseKey, Range] = field(default_factory=dict)
+    leases: dict[LeaseKey, LeaseReport] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    held: int = 0
+    blocked: int = 0
+    error: str | None = None
+
+    def report(
+        self, key: LeaseKey, outcome: Outcome, progress: Progress | None = None, error: Exception | None = None
+    ) -> None:
+        """What became of a lease; the last word counts."""
+        planned = self.ranges[key]
+        self.leases[key] = LeaseReport(
+            lease=key,
+            stream=planned.stream,
+            shard_id=planned.shard_id,
+            outcome=outcome,
+            number=planned.number,
+            after=planned.after,
+            through=progress.through if progress else None,
+            records=progress.records if progress else 0,
+            bytes=progress.bytes if progress else 0,
+            millis_behind=progress.millis_behind if progress else None,
+            error=None if error is None else f"{type(error).__name__}: {error}",
+        )
+
+    def finished(self, failures: Failures) -> BatchReport:
+        return BatchReport(
+            leases=tuple(self.leases[key] for key in sorted(self.leases)),
+            fetch_seconds=self.seconds.get("fetch", 0.0),
+            prepare_seconds=self.seconds.get("prepare", 0.0),
+            write_seconds=self.seconds.get("write", 0.0),
+            commit_seconds=self.seconds.get("commit", 0.0),
+            error=self.error,
+            held=self.held,
+            blocked=self.blocked,
+            stopped=tuple(failures.stopped()),
+        )
+
+
+@dataclass(slots=True)
+class Reading(Generic[D]):
+    """Keeps no progress, but what it costs to forget: who is blocked, failing, or close to retention."""
+
+    settings: RoundSettings
+    holdings: Holdings
+    engine: Engine[D]
+    parents: Parents
+    failures: Failures
+    retention: RetentionWatch
+    clock: Clock
+    on_event: OnEvent = ignore
+
+    def plan(self, this: Round, plan_range: PlanRange) -> None:
+        """Choose the leases that may be read now: held, not finished, not on their way to another worker, parents
+        done, and not resting after a failure."""
+        held = self.holdings.holdings()
+        keys = {holding.key for holding in held}
+        for memory in (self.failures, self.parents, self.retention):
+            memory.keep(keys)
+        this.held = len(held)
+        readable = {h.key: h for h in held if self._is_readable(h, this)}
+        for key in self.failures.next_group(sorted(readable)):
+            try:
+                this.ranges[key] = plan_range(readable[key])
+            except KclError as error:
+                self.failures.failed([key], error)
+                self.tell(EventKind.FETCH_FAILED, f"its start could not be looked up: {error}", key)
+            else:
+                this.holdings[key] = readable[key]
+
+    def _is_readable(self, holding: Holding, this: Round) -> bool:
+        if holding.lease.is_finished or holding.handoff_since is not None:
+            return False
+        try:
+            blocked = self.parents.is_blocked(holding.lease)
+        except KclError as error:
+            self.tell(EventKind.FETCH_FAILED, f"parents could not be looked up: {error}", holding.key)
+            blocked = True
+        this.blocked += blocked
+        return not blocked
+
+    def fetch(self, this: Round) -> Fetched[D] | None:
+        """Read the planned ranges; None when nothing could be read at all. Whoever gets it releases it."""
+        try:
+            with self.timed(this, "fetch"):
+                return self.engine.fetch(list(this.ranges.values()), self.settings.budget)
+        except Exception as error:
+            # No user code runs in a fetch, so whatever it was, the same leases are tried together again.
+            failure = error if isinstance(error, KclError) else BatchError(f"{type(error).__name__}: {error}")
+            self.failures.failed(list(this.ranges), failure)
+            this.error = f"fetch failed: {failure}"
+            self.tell(EventKind.FETCH_FAILED, str(failure))
+            for key in this.ranges:
+                this.report(key, Outcome.NOT_READ)
+            return None
+
+    def sound(self, this: Round, fetched: Fetched[D]) -> list[Progress]:
+        """What was read well enough to go on with."""
+        sound = []
+        for key, planned in this.ranges.items():
+            progress, error = fetched.progress.get(key), fetched.failures.get(key)
+            if error is not None:
+                self.not_read(this, key, error)
+            elif progress is None:
+                self.not_read(this, key, BatchError("the engine did not say what it read"))
+            elif planned.is_pinned and progress.through != planned.through:
+                end = f"read through {progress.through} instead of {planned.through}"
+                self.not_read(this, key, BatchError(f"pinned batch {planned.number} was {end}"))
+            elif progress.records and progress.through is None:
+                self.not_read(this, key, BatchError("the engine read records and did not say through which"))
+            elif self._is_bearable(this, progress):
+                sound.append(progress)
+        return sound
+
+    def _is_bearable(self, this: Round, progress: Progress) -> bool:
+        """Looks at what the stream no longer had, or soon will not have."""
+        key = progress.range.lease
+        if progress.broken_aggregates:
+            count = progress.broken_aggregates
+            self.tell(EventKind.BROKEN_AGGREGATE, f"{count} aggregates kept as raw records", key, count=count)
+        step = self.retention.warning(progress)
+        if step is not None:
+            behind = (progress.millis_behind or 0) / 1000
+            message = f"{behind:.0f} s behind: {step:.0%} of the stream's retention is used up"
+            self.tell(EventKind.RETENTION_NEAR, message, key, seconds_behind=behind, used=step)
+        loss = loss_in(progress, self.clock.now())
+        if loss is None:
+            return True
+        stops = self.settings.on_data_loss == "stop"
+        if stops:
+            self.not_read(this, key, DataLoss(f"{key}: {loss}"))
+        if not stops or self.failures.announce(key):
+            self.tell(EventKind.DATA_LOST, str(loss), key, since=loss.since, until=loss.until or "")
+        return not stops
+
+    def not_read(self, this: Round, key: LeaseKey, error: Exception) -> None:
+        self.failures.failed([key], error if isinstance(error, KclError) else BatchError(str(error)))
+        self.tell(EventKind.FETCH_FAILED, str(error), key)
+        this.report(key, Outcome.NOT_READ, error=error)
+
+    def tell(self, kind: EventKind, message: str, key: LeaseKey | None = None, **facts: str | float) -> None:
+        self.on_event(WorkerEvent(kind, message, key, facts))
+
+    @contextmanager
+    def timed(self, this: Round, stage: str) -> Iterator[None]:
+        started = self.clock.monotonic()
+        try:
+            yield
+        finally:
+            this.seconds[stage] = this.seconds.get(stage, 0.0) + self.clock.monotonic() - started

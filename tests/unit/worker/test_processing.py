@@ -1,0 +1,384 @@
+"""Record processors get their shard in order, keep their state, and checkpoint when they want to."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.worker import kclpy
+from kcl_dagster.worker.batch import PoisonRecord
+from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.processing import is_processor
+from kcl_dagster.worker.processor import (
+    CheckpointError,
+    InitializeInput,
+    LeaseLostInput,
+    ProcessRecordsInput,
+    RecordProcessorBase,
+    ShardEndedInput,
+    ShutdownRequestedInput,
+    record_of,
+)
+from tests.unit.worker.kit import Run, World
+
+A, B = "shardId-000000000000", "shardId-000000000001"
+
+
+class Diary:
+    """What all instances of a processor saw."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.data: list[str] = []
+        self.instances = 0
+
+
+class Recorder(RecordProcessorBase):
+    """Checkpoints after every call, unless told otherwise."""
+
+    def __init__(self, diary: Diary, checkpoints: bool = True, poison: Callable[[str], bool] | None = None) -> None:
+        self.diary = diary
+        self.checkpoints = checkpoints
+        self.poison = poison or (lambda _: False)
+        self.shard = ""
+        diary.instances += 1
+
+    def initialize(self, initialize_input: InitializeInput) -> None:
+        self.shard = initialize_input.shard_id
+        self.diary.calls.append(f"initialize at {initialize_input.sequence_number}")
+
+    def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+        for record in process_records_input.records:
+            text = record.binary_data.decode()
+            if self.poison(text):
+                raise ValueError(text)
+            self.diary.data.append(text)
+        if self.checkpoints:
+            process_records_input.checkpointer.checkpoint()
+
+    def lease_lost(self, lease_lost_input: LeaseLostInput) -> None:
+        self.diary.calls.append("lease_lost")
+
+    def shard_ended(self, shard_ended_input: ShardEndedInput) -> None:
+        self.diary.calls.append("shard_ended")
+        shard_ended_input.checkpointer.checkpoint()
+
+    def shutdown_requested(self, shutdown_requested_input: ShutdownRequestedInput) -> None:
+        self.diary.calls.append("shutdown_requested")
+        shutdown_requested_input.checkpointer.checkpoint()
+
+
+def worker(world: World, diary: Diary, name: str = "w1", **options: Any) -> Run:
+    return world.worker(name, processors=lambda: Recorder(diary, **options))
+
+
+def checkpoint(world: World, shard: str = A) -> str:
+    return str(world.lease(shard).checkpoint)
+
+
+def work(world: World, run: Run, rounds: int = 60) -> None:
+    for _ in range(rounds):
+        run.round()
+        world.clock.advance(1)
+
+
+def test_a_shard_from_its_first_record_to_its_children() -> None:
+    world, diary = World(), Diary()
+    world.stream.put(A, *"abcdefgh")
+    low, _ = world.stream.split(A)
+    run = worker(world, diary)
+    world.assign(run)
+    run.until_idle()
+    assert diary.data == list("abcdefgh")
+    assert diary.calls == ["initialize at TRIM_HORIZON", "shard_ended"]
+    assert checkpoint(world) == "SHARD_END"
+    assert world.lease(low).parents == {A}
+    assert world.lease(A).children == {low, "shardId-000000000002"}
+
+
+def test_state_is_kept_while_nothing_is_checkpointed() -> None:
+    world, diary = World(), Diary()
+    world.stream.put(A, *"abcdefgh")
+    run = worker(world, diary, checkpoints=False)
+    world.assign(run)
+    run.until_idle()
+    assert diary.data == list("abcdefgh")
+    assert diary.instances == 1
+    assert checkpoint(world) == "TRIM_HORIZON"
+
+    second = worker(world, diary, "w2")
+    world.assign(second)
+    second.until_idle()
+    assert diary.data == list("abcdefgh") * 2  # delivered again, in order
+    assert checkpoint(world) != "TRIM_HORIZON"
+    world.clock.advance(10)
+    run.round()
+    assert diary.calls[-1] == "lease_lost"
+
+
+def test_the_next_owner_begins_after_the_checkpoint() -> None:
+    world, diary = World(), Diary()
+    world.stream.put(A, *"abcd")
+    first = worker(world, diary)
+    world.assign(first)
+    first.round()
+    second = worker(world, diary, "w2")
+    world.assign(second)
+    second.until_idle()
+    assert diary.data == list("abcd")
+    assert diary.calls[-1] == f"initialize at {world.stream.shards[A].records[2][0]}"
+
+
+def test_a_processor_is_asked_before_its_shard_is_handed_over() -> None:
+    world, diary = World(), Diary()
+    world.stream.put(A, *"abc")
+    old, new = worker(world, diary, "old", checkpoints=False), worker(world, diary, "new")
+    world.assign(old)
+    old.round()
+    world.hand_over(A, new)
+    world.clock.advance(10)
+    old.worker.step_renewal()
+    old.worker.step_renewal()
+    assert world.lease(A).checkpoint_owner == old.id  # the processor was not asked yet
+    old.worker.step_batch()
+    old.worker.step_renewal()
+    assert diary.calls[-1] == "shutdown_requested"
+    assert world.lease(A).checkpoint_owner is None
+    new.until_idle()
+    assert diary.data == list("abc")
+
+
+def test_every_processor_has_its_last_chance_when_the_worker_stops() -> None:
+    world, diary = World(shards=2), Diary()
+    world.stream.put(A, *"ab")
+    world.stream.put(B, *"xy")
+    run = worker(world, diary, checkpoints=False)
+    world.assign(run)
+    run.round()
+    run.worker.stop.request()
+    run.worker.run()
+    assert diary.calls.count("shutdown_requested") == 2
+    assert checkpoint(world, A) == str(world.stream.shards[A].records[-1][0])
+    assert checkpoint(world, B) == str(world.stream.shards[B].records[-1][0])
+    assert world.lease(A).owner is None
+
+
+def test_a_processor_that_raises_is_replaced_and_loses_nothing() -> None:
+    world, diary = World(), Diary()
+    world.stream.put(A, *"abcdef")
+    bad_luck = iter([False] * 4 + [True] + [False] * 99)
+    run = worker(world, diary, poison=lambda _: next(bad_luck))
+    world.assign(run)
+    work(world, run)
+    assert diary.instances == 2
+    assert sorted(set(diary.data)) == list("abcdef")
+    assert checkpoint(world) == str(world.stream.shards[A].records[-1][0])
+
+
+@pytest.mark.parametrize(
+    ("action", "delivered", "event"),
+    [
+        ("stop", "abcd", EventKind.SHARD_STOPPED),
+        ("bisect", "abcd", EventKind.SHARD_STOPPED),
+        ("skip", "abcdf", EventKind.RECORD_SKIPPED),
+        ("dead_letter", "abcdf", EventKind.RECORD_DEAD_LETTERED),
+    ],
+)
+def test_the_failure_policy_decides_about_a_record_that_always_fails(
+    action: str, delivered: str, event: EventKind
+) -> None:
+    path = "/letters" if action == "dead_letter" else None
+    world = World(batch={"failure": {"action": action, "attempts": 3, "dead_letter_path": path}})
+    diary = Diary()
+    world.stream.put(A, *"abcd!f")
+    run = worker(world, diary, poison=lambda text: text == "!")
+    world.assign(run)
+    work(world, run)
+    assert "".join(sorted(set(diary.data))) == delivered
+    assert run.kinds().count(event) == 1
+    assert len(run.letters.letters) == (action == "dead_letter")
+
+
+def test_a_shard_does_not_end_without_its_processor() -> None:
+    world, diary = World(), Diary()
+    world.stream.put(A, "a")
+    world.stream.split(A)
+    says_so = False
+
+    class Silent(Recorder):
+        def shard_ended(self, shard_ended_input: ShardEndedInput) -> None:
+            self.diary.calls.append("shard_ended")
+            if says_so:
+                shard_ended_input.checkpointer.checkpoint()
+
+    run = world.worker("w1", processors=lambda: Silent(diary))
+    world.assign(run)
+    work(world, run, 5)
+    assert checkpoint(world) != "SHARD_END"
+    says_so = True
+    work(world, run)
+    assert checkpoint(world) == "SHARD_END"
+    assert diary.instances == 1
+    assert diary.data == ["a"]
+
+
+def test_a_processor_hears_that_its_lease_is_lost_when_it_checkpoints() -> None:
+    world, diary = World(), Diary()
+    world.stream.put(A, *"abc")
+    second = world.worker("w2")
+    values: list[str] = []
+
+    class Late(Recorder):
+        def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+            world.assign(second)
+            try:
+                process_records_input.checkpointer.checkpoint()
+            except CheckpointError as error:
+                values.append(error.value)
+
+    run = world.worker("w1", processors=lambda: Late(diary))
+    world.assign(run)
+    run.round()
+    run.round()
+    assert values == ["ShutdownException"]
+    assert diary.calls[-1] == "lease_lost"
+
+
+@pytest.mark.parametrize(
+    ("number", "sub_sequence", "value"),
+    [
+        ("9999", None, "IllegalArgumentException"),
+        ("1", None, "IllegalArgumentException"),
+        ("not a number", None, "IllegalArgumentException"),
+        ("101", None, None),
+        ("101", 0, None),
+        (None, None, None),
+    ],
+)
+def test_checkpoints_must_be_within_what_was_delivered(
+    number: str | None, sub_sequence: int | None, value: str | None
+) -> None:
+    world, diary = World(), Diary()
+    world.leases.delete(world.lease(A), forced=True)
+    world.create(A, checkpoint=Checkpoint("99"))
+    world.stream.put(A, *"abc")  # 100, 101, 102
+    values: list[str | None] = []
+
+    class Choosy(Recorder):
+        def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+            try:
+                process_records_input.checkpointer.checkpoint(number, sub_sequence)
+                values.append(None)
+            except CheckpointError as error:
+                values.append(error.value)
+
+    run = world.worker("w1", processors=lambda: Choosy(diary))
+    world.assign(run)
+    run.round()
+    assert values == [value]
+    stored = "99" if value else number or "102"
+    assert checkpoint(world) == stored
+
+
+def test_a_record_has_the_attributes_that_processors_of_the_kcl_use() -> None:
+    record = record_of(PoisonRecord(b"\x00data", "key", "17", 2, None, 1_700_000_000_123))
+    assert (record.binary_data, record.data) == (b"\x00data", "AGRhdGE=")
+    assert (record.partition_key, record.sequence_number, record.sub_sequence_number) == ("key", "17", 2)
+    assert record.approximate_arrival_timestamp == datetime.fromtimestamp(1_700_000_000.123)  # noqa: DTZ006
+    assert [
+        record.get(field)
+        for field in ("data", "partitionKey", "sequenceNumber", "subSequenceNumber", "approximateArrivalTimestamp")
+    ] == ["AGRhdGE=", "key", "17", 2, 1_700_000_000_123]
+    with pytest.raises(KeyError):
+        record.get("explicitHashKey")
+
+
+SAMPLE = """
+from amazon_kclpy import kcl
+from amazon_kclpy.v3 import processor
+from amazon_kclpy.messages import Record
+
+
+class SampleProcessor(processor.RecordProcessorBase):
+    seen = []
+
+    def initialize(self, initialize_input):
+        self._largest = (None, None)
+
+    def process_records(self, process_records_input):
+        for record in process_records_input.records:
+            assert isinstance(record, Record)
+            self._largest = (record.sequence_number, record.sub_sequence_number)
+            self.seen.append(record.binary_data.decode("utf-8"))
+        try:
+            process_records_input.checkpointer.checkpoint(str(self._largest[0]), self._largest[1])
+        except kcl.CheckpointError as error:
+            if "ShutdownException" == error.value:
+                return
+            raise
+
+    def lease_lost(self, lease_lost_input):
+        pass
+
+    def shard_ended(self, shard_ended_input):
+        shard_ended_input.checkpointer.checkpoint()
+
+    def shutdown_requested(self, shutdown_requested_input):
+        shutdown_requested_input.checkpointer.checkpoint()
+
+
+if __name__ == "__main__":
+    kcl.KCLProcess(SampleProcessor()).run()
+"""
+
+
+@pytest.fixture
+def without_the_original() -> Iterator[None]:
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.split(".")[0] == "amazon_kclpy"]:
+            del sys.modules[name]
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.usefixtures("without_the_original")
+def test_a_processor_written_for_the_kcl_runs_unchanged(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_processor.py").write_text(SAMPLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert kclpy.install_stand_in()
+    assert kclpy.install_stand_in()
+    theirs = importlib.import_module("their_processor").SampleProcessor
+    assert is_processor(theirs())
+    assert not is_processor(object())
+
+    world = World()
+    world.stream.put(A, *"abcdefgh")
+    world.stream.split(A)
+    run = world.worker("w1", processors=theirs)
+    world.assign(run)
+    run.until_idle()
+
+    assert theirs.seen == list("abcdefgh")
+    assert checkpoint(world) == "SHARD_END"
+    assert kclpy.checkpoint_error() is CheckpointError
+    with pytest.raises(Exception, match="give its class to kcl_dagster"):
+        kclpy.KCLProcess(theirs()).run()
+
+
+@pytest.mark.usefixtures("without_the_original")
+def test_where_the_original_is_installed_its_own_errors_are_raised(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "amazon_kclpy"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "kcl.py").write_text("class CheckpointError(Exception):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not kclpy.install_stand_in()
+    assert kclpy.checkpoint_error().__module__ == "amazon_kclpy.kcl"
