@@ -146,13 +146,17 @@ class LeaseTable(LeaseReader):
         judge = judge_for(lease)
         outcome = self._write(request_for(lease), judge)
         now = self._lease(outcome.item)
-        is_behind = now is not None and (judge(now) is Verdict.APPLIED or _only_renewed(lease, now))
+        is_behind = now is not None and (judge(now) is Verdict.APPLIED or self._missed_a_renewal(lease, now))
         if now is not None and is_behind and not isinstance(outcome, Applied):
             outcome = self._write(request_for(now), judge_for(now))
             now = self._lease(outcome.item)
         if now is None or not isinstance(outcome, Applied):
             raise LeaseLost(lease.key, _why_lost(lease, now))
         return now
+
+    def _missed_a_renewal(self, lease: Lease, now: Lease) -> bool:
+        """The KCL never looks: for its checkpoints, any other counter means that the lease is lost."""
+        return not self._as_kcl and _only_renewed(lease, now)
 
 
 def _renewed(lease: Lease, throughput_kbps: float | None) -> Lease:

@@ -51,6 +51,7 @@ class LeaseReader:
     ) -> None:
         self._sender = Sender(client, runtime, deadline_seconds)
         self._multi_stream = application.multi_stream
+        self._as_kcl = application.policy.name == "kcl"
         self._table = layout.leases.table
         self._clock = runtime.clock
         self._parallel = parallel or map
