@@ -17,6 +17,8 @@ def correct(operation: str, parameters: dict[str, Any], backend: DynamoDBBackend
         _check_expected(parameters, backend)
     elif operation == "BatchWriteItem":
         _check_batch(parameters, backend)
+    elif operation in ("Query", "Scan") and "IndexName" in parameters:
+        _check_index(parameters, backend)
 
 
 def _check_expected(parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
@@ -44,3 +46,10 @@ def _check_batch(parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
             if key in seen:
                 raise MockValidationException("Provided list of item keys contains duplicates")
             seen.append(key)
+
+
+def _check_index(parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
+    """moto says that the table is missing, which clients take for another thing."""
+    name = parameters["IndexName"]
+    if name not in {index.name for index in backend.get_table(parameters["TableName"]).all_indexes()}:
+        raise MockValidationException(f"The table does not have the specified index: {name}")

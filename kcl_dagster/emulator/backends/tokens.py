@@ -1,0 +1,39 @@
+"""Request tokens of transactions: the same one again repeats the answer, not the transaction."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from moto.core.exceptions import JsonRESTError
+
+REMEMBERED = 1_000  # DynamoDB remembers for ten minutes; a count needs no clock
+
+
+class RequestTokens:
+    """To be used under the lock that covers the request."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[str, tuple[dict[str, Any], dict[str, Any]]] = OrderedDict()
+
+    def reply(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """The earlier answer to this request. Raises if its token came with another request."""
+        token = request.get("ClientRequestToken")
+        known = None if token is None else self._answers.get(token)
+        if known is None:
+            return None
+        earlier, answer = known
+        if earlier != request:
+            raise JsonRESTError(
+                "com.amazonaws.dynamodb.v20120810#IdempotentParameterMismatchException",
+                f"ClientRequestToken {token} was used with other parameters.",
+            )
+        return answer
+
+    def remember(self, request: dict[str, Any], answer: dict[str, Any]) -> None:
+        token = request.get("ClientRequestToken")
+        if token is None:
+            return
+        self._answers[token] = (request, answer)
+        if len(self._answers) > REMEMBERED:
+            self._answers.popitem(last=False)
