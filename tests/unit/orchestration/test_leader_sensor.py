@@ -1,0 +1,138 @@
+"""The leader sensor, evaluated in process, against the embedded AWS."""
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from dagster import (
+    AssetCheckEvaluation,
+    AssetMaterialization,
+    DagsterInstance,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    SensorResult,
+    SkipReason,
+)
+
+import kcl_dagster as kcl
+from kcl_dagster.orchestration import leader_sensor
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.runs import WORKER_TAG
+from tests.unit.orchestration.conftest import Bench
+
+SLOTS = ["worker-000", "worker-001"]
+
+
+def told(result: SensorResult) -> set[str]:
+    """The last part of the keys of the assets that were reported."""
+    return {e.asset_key.path[-1] for e in result.asset_events if isinstance(e, AssetMaterialization)}
+
+
+def test_it_runs_by_itself_every_five_seconds(bench: Bench) -> None:
+    assert bench.sensor.default_status is DefaultSensorStatus.RUNNING
+    assert bench.sensor.minimum_interval_seconds == 4  # Dagster's loop makes it five; see Timings.tick_interval
+
+
+def test_the_first_tick_asks_for_one_run_per_slot(bench: Bench) -> None:
+    result = bench.tick()
+    name = bench.consumer.application.name
+    asked = [(request.partition_key, request.tags[WORKER_TAG]) for request in result.run_requests or ()]
+    assert asked == [(slot, f"{name}/{slot}") for slot in SLOTS]
+    assert [request.partition_keys for request in result.dynamic_partitions_requests or ()] == [SLOTS]
+
+
+def test_a_tick_that_is_replayed_asks_with_the_same_keys(bench: Bench) -> None:
+    first = bench.requests()
+    assert len(set(first.values())) == len(SLOTS)
+    assert bench.requests() == first
+
+
+@pytest.mark.parametrize("status", ["NOT_STARTED", "STARTING", "STARTED", "CANCELING"])
+def test_a_slot_with_an_active_run_gets_no_other(status: str, bench: Bench) -> None:
+    bench.add_run("worker-000", DagsterRunStatus[status])
+    assert list(bench.requests()) == ["worker-001"]
+
+
+def test_a_failed_run_is_replaced_under_a_new_key(bench: Bench) -> None:
+    asked = bench.requests()
+    for slot in SLOTS:
+        bench.add_run(slot, DagsterRunStatus.STARTED)
+    assert bench.requests() == {}
+    for run in bench.instance.get_runs():
+        bench.instance.report_run_failed(run)
+    again = bench.requests()
+    assert again.keys() == asked.keys()
+    assert not set(again.values()) & set(asked.values())
+
+
+def test_runs_of_other_applications_are_not_counted(bench: Bench) -> None:
+    bench.add_run("worker-000", DagsterRunStatus.STARTED, application="another")
+    assert sorted(map(str, bench.requests())) == SLOTS
+
+
+def test_everything_is_told_at_once_and_then_seldom(bench: Bench) -> None:
+    assert told(bench.tick()) == {"leases", "workers", "lag", "decisions"}
+    bench.tick()  # sees the leases the first has made
+    for slot in SLOTS:
+        bench.add_run(slot, DagsterRunStatus.NOT_STARTED)
+    assert told(bench.tick()) == set()
+
+
+def test_every_check_is_evaluated_by_the_first_tick(bench: Bench) -> None:
+    events = bench.tick().asset_events
+    evaluated = {(e.asset_key, e.check_name) for e in events if isinstance(e, AssetCheckEvaluation)}
+    graph = bench.definitions.resolve_asset_graph()
+    assert evaluated == {(key.asset_key, key.name) for key in graph.asset_check_keys}
+
+
+def test_a_missing_stream_fails_a_stage_and_not_the_tick(
+    resource: kcl.KclResource, instance: DagsterInstance
+) -> None:
+    @kcl.kcl_consumer(application="reads-nothing", stream="no-such-stream", sink=kcl.parquet("unused"))
+    def nothing(records: Any) -> Any:
+        return records
+
+    bench = Bench(nothing, resource, instance)
+    bench.tick()
+    bench.add_run("worker-000", DagsterRunStatus.STARTED)
+    assert "stream no-such-stream does not exist" in str(bench.tick().skip_reason)
+
+
+def test_an_unreachable_aws_is_said_and_not_raised(consumer: Consumer, instance: DagsterInstance) -> None:
+    nowhere = kcl.KclResource(
+        endpoint_url="http://127.0.0.1:9",
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+    answer = Bench(consumer, nowhere, instance).evaluate()
+    assert isinstance(answer, SkipReason)
+    assert "nothing answers at http://127.0.0.1:9" in str(answer.skip_message)
+
+
+def test_the_cursor_stays_tiny_and_counts_starts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = bench.tick().cursor
+    second = bench.tick(first).cursor
+    monkeypatch.setattr(leader_sensor, "_seats", {})  # the code server was reloaded
+    third = bench.tick(second).cursor
+    assert [json.loads(cursor or "") for cursor in (first, second, third)] == [
+        {"epoch": 1, "tick": 1},
+        {"epoch": 1, "tick": 2},
+        {"epoch": 2, "tick": 1},
+    ]
+
+
+def test_a_tick_that_overlaps_another_one_does_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_sensor, "_seats", {})
+    bench.tick()
+    (seat,) = leader_sensor._seats.values()
+    answers: list[SensorResult | SkipReason] = []
+    with seat.lock:
+        thread = threading.Thread(target=lambda: answers.append(bench.evaluate()))
+        thread.start()
+        thread.join()
+    (answer,) = answers
+    assert isinstance(answer, SkipReason)
+    assert answer.skip_message == "the previous tick is still going on"
+    assert isinstance(bench.evaluate(), SensorResult)
