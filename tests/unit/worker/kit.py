@@ -387,13 +387,13 @@ class World:
 
     def assign(self, run: Run, *keys: str) -> None:
         """Give leases to a worker, whoever had them; all that there are when none is named."""
-        for key in keys or self.keys():
+        for key in keys or self.lease_keys():
             assert self.leases.assign(self.lease(key), run.id) is not None
 
     def hand_over(self, key: str, to: Run) -> None:
         assert self.leases.initiate_handoff(self.lease(key), to.id) is not None
 
-    def keys(self) -> list[str]:
+    def lease_keys(self) -> list[str]:
         return [lease.key for lease in self.leases.scan().leases]
 
     # What must be true

@@ -41,7 +41,9 @@ def test_child_leases_exist_before_the_parent_is_finished() -> None:
     run = world.worker("w1")
     world.assign(run)
     seen: list[list[str]] = []
-    run.client.before.append(lambda _, request: seen.append(world.keys()) if "SHARD_END" in str(request) else None)
+    run.client.before.append(
+        lambda _, request: seen.append(world.lease_keys()) if "SHARD_END" in str(request) else None
+    )
     run.until_idle()
     assert seen == [[A, low, high]]
 
@@ -122,7 +124,7 @@ def test_a_merged_shard_waits_for_a_parent_that_has_no_lease_yet() -> None:
     report = run.worker.step_batch()
     assert [lease.outcome for lease in report.leases if lease.outcome is Outcome.FINISHED] == []
     assert EventKind.SHARD_END_WAITS in run.kinds()
-    assert world.keys() == [A]
+    assert world.lease_keys() == [A]
     assert world.lease(A).checkpoint == Checkpoint(str(world.stream.shards[A].records[-1][0]))
 
     world.create(B)  # the leader's sync

@@ -1,0 +1,125 @@
+"""Consumption does not depend on one leader."""
+
+import pytest
+from botocore.exceptions import ClientError
+
+from kcl_dagster.application import Application
+from kcl_dagster.model.lease import WorkerId
+from kcl_dagster.model.standing import Standing
+from kcl_dagster.tables.lock import LeaderLock
+from kcl_dagster.tables.places import Layout
+from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.leader_watch import LockWatch
+from tests.unit.worker.kit import Run, World
+
+A, B = "shardId-000000000000", "shardId-000000000001"
+
+
+class Fleet:
+    """Workers without a leader, in lockstep."""
+
+    def __init__(self, shards: int, workers: int) -> None:
+        self.world = World(shards=shards)
+        self.layout = Layout.single(self.world.application)
+        self.runs = [self.start(f"w{index}") for index in range(workers)]
+
+    def start(self, name: str) -> Run:
+        world = self.world
+        run = world.worker(name, leader=LockWatch(world.service, self.layout, world.runtime))
+        run.worker.start()
+        return run
+
+    def go_on(self, seconds: int, *runs: Run) -> None:
+        for _ in range(seconds):
+            for run in runs or self.runs:
+                run.worker.step_housekeeping()
+                run.worker.step_renewal()
+                run.worker.step_batch()
+            self.world.clock.advance(1)
+
+    def owners(self) -> list[WorkerId | None]:
+        return [self.world.lease(key).owner for key in self.world.lease_keys()]
+
+
+def test_workers_share_the_leases_when_no_leader_shows_up() -> None:
+    fleet = Fleet(shards=6, workers=3)
+    fleet.go_on(119)
+    assert set(fleet.owners()) == {None}
+    fleet.go_on(300)
+    assert sorted(fleet.owners().count(run.id) for run in fleet.runs) == [2, 2, 2]
+    before = fleet.owners()
+    fleet.go_on(120)
+    assert fleet.owners() == before  # and then stand still
+
+
+def test_leases_of_a_dead_worker_are_taken_by_the_others() -> None:
+    fleet = Fleet(shards=4, workers=2)
+    for shard in fleet.world.stream.shards:
+        fleet.world.stream.put(shard, *"abc")
+    fleet.go_on(300)
+    alive, dead = fleet.runs
+    assert dead.worker.holdings.keys()
+    fleet.go_on(30, alive)
+    assert dead.id in fleet.owners()  # the lease duration has to pass first
+    fleet.go_on(60, alive)
+    assert set(fleet.owners()) == {alive.id}
+    assert EventKind.LEASE_TAKEN in alive.kinds()
+    fleet.world.check_exactly_once()
+
+
+def test_nothing_is_taken_from_a_live_worker_without_its_consent() -> None:
+    fleet = Fleet(shards=4, workers=1)
+    fleet.go_on(150)
+    old = fleet.runs[0]
+    assert set(fleet.owners()) == {old.id}
+    fleet.runs.append(fleet.start("late"))
+    fleet.go_on(400)
+    assert sorted(fleet.owners().count(run.id) for run in fleet.runs) == [2, 2]
+    assert EventKind.HANDOFF_DONE in old.kinds()
+    assert EventKind.LEASE_LOST not in old.kinds()
+
+
+def test_while_there_is_a_leader_nobody_takes_anything() -> None:
+    fleet = Fleet(shards=2, workers=2)
+    world = fleet.world
+    lock = LeaderLock(world.service, world.application, fleet.layout, world.runtime, "leader")
+    for _ in range(20):
+        assert lock.hold(Standing()).held
+        fleet.go_on(20)
+    assert set(fleet.owners()) == {None}
+    fleet.go_on(300)  # it is gone
+    assert None not in fleet.owners()
+
+
+def test_a_worker_that_cannot_look_for_a_leader_takes_nothing() -> None:
+    world = World()
+
+    class Refusing:
+        def silent_for(self) -> float:
+            return LockWatch(self, Layout.single(world.application), world.runtime).silent_for()
+
+        def get_item(self, **_: object) -> object:
+            error = {"Error": {"Code": "AccessDeniedException", "Message": "no"}}
+            raise ClientError(error, "GetItem")  # type: ignore[arg-type]
+
+    run = world.worker("w1", leader=Refusing())
+    run.worker.start()
+    assert run.worker.step_leaderless() == []
+    assert EventKind.DISCOVERY_FAILED in run.kinds()
+
+
+def test_a_worker_that_leaves_takes_nothing() -> None:
+    fleet = Fleet(shards=2, workers=1)
+    run = fleet.runs[0]
+    fleet.go_on(60)
+    run.worker.heartbeat.drain_requested = True
+    run.worker.step_drain()
+    for _ in range(200):
+        fleet.world.clock.advance(1)
+        assert run.worker.step_leaderless() == []
+
+
+@pytest.mark.parametrize("seconds", [10.0, 600.0])
+def test_how_long_is_long_is_configured(seconds: float) -> None:
+    assert World(timings={"leaderless": seconds}).worker("w1").worker.settings.leaderless == seconds
+    assert Application(name="app", streams=("s",)).timings.leaderless == 120

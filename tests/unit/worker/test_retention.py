@@ -1,0 +1,122 @@
+"""Data loss is never silent: neither before nor after the fact."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kcl_dagster.errors import Throttled
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.testing.clock import FakeClock
+from kcl_dagster.worker.batch import Progress, Range
+from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.retention import Loss, RetentionWatch, loss_in
+from tests.unit.worker.kit import Run, World
+
+A = "shardId-000000000000"
+DAY = 86_400.0
+STREAM = StreamIdentifier.single("orders")
+
+
+def read(after: Checkpoint = TRIM_HORIZON, **found: object) -> Progress:
+    return Progress(Range(LeaseKey(A), STREAM, A, after, 1), **found)  # type: ignore[arg-type]
+
+
+def test_every_step_towards_the_retention_is_said_once() -> None:
+    watch = RetentionWatch(lambda _: DAY, FakeClock())
+    used = [0.1, 0.5, 0.6, 0.7499, 0.75, 0.8, 0.95, 0.99, 0.4, 0.55]
+    said = [watch.warning(read(millis_behind=round(share * DAY * 1000))) for share in used]
+    assert said == [None, 0.5, None, None, 0.75, None, 0.9, None, None, 0.5]
+
+
+def test_a_stream_is_not_described_for_every_batch() -> None:
+    clock, asked = FakeClock(), 0
+
+    def describe(_: StreamIdentifier) -> float:
+        nonlocal asked
+        asked += 1
+        return DAY
+
+    watch = RetentionWatch(describe, clock)
+    for _ in range(100):
+        watch.warning(read(millis_behind=1))
+        clock.advance(10)
+    assert asked == 2
+
+
+def test_a_retention_that_cannot_be_found_out_warns_of_nothing() -> None:
+    clock = FakeClock()
+    answers: Iterator[Throttled | float] = iter([Throttled("slow"), DAY, Throttled("slow")])
+
+    def describe(_: StreamIdentifier) -> float:
+        answer = next(answers)
+        if isinstance(answer, Throttled):
+            raise answer
+        return answer
+
+    watch = RetentionWatch(describe, clock)
+    assert watch.warning(read(millis_behind=86_000_000)) is None
+    clock.advance(600)
+    assert watch.warning(read(millis_behind=86_000_000)) == 0.9
+    clock.advance(600)
+    assert watch.retention(STREAM) == DAY  # what was known last
+
+
+@pytest.mark.parametrize(
+    ("progress", "loss"),
+    [
+        pytest.param(read(), None, id="nothing read from the start"),
+        pytest.param(read(start_trimmed=True), None, id="no record was processed before"),
+        pytest.param(read(Checkpoint("5")), None, id="the record at the checkpoint is there"),
+        pytest.param(
+            read(Checkpoint("5"), start_trimmed=True, first="9", first_arrival_ms=40_000),
+            Loss("5", "9", 60.0),
+            id="it is gone",
+        ),
+        pytest.param(read(Checkpoint("5"), gone=True, ended=True), Loss("5", None), id="the shard is gone"),
+    ],
+)
+def test_what_was_lost(progress: Progress, loss: Loss | None) -> None:
+    assert loss_in(progress, now=100.0) == loss
+
+
+def reader_whose_records_were_trimmed(policy: str) -> tuple[World, Run]:
+    world = World(batch={"on_data_loss": policy})
+    world.stream.put(A, *"abc")
+    run = world.worker("w1")
+    world.assign(run)
+    run.until_idle()
+    world.stream.put(A, *"def")
+    world.stream.shards[A].trimmed_through = 104  # e is gone, and so is everything before
+    return world, run
+
+
+def test_a_loss_stops_the_shard_and_says_from_where_to_where() -> None:
+    world, run = reader_whose_records_were_trimmed("stop")
+    for _ in range(30):
+        run.round()
+        world.clock.advance(1)
+    [event] = [event for event in run.events if event.kind is EventKind.DATA_LOST]
+    assert (event.facts["since"], event.facts["until"]) == ("102", "105")
+    assert world.lease(A).checkpoint == Checkpoint("102")
+    assert run.worker.step_batch().stopped == (A,)
+
+
+def test_a_loss_may_be_gone_on_from() -> None:
+    world, run = reader_whose_records_were_trimmed("continue")
+    run.until_idle()
+    assert run.kinds().count(EventKind.DATA_LOST) == 1
+    assert world.lease(A).checkpoint == Checkpoint("105")
+    assert world.store.everything()[-1] == (A, 105, "f")
+
+
+def test_warnings_are_events() -> None:
+    world = World()
+    run = world.worker("w1", retention_of=lambda _: 10.0)
+    world.stream.put(A, *"abcdefghijkl")
+    world.assign(run)
+    run.round()
+    [event] = [event for event in run.events if event.kind is EventKind.RETENTION_NEAR]
+    assert event.is_trouble
+    assert "90%" in event.message
