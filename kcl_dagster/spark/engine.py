@@ -8,7 +8,6 @@ import os
 import re
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -17,6 +16,7 @@ from pyspark.sql import SparkSession
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.ahead import ReadAhead
 from kcl_dagster.spark.fetch import Connection, FetchPlan, FetchTask, ShardPlan
 from kcl_dagster.spark.frozen import Batch, FrozenRanges
 from kcl_dagster.spark.schema import SPARK_SCHEMA
@@ -69,14 +69,13 @@ class SparkEngine:
         self._runtime = runtime or system()
         self._left: dict[LeaseKey, _Left] = {}
         self._lock = threading.Lock()
-        self._ahead: tuple[tuple[Range, ...], Future[FrozenRanges]] | None = None
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="kcl-prefetch")
+        self._ahead = ReadAhead(spark, self._read, f"kcl-prefetch-{self._runtime.new_id()}")
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> Batch:
         """See `worker.batch.Engine.fetch`."""
         parts: list[FrozenRanges] = []
         missing = list(ranges)
-        ahead = self._take_ahead(ranges)
+        ahead = self._ahead.take(ranges)
         if ahead is not None:
             parts.append(ahead)
             missing = [range_ for range_ in ranges if range_ not in ahead.ranges]
@@ -85,28 +84,12 @@ class SparkEngine:
         return Batch(parts, {range_.lease for range_ in ranges})
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
-        """See `worker.batch.Engine.prefetch`. A read that is still under way is not joined by a second one."""
-        if self._ahead is None and ranges:
-            self._ahead = (tuple(ranges), self._reader.submit(self._read, list(ranges), budget))
+        """See `worker.batch.Engine.prefetch`."""
+        self._ahead.start(ranges, budget)
 
     def close(self) -> None:
         """Throw away what was read ahead. The session stays."""
-        self._take_ahead(())
-        self._reader.shutdown(wait=True, cancel_futures=True)
-
-    def _take_ahead(self, ranges: Sequence[Range]) -> FrozenRanges | None:
-        if self._ahead is None:
-            return None
-        (planned, future), self._ahead = self._ahead, None
-        useful = set(planned) & set(ranges)
-        if not useful and not future.cancel():
-            future.add_done_callback(_discard)
-            return None
-        try:
-            return future.result()
-        except Exception:
-            # Whatever it was, the same ranges are now read in the foreground and fail there if they must.
-            return None
+        self._ahead.close()
 
     def _read(self, ranges: Sequence[Range], budget: Budget) -> FrozenRanges:
         plan = FetchPlan(
@@ -155,8 +138,3 @@ def _fitting_tasks(spark: SparkSession) -> int:
         return FETCH_TASKS
     slots = int(local[1]) if local[1] and local[1] != "*" else (os.cpu_count() or 1) if local[1] else 1
     return max(1, min(FETCH_TASKS, slots // 2))
-
-
-def _discard(future: Future[FrozenRanges]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().release()

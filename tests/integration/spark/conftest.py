@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.worker.batch import Batch, Budget, Part, Progress, Range
 
-GENEROUS = Budget(records=1_000_000, bytes=1 << 30, seconds=0.3)
+GENEROUS = Budget(records=1_000_000, bytes=1 << 30, seconds=0.1)
 
 _numbers = itertools.count()
 
@@ -52,25 +53,49 @@ class Stream:
         return [self.range(shard, **more) for shard in self.shards()]
 
 
-@pytest.fixture
-def stream(aws: Emulator) -> Iterator[Stream]:
+@contextmanager
+def new_stream(aws: Emulator, shards: int = 3) -> Iterator[Stream]:
     kinesis = aws.client("kinesis")
     name = f"stream-{next(_numbers)}"
-    kinesis.create_stream(StreamName=name, ShardCount=3)
+    kinesis.create_stream(StreamName=name, ShardCount=shards)
     yield Stream(name, kinesis)
     kinesis.delete_stream(StreamName=name)
 
 
+@contextmanager
+def new_engine(spark: SparkSession, connection: Connection) -> Iterator[SparkEngine]:
+    engine = SparkEngine(spark, connection, EngineSettings(limits=ShardLimits.unlimited()))
+    yield engine
+    engine.close()
+
+
 @pytest.fixture
+def stream(aws: Emulator) -> Iterator[Stream]:
+    with new_stream(aws) as stream:
+        yield stream
+
+
+@pytest.fixture(scope="module")
+def shared_stream(aws: Emulator) -> Iterator[Stream]:
+    with new_stream(aws) as stream:
+        yield stream
+
+
+@pytest.fixture(scope="session")
 def connection(aws: Emulator) -> Connection:
     return Connection(endpoint_url=aws.endpoint_url, region="us-east-1", access_key="test", secret_key="test")
 
 
 @pytest.fixture
 def engine(spark: SparkSession, connection: Connection) -> Iterator[SparkEngine]:
-    engine = SparkEngine(spark, connection, EngineSettings(limits=ShardLimits.unlimited()))
-    yield engine
-    engine.close()
+    with new_engine(spark, connection) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def shared_engine(spark: SparkSession, connection: Connection) -> Iterator[SparkEngine]:
+    with new_engine(spark, connection) as engine:
+        yield engine
 
 
 def batch_of(progress: Sequence[Progress], application: str = "app", worker: str = "worker-000:test") -> Batch:

@@ -1,5 +1,6 @@
 """Fetching through Spark: what the driver is told is what the records are."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from pyspark.sql import DataFrame
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.engine import SparkEngine
-from kcl_dagster.worker.batch import Budget
+from kcl_dagster.worker.batch import Budget, Range
 from tests.integration.spark.conftest import GENEROUS, Stream
 
 pytestmark = pytest.mark.spark
@@ -86,3 +87,73 @@ def test_a_shard_that_cannot_be_read_does_not_stop_the_others(stream: Stream, en
     assert set(fetched.failures) == {missing.lease}
     assert len(fetched.progress) == 2
     assert sum(p.records for p in fetched.progress.values()) == fetched.data(list(fetched.progress)).count()
+
+
+# Reading ahead
+
+
+def following(fetched: object, ranges: list[Range]) -> list[Range]:
+    progress = fetched.progress  # type: ignore[attr-defined]  # any batch
+    return [replace(r, after=progress[r.lease].through or r.after, number=r.number + 1) for r in ranges]
+
+
+def test_what_was_read_ahead_is_the_next_batch(stream: Stream, engine: SparkEngine) -> None:
+    ranges = stream.ranges()
+    stream.produce(90)
+    first = engine.fetch(ranges, GENEROUS)
+    stream.produce(90)
+    ahead = following(first, ranges)
+    engine.prefetch(ahead, GENEROUS)
+    second = engine.fetch(ahead, GENEROUS)
+    assert sorted(numbers(second.data([r.lease for r in ahead]))) == list(range(90, 180))
+
+
+def test_ranges_that_were_not_read_ahead_join_the_batch(stream: Stream, engine: SparkEngine) -> None:
+    stream.produce(90)
+    ranges = stream.ranges()
+    engine.prefetch(ranges[:2], GENEROUS)
+    fetched = engine.fetch(ranges, GENEROUS)
+    assert set(fetched.progress) == {r.lease for r in ranges}
+    assert sorted(numbers(fetched.data([r.lease for r in ranges]))) == list(range(90))
+    assert fetched.data([ranges[2].lease]).count() == fetched.progress[ranges[2].lease].records
+
+
+def test_a_shard_that_was_lost_meanwhile_takes_no_part(stream: Stream, engine: SparkEngine) -> None:
+    stream.produce(90)
+    ranges = stream.ranges()
+    engine.prefetch(ranges, GENEROUS)
+    fetched = engine.fetch(ranges[:1], GENEROUS)
+    assert set(fetched.progress) == {ranges[0].lease}
+    assert fetched.data([ranges[0].lease]).count() == fetched.progress[ranges[0].lease].records
+
+
+def test_a_read_ahead_that_nobody_wants_is_stopped(stream: Stream, engine: SparkEngine) -> None:
+    stream.produce(30)
+    began = time.monotonic()
+    engine.prefetch(stream.ranges(number=7), Budget(10**6, 10**9, seconds=60.0))
+    fetched = engine.fetch(stream.ranges(number=8), GENEROUS)
+    assert sorted(numbers(fetched.data([LeaseKey(shard) for shard in stream.shards()]))) == list(range(30))
+    engine.close()
+    assert time.monotonic() - began < 50
+
+
+# What a worker asks when a batch keeps failing
+
+
+def test_a_lease_can_be_halved_down_to_one_record(stream: Stream, engine: SparkEngine) -> None:
+    stream.produce(60)
+    range_ = stream.ranges()[0]
+    fetched = engine.fetch([range_], GENEROUS)
+    count = fetched.progress[range_.lease].records
+    while count > 1:
+        middle = fetched.midpoint(range_.lease)
+        assert middle is not None
+        half = replace(range_, through=middle, first=fetched.progress[range_.lease].first)
+        fetched = engine.fetch([half], GENEROUS)
+        assert fetched.progress[range_.lease].records == count // 2
+        count //= 2
+    assert fetched.midpoint(range_.lease) is None
+    (record,) = fetched.records(range_.lease)
+    assert record.sequence_number == fetched.progress[range_.lease].first
+    assert record.partition_key == f"key-{int(record.data[:8])}"
+    assert record.arrival_ms == fetched.progress[range_.lease].first_arrival_ms

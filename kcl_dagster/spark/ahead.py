@@ -1,0 +1,79 @@
+"""One fetch that runs while the batch before it is being written."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from kcl_dagster.errors import KclError
+from kcl_dagster.spark.frozen import FrozenRanges
+from kcl_dagster.worker.batch import Budget, Range
+
+STOP_ATTEMPTS: Final = 20
+STOP_SECONDS: Final = 0.25  # a task notices within a few hundredths of a second
+
+Read = Callable[[Sequence[Range], Budget], FrozenRanges]
+
+
+class ReadAhead:
+    """Runs at most one read at a time, on a thread of its own. Its methods belong to the worker's main thread."""
+
+    def __init__(self, spark: SparkSession, read: Read, name: str) -> None:
+        """`name` must be unique in the session: jobs that are no longer wanted are cancelled by it."""
+        self._spark = spark
+        self._read = read
+        self._name = name
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="kcl-prefetch")
+        self._planned: tuple[Range, ...] = ()
+        self._future: Future[FrozenRanges] | None = None
+
+    def start(self, ranges: Sequence[Range], budget: Budget) -> None:
+        """Begin to read, unless a read is still waiting to be taken."""
+        if self._future is None and ranges:
+            self._planned = tuple(ranges)
+            self._future = self._pool.submit(self._tagged, self._planned, budget)
+
+    def take(self, ranges: Sequence[Range]) -> FrozenRanges | None:
+        """What was read ahead, if any of these ranges is in it; waits for it. Else it is stopped and thrown away.
+
+        A read that failed counts as none: the ranges are then read again, and fail in the open if they must.
+        """
+        future, self._future = self._future, None
+        if future is None:
+            return None
+        if not set(self._planned) & set(ranges):
+            self._drop(future)
+            return None
+        try:
+            return future.result()
+        except (KclError, PySparkException, RuntimeError):
+            return None
+
+    def close(self) -> None:
+        self.take(())
+        self._pool.shutdown(wait=True)
+
+    def _tagged(self, ranges: Sequence[Range], budget: Budget) -> FrozenRanges:
+        self._spark.addTag(self._name)
+        return self._read(ranges, budget)
+
+    def _drop(self, future: Future[FrozenRanges]) -> None:
+        """Stop a read, and wait until it has: two readers of a shard would share its limits."""
+        future.add_done_callback(_release)
+        if future.cancel():
+            return
+        for _ in range(STOP_ATTEMPTS):
+            # A job that is not quite started is not stopped by this, so it is said again. Where Spark cannot stop
+            # jobs at all, the read ends by itself.
+            with suppress(PySparkException, RuntimeError):
+                self._spark.interruptTag(self._name)
+            if wait([future], STOP_SECONDS).done:
+                return
+
+
+def _release(future: Future[FrozenRanges]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().release()

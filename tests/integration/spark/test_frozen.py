@@ -1,0 +1,165 @@
+"""A batch whose content Spark swapped is never evaluated, whatever a user's code asks of it.
+
+The swap is played through by putting the rows of a second fetch under a batch that counted the first: the same
+shards, another attempt, more records.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from kcl_dagster.errors import BatchContentChanged
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.engine import SparkEngine
+from kcl_dagster.spark.failures import is_content_changed
+from kcl_dagster.spark.frozen import Batch, FrozenRanges
+from kcl_dagster.spark.sinks.parquet import ParquetSink
+from tests.integration.spark.conftest import GENEROUS, Stream, batch_of
+
+pytestmark = pytest.mark.spark
+
+
+def part_of(batch: Batch) -> FrozenRanges:
+    (part,) = batch._parts
+    return part
+
+
+@pytest.fixture(scope="module")
+def whole(shared_stream: Stream, shared_engine: SparkEngine) -> Batch:
+    """A batch of 60 records, for as many evaluations as a test likes."""
+    shared_stream.produce(60)
+    return shared_engine.fetch(shared_stream.ranges(), GENEROUS)
+
+
+@pytest.fixture(scope="module")
+def swapped(whole: Batch, shared_stream: Stream, shared_engine: SparkEngine) -> Batch:
+    """A batch that counted 60 records and would now evaluate to 120."""
+    counted = shared_engine.fetch([p.range for p in whole.progress.values()], GENEROUS)
+    shared_stream.produce(60)
+    other = shared_engine.fetch(shared_stream.ranges(number=2), GENEROUS)
+    part_of(counted)._frame = part_of(other)._frame
+    return counted
+
+
+def identity(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def sizes(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    for batch in batches:
+        yield pd.DataFrame({"size": batch["data"].str.len()})
+
+
+def by_udf(records: DataFrame) -> DataFrame:
+    return records.where(F.udf(len, "int")("data") > 1)
+
+
+def joined(records: DataFrame) -> DataFrame:
+    keys = records.sparkSession.createDataFrame([(f"key-{i}",) for i in range(200)], "partition_key string")
+    return records.join(keys, "partition_key")
+
+
+def broadcast(records: DataFrame) -> DataFrame:
+    keys = records.sparkSession.createDataFrame([(f"key-{i}",) for i in range(200)], "partition_key string")
+    return records.join(F.broadcast(keys), "partition_key", "left")
+
+
+def newest(records: DataFrame) -> DataFrame:
+    by_key = Window.partitionBy("partition_key").orderBy(F.desc("sequence_number"))
+    return records.withColumn("n", F.row_number().over(by_key)).where("n = 1")
+
+
+USER_CODE: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "nothing": lambda df: df,
+    "not null": lambda df: df.where(F.col("data").isNotNull()),
+    "several columns not null": lambda df: df.dropna(subset=["data", "partition_key", "arrival_timestamp"]),
+    "length": lambda df: df.where(F.length("data") > 10),
+    "a key": lambda df: df.where(F.col("partition_key") == "key-5"),
+    "a key nobody has": lambda df: df.where(F.col("partition_key") == "nobody"),
+    "a shard": lambda df: df.where(F.col("shard_id").startswith("shardId")),
+    "a lease": lambda df: df.where(F.col("lease_key") == "shardId-000000000000"),
+    "in": lambda df: df.where(F.col("partition_key").isin("key-1", "key-2")),
+    "a time": lambda df: df.where(F.col("arrival_timestamp") > F.lit("2020-01-01").cast("timestamp")),
+    "two filters": lambda df: df.where("data is not null").where("sub_sequence_number >= 0"),
+    "one column": lambda df: df.select("partition_key"),
+    "a constant": lambda df: df.select(F.lit(1).alias("one")),
+    "python udf": by_udf,
+    "mapInPandas": lambda df: df.select("data").mapInPandas(sizes, "size long").where("size > 1"),
+    "mapInArrow": lambda df: df.select("data").mapInArrow(identity, "data binary"),
+    "group": lambda df: df.groupBy("partition_key").count(),
+    "group and having": lambda df: df.groupBy("shard_id").count().where("count > 1"),
+    "count": lambda df: df.agg(F.count("*")),
+    "distinct": lambda df: df.select("partition_key").distinct(),
+    "window": newest,
+    "join": joined,
+    "broadcast join": broadcast,
+    "union": lambda df: df.unionAll(df),
+    "order": lambda df: df.orderBy("sequence_number"),
+    "limit": lambda df: df.limit(1),
+    "filter and limit": lambda df: df.where("data is not null").limit(3),
+    "repartition": lambda df: df.where("data is not null").repartition(5),
+    "explode": lambda df: df.withColumn("x", F.explode(F.split(F.col("data").cast("string"), "0"))),
+    "sample": lambda df: df.sample(0.5, 1),
+    "json": lambda df: df.select(F.from_json(F.col("data").cast("string"), "a int").alias("j")).where(
+        "j.a is null"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", USER_CODE)
+def test_user_code_cannot_hide_a_swapped_batch(name: str, swapped: Batch) -> None:
+    output = USER_CODE[name](swapped.data(list(swapped.progress)))
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - which of Spark's classes it is depends on the plan
+        output.collect()
+    assert is_content_changed(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nothing", "a key", "a constant", "group", "filter and limit"])
+def test_user_code_cannot_hide_it_when_a_lease_was_dropped(name: str, swapped: Batch) -> None:
+    """Leases that are lost while the batch is prepared are filtered out: that filter may not hide it either."""
+    output = USER_CODE[name](swapped.data(list(swapped.progress)[:2]))
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - as above
+        output.collect()
+    assert is_content_changed(caught.value)
+
+
+@pytest.mark.parametrize("name", USER_CODE)
+def test_a_batch_that_is_whole_is_evaluated(name: str, whole: Batch) -> None:
+    assert USER_CODE[name](whole.data(list(whole.progress))).collect() or name == "a key nobody has"
+
+
+def test_a_sink_stores_nothing_of_a_swapped_batch(swapped: Batch, tmp_path: Path) -> None:
+    sink = ParquetSink(str(tmp_path), transform=lambda df: df.where("data is not null"))
+    with pytest.raises(BatchContentChanged, match="read again"):
+        sink.write(swapped.data(list(swapped.progress)), batch_of(list(swapped.progress.values())))
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def test_blocks_that_were_lost_are_not_read_again(stream: Stream, engine: SparkEngine, tmp_path: Path) -> None:
+    stream.produce(60)
+    fetched = engine.fetch(stream.ranges(), GENEROUS)
+    stream.produce(60)
+    fetched.release()
+    with pytest.raises(BatchContentChanged):
+        ParquetSink(str(tmp_path)).write(
+            fetched.data([LeaseKey(shard) for shard in stream.shards()]), batch_of(list(fetched.progress.values()))
+        )
+
+
+def test_a_batch_frees_its_memory(stream: Stream, engine: SparkEngine, spark: SparkSession) -> None:
+    stream.produce(300, size=10_000)
+
+    def held() -> int:
+        infos = spark.sparkContext._jsc.sc().getRDDStorageInfo()
+        return sum(info.memSize() + info.diskSize() for info in infos)
+
+    before = held()
+    fetched = engine.fetch(stream.ranges(), GENEROUS)
+    assert held() >= before + 2_500_000
+    fetched.release()
+    assert held() <= before
