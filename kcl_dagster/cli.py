@@ -1,0 +1,239 @@
+"""`kcl-dagster`: what an operator does from a terminal.
+
+Each verb answers on standard output, says what is wrong in one line on standard error, and ends with 0 when all is
+well, 1 when something is wrong with the application, 2 when the question could not be answered.
+"""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from kcl_dagster import aws
+from kcl_dagster.application import Application
+from kcl_dagster.errors import ConfigurationError, KclError, TableNotFound
+from kcl_dagster.leader.opening import open_leader
+from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.streams import KinesisStreams
+from kcl_dagster.leader.tick import Leader, LeaderTables
+from kcl_dagster.operations.status import Status, read_status
+from kcl_dagster.runtime import system
+from kcl_dagster.tables.layout import detect_layout
+
+WELL: Final = 0
+WRONG: Final = 1
+UNANSWERED: Final = 2
+
+STANDBY_TICK_SECONDS: Final = 5.0  # as often as the sensor
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        answer: int = options.run(options)
+    except KclError as error:
+        sys.stderr.write(f"kcl-dagster: {' '.join(str(error).split())}\n")
+        return UNANSWERED
+    return answer
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kcl-dagster", description="Look at and steer a KCL application.")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "target", nargs="?", help="module:attribute, a consumer or an Application; or use --application"
+    )
+    common.add_argument("--application", help="its name, which is also its lease table's")
+    common.add_argument("--stream", action="append", help="with --application; several times for several streams")
+    common.add_argument("--region", help="left out: as boto3 finds it")
+    common.add_argument("--endpoint-url", help="of an emulator or a private endpoint")
+    common.add_argument("--profile", help="of the shared AWS configuration")
+    common.add_argument("--role-arn", help="role to assume")
+
+    def verb(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=text, description=text, parents=[common])
+        added.set_defaults(run=run)
+        return added
+
+    status = verb("status", _status, "who reads what, how far, and whether anything is unserved")
+    status.add_argument("--json", action="store_true", help="for machines")
+    plan = verb("plan", _plan, "what the leader would do next; writes nothing")
+    plan.add_argument("--json", action="store_true", help="for machines")
+    verb("lead", _lead, "lead as a standby: takes over when no other leader is alive; launches no runs")
+    emulator = verbs.add_parser("emulator", help="an embedded AWS for trying things out", add_help=False)
+    emulator.set_defaults(run=_emulator)
+    emulator.add_argument("rest", nargs=argparse.REMAINDER)
+    return parser
+
+
+def _application(options: argparse.Namespace) -> Application:
+    """The application the options name. Raises ConfigurationError, saying how to name one."""
+    if options.target:
+        found = _load(options.target)
+        application = getattr(found, "application", found)
+        if not isinstance(application, Application):
+            raise ConfigurationError(
+                f"{options.target} is neither a consumer nor an Application: {type(found).__name__}"
+            )
+        return application
+    if not options.application or not options.stream:
+        raise ConfigurationError("say which application: module:attribute, or --application NAME --stream NAME")
+    try:
+        return Application(
+            name=options.application, streams=tuple(options.stream), multi_stream=len(options.stream) > 1
+        )
+    except ValueError as error:
+        raise ConfigurationError(f"application {options.application}: {error}") from None
+
+
+def _load(target: str) -> Any:
+    module, colon, attribute = target.partition(":")
+    if not colon:
+        raise ConfigurationError(f"{target} is not of the form module:attribute")
+    sys.path.insert(0, "")  # as python -m does: the user's project is where the user is
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"{target} cannot be loaded: {error}") from None
+
+
+def _client(options: argparse.Namespace, service: str) -> aws.Client:
+    return aws.client(
+        service,
+        region=options.region,
+        endpoint_url=options.endpoint_url,
+        profile=options.profile,
+        role_arn=options.role_arn,
+    )
+
+
+# --- status ---
+
+
+def _status(options: argparse.Namespace) -> int:
+    status = read_status(_application(options), _client(options, "dynamodb"), system())
+    if options.json:
+        sys.stdout.write(json.dumps(status.to_document(), indent=2) + "\n")
+    else:
+        _show(status, Console())
+    return WRONG if status.unserved or status.unreadable else WELL
+
+
+def _show(status: Status, console: Console) -> None:
+    leases = Table(title=f"{status.application.name}: leader {status.leader or 'nobody'}", title_justify="left")
+    for name in ("lease", "owner", "checkpoint", "KB/s", "state"):
+        leases.add_column(name, overflow="fold")
+    for lease in status.leases:
+        state = status.state_of(lease)
+        style = {"unserved": "bold red", "finished": "dim"}.get(state)
+        kbps = "" if lease.throughput_kbps is None else f"{lease.throughput_kbps:.1f}"
+        leases.add_row(lease.key, lease.actual_owner or "", str(lease.checkpoint or ""), kbps, state, style=style)
+    workers = Table()
+    for name in ("worker", "state", "leases", "behind (s)", "heartbeat (s ago)", "run"):
+        workers.add_column(name, overflow="fold")
+    for row in status.to_document()["workers"]:
+        behind = "" if row["behind_ms"] is None else f"{row['behind_ms'] / 1000:.1f}"
+        age = str(row["seconds_since_heartbeat"] or "")
+        workers.add_row(row["worker"], row["state"], str(row["leases"]), behind, age, row["run"] or "")
+    console.print(leases)
+    console.print(workers)
+    for problem in status.unreadable:
+        console.print(f"unreadable: {problem}", style="bold red")
+
+
+# --- plan, lead ---
+
+
+def _plan(options: argparse.Namespace) -> int:
+    application, runtime, dynamodb = _application(options), system(), _client(options, "dynamodb")
+    layout = detect_layout(dynamodb, application, runtime)
+    tables = LeaderTables.open(dynamodb, application, layout, runtime, _standby())
+    leader = Leader(application, tables, KinesisStreams(_client(options, "kinesis"), runtime), runtime)
+    try:
+        leader.remember()
+        report = leader.plan(_runs(application))
+    except TableNotFound:
+        msg = f"application {application.name} has no lease table yet; its leader makes it with the first tick"
+        raise TableNotFound(msg) from None
+    decisions = _decisions(report)
+    if options.json:
+        sys.stdout.write(json.dumps({"decisions": decisions, "problems": _problems(report)}, indent=2) + "\n")
+    else:
+        sys.stdout.write("\n".join(decisions or ["nothing to do"]) + "\n")
+        for problem in _problems(report):
+            sys.stderr.write(f"{problem}\n")
+    return WELL if report.ok else WRONG
+
+
+def _lead(options: argparse.Namespace) -> int:
+    application = _application(options)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    leader = open_leader(
+        application,
+        dynamodb=_client(options, "dynamodb"),
+        kinesis=_client(options, "kinesis"),
+        identity=_standby(),
+    )
+    console, told = Console(), ""
+    while not stop.is_set():
+        report = leader.tick(_runs(application))
+        now = "leading" if report.leading else f"standing by: {report.leader or 'nobody'} leads"
+        if now != told:
+            console.print(told := now)
+        for line in (*_decisions(report), *_problems(report)):
+            console.print(line)
+        stop.wait(STANDBY_TICK_SECONDS)
+    leader.resign()
+    console.print("resigned")
+    return WELL
+
+
+def _decisions(report: TickReport) -> list[str]:
+    moves = [f"{move.lease} to {move.to} ({move.kind}): {move.because}" for move in report.planned]
+    launches = [f"launch {launch.slot}: {launch.because}" for launch in report.launches]
+    return [*moves, *launches, *(f"retire {slot}" for slot in report.retire), *report.notes]
+
+
+def _problems(report: TickReport) -> list[str]:
+    return [f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok]
+
+
+def _runs(application: Application) -> RunView:
+    """The runs of the Dagster instance that DAGSTER_HOME names; none without one."""
+    if not os.environ.get("DAGSTER_HOME"):
+        return RunView()
+    from dagster import DagsterInstance
+
+    from kcl_dagster.orchestration.runs import run_view
+
+    return run_view(DagsterInstance.get(), application)
+
+
+def _standby() -> str:
+    return f"standby:{socket.gethostname()}"
+
+
+# --- emulator ---
+
+
+def _emulator(options: argparse.Namespace) -> int:
+    from kcl_dagster.emulator.__main__ import main as run_emulator
+
+    return run_emulator(options.rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""How an application stands: one look at its tables, as data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kcl_dagster.application import Application
+from kcl_dagster.aws import Client
+from kcl_dagster.errors import TableNotFound
+from kcl_dagster.model.lease import Lease
+from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.lock import LeaderLock
+from kcl_dagster.tables.places import LayoutKind
+from kcl_dagster.tables.workers import WorkerTable
+
+NOBODY = "nobody"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Leases and workers as they stood at `at`, epoch seconds."""
+
+    application: Application
+    layout: LayoutKind
+    leader: str | None
+    leases: Sequence[Lease]
+    workers: Sequence[WorkerRow]
+    unreadable: Sequence[str]
+    at: float
+
+    @property
+    def open_leases(self) -> list[Lease]:
+        return [lease for lease in self.leases if not lease.is_finished]
+
+    @property
+    def unserved(self) -> list[Lease]:
+        """Open leases without an owner, or whose owner has no row. A counter that stands still takes a leader, or
+        two looks, to see."""
+        alive = {row.id for row in self.workers}
+        return [lease for lease in self.open_leases if lease.actual_owner not in alive]
+
+    def state_of(self, lease: Lease) -> str:
+        if lease.is_finished:
+            return "finished"
+        if lease in self.unserved:
+            return "unserved"
+        return f"handoff to {lease.owner}" if lease.in_handoff else "served"
+
+    def to_document(self) -> dict[str, Any]:
+        """For machines: stable names, plain values."""
+        return {
+            "application": self.application.name,
+            "streams": [stream.name for stream in self.application.streams],
+            "table": self.application.lease_table,
+            "layout": self.layout.value,
+            "leader": self.leader,
+            "at": self.at,
+            "leases": [self._lease(lease) for lease in self.leases],
+            "workers": [self._worker(row) for row in self.workers],
+            "unserved": [lease.key for lease in self.unserved],
+            "unreadable": list(self.unreadable),
+        }
+
+    def _lease(self, lease: Lease) -> Mapping[str, Any]:
+        return {
+            "lease": lease.key,
+            "owner": lease.actual_owner,
+            "next_owner": lease.owner if lease.in_handoff else None,
+            "checkpoint": None if lease.checkpoint is None else str(lease.checkpoint),
+            "pending_checkpoint": None if lease.pending_checkpoint is None else str(lease.pending_checkpoint),
+            "counter": lease.counter,
+            "throughput_kbps": lease.throughput_kbps,
+            "batch": lease.batch,
+            "state": self.state_of(lease),
+        }
+
+    def _worker(self, row: WorkerRow) -> Mapping[str, Any]:
+        return {
+            "worker": row.id,
+            "slot": row.slot,
+            "run": row.run_id,
+            "state": row.state.value,
+            "leases": sum(lease.actual_owner == row.id for lease in self.open_leases),
+            "behind_ms": row.lag_ms,
+            "seconds_since_heartbeat": None if row.last_update is None else round(self.at - row.last_update, 1),
+        }
+
+
+def read_status(application: Application, dynamodb: Client, runtime: Runtime) -> Status:
+    """Look at the tables; three to five requests. Raises TableNotFound when no leader has been there yet."""
+    layout = detect_layout(dynamodb, application, runtime)
+    try:
+        scan = LeaseTable(dynamodb, application, layout, runtime).scan()
+        workers = WorkerTable(dynamodb, application, layout, runtime).list()
+        leader = LeaderLock(dynamodb, application, layout, runtime, NOBODY).peek()
+    except TableNotFound as error:
+        msg = f"application {application.name} has no lease table yet: has its leader run, and is this its region?"
+        raise TableNotFound(msg) from error
+    return Status(
+        application=application,
+        layout=layout.kind,
+        leader=leader,
+        leases=sorted(scan.leases, key=lambda lease: lease.key),
+        workers=sorted(workers, key=lambda row: row.id),
+        unreadable=[str(problem) for problem in scan.unreadable],
+        at=runtime.clock.now(),
+    )
