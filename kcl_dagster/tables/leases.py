@@ -2,19 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
-from kcl_dagster.errors import LeaseLost
+from kcl_dagster.errors import LeaseLost, OutcomeUnknown
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.tables import outcomes, requests
 from kcl_dagster.tables.attributes import rounded
 from kcl_dagster.tables.expressions import Request
+from kcl_dagster.tables.items import lease_to_item
 from kcl_dagster.tables.outcomes import Judge, Verdict
 from kcl_dagster.tables.reading import LeaseReader, ScanResult
 from kcl_dagster.tables.sending import Applied, Refused
 
 __all__ = ["LeaseTable", "ScanResult"]
+
+LOST_IN_A_ROW: Final = 5  # an owner gives up catching up with its own lost answers; the next renewal goes on
 
 
 class LeaseTable(LeaseReader):
@@ -25,25 +29,19 @@ class LeaseTable(LeaseReader):
     All raise ServiceError and TableError when DynamoDB cannot be used, OutcomeUnknown among them.
 
     Where the owner's last write got through and only its answer was lost, the next one catches up and writes
-    again. The KCL takes the old write for the new one, but then trusts the lease for longer than others do.
+    again: an owner may trust its lease from the moment of a write that was surely its own. The KCL takes the old
+    write for the new one, and then trusts the lease for longer than others do.
     """
 
     # --- transitions of the owner -------------------------------------------------------------------------------
 
     def renew(self, lease: Lease, throughput_kbps: float | None = None) -> Lease:
         """One more sign of life. The returned lease tells whether a handoff has begun. Raises LeaseLost."""
-        judge = outcomes.renewed(lease)
-        outcome = self._write(requests.renew(self._table, lease, throughput_kbps), judge)
-        if isinstance(outcome, Applied):
-            # The answer of a renewal carries no row; one that was read back does.
-            return self._lease(outcome.item) or _renewed(lease, throughput_kbps)
-        now = self._lease(outcome.item)
-        if now is not None and (judge(now) is Verdict.APPLIED or _is_handed_over_by(lease, now)):
-            again = self._write(requests.renew(self._table, now, throughput_kbps), outcomes.renewed(now))
-            if isinstance(again, Applied):
-                return self._lease(again.item) or _renewed(now, throughput_kbps)
-            now = self._lease(again.item)
-        raise LeaseLost(lease.key, _why_lost(lease, now))
+        return self._until_answered(
+            lease,
+            lambda known, deadline: self._renew_once(known, throughput_kbps, deadline),
+            lambda known, now: outcomes.may_have_renewed(known, now) or _is_handed_over_by(known, now),
+        )
 
     def checkpoint(
         self,
@@ -129,8 +127,8 @@ class LeaseTable(LeaseReader):
 
     # --- common -------------------------------------------------------------------------------------------------
 
-    def _write(self, request: Request, judge: Judge) -> Applied | Refused:
-        return self._sender.write(request, lambda item: judge(self._lease(item)))
+    def _write(self, request: Request, judge: Judge, deadline: float | None = None) -> Applied | Refused:
+        return self._sender.write(request, lambda item: judge(self._lease(item)), deadline)
 
     def _moved(self, request: Request, judge: Judge) -> Lease | None:
         outcome = self._write(request, judge)
@@ -143,20 +141,39 @@ class LeaseTable(LeaseReader):
     def _advance(
         self, lease: Lease, request_for: Callable[[Lease], Request], judge_for: Callable[[Lease], Judge]
     ) -> Lease:
-        judge = judge_for(lease)
-        outcome = self._write(request_for(lease), judge)
-        now = self._lease(outcome.item)
-        is_behind = now is not None and (judge(now) is Verdict.APPLIED or self._missed_a_renewal(lease, now))
-        if now is not None and is_behind and not isinstance(outcome, Applied):
-            outcome = self._write(request_for(now), judge_for(now))
-            now = self._lease(outcome.item)
-        if now is None or not isinstance(outcome, Applied):
-            raise LeaseLost(lease.key, _why_lost(lease, now))
-        return now
+        def write(known: Lease, deadline: float) -> Applied | Refused:
+            return self._write(request_for(known), judge_for(known), deadline)
 
-    def _missed_a_renewal(self, lease: Lease, now: Lease) -> bool:
-        """The KCL never looks: for its checkpoints, any other counter means that the lease is lost."""
-        return not self._as_kcl and _only_renewed(lease, now)
+        def is_behind(known: Lease, now: Lease) -> bool:
+            return judge_for(known)(now) is Verdict.APPLIED or _only_renewed(known, now)
+
+        return self._until_answered(lease, write, is_behind)
+
+    def _renew_once(self, lease: Lease, throughput_kbps: float | None, deadline: float) -> Applied | Refused:
+        request = requests.renew(self._table, lease, throughput_kbps)
+        outcome = self._write(request, outcomes.unmoved(lease), deadline)
+        if isinstance(outcome, Refused):
+            return outcome
+        return Applied(lease_to_item(_renewed(lease, throughput_kbps)))  # the condition implies the rest
+
+    def _until_answered(
+        self,
+        lease: Lease,
+        write: Callable[[Lease, float], Applied | Refused],
+        is_behind: Callable[[Lease, Lease], bool],
+    ) -> Lease:
+        """Write as the owner; from where the table stands, if all that we missed is the answer to a write of ours."""
+        deadline = self._sender.deadline()
+        known = lease
+        for _ in range(LOST_IN_A_ROW):
+            outcome = write(known, deadline)
+            now = self._lease(outcome.item)
+            if now is not None and isinstance(outcome, Applied):
+                return now
+            if now is None or not is_behind(known, now):
+                raise LeaseLost(lease.key, _why_lost(known, now))
+            known = now
+        raise OutcomeUnknown(f"lease {lease.key}: {LOST_IN_A_ROW} answers in a row were lost")
 
 
 def _renewed(lease: Lease, throughput_kbps: float | None) -> Lease:

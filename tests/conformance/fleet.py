@@ -19,7 +19,7 @@ class Fleet:
     """`policy` and `timings` as in the application's settings."""
 
     def __init__(self, *, policy: dict[str, Any], timings: dict[str, float]) -> None:
-        self.scene = Scene(policy={"name": "kcl", **policy}, timings=timings)
+        self.scene = Scene(policy=policy, timings=timings)
         scene = self.scene
         runtime = Runtime(clock=scene.clock, random=Random(0))
         tables = LeaderTables.open(scene.client, scene.application, scene.layout, runtime, "leader")

@@ -124,7 +124,7 @@ class Watched:
 
 
 class Scene:
-    """One application on an in-memory DynamoDB, in the layout of KCL 3.5."""
+    """One application that is to behave as the KCL, on an in-memory DynamoDB, in the layout of KCL 3.5."""
 
     def __init__(
         self,
@@ -138,7 +138,12 @@ class Scene:
         self.dynamodb = FakeDynamoDB(self.clock, page_items=page_items)
         self.client = Watched(self.dynamodb)
         self.application = Application.model_validate(
-            {"name": "conformance", "streams": ["stream"], "timings": timings or {}, "policy": policy or {}}
+            {
+                "name": "conformance",
+                "streams": ["stream"],
+                "timings": timings or {},
+                "policy": {"name": "kcl", **(policy or {})},
+            }
         )
         self.layout = Layout.single(self.application)
         create_tables(self.client, self.application, self.layout, self.runtime)

@@ -134,12 +134,18 @@ def checkpointer(given: Given) -> Observed:
     return observed
 
 
+_CALL = re.compile(
+    r"(prepare|checkpoint)(?:Checkpoint)?\s*\(?\s*"
+    r"(?:(?:record|seq|sequence|at)\s+)?([\w-]*)(?:[,/ ]+(-?\d+))?\s*\)?"
+)
+
+
 def _call(processor: Checkpointer, call: object) -> PreparedCheckpoint | None:
     """`["17", 0]`, `"checkpoint()"`, `"checkpoint 17"`, `"prepare 17"`, `"prepare"`."""
     if not isinstance(call, str):
         processor.checkpoint(_asked(call))
         return None
-    match = re.fullmatch(r"(prepare|checkpoint)(?:Checkpoint)?\s*\(?\s*([\w-]*)(?:[,/ ]+(\d+))?\s*\)?", call)
+    match = _CALL.fullmatch(call)
     if match is None:
         processor.checkpoint(checkpoint_of(call))
         return None

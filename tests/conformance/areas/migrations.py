@@ -60,10 +60,10 @@ def table(given: Given) -> Observed:
         after = next_stored_status(
             local=local,
             stored=stored,
-            stored_seconds=_seconds(given, "stored_age", default=0.0),
+            stored_seconds=_seconds(given, "stored_age", "status_age", "age", "baked", default=0.0),
             support_code=given.integer("min_support_code", "support_code", default=0),
             legacy_workers=given.integer("workers_in_legacy_metrics", "legacy_workers", default=0),
-            bake_seconds=_seconds(given, "bake", default=86_400.0),
+            bake_seconds=_seconds(given, "bake", "bake_time", default=86_400.0),
         )
     return {
         "local_status": _names(local),
@@ -83,10 +83,11 @@ def _names(status: TableStatus | None) -> AnyOf:
     return AnyOf.of(None) if status is None else AnyOf.of(status.value, status.removeprefix(_STATUS))
 
 
-def _seconds(given: Given, name: str, default: float) -> float:
-    for unit, factor in (("s", 1), ("seconds", 1), ("ms", 0.001), ("m", 60), ("h", 3600)):
-        if given.has(f"{name}_{unit}"):
-            return given.number(f"{name}_{unit}") * factor
+def _seconds(given: Given, *names: str, default: float) -> float:
+    for name in names:
+        for unit, factor in (("s", 1), ("seconds", 1), ("ms", 0.001), ("min", 60), ("h", 3600), ("hours", 3600)):
+            if given.has(f"{name}_{unit}"):
+                return given.number(f"{name}_{unit}") * factor
     return default
 
 
@@ -113,7 +114,7 @@ def summary(given: Given) -> Observed:
 
 
 def _row(given: Given, worker: str) -> WorkerRow:
-    age = _seconds(given, "age", default=0.0) or _seconds(given, "slu_age", default=0.0)
+    age = _seconds(given, "age", "slu_age", default=0.0)
     if not given.flag("fresh", default=True):
         age = 10_000.0
     support = given.number_or_none("sup")

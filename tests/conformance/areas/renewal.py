@@ -118,7 +118,7 @@ def add(given: Given) -> Observed:
 
 @area("renewer.update")
 def update(given: Given) -> Observed:
-    scene = Scene(policy={"name": "kcl"})
+    scene = Scene()
     held = given.record("held")
     worker = held.text_or_none("o", "owner", "leaseOwner") or given.text("worker", default="W")
     # Far beyond the deadline of a single write: a failing table must not look like an expired lease.
