@@ -11,7 +11,6 @@ from kcl_dagster.model.shard import HashRange
 from kcl_dagster.tables import outcomes, requests
 from kcl_dagster.tables.attributes import rounded
 from kcl_dagster.tables.expressions import Request
-from kcl_dagster.tables.items import lease_to_item
 from kcl_dagster.tables.outcomes import Judge, Verdict
 from kcl_dagster.tables.reading import LeaseReader, ScanResult
 from kcl_dagster.tables.sending import Applied, Refused
@@ -141,35 +140,35 @@ class LeaseTable(LeaseReader):
     def _advance(
         self, lease: Lease, request_for: Callable[[Lease], Request], judge_for: Callable[[Lease], Judge]
     ) -> Lease:
-        def write(known: Lease, deadline: float) -> Applied | Refused:
-            return self._write(request_for(known), judge_for(known), deadline)
+        def write(known: Lease, deadline: float) -> Lease | Refused:
+            outcome = self._write(request_for(known), judge_for(known), deadline)
+            written = self._lease(outcome.item)
+            return written if isinstance(outcome, Applied) and written is not None else Refused(outcome.item)
 
         def is_behind(known: Lease, now: Lease) -> bool:
             return judge_for(known)(now) is Verdict.APPLIED or _only_renewed(known, now)
 
         return self._until_answered(lease, write, is_behind)
 
-    def _renew_once(self, lease: Lease, throughput_kbps: float | None, deadline: float) -> Applied | Refused:
+    def _renew_once(self, lease: Lease, throughput_kbps: float | None, deadline: float) -> Lease | Refused:
         request = requests.renew(self._table, lease, throughput_kbps)
         outcome = self._write(request, outcomes.unmoved(lease), deadline)
-        if isinstance(outcome, Refused):
-            return outcome
-        return Applied(lease_to_item(_renewed(lease, throughput_kbps)))  # the condition implies the rest
+        return outcome if isinstance(outcome, Refused) else _renewed(lease, throughput_kbps)
 
     def _until_answered(
         self,
         lease: Lease,
-        write: Callable[[Lease, float], Applied | Refused],
+        write: Callable[[Lease, float], Lease | Refused],
         is_behind: Callable[[Lease, Lease], bool],
     ) -> Lease:
-        """Write as the owner; from where the table stands, if all that we missed is the answer to a write of ours."""
+        """Write as the owner, and again from where the table stands if we only missed an answer to ourselves."""
         deadline = self._sender.deadline()
         known = lease
         for _ in range(LOST_IN_A_ROW):
             outcome = write(known, deadline)
+            if isinstance(outcome, Lease):
+                return outcome
             now = self._lease(outcome.item)
-            if now is not None and isinstance(outcome, Applied):
-                return now
             if now is None or not is_behind(known, now):
                 raise LeaseLost(lease.key, _why_lost(known, now))
             known = now
@@ -177,6 +176,7 @@ class LeaseTable(LeaseReader):
 
 
 def _renewed(lease: Lease, throughput_kbps: float | None) -> Lease:
+    """What its condition implies about the row; its answer carries none."""
     throughput = lease.throughput_kbps if throughput_kbps is None else rounded(throughput_kbps)
     return replace(lease, counter=lease.counter + 1, throughput_kbps=throughput)
 

@@ -1,8 +1,8 @@
 """What became of a write whose answer was lost, judged from the lease as it stands now.
 
-Each rule names the state only this write could have led to. It is asked right after a strongly consistent read;
-None stands for a lease that is gone. STANDING means: the write has not been applied and would succeed if it were
-sent again, which is safe, because its condition lets at most one of the two through.
+Asked right after a strongly consistent read; None stands for a lease that is gone. APPLIED is said of states that
+only this write leads to, or that serve its caller as well. STANDING means: the write has not been applied and would
+succeed if it were sent again, which is safe, because its condition lets at most one of the two through.
 """
 
 from collections.abc import Callable
@@ -34,15 +34,20 @@ def created(lease: Lease) -> Judge:
     return judge
 
 
-def renewed(before: Lease) -> Judge:
-    """Only the owner adds exactly one to the counter and leaves the rest: who takes a lease changes its owner."""
+def unmoved(before: Lease) -> Judge:
+    """For a renewal, which leaves no mark of its own: it is never known to have been applied."""
 
     def judge(now: Lease | None) -> Verdict:
         if now is None or now.actual_owner != before.actual_owner:
             return Verdict.SUPERSEDED
-        return _by_counter(before, now, applied=True)
+        return _by_counter(before, now, applied=False)
 
     return judge
+
+
+def may_have_renewed(before: Lease, now: Lease) -> bool:
+    """The lease has the same owner and one step more: an earlier renewal, or an assignment to its own owner."""
+    return now.actual_owner == before.actual_owner and now.counter == before.counter + 1
 
 
 def taken(before: Lease, by: WorkerId) -> Judge:
@@ -99,7 +104,9 @@ def checkpointed(before: Lease, checkpoint: Checkpoint) -> Judge:
     def judge(now: Lease | None) -> Verdict:
         if now is None or now.actual_owner != before.actual_owner:
             return Verdict.SUPERSEDED
-        applied = now.checkpoint == checkpoint and now.pending_checkpoint is None
+        progress = (checkpoint, None)
+        was_there_before = progress == (before.checkpoint, before.pending_checkpoint)
+        applied = progress == (now.checkpoint, now.pending_checkpoint) and not was_there_before
         return _by_counter(before, now, applied=applied)
 
     return judge
@@ -109,11 +116,9 @@ def prepared(before: Lease, pending: Checkpoint, state: bytes | None, batch: int
     def judge(now: Lease | None) -> Verdict:
         if now is None or now.actual_owner != before.actual_owner:
             return Verdict.SUPERSEDED
-        applied = (
-            now.pending_checkpoint == pending
-            and now.pending_state == state
-            and (batch is None or now.batch == batch)
-        )
+        pin = (pending, state, before.batch if batch is None else batch)
+        was_there_before = pin == (before.pending_checkpoint, before.pending_state, before.batch)
+        applied = pin == (now.pending_checkpoint, now.pending_state, now.batch) and not was_there_before
         return _by_counter(before, now, applied=applied)
 
     return judge

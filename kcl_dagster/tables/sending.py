@@ -38,18 +38,20 @@ class Sender:
 
     def read(self, method: str, **parameters: Any) -> dict[str, Any]:
         """A request that may be sent twice. Raises TableNotFound and ServiceError."""
-        return self._read(method, parameters, self._deadline())
+        return self._read(method, parameters, self.deadline())
 
     def get(self, table: str, key: Item, *, consistent: bool = True) -> Item | None:
-        return self._get(table, key, self._deadline(), consistent=consistent)
+        return self._get(table, key, self.deadline(), consistent=consistent)
 
-    def write(self, request: Request, judge: Callable[[Item | None], Verdict]) -> Applied | Refused:
+    def write(
+        self, request: Request, judge: Callable[[Item | None], Verdict], deadline: float | None = None
+    ) -> Applied | Refused:
         """A conditional write. An answer that is lost is replaced by reading the row and asking `judge`.
 
         Raises OutcomeUnknown when neither helps until the deadline, and Throttled or EndpointUnreachable when the
         write was never carried out.
         """
-        deadline = self._deadline()
+        deadline = self.deadline() if deadline is None else deadline
         in_doubt: aws.Unanswered | None = None
         for pause in aws.pauses(self._runtime):
             problem: ServiceError
@@ -84,11 +86,12 @@ class Sender:
 
     def overwrite(self, request: Request) -> Item | None:
         """A write that may be applied twice; repeated until answered. Raises as `read`, and ConditionFailed."""
-        answer = self._read(request.operation, request.parameters, self._deadline())
+        answer = self._read(request.operation, request.parameters, self.deadline())
         attributes: Item | None = answer.get("Attributes")
         return attributes
 
-    def _deadline(self) -> float:
+    def deadline(self) -> float:
+        """Monotonic time until which what begins now should be done."""
         return self._runtime.clock.monotonic() + self._seconds
 
     def _call(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
