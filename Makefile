@@ -6,6 +6,8 @@ UV := uv==0.13.8
 BIN := .venv/bin
 READY := .venv/.ready
 export DAGSTER_DISABLE_TELEMETRY := 1
+# Companies put their own authority into the system store; uv would not look there by itself.
+export UV_SYSTEM_CERTS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test unit lint types format lock wheel conformance interop simulate simulate-mutants spec \
