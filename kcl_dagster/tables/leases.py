@@ -29,7 +29,7 @@ class LeaseTable(LeaseReader):
 
     Where the owner's last write got through and only its answer was lost, the next one catches up and writes
     again: an owner may trust its lease from the moment of a write that was surely its own. The KCL takes the old
-    write for the new one, and then trusts the lease for longer than others do.
+    write for the new one, and then trusts the lease for longer than others do; so does the policy `kcl`.
     """
 
     # --- transitions of the owner -------------------------------------------------------------------------------
@@ -146,14 +146,22 @@ class LeaseTable(LeaseReader):
             return written if isinstance(outcome, Applied) and written is not None else Refused(outcome.item)
 
         def is_behind(known: Lease, now: Lease) -> bool:
-            return judge_for(known)(now) is Verdict.APPLIED or _only_renewed(known, now)
+            if judge_for(known)(now) is Verdict.APPLIED:
+                return True
+            # The KCL never looks: for its checkpoints, any other counter means that the lease is lost.
+            return not self._as_kcl and _only_renewed(known, now)
 
         return self._until_answered(lease, write, is_behind)
 
     def _renew_once(self, lease: Lease, throughput_kbps: float | None, deadline: float) -> Lease | Refused:
         request = requests.renew(self._table, lease, throughput_kbps)
         outcome = self._write(request, outcomes.unmoved(lease), deadline)
-        return outcome if isinstance(outcome, Refused) else _renewed(lease, throughput_kbps)
+        if isinstance(outcome, Applied):
+            return _renewed(lease, throughput_kbps)
+        now = self._lease(outcome.item)
+        if self._as_kcl and now is not None and outcomes.may_have_renewed(lease, now):
+            return now  # the KCL takes the write that it missed for this one
+        return outcome
 
     def _until_answered(
         self,

@@ -2,10 +2,12 @@
 
 import pytest
 
+from kcl_dagster.application import PolicySettings
+from kcl_dagster.errors import LeaseLost
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from tests.unit.tables.contract import LeaseTableContract
-from tests.unit.tables.kit import Tables, application, runtime
+from tests.unit.tables.kit import Tables, application, at, new_lease, runtime
 
 
 @pytest.fixture
@@ -16,3 +18,14 @@ def tables() -> Tables:
 
 class TestLeasesInMemory(LeaseTableContract):
     pass
+
+
+def test_the_policy_kcl_takes_a_missed_renewal_for_this_one_and_a_missed_checkpoint_for_a_loss() -> None:
+    clock = FakeClock()
+    app = application(policy=PolicySettings(name="kcl"))
+    tables = Tables(FakeDynamoDB(clock), app, runtime(clock))
+    lease = tables.holding(new_lease())
+    missed = tables.leases.renew(lease)
+    assert tables.leases.renew(lease) == missed
+    with pytest.raises(LeaseLost):
+        tables.leases.checkpoint(lease, at())
