@@ -5,11 +5,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Final
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kcl_dagster.errors import KclError
 from kcl_dagster.spark.frozen import FrozenRanges
+from kcl_dagster.spark.session import is_classic
 from kcl_dagster.worker.batch import Budget, Range
 
 STOP_ATTEMPTS: Final = 20
@@ -57,8 +59,19 @@ class ReadAhead:
         self._pool.shutdown(wait=True)
 
     def _tagged(self, ranges: Sequence[Range], budget: Budget) -> FrozenRanges:
-        self._spark.addTag(self._name)
+        if is_classic(self._spark):
+            self._spark.sparkContext.addJobTag(self._name)
+        else:
+            self._spark.addTag(self._name)
         return self._read(ranges, budget)
+
+    def _interrupt(self) -> None:
+        # SparkSession.interruptTag knows nothing of the jobs of a Classic session's collect().
+        with suppress(PySparkException, Py4JError, RuntimeError):
+            if is_classic(self._spark):
+                self._spark.sparkContext.cancelJobsWithTag(self._name)
+            else:
+                self._spark.interruptTag(self._name)
 
     def _drop(self, future: Future[FrozenRanges]) -> None:
         """Stop a read, and wait until it has: two readers of a shard would share its limits."""
@@ -66,10 +79,8 @@ class ReadAhead:
         if future.cancel():
             return
         for _ in range(STOP_ATTEMPTS):
-            # A job that is not quite started is not stopped by this, so it is said again. Where Spark cannot stop
-            # jobs at all, the read ends by itself.
-            with suppress(PySparkException, RuntimeError):
-                self._spark.interruptTag(self._name)
+            # A job that is not quite started is not stopped by this, so it is said again.
+            self._interrupt()
             if wait([future], STOP_SECONDS).done:
                 return
 

@@ -92,6 +92,11 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
         raise ConfigurationError(f"the Spark session ({settings.mode}) could not be started: {error}") from error
 
 
+def is_classic(spark: SparkSession) -> bool:
+    """Whether the session's driver runs in this process; a Spark Connect session's does not."""
+    return "connect" not in type(spark).__module__
+
+
 def _url(settings: SparkSettings) -> str:
     if settings.url is None:
         raise ConfigurationError(f"Spark mode {settings.mode} needs a url")
