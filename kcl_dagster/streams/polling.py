@@ -106,10 +106,11 @@ class ShardReader:
             answer = self._ask(limit, give_up)
             if answer is None:
                 continue
-            answered = True
             if pinned:
                 give_up = self._now() + patience
             records = self._accept(answer)
+            # The checkpoint's own record is no answer, or a budget that others have spent would end here each time.
+            answered = answered or not self._is_only_anchor(records)
             if records:
                 allowance.spend(len(records), _size(records))
                 yield records
@@ -230,6 +231,15 @@ class ShardReader:
                     f"{self._name}: records from {anchor} on were written by a batch before and have to be read "
                     f"again, but the stream now begins at {sequence}"
                 )
+
+    def _is_only_anchor(self, records: list[StreamRecord]) -> bool:
+        """Nothing but the record at which the range begins, although there is more."""
+        return (
+            len(records) == 1
+            and records[0]["SequenceNumber"] == self._bounds.after.sequence
+            and bool(self.millis_behind)
+            and not self.is_ended
+        )
 
     def _is_early(self, record: StreamRecord) -> bool:
         bounds = self._bounds
