@@ -19,7 +19,7 @@ from kcl_dagster.tables.reading import LeaseReader
 from kcl_dagster.tables.sending import Sender
 from kcl_dagster.tables.state import ClientVersion, StateRows, StoredVersion, TableStatus, known_version
 
-__all__ = ["Layout", "LayoutKind", "Place", "create_tables", "detect_layout"]
+__all__ = ["Layout", "LayoutKind", "Place", "create_tables", "detect_layout", "verify_layout"]
 
 _TAKE_OVER: Final = "stop its workers, then take it over with take_over_2x=True"
 
@@ -35,6 +35,26 @@ def detect_layout(
     Raises LayoutRefused with what stands in the way and what to do.
     """
     return _Detection(client, application, runtime or system(), take_over_2x=take_over_2x).layout()
+
+
+def verify_layout(client: aws.Client, application: Application, layout: Layout, runtime: Runtime) -> None:
+    """Whether what was detected still holds; for whoever runs for long, every minute or so. One or two reads.
+
+    Raises LayoutRefused when the fleet changed its protocol or its tables; a restart finds out the rest.
+    """
+    rows = StateRows(Sender(client, runtime), runtime, layout.coordinator)
+    stored = rows.client_version()
+    version = None if stored is None else stored.version
+    if version not in {None, ClientVersion.THREE}:
+        raise LayoutRefused(
+            f"the fleet of application {application.name} changed its protocol (Migration3.0 says {version} now)"
+        )
+    status = rows.table_status() if layout.kind is LayoutKind.LEGACY else None
+    if status not in {None, TableStatus.INIT, TableStatus.DEPLOYED}:
+        raise LayoutRefused(
+            f"the fleet of application {application.name} moves its rows to one table (TableMigration3.5 says "
+            f"{status} now): stop, and start again when it says {TableStatus.COMPLETE}"
+        )
 
 
 class _Detection:

@@ -6,7 +6,7 @@ import pytest
 
 from kcl_dagster.application import Application, Billing, TableSettings
 from kcl_dagster.errors import AccessDenied, LayoutRefused, ServiceError, TableNotFound, UnreadableItem
-from kcl_dagster.tables.layout import create_tables, detect_layout
+from kcl_dagster.tables.layout import create_tables, detect_layout, verify_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.places import Layout, LayoutKind
 from kcl_dagster.testing.clock import FakeClock
@@ -205,6 +205,31 @@ class TestDetection:
         account.table(LEASES, "leaseKey", lease(), row)
         with pytest.raises(UnreadableItem, match=f"'Migration3.0': attribute '{attribute}'"):
             account.detect()
+
+
+class TestVerification:
+    def verify(self, account: Account, layout: Layout) -> None:
+        verify_layout(account.client, application(), layout, account.runtime)
+
+    @pytest.mark.parametrize("stored", [None, "INIT", "DEPLOYED"])
+    def test_a_fleet_that_stays_as_it_was_is_fine(self, account: Account, stored: str | None) -> None:
+        account.table(LEASES, "leaseKey", version(THREE))
+        account.table(COORDINATOR, "key", *([] if stored is None else [status(PREFIX + stored)]))
+        self.verify(account, Layout.legacy(application()))
+        self.verify(account, Layout.single(application()))
+        assert account.writes == []
+
+    @pytest.mark.parametrize("stored", ["PENDING", "COMPLETE", "SOMETHING_NEW"])
+    def test_a_fleet_that_moves_to_one_table_is_noticed(self, account: Account, stored: str) -> None:
+        account.table(COORDINATOR, "key", version(THREE, "key"), status(PREFIX + stored))
+        with pytest.raises(LayoutRefused, match=f"{PREFIX}{stored} now"):
+            self.verify(account, Layout.legacy(application()))
+
+    @pytest.mark.parametrize("cv", ["CLIENT_VERSION_2X", "CLIENT_VERSION_9"])
+    def test_a_fleet_that_changes_its_protocol_is_noticed(self, account: Account, cv: str) -> None:
+        account.table(LEASES, "leaseKey", version(cv))
+        with pytest.raises(LayoutRefused, match=f"{cv} now"):
+            self.verify(account, Layout.single(application()))
 
 
 class TestTakingOver:
