@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from email.utils import formatdate
 from typing import Any, Final
 
 from botocore.exceptions import ClientError
@@ -61,7 +62,7 @@ class FakeKinesis:
             answer = self.service.call(operation, request)
         except ServiceError as error:
             raise _client_error(error, operation) from None
-        return _finished(answer)
+        return self._finished(answer)
 
     def subscribe_to_shard(self, **request: Any) -> Response:
         """The events come as they are iterated over; the iteration ends when the subscription does."""
@@ -69,10 +70,15 @@ class FakeKinesis:
             subscription = self.service.subscribe(request)
         except ServiceError as error:
             raise _client_error(error, "SubscribeToShard") from None
-        return _finished({"EventStream": _Events(self, subscription)})
+        return self._finished({"EventStream": _Events(self, subscription)})
 
     def close(self) -> None:
         """Clients have it; there is nothing to close."""
+
+    def _finished(self, answer: Response) -> Response:
+        headers = {"date": formatdate(self.service.now(), usegmt=True)}
+        metadata = {"HTTPStatusCode": 200, "HTTPHeaders": headers, "RetryAttempts": 0}
+        return {**_with_datetimes(answer), "ResponseMetadata": metadata}
 
 
 class _Events:
@@ -95,10 +101,6 @@ class _Events:
 
     def close(self) -> None:
         self._client.service.unsubscribe(self._subscription)
-
-
-def _finished(answer: Response) -> Response:
-    return {**_with_datetimes(answer), "ResponseMetadata": {"HTTPStatusCode": 200, "RetryAttempts": 0}}
 
 
 def _with_datetimes(value: Any) -> Any:

@@ -37,6 +37,21 @@ class Process:
         self.paused_until = 0.0
         self.suspended = 0.0  # seconds for which the machine slept: its monotonic clock did not count them
         self.strands: list[Strand] = []
+        self._on_end: list[Callable[[], None]] = []
+
+    def on_end(self, action: Callable[[], None]) -> None:
+        """Called once, when the process is gone for whatever reason."""
+        self._on_end.append(action)
+
+    def end(self) -> None:
+        """It returned: no strand of it runs any more."""
+        self.is_alive = False
+        self._told()
+
+    def _told(self) -> None:
+        actions, self._on_end = self._on_end, []
+        for action in actions:
+            action()
 
     def kill(self) -> None:
         """Like SIGKILL: nothing of this process ever reaches the world again."""
@@ -44,6 +59,7 @@ class Process:
             return
         self.is_alive = False
         self.kernel.note("kill", self.name)
+        self._told()
         if self.kernel.running is None:
             self._bury()
         else:  # a strand cannot end others: control would not come back to it
@@ -80,7 +96,7 @@ class Strand:
     def is_done(self) -> bool:
         return bool(self._greenlet.dead)
 
-    def _run(self) -> None:
+    def _run(self, _said: Any) -> None:
         try:
             self._action()
         except Killed:
@@ -116,6 +132,9 @@ class Kernel:
     def __init__(self, on_note: Callable[[float, str, str], None] | None = None) -> None:
         self.now = 0.0
         self.running: Strand | None = None
+        self.acting: Process | None = None
+        """Whose request a service is carrying out."""
+
         self.steps = 0
         self.on_strand_end: Callable[[Strand], None] = _ignore
         self.hub = getcurrent()

@@ -99,6 +99,7 @@ class Line:
                 kernel.now + READ_TIMEOUT_SECONDS + fate.late, lambda: self._perform_alone(name, perform, request)
             )
             raise self._timeout()
+        kernel.acting = self._process
         try:
             answer = perform(**request)
         except ClientError as error:
@@ -115,6 +116,7 @@ class Line:
 
     def _perform_alone(self, name: str, perform: Callable[..., Any], request: dict[str, Any]) -> None:
         """A request that outlived its sender's patience, perhaps its sender."""
+        self._process.kernel.acting = self._process
         try:
             answer = perform(**request)
         except ClientError as error:

@@ -1,0 +1,134 @@
+"""Dagster as the fleet sees it: runs that are asked for, wait, start, end, and are sometimes misjudged."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+from uuid import UUID
+
+from kcl_dagster.leader.runs import RunStatus, RunView, SlotRun
+from kcl_dagster.model.lease import WorkerId
+from kcl_dagster.model.worker import worker_id
+from kcl_dagster.testing.simulation.kernel import Kernel, Process
+from kcl_dagster.testing.simulation.scenario import EPOCH
+
+# Measured: 3 to 17 seconds from request to the first line of the run; the queue is looked at every five.
+QUEUE_SECONDS: Final = (0.0, 5.0)
+START_SECONDS: Final = (3.0, 12.0)
+
+_RANK: Final[tuple[RunStatus, ...]] = ("queued", "starting", "canceling", "running")
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    id: str
+    slot: str
+    asked_at: float
+    status: RunStatus | None = "queued"
+    """None when it is over."""
+
+    started_at: float | None = None
+    process: Process | None = None
+    over_because: str = ""
+    exit: str | None = None
+    """What the process said when it ended by itself."""
+
+    @property
+    def worker(self) -> WorkerId:
+        return worker_id(self.slot, self.id)
+
+    @property
+    def is_over(self) -> bool:
+        return self.status is None
+
+
+@dataclass(slots=True)
+class Orchestrator:
+    """One Dagster instance. `start` makes a run's process; it is called when the run starts."""
+
+    kernel: Kernel
+    random: Random
+    start: Callable[[Run], Process]
+    one_run_per_slot: bool
+    monitor_seconds: float
+    runs: dict[str, Run] = field(default_factory=dict)
+    _keys: set[str] = field(default_factory=set)
+
+    def request(self, key: str, slot: str) -> Run | None:
+        """A sensor's run request. Dagster drops a key it has seen."""
+        if key in self._keys:
+            self.kernel.note("dagster", f"{key} was asked for before")
+            return None
+        self._keys.add(key)
+        return self.launch(slot)
+
+    def launch(self, slot: str) -> Run:
+        """Queue a run, whoever wants it."""
+        run = Run(str(UUID(int=self.random.getrandbits(128), version=4)), slot, self.kernel.now)
+        self.runs[run.id] = run
+        self.kernel.note("dagster", f"run {run.worker} is queued")
+        self._dequeue_later(run)
+        return run
+
+    def _dequeue_later(self, run: Run) -> None:
+        self.kernel.call_at(self.kernel.now + self.random.uniform(*QUEUE_SECONDS), lambda: self._dequeue(run))
+
+    def _dequeue(self, run: Run) -> None:
+        if run.status != "queued":
+            return
+        if self.one_run_per_slot and any(other.slot == run.slot for other in self._active()):
+            self.kernel.call_at(self.kernel.now + QUEUE_SECONDS[1], lambda: self._dequeue(run))
+            return
+        run.status = "starting"
+        self.kernel.call_at(self.kernel.now + self.random.uniform(*START_SECONDS), lambda: self._begin(run))
+
+    def _active(self) -> list[Run]:
+        return [run for run in self.runs.values() if run.status not in (None, "queued")]
+
+    def _begin(self, run: Run) -> None:
+        if run.status != "starting":
+            return
+        run.status, run.started_at = "running", self.kernel.now
+        self.kernel.note("dagster", f"run {run.worker} starts")
+        run.process = self.start(run)
+        run.process.on_end(lambda: self._ended(run))
+
+    def _ended(self, run: Run) -> None:
+        """The process is gone. If it said nothing, run monitoring takes a while to find out."""
+        if run.exit is not None:
+            self.finish(run, run.exit)
+            return
+        self.kernel.call_at(self.kernel.now + self.monitor_seconds, lambda: self.finish(run, "its process died"))
+
+    def finish(self, run: Run, because: str) -> None:
+        """Dagster takes the run for over. Its process may disagree."""
+        if not run.is_over:
+            run.status, run.over_because = None, because
+            self.kernel.note("dagster", f"run {run.worker} is over: {because}")
+
+    def cancel_queued(self, slot: str) -> None:
+        for run in self.runs.values():
+            if run.slot == slot and run.status == "queued":
+                self.finish(run, "cancelled in the queue")
+
+    def rival(self, run: Run) -> Run | None:
+        """Another run at work in this slot, as Dagster knows it."""
+        at_work = (r for r in self.runs.values() if r.slot == run.slot and r is not run and r.status == "running")
+        return next(at_work, None)
+
+    def view(self) -> RunView:
+        best: dict[str, Run] = {}
+        for run in self.runs.values():
+            if run.status is None:
+                continue
+            known = best.get(run.slot)
+            if known is None or _RANK.index(run.status) > _RANK.index(known.status or "queued"):
+                best[run.slot] = run
+        slots = {
+            slot: SlotRun(run.id, run.worker, run.status or "queued", EPOCH + (run.started_at or run.asked_at))
+            for slot, run in sorted(best.items())
+        }
+        return RunView(slots, self.finished)
+
+    def finished(self, ids: Collection[str]) -> Collection[str]:
+        return {run_id for run_id in ids if run_id in self.runs and self.runs[run_id].is_over}

@@ -1,0 +1,457 @@
+"""One run: the whole fleet, its surroundings, and the judges."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from kcl_dagster.emulator.kinesis import Limits
+from kcl_dagster.leader.report import TickReport
+from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from kcl_dagster.testing.dynamodb.table import Key, Table
+from kcl_dagster.testing.dynamodb.values import Item
+from kcl_dagster.testing.kinesis import FakeKinesis
+from kcl_dagster.testing.simulation import liveness
+from kcl_dagster.testing.simulation.dagster import Orchestrator, Run
+from kcl_dagster.testing.simulation.kernel import Kernel, Process, Strand, Stuck
+from kcl_dagster.testing.simulation.lake import Lake, LakeSink
+from kcl_dagster.testing.simulation.ledger import LeaseRow, Ledger
+from kcl_dagster.testing.simulation.network import Line, Service
+from kcl_dagster.testing.simulation.processes import NAP_SECONDS, Daemon, WorkerProcess
+from kcl_dagster.testing.simulation.properties import Violation, Violations
+from kcl_dagster.testing.simulation.scenario import EPOCH, Scenario
+from kcl_dagster.testing.simulation.streams import Streams
+from kcl_dagster.testing.simulation.trace import Trace
+from kcl_dagster.testing.simulation.weather import Weather
+from kcl_dagster.worker.events import WorkerEvent
+
+_MEMORY_KEY: Final = "kdLeaderMemory"
+_MEMORIES_KEPT: Final = 8
+# After the faults, records come in for this part of the calm.
+_PRODUCING_SHARE: Final = 0.4
+FOREIGN_ROW: Final[Item] = {
+    "leaseKey": {"S": "somebody-elses"},
+    "entityType": {"S": "STREAM"},
+    "streamId": {"S": "do not touch"},
+}
+
+
+class _TrueClock:
+    """What services go by."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def now(self) -> float:
+        return EPOCH + self._kernel.now
+
+    def monotonic(self) -> float:
+        return self._kernel.now
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError(f"a service does not wait {seconds} s")
+
+
+class _Tables(FakeDynamoDB):
+    """Tells of every change before anybody can see it."""
+
+    on_change: Callable[[str, Item | None, Item | None], None]
+
+    def _store(self, table: Table, key: Key, item: Item | None) -> None:
+        old = table.items.get(key)
+        super()._store(table, key, item)
+        self.on_change(table.name, old, item)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a run."""
+
+    scenario: Scenario
+    violations: list[Violation]
+    simulated: float
+    steps: int
+    digest: int
+    records: int
+    counts: dict[str, int]
+    lines: list[str]
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+
+@dataclass(slots=True, eq=False)
+class Simulation:
+    """Made from a scenario, run once."""
+
+    scenario: Scenario
+    trace: Trace = field(default_factory=Trace)
+    kernel: Kernel = field(init=False)
+    violations: Violations = field(init=False)
+    lake: Lake = field(init=False)
+    ledger: Ledger = field(init=False)
+    tables: _Tables = field(init=False)
+    streams: Streams = field(init=False)
+    weather: Weather = field(init=False)
+    orchestrators: list[Orchestrator] = field(default_factory=list)
+    daemons: list[Daemon] = field(default_factory=list)
+    workers: list[WorkerProcess] = field(default_factory=list)
+    reports: list[tuple[float, TickReport]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    fleet_changed: float = 0.0
+    _memories: list[Item] = field(default_factory=list)
+    _restarts: int = 0
+
+    def __post_init__(self) -> None:
+        scenario = self.scenario
+        self.kernel = kernel = Kernel(self._note)
+        kernel.on_strand_end = self._strand_ended
+        self.violations = Violations(lambda: kernel.now)
+        self.lake = Lake(self.violations)
+        clock = _TrueClock(kernel)
+        lag = self._random("staleness")
+        self.tables = _Tables(
+            clock,
+            page_items=scenario.page_items,
+            staleness=lambda _operation: lag.uniform(0, scenario.staleness),
+            strict=False,
+        )
+        self.tables.on_change = self._changed
+        kinesis = FakeKinesis(clock, limits=_generous(), strict=False)
+        names = tuple(stream.name for stream in scenario.application.streams)
+        self.streams = Streams(kernel, kinesis, self.lake, self._random("streams"), scenario.record_seconds, names)
+        timings = scenario.application.timings
+        self.ledger = Ledger(
+            self.violations,
+            lambda: kernel.now,
+            timings.lease_duration,
+            timings.handoff_timeout,
+            self._run_is_over,
+            self._worker_of,
+            self._shard_ended,
+        )
+        self.weather = Weather(kernel, self, scenario.seed, scenario.stretch)
+
+    def run(self) -> Outcome:
+        scenario, kernel = self.scenario, self.kernel
+        handler = _Mistakes(self.violations)
+        logger = logging.getLogger("kcl_dagster")
+        logger.addHandler(handler)
+        propagates, logger.propagate = logger.propagate, False
+        try:
+            self._open()
+            self.weather.forecast(scenario.faults)
+            kernel.call_at(scenario.active, self._calm_down)
+            kernel.call_at(scenario.active + scenario.calm * _PRODUCING_SHARE, self._stop_producing)
+            kernel.run(scenario.until, lambda: bool(self.violations.found))
+        except Stuck as stuck:
+            self.violations.add("X1", str(stuck))
+        finally:
+            logger.removeHandler(handler)
+            logger.propagate = propagates
+        if not self.violations.found:
+            liveness.check(self)
+        simulated = kernel.now
+        for process in self._processes():
+            process.kill()
+        return Outcome(
+            scenario,
+            self.violations.found,
+            simulated,
+            kernel.steps,
+            self.trace.digest,
+            self.lake.records,
+            self.counts,
+            list(self.trace.lines),
+        )
+
+    # Opening
+
+    def _open(self) -> None:
+        scenario = self.scenario
+        self.streams.open(scenario.shards)
+        if scenario.legacy_tables:
+            for table, key in (("CoordinatorState", "key"), ("WorkerMetricStats", "wid")):
+                self._create_table(f"{scenario.application.name}-{table}", key)
+        for deployment in range(scenario.deployments):
+            orchestrator = Orchestrator(
+                self.kernel,
+                self._random(f"dagster {deployment}"),
+                lambda run, deployment=deployment: self._start_worker(deployment, run),  # type: ignore[misc]
+                scenario.one_run_per_slot,
+                scenario.monitor_seconds,
+            )
+            self.orchestrators.append(orchestrator)
+            for number in range(scenario.daemons):
+                self._start_daemon(deployment, number)
+
+    def _create_table(self, name: str, key: str) -> None:
+        self.tables.create_table(
+            TableName=name,
+            AttributeDefinitions=[{"AttributeName": key, "AttributeType": "S"}],
+            KeySchema=[{"AttributeName": key, "KeyType": "HASH"}],
+            BillingMode="PAY_PER_REQUEST",
+        )
+
+    def _start_daemon(self, deployment: int, number: int) -> None:
+        name = f"daemon-{deployment}.{number}"
+        if self._restarts:
+            name += f"/{self._restarts}"
+        process = self._process(name)
+        random = self._random(name)
+        daemon = Daemon(
+            name,
+            process,
+            self.scenario.application,
+            self.orchestrators[deployment],
+            self._line(process, "dynamodb"),
+            self._line(process, "kinesis"),
+            random,
+            identity=f"dagster:{deployment}",
+            interval=self.scenario.application.timings.tick_interval + 1.0,
+            on_report=lambda report: self._reported(name, report),
+        )
+        self.daemons.append(daemon)
+        self.kernel.spawn(process, "ticks", daemon.main)
+
+    def _start_worker(self, deployment: int, run: Run) -> Process:
+        self.fleet_changed = self.kernel.now
+        process = self._process(run.worker)
+        random = self._random(run.worker)
+        worker = WorkerProcess(
+            process,
+            run,
+            self.scenario.application,
+            self.orchestrators[deployment],
+            self._line(process, "dynamodb"),
+            self._line(process, "kinesis"),
+            LakeSink(self.lake, process, self.weather.sink, self._random(f"{run.worker} sink").random),
+            random,
+            NAP_SECONDS * self.scenario.stretch,
+            self.scenario.watchdog,
+            lambda event: self._event(run.worker, event),
+        )
+        self.workers.append(worker)
+        process.on_end(lambda: self._worker_ended(worker))
+        self.kernel.spawn(process, "main", worker.main)
+        return process
+
+    def _process(self, name: str) -> Process:
+        random = self._random(f"{name} clocks")
+        skew = self.scenario.skew
+        return Process(self.kernel, name, skew=random.uniform(-skew, skew), booted=random.uniform(0, 100_000))
+
+    def _line(self, process: Process, service: Service) -> Line:
+        backend = self.tables if service == "dynamodb" else self.streams.kinesis
+        random = self._random(f"{process.name} {service}")
+        return Line(process, service, backend, random, self.weather.fate, self._served)
+
+    def _random(self, what: str) -> Random:
+        return Random(f"{self.scenario.seed} {what}")
+
+    # Watching
+
+    def _note(self, now: float, kind: str, text: str) -> None:
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        self.trace.note(now, kind, text)
+
+    def _served(self, process: Process, service: str, operation: str, request: dict[str, Any], answer: Any) -> None:
+        what = request.get("Key") or request.get("Item", {}).get("leaseKey") or request.get("ShardId") or ""
+        result = type(answer).__name__ if isinstance(answer, Exception) else "ok"
+        if isinstance(answer, Exception):
+            result = getattr(answer, "response", {}).get("Error", {}).get("Code", result)
+        self._note(self.kernel.now, "call", f"{process.name} {service}.{operation} {what} {result}")
+        self.weather.served(process)
+
+    def _changed(self, table: str, old: Item | None, new: Item | None) -> None:
+        some = new or old or {}
+        if some.get("entityType", {}).get("S") == "KD_LEADER_MEMORY" and old is not None:
+            self._memories = [*self._memories, old][-_MEMORIES_KEPT:]
+        if new is not None and old is None and some.get("entityType", {}).get("S") == "KD_START_POSITION":
+            self._begun(new)
+        if table == self.scenario.application.lease_table:
+            self.ledger.changed(old, new, self.kernel.acting)
+
+    def _begun(self, row: Item) -> None:
+        stream = row["stream"]["S"]
+        if row["position"]["S"] == "LATEST":
+            self.streams.begin_now(stream.split(":")[1] if ":" in stream else stream)
+
+    def _shard_ended(self, lease: LeaseRow) -> None:
+        """SHARD_END was written."""
+        stream = lease.stream.split(":")[1] if lease.stream else self.streams.names[0]
+        truth = self.lake.truth(stream, lease.shard)
+        if not truth.is_drained:
+            left = len(truth.numbers) - truth.stored_to
+            self.violations.add("S1", f"{truth.name} is finished with {left} records not stored")
+
+    def _reported(self, daemon: str, report: TickReport) -> None:
+        self.reports.append((self.kernel.now, report))
+        failed = "; ".join(f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok)
+        moves = ", ".join(f"{move.lease} -> {move.to} ({move.kind}: {move.because})" for move in report.moves)
+        said = "leads" if report.leading else f"sees {report.leader} lead"
+        self._note(self.kernel.now, "tick", f"{daemon} {said} [{moves}] {failed} {report.skipped or ''}")
+
+    def _event(self, worker: str, event: WorkerEvent) -> None:
+        self._note(self.kernel.now, "event", f"{worker} {event.kind} {event.lease or ''} {event.message}")
+
+    def _strand_ended(self, strand: Strand) -> None:
+        if strand.failure is not None:
+            self.violations.add("X1", f"{strand.name} raised {strand.failure!r}")
+
+    def _worker_ended(self, worker: WorkerProcess) -> None:
+        self.fleet_changed = worker.ended_at = self.kernel.now
+
+    def _run_is_over(self, actor: Process | None, worker: str) -> bool:
+        asked = [daemon.orchestrator for daemon in self.daemons if daemon.process is actor]
+        return any(run.is_over and run.worker == worker for dagster in asked for run in dagster.runs.values())
+
+    def _worker_of(self, actor: Process | None) -> str | None:
+        return next((w.run.worker for w in self.workers if w.process is actor), None)
+
+    # After the faults
+
+    def _calm_down(self) -> None:
+        kernel = self.kernel
+        kernel.note("calm", "the faults stop")
+        self.weather.clear()
+        for process in self._processes():
+            process.paused_until = min(process.paused_until, kernel.now)
+        for deployment, orchestrator in enumerate(self.orchestrators):
+            for run in orchestrator.runs.values():
+                if run.process is not None and not run.process.is_alive:
+                    orchestrator.finish(run, run.exit or "its process died")
+            if not any(d.process.is_alive for d in self.daemons if d.orchestrator is orchestrator):
+                self._restarts += 1
+                self._start_daemon(deployment, 0)
+
+    def _stop_producing(self) -> None:
+        self.streams.is_producing = False
+
+    def _processes(self) -> list[Process]:
+        found = [worker.process for worker in self.workers] + [daemon.process for daemon in self.daemons]
+        return [process for process in found if process.is_alive]
+
+    # What faults do: see weather.Fleet
+
+    def living(self) -> list[WorkerProcess]:
+        return [worker for worker in self.workers if worker.process.is_alive]
+
+    def worker(self, number: int) -> Process | None:
+        living = self.living()
+        return living[number % len(living)].process if living else None
+
+    def daemon(self, number: int) -> Process | None:
+        living = [daemon for daemon in self.daemons if daemon.process.is_alive]
+        return living[number % len(living)].process if living else None
+
+    def restart_daemon(self, process: Process, after: float) -> None:
+        dead = next(daemon for daemon in self.daemons if daemon.process is process)
+        deployment = self.orchestrators.index(dead.orchestrator)
+
+        def restart() -> None:
+            if self.kernel.now < self.scenario.active:
+                self._restarts += 1
+                self._start_daemon(deployment, self._restarts)
+
+        self.kernel.call_at(self.kernel.now + after, restart)
+
+    def terminate(self, process: Process, grace: float) -> None:
+        worker = next(worker for worker in self.workers if worker.process is process)
+        worker.ask_to_stop()
+        self.kernel.call_at(self.kernel.now + grace, process.kill)
+
+    def fail_run(self, number: int) -> None:
+        living = [worker for worker in self.living() if not worker.run.is_over]
+        if living:
+            worker = living[number % len(living)]
+            worker.orchestrator.finish(worker.run, "Dagster takes it for failed")
+
+    def second_run(self, number: int) -> None:
+        living = self.living()
+        if living:
+            worker = living[number % len(living)]
+            worker.orchestrator.launch(worker.run.slot)
+
+    def replay_tick(self, number: int) -> None:
+        asked = [(daemon, launches) for daemon in self.daemons for launches in daemon.asked]
+        if asked:
+            daemon, launches = asked[number % len(asked)]
+            daemon.request(launches)
+
+    def _memory_table(self) -> tuple[str, str]:
+        name = self.scenario.application.name
+        if self.scenario.legacy_tables:
+            return f"{name}-CoordinatorState", "key"
+        return self.scenario.application.lease_table, "leaseKey"
+
+    def _by_hand(self, action: Callable[[], None]) -> None:
+        self.ledger.by_hand = True
+        self.kernel.acting = None
+        try:
+            action()
+        finally:
+            self.ledger.by_hand = False
+
+    def lose_memory(self) -> None:
+        table, key = self._memory_table()
+        if table in self.tables.tables:
+            self._by_hand(lambda: _done(self.tables.delete_item(TableName=table, Key={key: {"S": _MEMORY_KEY}})))
+
+    def replay_memory(self, number: int) -> None:
+        table, _ = self._memory_table()
+        if self._memories and table in self.tables.tables:
+            item = self._memories[number % len(self._memories)]
+            self._by_hand(lambda: _done(self.tables.put_item(TableName=table, Item=item)))
+
+    def delete_lease(self, number: int) -> None:
+        keys = sorted(self.ledger.leases)
+        if keys:
+            lease = self.ledger.leases[keys[number % len(keys)]]
+            stream = lease.stream.split(":")[1] if lease.stream else self.streams.names[0]
+            self.lake.truth(stream, lease.shard).is_repeated = True
+            self._delete(self.scenario.application.lease_table, "leaseKey", lease.key)
+
+    def delete_row(self, number: int) -> None:
+        living = self.living()
+        if living:
+            legacy = self.scenario.legacy_tables
+            name = self.scenario.application.name
+            table = f"{name}-WorkerMetricStats" if legacy else self.scenario.application.lease_table
+            if table in self.tables.tables:
+                key = "wid" if legacy else "leaseKey"
+                self._delete(table, key, living[number % len(living)].run.worker)
+
+    def _delete(self, table: str, key: str, value: str) -> None:
+        self._by_hand(lambda: _done(self.tables.delete_item(TableName=table, Key={key: {"S": value}})))
+
+    def split(self) -> None:
+        self.streams.split()
+
+    def merge(self) -> None:
+        self.streams.merge()
+
+
+class _Mistakes(logging.Handler):
+    """A logged error is a mistake somebody caught so that others need not suffer. Here it counts."""
+
+    def __init__(self, violations: Violations) -> None:
+        super().__init__(logging.ERROR)
+        self._violations = violations
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self._violations.add("X1", f"{record.name}: {record.getMessage()}: {error!r}")
+
+
+def _done(_answer: object) -> None:
+    """Whatever the table says."""
+
+
+def _generous() -> Limits:
+    """No rates, but iterators that expire."""
+    return Limits(
+        reads=None, read_bytes=None, written_bytes=None, written_records=None, iterators=None, takeover_seconds=None
+    )

@@ -1,0 +1,177 @@
+"""Where the records end up, and the record of what was put: nothing lost, nothing twice, nothing out of order."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kcl_dagster.errors import SinkError
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.testing.engine import Row
+from kcl_dagster.testing.simulation.kernel import Process
+from kcl_dagster.testing.simulation.properties import Violations
+from kcl_dagster.testing.sink import Identity, identity
+from kcl_dagster.worker.batch import Batch, Part
+
+# Writing a part takes as long as putting a small file somewhere.
+PART_SECONDS: Final = 0.05
+
+
+@dataclass(slots=True)
+class ShardTruth:
+    """What was put into one shard, in order, and how much of it is in the lake."""
+
+    name: str
+    parents: tuple[str, ...]
+    numbers: list[int] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    wanted_from: int = 0
+    """Records before this index lie before the application's start; which is known with the first part."""
+
+    start_limit: int | None = None
+    """The application began when the shard held this many records: none of those after may be left out."""
+
+    stored_to: int = 0
+    """Records before this index are stored, or lie before the start."""
+
+    last_part: Part | None = None
+    is_repeated: bool = False
+    """Somebody deleted its lease: records may be stored again, which no sink can tell."""
+
+    def index_after(self, checkpoint: Checkpoint) -> int:
+        """How many records `checkpoint` covers."""
+        if checkpoint.is_shard_end:
+            return len(self.numbers)
+        if checkpoint.is_initial_position:
+            return self.wanted_from
+        return bisect_right(self.numbers, int(checkpoint.sequence))
+
+    @property
+    def is_drained(self) -> bool:
+        return max(self.stored_to, self.start_limit or 0) >= len(self.numbers)
+
+
+@dataclass(slots=True)
+class Lake:
+    """An exactly-once sink that checks each part against what was put (S1, S2, S6, S12)."""
+
+    violations: Violations
+    shards: dict[tuple[str, str], ShardTruth] = field(default_factory=dict)
+    stored: dict[Identity, tuple[Row, ...]] = field(default_factory=dict)
+    records: int = 0
+
+    def truth(self, stream: str, shard: str) -> ShardTruth:
+        return self.shards[stream, shard]
+
+    def opened(self, stream: str, shard: str, parents: Sequence[str]) -> None:
+        self.shards[stream, shard] = ShardTruth(f"{stream}/{shard}", tuple(parents))
+
+    def put(self, stream: str, shard: str, number: str, payload: bytes) -> None:
+        truth = self.shards[stream, shard]
+        truth.numbers.append(int(number))
+        truth.payloads.append(payload)
+
+    def store(self, part: Part, rows: tuple[Row, ...]) -> None:
+        """One part, atomically, once."""
+        key = identity(part)
+        known = self.stored.get(key)
+        if known is not None:
+            if known != rows:
+                self.violations.add("S12", f"{_named(part)} came again with other records")
+            return
+        self.stored[key] = rows
+        self.records += len(rows)
+        truth = self.shards[part.stream.name, part.shard_id]
+        if truth.start_limit is not None:
+            self._begin(part, rows, truth)
+        self._check_parents(part, truth)
+        self._check_content(part, rows, truth)
+        self._check_place(part, truth)
+        truth.last_part = part
+
+    def _begin(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth) -> None:
+        """The first part of a shard that was there when the application began at LATEST."""
+        first = bisect_left(truth.numbers, int(rows[0].sequence_number)) if rows else 0
+        if truth.start_limit is not None and first > truth.start_limit:
+            skipped = first - truth.start_limit
+            self.violations.add("S1", f"{_named(part)} skips {skipped} records that came after the start")
+        truth.wanted_from, truth.start_limit = first, None
+        truth.stored_to = max(truth.stored_to, first)
+
+    def _check_parents(self, part: Part, truth: ShardTruth) -> None:
+        for parent in truth.parents:
+            above = self.shards.get((part.stream.name, parent))
+            if above is not None and not above.is_drained:
+                left = len(above.numbers) - above.stored_to
+                self.violations.add("S6", f"{_named(part)} is stored while {left} records of {above.name} are not")
+
+    def _check_content(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth) -> None:
+        start, end = truth.index_after(part.after), truth.index_after(part.through)
+        expected = [
+            (number, data) for number, data in zip(truth.numbers[start:end], truth.payloads[start:end], strict=True)
+        ]
+        found = [(int(row.sequence_number), row.data) for row in rows]
+        if found != expected:
+            name = "S1" if len(found) < len(expected) else "S2"
+            self.violations.add(
+                name,
+                f"{_named(part)} should hold {len(expected)} records and holds {len(found)}: {found} {expected}",
+            )
+
+    def _check_place(self, part: Part, truth: ShardTruth) -> None:
+        start, end = truth.index_after(part.after), truth.index_after(part.through)
+        if start > truth.stored_to:
+            self.violations.add("S1", f"{_named(part)} leaves out {start - truth.stored_to} records before it")
+        if start < truth.stored_to and not truth.is_repeated:
+            self.violations.add(
+                "S12", f"{_named(part)} repeats {truth.stored_to - start} records: {truth.last_part}"
+            )
+        last = truth.last_part
+        if last is not None and part.number <= last.number and not truth.is_repeated:
+            self.violations.add("S12", f"{_named(part)} has a number that does not grow: {last.number}")
+        truth.stored_to = max(truth.stored_to, end)
+
+    def missing(self) -> list[str]:
+        """Shards with records that are not stored."""
+        return [
+            f"{truth.name}: {len(truth.numbers) - truth.stored_to} of {len(truth.numbers)}"
+            for truth in self.shards.values()
+            if not truth.is_drained
+        ]
+
+
+def _named(part: Part) -> str:
+    return f"part {part.number} of {part.shard_id} ({part.after}, {part.through}]"
+
+
+@dataclass(slots=True)
+class SinkWeather:
+    """How the sink behaves at the moment, for whom asks."""
+
+    refuses: float = 0.0
+    lies: float = 0.0
+    slow_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class LakeSink:
+    """The lake as one worker sees it. Parts are written one after another, each a point where it may die."""
+
+    lake: Lake
+    process: Process
+    weather: SinkWeather
+    draw: Callable[[], float]
+
+    def write(self, data: Sequence[Row], batch: Batch) -> None:
+        kernel = self.process.kernel
+        kernel.sleep(self.weather.slow_seconds)
+        for part in batch.parts:
+            kernel.sleep(PART_SECONDS * self.draw())
+            if self.draw() < self.weather.refuses:
+                kernel.note("sink", f"{self.process.name} {_named(part)} is refused")
+                raise SinkError("the sink refuses, injected")
+            self.lake.store(part, tuple(row for row in data if row.lease == part.lease))
+            kernel.note("sink", f"{self.process.name} {_named(part)} is stored")
+            if self.draw() < self.weather.lies:
+                raise SinkError("the sink lies, injected")
+            kernel.sleep(PART_SECONDS * self.draw())

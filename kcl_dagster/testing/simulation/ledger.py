@@ -1,0 +1,223 @@
+"""Every write of a lease, judged against the truth (S3, S4, S5, S7, S8, S10, S11).
+
+Nothing here uses the package's own reading of rows: a mistake there must not hide itself.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kcl_dagster.testing.dynamodb.values import Item
+from kcl_dagster.testing.simulation.kernel import Process
+from kcl_dagster.testing.simulation.properties import Violations
+from kcl_dagster.testing.simulation.rows import unreadable_for_the_kcl
+
+_LEASE: Final = "LEASE"
+_ORDER: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1}
+_FULL: Final = (0, 2**128 - 1)
+# What the fleet itself writes. Any other kind of row belongs to somebody else.
+OURS: Final = frozenset(
+    {_LEASE, "WORKER_METRIC_STATS", "LEADER", "CLIENT_VERSION_MIGRATION", "KD_LEADER_MEMORY", "KD_START_POSITION"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """A lease as it stands, read without help."""
+
+    key: str
+    counter: int
+    owner: str | None
+    giver: str | None
+    checkpoint: tuple[int, int, int]
+    is_finished: bool
+    pending: str | None
+    hash_range: tuple[int, int] | None
+    parents: frozenset[str]
+    children: frozenset[str]
+    stream: str | None
+    shard: str
+
+    @property
+    def actual(self) -> str | None:
+        return self.giver or self.owner
+
+
+def read_lease(item: Mapping[str, Any]) -> LeaseRow:
+    text = item["checkpoint"]["S"]
+    sub = int(item.get("checkpointSubSequenceNumber", {"N": "0"})["N"])
+    if text == "SHARD_END":
+        position = (1, 0, 0)
+    else:
+        position = (0, _ORDER[text], sub) if text in _ORDER else (0, int(text), sub)
+    bounds = [item.get(name, {}).get("S") for name in ("startingHashKey", "endingHashKey")]
+    return LeaseRow(
+        key=item["leaseKey"]["S"],
+        counter=int(item["leaseCounter"]["N"]),
+        owner=item.get("leaseOwner", {}).get("S"),
+        giver=item.get("checkpointOwner", {}).get("S"),
+        checkpoint=position,
+        is_finished=text == "SHARD_END",
+        pending=item.get("pendingCheckpoint", {}).get("S"),
+        hash_range=None if None in bounds else (int(bounds[0]), int(bounds[1])),
+        parents=frozenset(item.get("parentShardId", {}).get("SS", ())),
+        children=frozenset(item.get("childShardIds", {}).get("SS", ())),
+        stream=item.get("streamName", {}).get("S"),
+        shard=item.get("shardId", item["leaseKey"])["S"],
+    )
+
+
+def is_lease(item: Mapping[str, Any]) -> bool:
+    return bool(item.get("entityType", {"S": _LEASE})["S"] == _LEASE)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Called with every change of an item, before anybody sees it.
+
+    run_is_over: whether the orchestrator that this process asks takes that worker's run for over.
+    by_hand: changes made by the simulator itself, in an operator's name.
+    """
+
+    violations: Violations
+    now: Callable[[], float]
+    lease_duration: float
+    handoff_timeout: float
+    run_is_over: Callable[[Process | None, str], bool]
+    worker_of: Callable[[Process | None], str | None]
+    on_end: Callable[[LeaseRow], None]
+    leases: dict[str, LeaseRow] = field(default_factory=dict)
+    moves: list[tuple[float, str]] = field(default_factory=list)
+    by_hand: bool = False
+    covered: set[str] = field(default_factory=set)
+    _changed: dict[str, float] = field(default_factory=dict)
+    _handed: dict[str, float] = field(default_factory=dict)
+
+    def changed(self, old: Item | None, new: Item | None, actor: Process | None) -> None:
+        """One item of the lease table."""
+        some = new if new is not None else old
+        if some is None:
+            return
+        kind = some.get("entityType", {"S": _LEASE})["S"]
+        if not self.by_hand and kind not in OURS:
+            self.violations.add("S11", f"{_named(actor)} touched a row of kind {kind}: {some}")
+        if old is not None and new is not None and old.get("entityType") != new.get("entityType"):
+            self.violations.add("S11", f"{_named(actor)} changed the kind of {some}")
+        if new is not None:
+            for problem in unreadable_for_the_kcl(new):
+                self.violations.add("S11", f"{_named(actor)} wrote what the KCL cannot read: {problem}: {new}")
+        if kind == _LEASE:
+            before = read_lease(old) if old is not None else None
+            after = read_lease(new) if new is not None and "leaseCounter" in new else None
+            if not self.by_hand:
+                self._judge(before, after, actor)
+            self._enter(before, after)
+
+    def _judge(self, before: LeaseRow | None, after: LeaseRow | None, actor: Process | None) -> None:
+        worker = self.worker_of(actor)
+        if before is None or after is None:
+            if after is None and before is not None and not before.is_finished:
+                self.violations.add("S1", f"{_named(actor)} deleted unfinished {before}")
+            if after is not None and (after.counter != 0 or after.owner is not None):
+                self.violations.add("S5", f"{_named(actor)} created {after}")
+            return
+        if after.counter < before.counter:
+            self.violations.add("S5", f"{_named(actor)} took {before.key} from {before.counter} to {after.counter}")
+        if after.checkpoint < before.checkpoint:
+            self.violations.add("S4", f"{_named(actor)} took {before.key} back: {before} -> {after}")
+        progressed = (before.checkpoint, before.pending) != (after.checkpoint, after.pending)
+        if before.actual != after.actual:
+            self._judge_move(before, after, actor, worker)
+        elif (before.owner, before.giver) != (after.owner, after.giver) and before.giver is not None:
+            self.violations.add("S8", f"{_named(actor)} redirected a handoff: {before} -> {after}")
+        elif after.counter > before.counter and before.actual != worker:
+            # Whoever raises the counter and leaves the owner gives a sign of life in the owner's name.
+            self.violations.add("S3", f"{_named(actor)} wrote as {before.actual}: {before} -> {after}")
+        if progressed:
+            if before.actual != worker:
+                self.violations.add(
+                    "S3", f"{_named(actor)} moved the progress of {before.key}: {before} -> {after}"
+                )
+            if after.counter == before.counter:
+                self.violations.add(
+                    "S5", f"{_named(actor)} moved {before.key} without counting: {before} -> {after}"
+                )
+            if after.is_finished:
+                self.on_end(after)
+
+    def _judge_move(self, before: LeaseRow, after: LeaseRow, actor: Process | None, worker: str | None) -> None:
+        """The lease has another owner. That takes time, a reason, or the owner itself."""
+        if after.counter <= before.counter:
+            self.violations.add("S5", f"{_named(actor)} moved {before.key} without counting: {before} -> {after}")
+        owner, now = before.actual, self.now()
+        if owner is None or owner == worker or before.is_finished or self.run_is_over(actor, owner):
+            return
+        stood = now - self._changed.get(before.key, 0.0)
+        waited = now - self._handed[before.key] if before.key in self._handed else 0.0
+        if stood >= self.lease_duration or waited >= self.handoff_timeout:
+            return
+        self.violations.add(
+            "S8",
+            f"{_named(actor)} took {before.key} from {owner} for {after.actual} after it stood for {stood:.3f} s "
+            f"and waited for {waited:.3f} s",
+        )
+
+    def _enter(self, before: LeaseRow | None, after: LeaseRow | None) -> None:
+        now = self.now()
+        if after is None:
+            if before is not None:
+                self.leases.pop(before.key, None)
+                self._changed.pop(before.key, None)
+                self._handed.pop(before.key, None)
+        else:
+            key = after.key
+            self.leases[key] = after
+            if before is None or before.counter != after.counter or before.actual != after.actual:
+                self._changed[key] = now
+            if after.giver is None:
+                self._handed.pop(key, None)
+            elif before is None or (before.owner, before.giver) != (after.owner, after.giver):
+                self._handed[key] = now
+            if before is not None and (before.owner, before.giver) != (after.owner, after.giver):
+                self.moves.append((now, f"{key}: {before.owner}/{before.giver} -> {after.owner}/{after.giver}"))
+        self._check_cover()
+
+    def _check_cover(self) -> None:
+        """Once every hash key of a stream had a lease, every one has."""
+        for stream, hole in self.holes().items():
+            if hole is None:
+                self.covered.add(stream)
+            elif stream in self.covered:
+                self.covered.discard(stream)
+                if not self.by_hand:
+                    self.violations.add("S7", f"no lease covers the hash keys {hole} of {stream or 'the stream'}")
+
+    def holes(self) -> dict[str, tuple[int, int] | None]:
+        """Of each stream, the first hash keys no unfinished lease covers."""
+        streams: dict[str, list[tuple[int, int]]] = {}
+        for lease in self.leases.values():
+            ranges = streams.setdefault(lease.stream or "", [])
+            if not lease.is_finished and lease.hash_range is not None:
+                ranges.append(lease.hash_range)
+        return {stream: _hole(ranges) for stream, ranges in streams.items()}
+
+    def changed_at(self, key: str) -> float:
+        """When the lease last showed a sign of life, or changed hands."""
+        return self._changed.get(key, 0.0)
+
+    def handed_for(self, key: str) -> float | None:
+        since = self._handed.get(key)
+        return None if since is None else self.now() - since
+
+
+def _hole(ranges: list[tuple[int, int]]) -> tuple[int, int] | None:
+    reached = -1
+    for start, end in sorted(ranges):
+        if start > reached + 1:
+            return (reached + 1, start - 1)
+        reached = max(reached, end)
+    return None if reached == _FULL[1] else (reached + 1, _FULL[1])
+
+
+def _named(actor: Process | None) -> str:
+    return actor.name if actor is not None else "nobody"

@@ -1,0 +1,61 @@
+"""What must have come true some time after the faults stopped (L1 to L4)."""
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kcl_dagster.testing.simulation.fleet import Simulation
+
+
+def check(simulation: "Simulation") -> None:
+    """At the end of a run without other findings."""
+    _check_owners(simulation)
+    _check_handoffs(simulation)
+    _check_lag(simulation)
+    _check_rest(simulation)
+
+
+# A worker that is wanted is asked for at the next tick, queued, started, and found: not counted by L1 itself.
+LAUNCH_SECONDS: Final = 30.0
+
+
+def _check_owners(simulation: "Simulation") -> None:
+    timings = simulation.scenario.application.timings
+    tick = timings.tick_interval + 1.0
+    patience = timings.lease_duration + 2 * tick + LAUNCH_SECONDS + tick
+    gone = {worker.run.worker: worker.ended_at for worker in simulation.workers if not worker.process.is_alive}
+    known = {worker.run.worker for worker in simulation.workers}
+    for lease in simulation.ledger.leases.values():
+        if lease.is_finished or (lease.actual in known and lease.actual not in gone):
+            continue
+        since = max(
+            simulation.scenario.active, simulation.ledger.changed_at(lease.key), gone.get(lease.actual, 0.0)
+        )
+        waited = simulation.kernel.now - since
+        if waited > patience:
+            simulation.violations.add("L1", f"{lease.key} belongs to {lease.actual} and waits since {waited:.0f} s")
+
+
+def _check_handoffs(simulation: "Simulation") -> None:
+    timings = simulation.scenario.application.timings
+    patience = timings.handoff_timeout + timings.lease_duration + 3 * (timings.tick_interval + 1)
+    for lease in simulation.ledger.leases.values():
+        waited = simulation.ledger.handed_for(lease.key)
+        if waited is not None and waited > patience:
+            simulation.violations.add("L2", f"{lease} has waited for {waited:.0f} s")
+
+
+def _check_lag(simulation: "Simulation") -> None:
+    missing = simulation.lake.missing()
+    if missing:
+        simulation.violations.add("L3", f"not stored: {missing}")
+
+
+def _check_rest(simulation: "Simulation") -> None:
+    """In a fleet that did not change for long, nothing moves."""
+    scenario = simulation.scenario
+    timings = scenario.application.timings
+    settling = 3 * timings.lease_duration + timings.handoff_timeout + 60.0 * scenario.stretch
+    since = max(simulation.fleet_changed, scenario.active) + settling
+    late = [move for at, move in simulation.ledger.moves if at > since]
+    if late and not any(worker.run.is_over for worker in simulation.living()):
+        simulation.violations.add("L4", f"leases still move: {late[:6]}")

@@ -1,0 +1,229 @@
+"""The processes of a fleet: daemons that lead, and workers. They run the package's own code."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from random import Random
+from types import TracebackType
+from typing import Final, Self
+
+from kcl_dagster.application import Application
+from kcl_dagster.aws import Client
+from kcl_dagster.errors import KclError
+from kcl_dagster.leader.opening import open_leader
+from kcl_dagster.leader.report import Launch, TickReport
+from kcl_dagster.leader.tick import Leader
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.streams.pacing import ShardLimits
+from kcl_dagster.testing.engine import MemoryEngine, Row
+from kcl_dagster.testing.simulation.dagster import Orchestrator, Run
+from kcl_dagster.testing.simulation.kernel import CooperativeLock, Process, ProcessClock
+from kcl_dagster.testing.simulation.lake import LakeSink
+from kcl_dagster.testing.simulation.scenario import EPOCH
+from kcl_dagster.worker.events import WorkerEvent
+from kcl_dagster.worker.heartbeat import Identity
+from kcl_dagster.worker.loop import Worker
+from kcl_dagster.worker.opening import open_surroundings
+from kcl_dagster.worker.stop import StopReason
+from kcl_dagster.worker.threads import Steps
+
+# Dagster gives up on a tick after this long; the tick itself goes on.
+TICK_TIMEOUT: Final = 60.0
+# How often background steps look whether something is due, before stretching.
+NAP_SECONDS: Final = 1.0
+
+
+def runtime_of(process: Process, random: Random) -> Runtime:
+    """Everything a process may know of the world, made up."""
+
+    def new_id() -> str:
+        return f"{random.getrandbits(128):032x}"
+
+    return Runtime(
+        clock=ProcessClock(process, EPOCH),
+        new_id=new_id,
+        random=random,
+        new_lock=lambda: CooperativeLock(process.kernel),
+    )
+
+
+class Strands:
+    """A worker's background threads, as strands. Fits `worker.loop.Background`."""
+
+    def __init__(self, process: Process, nap: float, steps: Steps) -> None:
+        self._process = process
+        self._nap = nap
+        self._steps = steps
+        self._stopped = False
+        self._running = 0
+
+    def __enter__(self) -> Self:
+        self._start("renewals", self._renew)
+        self._start("housekeeping", self._keep_house)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped = True
+        while self._running and self._process.is_alive:
+            self._process.kernel.sleep(self._nap / 10)
+
+    def _start(self, name: str, step: Callable[[], float]) -> None:
+        def loop() -> None:
+            while not self._stopped:
+                pause = step()
+                if not self._stopped:
+                    self._process.kernel.sleep(pause)
+            self._running -= 1
+
+        self._running += 1
+        self._process.kernel.spawn(self._process, name, loop)
+
+    def _renew(self) -> float:
+        return min(self._nap, max(0.02, self._steps.step_renewal(_one_by_one)))
+
+    def _keep_house(self) -> float:
+        self._steps.step_housekeeping()
+        return self._nap
+
+
+def _one_by_one(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
+    for key in keys:
+        function(key)
+
+
+@dataclass(slots=True, eq=False)
+class WorkerProcess:
+    """A run's process."""
+
+    process: Process
+    run: Run
+    application: Application
+    orchestrator: Orchestrator
+    dynamodb: Client
+    kinesis: Client
+    sink: LakeSink
+    random: Random
+    nap: float
+    watchdog: bool
+    on_event: Callable[[WorkerEvent], None]
+    worker: Worker[list[Row]] | None = None
+    ended_at: float = 0.0
+
+    def main(self) -> None:
+        """As `orchestration.worker_job` does it."""
+        rival = self.orchestrator.rival(self.run)
+        if rival is not None:
+            self._exit(f"slot {self.run.slot} is served by {rival.worker}")
+            return
+        runtime = runtime_of(self.process, self.random)
+        try:
+            surroundings = open_surroundings(
+                self.application,
+                dynamodb=self.dynamodb,
+                kinesis=self.kinesis,
+                engine=MemoryEngine(self.kinesis, runtime, limits=ShardLimits.unlimited(idle_seconds=1.0)),
+                sink=self.sink,
+                runtime=runtime,
+                watches=(self._run_is_over,) if self.watchdog else (),
+                on_event=self.on_event,
+            )
+            identity = Identity(self.run.worker, self.run.slot, self.run.id)
+            self.worker = Worker(
+                surroundings, identity, runtime, background=lambda steps, _: Strands(self.process, self.nap, steps)
+            )
+            reason = self._work(self.worker)
+        except KclError as error:
+            self._exit(f"{type(error).__name__}: {error}")
+            return
+        self._exit(f"stopped: {reason}")
+
+    def _work(self, worker: Worker[list[Row]]) -> StopReason:
+        """`Worker.run`, but idle for as long as it wants: looking ten times a second would only cost time."""
+        worker.start()
+        try:
+            with Strands(self.process, self.nap, worker):
+                while not worker.stop.is_requested():
+                    report = worker.step_batch()
+                    if report.is_idle and not worker.stop.is_requested():
+                        self.process.kernel.sleep(worker.settings.idle)
+        finally:
+            worker.shut_down()
+        return worker.stop.reason or StopReason.ASKED
+
+    def ask_to_stop(self) -> None:
+        if self.worker is not None:
+            self.worker.stop.request(StopReason.ASKED, "terminated")
+        else:
+            self.process.kill()
+
+    def _exit(self, said: str) -> None:
+        self.run.exit = said
+        self.process.kernel.note("exit", f"{self.process.name}: {said}")
+        self.process.end()
+
+    def _run_is_over(self) -> str | None:
+        return f"run {self.run.id} is over" if self.run.is_over else None
+
+
+@dataclass(slots=True, eq=False)
+class Daemon:
+    """A Dagster daemon whose sensor leads. Restarted after it was killed, without memory."""
+
+    name: str
+    process: Process
+    application: Application
+    orchestrator: Orchestrator
+    dynamodb: Client
+    kinesis: Client
+    random: Random
+    identity: str
+    interval: float
+    on_report: Callable[[TickReport], None]
+    leader: Leader | None = None
+    asked: list[tuple[Launch, ...]] = field(default_factory=list)
+    """What earlier ticks wanted, to be wanted again by a replay."""
+
+    def main(self) -> None:
+        kernel = self.process.kernel
+        kernel.sleep(self.random.uniform(0, self.interval))
+        while True:
+            began = kernel.now
+            self._tick()
+            spent = kernel.now - began
+            kernel.sleep(max(self.interval - spent, 0.1))
+
+    def _tick(self) -> None:
+        kernel = self.process.kernel
+        began = kernel.now
+        try:
+            if self.leader is None:
+                self.leader = open_leader(
+                    self.application,
+                    dynamodb=self.dynamodb,
+                    kinesis=self.kinesis,
+                    identity=self.identity,
+                    runtime=runtime_of(self.process, self.random),
+                    parallel=map,
+                )
+        except KclError as error:
+            kernel.note("leader", f"{self.name} cannot lead yet: {error}")
+            return
+        runs = self.orchestrator.view()
+        report = self.leader.tick(runs)
+        self.on_report(report)
+        for slot in report.retire:
+            run = runs.slots.get(slot)
+            if run is not None and run.status == "queued":
+                self.orchestrator.cancel_queued(slot)
+        if kernel.now - began > TICK_TIMEOUT:
+            kernel.note("dagster", f"the tick of {self.name} took too long; what it asked for is dropped")
+            return
+        if report.launches:
+            self.asked.append(report.launches)
+            self.request(report.launches)
+
+    def request(self, launches: Iterable[Launch]) -> None:
+        for launch in launches:
+            self.orchestrator.request(f"{self.application.name}/{launch.slot}/{launch.generation}", launch.slot)

@@ -1,0 +1,48 @@
+"""What must hold, by the names of the design: S1 to S12 and L1 to L6."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+MEANING: Final = {
+    "S1": "no record is lost",
+    "S2": "order is kept within a shard",
+    "S3": "only the owner writes a lease",
+    "S4": "checkpoints never go back",
+    "S5": "counters only grow",
+    "S6": "parents are read first",
+    "S7": "the hash keys are covered",
+    "S8": "nothing is taken without consent before its time",
+    "S9": "ticks and memories may be lost or repeated",
+    "S10": "two processes of one slot cannot both write",
+    "S11": "every row can be read by the KCL, and rows of others stay as they are",
+    "S12": "an exactly-once sink holds each record once",
+    "L1": "every unfinished lease is owned",
+    "L2": "every handoff ends",
+    "L3": "the lag goes to zero",
+    "L4": "the leases are balanced and stay where they are",
+    "L5": "a failing stage does not stop the others",
+    "L6": "a dead leader stops no worker",
+    "X1": "no step fails in a way nobody thought of",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    name: str
+    at: float
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({MEANING[self.name]}) at {self.at:.3f}: {self.what}"
+
+
+@dataclass(slots=True)
+class Violations:
+    """Everything that was found. The run ends with the first."""
+
+    now: Callable[[], float]
+    found: list[Violation] = field(default_factory=list)
+
+    def add(self, name: str, what: str) -> None:
+        self.found.append(Violation(name, self.now(), what))

@@ -1,0 +1,286 @@
+"""What a seed means: the application, its surroundings, and everything that will go wrong.
+
+All of it is drawn before the run begins, so a fault can be left out without changing the others: that is what
+makes a failing run small.
+"""
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from random import Random
+from typing import Final
+
+from kcl_dagster.application import (
+    Application,
+    BatchSettings,
+    FleetSettings,
+    PolicySettings,
+    Position,
+    StartAt,
+    StreamSettings,
+    TableSettings,
+    Timings,
+)
+
+APPLICATION: Final = "orders-app"
+# A day without meaning, 2027-01-01T00:00:00Z.
+EPOCH: Final = 1_798_761_600.0
+
+# Every duration of a run is stretched by one of these. The protocol does not care; a stretched run covers more
+# hours for the same work, an unstretched one has timeouts that matter next to its intervals.
+STRETCHES: Final = (1, 8, 40)
+ACTIVE_SECONDS: Final = 900.0  # of faults, before stretching
+CALM_SECONDS: Final = 420.0  # of healing, before stretching
+
+
+class FaultKind(StrEnum):
+    """What can go wrong. `target` says to whom: "worker", "daemon" or "any"; a number picks one of them."""
+
+    # processes
+    KILL = "kill"
+    KILL_AT_CALL = "kill at call"  # in the midst of whatever it does
+    PAUSE = "pause"
+    SUSPEND = "suspend"  # its monotonic clock stands still too
+    TERMINATE = "terminate"  # asked to stop, killed a little later
+    JUMP = "jump"  # of the wall clock
+    # the orchestrator
+    RUN_FAILED_BUT_ALIVE = "run failed but alive"
+    SECOND_RUN = "second run"  # of a slot that has one
+    REPLAYED_TICK = "replayed tick"  # an old tick's requests are made again
+    # what is remembered
+    LOSE_MEMORY = "lose memory"
+    REPLAY_MEMORY = "replay memory"
+    DELETE_LEASE = "delete lease"
+    DELETE_ROW = "delete worker row"
+    # the way to a service
+    THROTTLED = "throttled"
+    BROKEN = "broken"  # error 500
+    UNREACHABLE = "unreachable"
+    REQUEST_LOST = "request lost"
+    ANSWER_LOST = "answer lost"
+    LATE = "late"  # takes effect after the caller gave up
+    DENIED = "denied"  # one operation of one service
+    # the stream
+    SPLIT = "split"
+    MERGE = "merge"
+    RESHARD_STORM = "reshard storm"
+    # the sink
+    SINK_REFUSES = "sink refuses"
+    SINK_LIES = "sink lies"  # stores and says it did not
+    SINK_SLOW = "sink slow"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong. `seconds` and `share` matter to those that last, `number` to those that count."""
+
+    id: int
+    kind: FaultKind
+    at: float
+    target: str = "worker"
+    number: int = 0
+    seconds: float = 0.0
+    share: float = 1.0
+    service: str = ""
+    operation: str = ""
+
+    def __str__(self) -> str:
+        parts = [f"#{self.id} {self.kind} at {self.at:.1f}"]
+        if self.target:
+            parts.append(f"{self.target} {self.number}")
+        if self.seconds:
+            parts.append(f"for {self.seconds:.1f} s")
+        if self.share < 1:
+            parts.append(f"of {self.share:.0%}")
+        if self.service:
+            parts.append(f"{self.service} {self.operation or 'all'}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One run. Equal scenarios are equal runs."""
+
+    seed: int
+    application: Application
+    stretch: int
+    shards: tuple[int, ...]
+    """Of each stream, at the beginning."""
+
+    deployments: int
+    daemons: int
+    """Of each deployment."""
+
+    one_run_per_slot: bool
+    """Whether the run queue is configured to hold a second run of a slot back."""
+
+    watchdog: bool
+    """Whether workers notice that their run is over."""
+
+    monitor_seconds: float
+    """How long Dagster takes to notice that a run's process is gone."""
+
+    record_seconds: float
+    """Between two records."""
+
+    legacy_tables: bool
+    page_items: int
+    staleness: float
+    skew: float
+    """How far wall clocks are off, at most."""
+
+    active: float
+    calm: float
+    faults: tuple[Fault, ...] = field(default=())
+
+    @property
+    def until(self) -> float:
+        return self.active + self.calm
+
+    def without_faults(self) -> "Scenario":
+        return replace(self, faults=())
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    random = Random(f"scenario {seed}")
+    stretch = random.choice(STRETCHES)
+    application = _application(random, stretch)
+    active = ACTIVE_SECONDS * stretch * random.uniform(0.5, 1.0)
+    scenario = Scenario(
+        seed=seed,
+        application=application,
+        stretch=stretch,
+        shards=tuple(random.randint(1, 3) for _ in application.streams),
+        deployments=2 if random.random() < 0.15 else 1,
+        daemons=2 if random.random() < 0.25 else 1,
+        one_run_per_slot=random.random() < 0.7,
+        watchdog=random.random() < 0.7,
+        monitor_seconds=random.choice([5.0, 60.0, 180.0]) * (1 + random.random()),
+        record_seconds=stretch * random.choice([2.0, 5.0, 15.0]),
+        legacy_tables=random.random() < 0.25,
+        page_items=random.choice([1, 3, 100]),
+        staleness=random.choice([0.0, 0.5, 3.0]) * stretch,
+        skew=random.choice([0.0, 1.0, 300.0]),
+        active=active,
+        calm=CALM_SECONDS * stretch,
+    )
+    count = random.choice([0, 3, 8, 20])
+    kinds = _weather(random)
+    faults = tuple(_fault(random, scenario, number, kinds) for number in range(count))
+    return replace(scenario, faults=tuple(sorted(faults, key=lambda fault: (fault.at, fault.id))))
+
+
+def _application(random: Random, stretch: int) -> Application:
+    several = random.random() < 0.2
+    start = random.choices([Position.TRIM_HORIZON, Position.LATEST], [4, 1])[0]
+    names = ["clicks", "taps"] if several else ["clicks"]
+    fewest = random.randint(1, 2)
+    lease = random.choice([10.0, 30.0]) * stretch
+    return Application(
+        name=APPLICATION,
+        streams=tuple(StreamSettings(name=name, start=StartAt(position=start)) for name in names),
+        multi_stream=several or random.random() < 0.1,
+        timings=Timings(
+            lease_duration=lease,
+            renewals_per_lease=random.choice([3, 3, 5]),
+            tick_interval=5 * stretch - 1,
+            tick_budget=random.choice([5.0, 20.0]),
+            handoff_timeout=random.choice([10.0, 30.0]) * stretch,
+            leader_lock=random.choice([20.0, 60.0]) * stretch,
+            shard_audit=30.0 * stretch,
+            heartbeat=5.0 * stretch,
+            leaderless=random.choice([60.0, 120.0]) * stretch,
+        ),
+        tables=TableSettings(owner_index=random.random() < 0.7, scan_segments=random.choice([0, 1, 3])),
+        policy=PolicySettings(name=random.choice(["balanced", "balanced", "count", "throughput", "kcl"])),
+        fleet=FleetSettings(
+            min_workers=fewest,
+            max_workers=random.randint(fewest, 4),
+            shards_per_worker=random.choice([1, 2, 16]),
+            scale_up_lag=60.0 * stretch,
+            scale_down_lag=5.0 * stretch,
+            cooldown=120.0 * stretch,
+            lifetime=random.choice([300.0, 6 * 3600.0]) * stretch,
+        ),
+        batch=BatchSettings(
+            max_seconds=random.choice([0.5, 5.0]),
+            max_records=random.choice([3, 1000]),
+            idle_seconds=random.choice([1.0, 5.0]) * stretch,
+            prefetch=False,
+        ),
+    )
+
+
+_PROCESS = (
+    FaultKind.KILL,
+    FaultKind.KILL_AT_CALL,
+    FaultKind.PAUSE,
+    FaultKind.SUSPEND,
+    FaultKind.TERMINATE,
+    FaultKind.JUMP,
+)
+_ORCHESTRATOR = (FaultKind.RUN_FAILED_BUT_ALIVE, FaultKind.SECOND_RUN, FaultKind.REPLAYED_TICK)
+_MEMORY = (FaultKind.LOSE_MEMORY, FaultKind.REPLAY_MEMORY, FaultKind.DELETE_LEASE, FaultKind.DELETE_ROW)
+_NETWORK = (
+    FaultKind.THROTTLED,
+    FaultKind.BROKEN,
+    FaultKind.UNREACHABLE,
+    FaultKind.REQUEST_LOST,
+    FaultKind.ANSWER_LOST,
+    FaultKind.LATE,
+    FaultKind.DENIED,
+)
+_STREAM = (FaultKind.SPLIT, FaultKind.MERGE, FaultKind.RESHARD_STORM)
+_SINK = (FaultKind.SINK_REFUSES, FaultKind.SINK_LIES, FaultKind.SINK_SLOW)
+
+DENIABLE: Final = {
+    "dynamodb": ("query", "scan", "get_item", "update_item", "put_item", "delete_item"),
+    "kinesis": ("list_shards", "describe_stream_summary", "get_records", "get_shard_iterator"),
+}
+
+
+def _weather(random: Random) -> list[FaultKind]:
+    """Some runs see everything, some only one sort of trouble, but more of it."""
+    groups = (_PROCESS, _ORCHESTRATOR, _MEMORY, _NETWORK, _STREAM, _SINK)
+    if random.random() < 0.5:
+        return [kind for group in groups for kind in group]
+    chosen = random.sample(groups, 2)
+    return [kind for group in chosen for kind in group] + [FaultKind.KILL, FaultKind.SPLIT]
+
+
+def _fault(random: Random, scenario: Scenario, number: int, kinds: list[FaultKind]) -> Fault:
+    kind = random.choice(kinds)
+    timings = scenario.application.timings
+    lease = timings.lease_duration
+    fault = Fault(
+        id=number,
+        kind=kind,
+        at=scenario.active * random.uniform(0.05, 0.9),
+        target=random.choice(["worker", "worker", "daemon"]),
+        number=random.randrange(8),
+    )
+    if kind in (FaultKind.PAUSE, FaultKind.SUSPEND):
+        return replace(fault, seconds=lease * random.choice([0.3, 0.9, 1.5, 4.0, 20.0]))
+    if kind is FaultKind.JUMP:
+        return replace(fault, seconds=random.choice([-3600.0, -30.0, 30.0, 3600.0]))
+    if kind is FaultKind.KILL_AT_CALL:
+        return replace(fault, seconds=float(random.randrange(40)))
+    if kind is FaultKind.TERMINATE:
+        return replace(fault, target="worker", seconds=random.choice([0.0, 10.0, 120.0]))
+    if kind in _NETWORK:
+        service = random.choice(["dynamodb", "dynamodb", "kinesis"])
+        return replace(
+            fault,
+            target=random.choice(["worker", "daemon", "any"]),
+            service=service,
+            operation=random.choice(DENIABLE[service]) if kind is FaultKind.DENIED else "",
+            seconds=lease * random.choice([0.2, 0.8, 2.0, 5.0]),
+            share=random.choice([0.05, 0.3, 1.0]),
+        )
+    if kind in _SINK:
+        return replace(
+            fault, target="any", seconds=lease * random.choice([0.5, 3.0]), share=random.choice([0.2, 1.0])
+        )
+    if kind is FaultKind.RESHARD_STORM:
+        return replace(fault, target="", seconds=float(random.randint(2, 6)))
+    return fault

@@ -1,0 +1,25 @@
+"""What happened, for people and for comparison."""
+
+import zlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+KEPT_LINES: Final = 4000
+
+
+@dataclass(slots=True)
+class Trace:
+    """`digest` covers every line, kept or not: equal digests are equal runs."""
+
+    keep: bool = False
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    digest: int = 0
+    count: int = 0
+
+    def note(self, now: float, kind: str, text: str) -> None:
+        line = f"{now:12.3f}  {kind:<9} {text}"
+        self.digest = zlib.crc32(line.encode(), self.digest)
+        self.count += 1
+        if self.keep:
+            self.lines.append(line)

@@ -1,0 +1,190 @@
+"""Carries the faults of a scenario out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final, Protocol
+
+from kcl_dagster.testing.simulation.kernel import Kernel, Process
+from kcl_dagster.testing.simulation.lake import SinkWeather
+from kcl_dagster.testing.simulation.network import SERVED, Fate, Service
+from kcl_dagster.testing.simulation.scenario import Fault, FaultKind
+
+_FATES: Final[dict[FaultKind, Fate]] = {
+    FaultKind.THROTTLED: Fate("throttled"),
+    FaultKind.BROKEN: Fate("broken"),
+    FaultKind.UNREACHABLE: Fate("unreachable"),
+    FaultKind.REQUEST_LOST: Fate("request lost"),
+    FaultKind.ANSWER_LOST: Fate("answer lost"),
+    FaultKind.DENIED: Fate("denied"),
+}
+LATEST_ARRIVAL_SECONDS: Final = 30.0
+# A restarted daemon is back after this long, before stretching.
+RESTART_SECONDS: Final = (5.0, 120.0)
+
+
+class Fleet(Protocol):
+    """What faults can do to a fleet. The numbers pick one of those that live, whoever they are by then."""
+
+    def worker(self, number: int) -> Process | None: ...
+    def daemon(self, number: int) -> Process | None: ...
+    def restart_daemon(self, process: Process, after: float) -> None: ...
+    def terminate(self, process: Process, grace: float) -> None: ...
+    def fail_run(self, number: int) -> None: ...
+    def second_run(self, number: int) -> None: ...
+    def replay_tick(self, number: int) -> None: ...
+    def lose_memory(self) -> None: ...
+    def replay_memory(self, number: int) -> None: ...
+    def delete_lease(self, number: int) -> None: ...
+    def delete_row(self, number: int) -> None: ...
+    def split(self) -> None: ...
+    def merge(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Storm:
+    """A fault that lasts. `process` None: everybody's."""
+
+    fault: Fault
+    process: Process | None
+    random: Random
+
+
+@dataclass(slots=True)
+class Weather:
+    kernel: Kernel
+    fleet: Fleet
+    seed: int
+    stretch: int
+    sink: SinkWeather = field(default_factory=SinkWeather)
+    _storms: list[_Storm] = field(default_factory=list)
+    _deadly: dict[str, list[int]] = field(default_factory=dict)
+    """Calls left until a process dies."""
+
+    def forecast(self, faults: tuple[Fault, ...]) -> None:
+        for fault in faults:
+            self.kernel.call_at(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+
+    def clear(self) -> None:
+        """The faults stop."""
+        self._storms.clear()
+        self._deadly.clear()
+        self.sink.refuses = self.sink.lies = self.sink.slow_seconds = 0.0
+
+    def fate(self, process: Process, service: Service, operation: str, _request: dict[str, Any]) -> Fate:
+        """Of one call, before it is made."""
+        if self._deadly:
+            self._count_down(process, 0)
+        for storm in self._storms:
+            fault = storm.fault
+            if storm.process not in (None, process) or fault.service != service:
+                continue
+            if fault.operation and fault.operation != operation:
+                continue
+            if storm.random.random() >= fault.share:
+                continue
+            self.kernel.note("fault", f"{fault.kind} hits {operation} of {process.name}")
+            if fault.kind is FaultKind.LATE:
+                return Fate("late", storm.random.uniform(0, LATEST_ARRIVAL_SECONDS))
+            return _FATES[fault.kind]
+        return SERVED
+
+    def served(self, process: Process) -> None:
+        """A call of this process took effect; its answer is not there yet."""
+        if self._deadly:
+            self._count_down(process, 1)
+
+    def _count_down(self, process: Process, moment: int) -> None:
+        """`moment`: 0 before a call takes effect, 1 after."""
+        left = self._deadly.get(process.name)
+        if left is None or left[1] != moment:
+            return
+        left[0] -= 1
+        if left[0] < 0:
+            del self._deadly[process.name]
+            self._end(process)
+
+    def _end(self, process: Process) -> None:
+        process.kill()
+        if process.name.startswith("daemon"):
+            self.fleet.restart_daemon(process, self._restart_after())
+
+    def _restart_after(self) -> float:
+        return Random(f"{self.seed} restart {self.kernel.now}").uniform(*RESTART_SECONDS) * self.stretch
+
+    def _strike(self, fault: Fault) -> None:
+        self.kernel.note("fault", str(fault))
+        random = Random(f"{self.seed} fault {fault.id}")
+        process = self._target(fault)
+        match fault.kind:
+            case FaultKind.KILL if process is not None:
+                self._end(process)
+            case FaultKind.KILL_AT_CALL if process is not None:
+                self._deadly[process.name] = [int(fault.seconds), fault.number % 2]
+            case FaultKind.PAUSE if process is not None:
+                process.pause(fault.seconds)
+            case FaultKind.SUSPEND if process is not None:
+                process.pause(fault.seconds, suspend=True)
+            case FaultKind.TERMINATE if process is not None:
+                self.fleet.terminate(process, fault.seconds)
+            case FaultKind.JUMP if process is not None:
+                process.skew += fault.seconds
+            case FaultKind.SINK_REFUSES | FaultKind.SINK_LIES | FaultKind.SINK_SLOW:
+                self._spoil_sink(fault)
+            case FaultKind.RESHARD_STORM:
+                self._reshard(fault, random)
+            case kind if kind in _FATES or kind is FaultKind.LATE:
+                if process is not None or fault.target == "any":
+                    self._gather(_Storm(fault, process, random))
+            case kind if kind in self._deeds:
+                self._deeds[kind](fault.number)
+
+    @property
+    def _deeds(self) -> dict[FaultKind, Callable[[int], None]]:
+        fleet = self.fleet
+        return {
+            FaultKind.RUN_FAILED_BUT_ALIVE: fleet.fail_run,
+            FaultKind.SECOND_RUN: fleet.second_run,
+            FaultKind.REPLAYED_TICK: fleet.replay_tick,
+            FaultKind.LOSE_MEMORY: lambda _number: fleet.lose_memory(),
+            FaultKind.REPLAY_MEMORY: fleet.replay_memory,
+            FaultKind.DELETE_LEASE: fleet.delete_lease,
+            FaultKind.DELETE_ROW: fleet.delete_row,
+            FaultKind.SPLIT: lambda _number: fleet.split(),
+            FaultKind.MERGE: lambda _number: fleet.merge(),
+        }
+
+    def _target(self, fault: Fault) -> Process | None:
+        if fault.target == "worker":
+            return self.fleet.worker(fault.number)
+        if fault.target == "daemon":
+            return self.fleet.daemon(fault.number)
+        return None
+
+    def _gather(self, storm: _Storm) -> None:
+        self._storms.append(storm)
+
+        def pass_by() -> None:
+            if storm in self._storms:
+                self._storms.remove(storm)
+
+        self.kernel.call_at(self.kernel.now + storm.fault.seconds, pass_by)
+
+    def _spoil_sink(self, fault: Fault) -> None:
+        sink, kind = self.sink, fault.kind
+
+        def set_to(amount: float) -> None:
+            if kind is FaultKind.SINK_REFUSES:
+                sink.refuses = amount
+            elif kind is FaultKind.SINK_LIES:
+                sink.lies = amount
+            else:
+                sink.slow_seconds = fault.seconds * amount
+
+        set_to(fault.share)
+        self.kernel.call_at(self.kernel.now + fault.seconds, lambda: set_to(0.0))
+
+    def _reshard(self, fault: Fault, random: Random) -> None:
+        for step in range(int(fault.seconds)):
+            change = random.choice([self.fleet.split, self.fleet.merge])
+            self.kernel.call_at(self.kernel.now + step * random.uniform(0, 20) * self.stretch, change)
