@@ -30,9 +30,10 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 SEED = 20_270_101
 LOW, HIGH = 0.90, 1.05  # where a worker counts as balanced
 GIVE_UP = 120  # passes
+GIVE_UP_LARGE = 10  # of the fleets of 1,000 workers, where the others need a second a pass
 QUIET = 15  # passes without a move: nothing more will happen
 JITTER = 0.10
-JITTER_PASSES = 720  # an hour of our ticks
+JITTER_SECONDS = 3600.0
 EVEN_CPU = 50.0  # percent at an even share, for policies that go by CPU
 
 
@@ -86,16 +87,20 @@ class Fleet:
         for lease, worker in self.owner.items():
             if worker in held:
                 held[worker].append(self.kbps[lease])
-        excess = {worker: loads[worker] - max([even, *held[worker]]) * HIGH for worker in held}
-        rooms = sorted((even * HIGH - load for load in loads.values()), reverse=True)
+        highest = {worker: max([even, *held[worker]]) * HIGH for worker in held}
+        excess = {worker: loads[worker] - highest[worker] for worker in held}
+        rooms = sorted((highest[worker] - loads[worker] for worker in held), reverse=True)
+        spare = {worker: min(rooms[0], max(loads[worker] - even * LOW, excess[worker])) for worker in held}
         given = sum(
-            _fewest([weight for weight in held[worker] if weight <= rooms[0]], excess[worker]) for worker in held
+            _fewest([weight for weight in held[worker] if weight <= spare[worker]], excess[worker])
+            for worker in held
         )
-        spread = _fewest(rooms, sum(each for each in excess.values() if each > 0))
+        homeless = sum(self.kbps[lease] for lease, worker in self.owner.items() if worker not in held)
+        spread = _fewest(rooms, homeless + sum(each for each in excess.values() if each > 0))
         fitting = [weight for weight in self.kbps.values() if weight <= even * HIGH]
         needed = min(even * LOW, self.share() - min(self.kbps.values()))
         received = sum(_fewest(fitting, needed - load) for load in loads.values())
-        return max(max(given, spread) + self.unserved(), received)
+        return max(given + self.unserved(), spread, received)
 
 
 def _fewest(amounts: list[float], needed: float) -> int:
@@ -198,19 +203,20 @@ class Trial:
         return decided
 
 
-def run(candidate: Candidate, fleet: Fleet, jitter_passes: int) -> Row:
+def run(candidate: Candidate, fleet: Fleet, jitter_seconds: float) -> Row:
     """Until nothing moves any more, and then an hour of jitter."""
     fleet = fleet.copy()
     fewest = fleet.fewest_moves()
     trial = Trial(candidate, fleet)
     moves, last = 0, 0
-    while trial.passes < GIVE_UP and trial.passes - last < QUIET:
+    patience = GIVE_UP if len(fleet.workers) < 500 else GIVE_UP_LARGE
+    while trial.passes < patience and trial.passes - last < QUIET:
         moved = trial.step()
         moves += moved
         last = trial.passes if moved else last
     max_by_even, unserved = fleet.max_by_even(), fleet.unserved()
     jitter = Random(SEED + 1)
-    jitter_moves = sum(trial.step(jitter) for _ in range(jitter_passes))
+    jitter_moves = sum(trial.step(jitter) for _ in range(int(jitter_seconds / candidate.seconds)))
     return Row(
         scenario=fleet.name,
         policy=candidate.name,
@@ -251,26 +257,26 @@ def cold(name: str, kbps: dict[LeaseKey, float], workers: list[WorkerId]) -> Fle
     return Fleet(name, kbps, workers, dict.fromkeys(kbps))
 
 
-def scenarios(*, large: bool) -> Iterator[tuple[Fleet, int]]:
-    """Fleets right after something happened, and for how many passes to shake them afterwards."""
-    yield cold("cold start, 10 workers, 1,000 shards", zipf(1000), names(10)), JITTER_PASSES
+def scenarios(*, large: bool) -> Iterator[tuple[Fleet, float]]:
+    """Fleets right after something happened, and for how many seconds to shake them afterwards."""
+    yield cold("cold start, 10 workers, 1,000 shards", zipf(1000), names(10)), JITTER_SECONDS
 
     added = settled(Fleet("a worker is added to 10", zipf(1000), names(10)))
     added.workers = names(11)
-    yield added, JITTER_PASSES
+    yield added, JITTER_SECONDS
 
     removed = settled(Fleet("a worker of 10 dies", zipf(1000), names(10)))
     removed.workers = names(9)
-    yield removed, JITTER_PASSES
+    yield removed, JITTER_SECONDS
 
     hot = settled(Fleet("a shard gets hot", zipf(1000), names(10)))
     hot.kbps[sorted(hot.kbps, key=lambda lease: hot.kbps[lease])[900]] += hot.share() * 0.7
-    yield hot, JITTER_PASSES
+    yield hot, JITTER_SECONDS
 
-    yield cold("500 shards start on 100 workers", dict.fromkeys(zipf(500), 50.0), names(100)), JITTER_PASSES // 6
+    yield cold("500 shards start on 100 workers", dict.fromkeys(zipf(500), 50.0), names(100)), JITTER_SECONDS / 6
     doubled = settled(Fleet("100 workers become 200, 500 shards", dict.fromkeys(zipf(500), 50.0), names(100)))
     doubled.workers = names(200)
-    yield doubled, JITTER_PASSES // 6
+    yield doubled, JITTER_SECONDS / 6
 
     if large:
         yield cold("cold start, 1,000 workers, 10,000 shards", zipf(10_000), names(1000)), 0
@@ -299,9 +305,9 @@ def main(arguments: list[str] | None = None) -> int:
     layout = "{:41} {:9} {:>6} {:>8} {:>6} {:>7} {:>9} {:>9} {:>7} {:>9}"
     print(layout.format(*header))
     rows: list[Row] = []
-    for fleet, jitter_passes in scenarios(large=not options.small):
+    for fleet, jitter_seconds in scenarios(large=not options.small):
         for candidate in CANDIDATES:
-            row = run(candidate, fleet, jitter_passes)
+            row = run(candidate, fleet, jitter_seconds)
             rows.append(row)
             values = list(asdict(row).values())
             values[-1] = f"{row.decision_seconds * 1000:.1f} ms"

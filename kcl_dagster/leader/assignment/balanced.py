@@ -11,7 +11,9 @@ to act on it:
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,15 +25,18 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 IDLE_KBPS: Final = 64.0
 # What a lease costs beside its bytes (renewals, empty reads), as a part of the mean lease: small enough not to
 # distort shares of bytes, large enough that equally loaded workers hold equally many leases.
-BASE_WEIGHT: Final = 0.01
+BASE_WEIGHT: Final = 0.002
 # Imbalance this many times the band is acted on at once; less must persist.
 URGENT: Final = 2.0
 # Where balancing stops, in parts of the band: well inside, so that jitter does not lead back out.
 STOP_ABOVE: Final = 0.5
-# Where it aims: as close to the share as leases allow.
-AIM: Final = 0.25
-# Donors looked at to fill one receiver. The heaviest loaded come first; further ones have nothing to spare.
+# Donors looked at to fill one receiver. The most loaded come first; further ones have nothing to spare.
 DONORS_TRIED: Final = 64
+# Workers looked at for a lease that the caps keep from the least loaded. As load goes with throughput, one that the
+# least loaded worker may not hold is rarely for any other.
+SEATS_TRIED: Final = 256
+# Receivers looked at for one donor. The least loaded come first; caps are why one of them may not do.
+RECEIVERS_TRIED: Final = 16
 _EPSILON: Final = 1e-9
 
 
@@ -118,23 +123,25 @@ class _Round:
             holder = self.board.seats.get(lease.holder) if lease.holder is not None else None
             if lease.unserved:
                 self.homeless.append(lease)
-            elif holder is None:
-                continue  # its owner is not in sight, and not yet known to be gone
-            elif holder.worker.drains and not lease.pinned:
-                self.draining.append((lease, holder))
-            if lease.unserved or holder is None or holder.worker.accepts or holder.worker.drains:
                 shared.append(weight)
-            if not lease.unserved and holder is not None:
-                self.board.put(lease.key, self.kbps[lease.key], holder, movable=not lease.pinned)
+                continue
+            if holder is None:
+                continue  # its owner is not in sight, and not yet known to be gone
+            if holder.worker.drains and not lease.pinned:
+                self.draining.append((lease, holder))
+            if holder.worker.accepts or holder.worker.drains:
+                shared.append(weight)
+            self.board.put(lease.key, self.kbps[lease.key], holder, movable=not lease.pinned)
         self.share = fair_share(shared, [seat.factor for seat in self.takers])
 
     def run(self) -> Assignment:
         self._serve()
         self._drain()
         outside = self._outside(1.0)
-        if self._is_worth_it(outside):
+        if self.share > 0 and self._is_worth_it(outside, changed=bool(self.moves)):
             _Balancing(self).run()
-        return Assignment(tuple(self.moves), tuple(self.unplaced), frozenset(outside))
+        noticed = frozenset[WorkerId]() if self.measure.idle else frozenset(outside)
+        return Assignment(tuple(self.moves), tuple(self.unplaced), noticed)
 
     def give(self, lease: LeaseKey, source: Seat | None, to: Seat, kind: MoveKind, because: str) -> None:
         if source is not None:
@@ -156,12 +163,15 @@ class _Round:
         # launched with them: it saves handing it over in a minute.
         most = self.share * len(self.takers) / (len(self.takers) + waiting) if waiting and self.takers else None
         queue = Queue(receivers)
+        crowded = _Crowded(receivers, self.share * (1 + self.limits.imbalance * STOP_ABOVE))
         for lease in sorted(self.homeless, key=lambda lease: (-self.measure.weights[lease.key], lease.key)):
             weight = self.measure.weights[lease.key]
-            to = self._home(lease, weight) or self._first_fit(queue, lease.key)
+            to = self._intended(lease) or self._home(lease, weight) or self._first_fit(queue, lease.key)
             if to is None or (most is not None and to.count and to.load + weight > most * (1 + _EPSILON)):
                 self.unplaced.append(lease.key)
                 continue
+            if self.share > 0:
+                to = crowded.better(to, weight, lambda seat: self.may_hold(seat, lease.key))  # noqa: B023
             self.give(lease.key, None, to, "unserved", lease.unserved or "")
             queue.push(to)
 
@@ -174,12 +184,18 @@ class _Round:
                 self.give(lease.key, source, to, "drain", f"{source.id} is draining")
                 queue.push(to)
 
+    def _intended(self, lease: LeaseLoad) -> Seat | None:
+        """The next owner of a handoff whose old owner is gone."""
+        seat = self.board.seats.get(lease.next_owner) if lease.next_owner is not None else None
+        can = seat is not None and seat.worker.ready and not seat.worker.drains and self.may_hold(seat, lease.key)
+        return seat if can else None
+
     def _home(self, lease: LeaseLoad, weight: float) -> Seat | None:
         """The slot that held it last, unless it has enough to do."""
         seat = self.by_slot.get(lease.home) if lease.home is not None else None
         if seat is None or not (seat.worker.accepts and seat.worker.ready) or seat.worker.drains:
             return None
-        fits = seat.load + weight * seat.factor <= self.share * (1 + self.limits.imbalance * AIM)
+        fits = seat.load + weight * seat.factor <= self.share * (1 + self.limits.imbalance * STOP_ABOVE)
         return seat if fits and self.may_hold(seat, lease.key) else None
 
     def _first_fit(self, queue: Queue, lease: LeaseKey, zone: str | None = None) -> Seat | None:
@@ -195,12 +211,13 @@ class _Round:
             return near
         skipped: list[Seat] = []
         found = None
-        while (seat := queue.least()) is not None:
+        while (seat := queue.least()) is not None and len(skipped) < SEATS_TRIED:
             if self.may_hold(seat, lease):
                 found = seat
                 break
             queue.drop()
-            skipped.append(seat)
+            if not self.board.is_full(seat):
+                skipped.append(seat)
         for seat in skipped:
             queue.push(seat)
         return found
@@ -218,12 +235,48 @@ class _Round:
             and (seat.load > self.ideal(seat) * (1 + width) or seat.load < self.share * (1 - width) - _EPSILON)
         ]
 
-    def _is_worth_it(self, outside: Iterable[WorkerId]) -> bool:
+    def _is_worth_it(self, outside: Sequence[WorkerId], *, changed: bool) -> bool:
+        """`changed`: the fleet or its leases just did, so what is out of balance now is no jitter."""
         if self.measure.idle:
             # Load says nothing now, and yesterday's placement may be right again tomorrow. Only a worker that
             # has nothing at all gets its part.
             return any(seat.count == 0 and seat.worker.ready for seat in self.takers)
+        if changed and outside:
+            return True
         return bool(self._outside(URGENT)) or not self.limits.settled.isdisjoint(outside)
+
+
+class _Crowded:
+    """Where a lease goes when every worker has its share already: to one that can pass on something small for it.
+
+    The least loaded worker is no good if all it holds is heavy: nothing could bring it back into the band.
+    """
+
+    def __init__(self, seats: Sequence[Seat], high: float) -> None:
+        self._high = high
+        self._seats = seats
+        self._spare: list[tuple[float, WorkerId, Seat]] | None = None
+
+    def better(self, seat: Seat, weight: float, may_hold: Callable[[Seat], bool]) -> Seat:
+        """`seat`, or a worker that can make more room for `weight`."""
+        over = seat.load + weight * seat.factor - self._high
+        if over <= 0 or seat.count == 0:
+            return seat
+        if self._spare is None:
+            self._spare = [(-self._small(each), each.id, each) for each in self._seats]
+            heapq.heapify(self._spare)
+        spare, name, roomiest = self._spare[0]
+        needed = roomiest.load + weight * roomiest.factor - self._high
+        if -spare < needed or roomiest is seat or not may_hold(roomiest):
+            return seat
+        heapq.heapreplace(self._spare, (spare + max(0.0, needed), name, roomiest))
+        return roomiest
+
+    def _small(self, seat: Seat) -> float:
+        """How much of its load fits into the room that others have."""
+        room = self._high - min(each.load for each in self._seats[:SEATS_TRIED])
+        end = bisect_right(seat.movable, room, key=_weight)
+        return sum(weight for weight, _ in seat.movable[:end]) * seat.factor
 
 
 class _Balancing:
@@ -233,92 +286,116 @@ class _Balancing:
         self.round = round_
         self.share = round_.share
         band = round_.limits.imbalance
-        self.high = 1 + band * STOP_ABOVE
-        self.low = 1 - band
-        self.aim = band * AIM * self.share
+        self.high = self.share * (1 + band * STOP_ABOVE)
+        self.low = self.share * (1 - band)
         self.queue = Queue(seat for seat in round_.takers if seat.worker.ready)
         self.budget = round_.limits.moves
 
     def run(self) -> None:
-        self._relieve()
-        self._fill()
+        if self.round.measure.idle:
+            # A handoff of a silent shard silences nothing, so these are not rationed.
+            self.budget = len(self.round.kbps)
+            self._fill([seat for seat in self.round.takers if seat.worker.ready and seat.count == 0])
+        else:
+            self._relieve()
+            self._fill([seat for seat in self.round.takers if seat.worker.ready and seat.load < self.low])
 
     def _relieve(self) -> None:
-        """Every worker above the band gives the heaviest leases that fit elsewhere, most loaded worker first."""
+        """Every worker above the band gives leases away, the most loaded one first."""
         donors = [(-seat.load, seat.id) for seat in self.round.takers]
         heapq.heapify(donors)
         while donors and self.budget > 0:
-            load, name = heapq.heappop(donors)
+            _, name = heapq.heappop(donors)
             donor = self.round.board.seats[name]
-            if -load <= self.round.ideal(donor) * self.high + _EPSILON:
-                continue
-            if self._relieve_once(donor):
+            if donor.load > self.round.ideal(donor) * self.high / self.share + _EPSILON and self._relieve_once(
+                donor
+            ):
                 heapq.heappush(donors, (-donor.load, name))
 
     def _relieve_once(self, donor: Seat) -> bool:
-        receiver = self._receiver(donor)
-        if receiver is None or receiver is donor:
-            return False
-        excess = donor.load - self.round.ideal(donor)
-        room = self.share - receiver.load
-        for spare_donor, spare_room in (
-            (self.aim, self.aim),
-            (self.share * (1 - self.low), self.share * (self.high - 1)),
-        ):
-            lease = self._heaviest(donor, receiver, min(excess + spare_donor, room + spare_room))
+        """One lease of `donor` to one of the least loaded workers that can take it."""
+        tried: list[Seat] = []
+        found: tuple[LeaseKey, Seat] | None = None
+        while found is None and len(tried) < RECEIVERS_TRIED:
+            receiver = self._receiver(donor) if not tried else self.queue.least()
+            if receiver is None or receiver is donor:
+                break
+            lease = self._pick(donor, receiver)
             if lease is not None:
-                return self._move(lease, donor, receiver)
-        # What is heavier than the share belongs on a worker of its own.
-        heavy = self._heaviest(donor, receiver, excess + self.aim)
-        if heavy is not None and receiver.load + self._on(receiver, heavy) < donor.load * (1 - _EPSILON):
-            lonely = self._on(receiver, heavy) > self.share and receiver.load <= self.aim
-            return self._move(heavy, donor, receiver) if lonely else False
-        return False
+                found = lease, receiver
+            elif receiver is self.queue.least():
+                self.queue.drop()
+                tried.append(receiver)
+            else:
+                tried.append(donor)  # the near one does not fit; go on with the others
+        for seat in tried:
+            self.queue.push(seat)
+        return found is not None and self._move(found[0], donor, found[1])
 
     def _receiver(self, donor: Seat) -> Seat | None:
+        """The least loaded; or one in the donor's zone that is about as idle."""
         least = self.queue.least()
         near = self.queue.least(donor.worker.zone) if donor.worker.zone is not None else None
-        if near is not None and least is not None and near.load <= least.load + self.aim:
-            return near
+        if near is not None and near is not donor and least is not None:
+            return near if near.load <= least.load + (self.high - self.share) else least
         return least
 
-    def _fill(self) -> None:
-        """Workers below the band get the heaviest leases that the most loaded can spare."""
-        while self.budget > 0:
-            receiver = self.queue.least()
-            if receiver is None:
-                return
-            hungry = receiver.count == 0 if self.round.measure.idle else receiver.load < self.share * self.low
-            if not hungry or not self._fill_once(receiver):
-                self.queue.drop()
+    def _pick(self, donor: Seat, receiver: Seat) -> LeaseKey | None:
+        """The lease that brings `donor` to its share best: one that suffices alone, or else the heaviest.
 
-    def _fill_once(self, receiver: Seat) -> bool:
-        room = self.share * self.high - receiver.load
-        best: tuple[float, Seat, LeaseKey] | None = None
-        for donor in heapq.nlargest(DONORS_TRIED, self.round.takers, key=lambda seat: seat.load):
-            if donor is receiver:
-                continue
-            lease = self._heaviest(donor, receiver, min(room, donor.load - self.share * self.low))
-            weight = self._on(receiver, lease) if lease is not None else 0.0
-            if lease is not None and (best is None or weight > best[0] + _EPSILON):
-                best = (weight, donor, lease)
-        return self._move(best[2], best[1], receiver) if best is not None else False
+        Neither side may end up outside of the band. A lease that is heavier than the share may go to a worker that
+        has nothing else, if its present one has.
+        """
+        ideal = self.round.ideal(donor)
+        excess = donor.load - ideal
+        enough = donor.load - ideal * self.high / self.share
+        spare = min(
+            max(excess, donor.load - self.low) / donor.factor, (self.high - receiver.load) / receiver.factor
+        )
+        lease = self._nearest(donor, receiver, enough / donor.factor, excess / donor.factor, spare)
+        if lease is None and donor.count > 1 and receiver.count == 0:
+            weight, heaviest = donor.movable[-1] if donor.movable else (0.0, None)
+            if weight * receiver.factor > self.share and self._may_hold(receiver, heaviest):
+                return heaviest
+        return lease
 
-    def _on(self, seat: Seat, lease: LeaseKey) -> float:
-        return self.round.measure.weights[lease] * seat.factor
-
-    def _heaviest(self, donor: Seat, receiver: Seat, at_most: float) -> LeaseKey | None:
-        """The heaviest lease of the donor within `at_most` load of either side that the receiver may hold."""
-        bound = at_most / max(donor.factor, receiver.factor) + _EPSILON
-        for weight, lease in reversed(donor.movable):
-            if weight <= bound and self.round.may_hold(receiver, lease):
+    def _nearest(self, donor: Seat, receiver: Seat, enough: float, best: float, at_most: float) -> LeaseKey | None:
+        """Of the weights in `enough`..`at_most` the one nearest to `best`, or else the heaviest below."""
+        movable = donor.movable
+        end = bisect_right(movable, at_most + _EPSILON, key=_weight)
+        start = bisect_left(movable, enough - _EPSILON, hi=end, key=_weight)
+        middle = bisect_left(movable, best, lo=start, hi=end, key=_weight)
+        near = sorted(movable[max(start, middle - 1) : min(end, middle + 1)], key=lambda one: abs(one[0] - best))
+        for weight, lease in (*near, *reversed(movable[:end])):
+            if weight > 0 and self._may_hold(receiver, lease):
                 return lease
         return None
 
+    def _fill(self, hungry: Sequence[Seat]) -> None:
+        """These workers get the heaviest leases that the most loaded can spare."""
+        for receiver in sorted(hungry, key=lambda seat: (seat.load, seat.id)):
+            while self.budget > 0 and receiver.load < self.low and self._fill_once(receiver):
+                pass
+
+    def _fill_once(self, receiver: Seat) -> bool:
+        room = (self.high - receiver.load) / receiver.factor
+        best: tuple[float, Seat, LeaseKey] | None = None
+        for donor in heapq.nlargest(DONORS_TRIED, self.round.takers, key=lambda seat: seat.load):
+            spare = (donor.load - self.low) / donor.factor
+            if donor is receiver or spare <= 0:
+                continue
+            lease = self._nearest(donor, receiver, math.inf, math.inf, min(room, spare))
+            if lease is not None and (best is None or self.round.measure.weights[lease] > best[0] + _EPSILON):
+                best = self.round.measure.weights[lease], donor, lease
+        return best is not None and self._move(best[2], best[1], receiver)
+
+    def _may_hold(self, receiver: Seat, lease: LeaseKey | None) -> bool:
+        return lease is not None and self.round.may_hold(receiver, lease)
+
     def _move(self, lease: LeaseKey, donor: Seat, receiver: Seat) -> bool:
-        unit, share = self.round.measure.unit, self.share or 1.0
+        unit = self.round.measure.unit
         because = (
-            f"{donor.id} is at {donor.load / share:.0%} and {receiver.id} at {receiver.load / share:.0%} "
+            f"{donor.id} is at {donor.load / self.share:.0%} and {receiver.id} at {receiver.load / self.share:.0%} "
             f"of an even share of {unit}"
         )
         self.round.give(lease, donor, receiver, "balance", because)
@@ -326,3 +403,7 @@ class _Balancing:
         self.queue.push(donor)
         self.budget -= 1
         return True
+
+
+def _weight(entry: tuple[float, LeaseKey]) -> float:
+    return entry[0]

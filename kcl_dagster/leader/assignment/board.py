@@ -59,11 +59,15 @@ class Board:
         seat.count -= 1
         seat.movable.pop(bisect_right(seat.movable, (weight, key)) - 1)
 
+    def is_full(self, seat: Seat) -> bool:
+        """Whether it has as many leases as it may."""
+        return self._limits.max_leases is not None and seat.count >= self._limits.max_leases
+
     def may_hold(self, seat: Seat, kbps: float) -> bool:
         """Whether one more lease of this throughput stays within the caps. A lease that exceeds the throughput
         cap on its own may go to an empty worker: nobody could ever serve it otherwise."""
         limits = self._limits
-        if not seat.worker.accepts or (limits.max_leases is not None and seat.count >= limits.max_leases):
+        if not seat.worker.accepts or self.is_full(seat):
             return False
         return limits.max_kbps is None or seat.count == 0 or seat.kbps + kbps <= limits.max_kbps
 
