@@ -25,7 +25,7 @@ class WorkerTable:
     def __init__(
         self,
         client: aws.Client,
-        application: Application,
+        application: Application,  # noqa: ARG002 (the shape all tables share)
         layout: Layout,
         runtime: Runtime,
         *,
@@ -34,7 +34,6 @@ class WorkerTable:
         self._sender = Sender(client, runtime, deadline_seconds)
         self._place = layout.workers
         self._clock = runtime.clock
-        self._application = application.name
         # A worker that announces single-table support moves a fleet of Java workers towards it. We do not migrate
         # tables while we run, so in the old layout we keep silent, which holds the migration back.
         self._hides_support = layout.kind is LayoutKind.LEGACY
