@@ -38,7 +38,10 @@ STANDBY_TICK_SECONDS: Final = 5.0  # as often as the sensor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["emulator"]:  # has options of its own
+        return _emulator(given[1:])
+    options = _parser().parse_args(given)
     try:
         answer: int = options.run(options)
     except KclError as error:
@@ -70,10 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="for machines")
     plan = verb("plan", _plan, "what the leader would do next; writes nothing")
     plan.add_argument("--json", action="store_true", help="for machines")
-    verb("lead", _lead, "lead as a standby: takes over when no other leader is alive; launches no runs")
-    emulator = verbs.add_parser("emulator", help="an embedded AWS for trying things out", add_help=False)
-    emulator.set_defaults(run=_emulator)
-    emulator.add_argument("rest", nargs=argparse.REMAINDER)
+    lead = verb("lead", _lead, "lead as a standby: takes over when no other leader is alive; launches no runs")
+    lead.add_argument("--once", action="store_true", help="one tick, then resign")
+    verbs.add_parser("emulator", help="an embedded AWS for trying things out", add_help=False)
     return parser
 
 
@@ -187,18 +189,21 @@ def _lead(options: argparse.Namespace) -> int:
         kinesis=_client(options, "kinesis"),
         identity=_standby(),
     )
-    console, told = Console(), ""
+    told, report = "", TickReport()
     while not stop.is_set():
         report = leader.tick(_runs(application))
         now = "leading" if report.leading else f"standing by: {report.leader or 'nobody'} leads"
-        if now != told:
-            console.print(told := now)
-        for line in (*_decisions(report), *_problems(report)):
-            console.print(line)
+        for line in (*([now] if now != told else []), *_decisions(report)):
+            sys.stdout.write(f"{line}\n")
+        for problem in _problems(report):
+            sys.stderr.write(f"{problem}\n")
+        sys.stdout.flush()
+        told = now
+        if options.once:
+            break
         stop.wait(STANDBY_TICK_SECONDS)
     leader.resign()
-    console.print("resigned")
-    return WELL
+    return WELL if report.ok else WRONG
 
 
 def _decisions(report: TickReport) -> list[str]:
@@ -229,10 +234,10 @@ def _standby() -> str:
 # --- emulator ---
 
 
-def _emulator(options: argparse.Namespace) -> int:
+def _emulator(arguments: list[str]) -> int:
     from kcl_dagster.emulator.__main__ import main as run_emulator
 
-    return run_emulator(options.rest)
+    return run_emulator(arguments)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from kcl_dagster.operations import preflight
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description="A clickstream from Kinesis to Parquet.")
-    parser.add_argument("--for", dest="duration", type=seconds, metavar="90s", help="run that long, then judge")
+    parser.add_argument("--for", dest="duration", type=_duration, metavar="90s", help="run that long, then judge")
     parser.add_argument("--port", type=int, default=3000, help="of Dagster's UI")
     parser.add_argument("--directory", type=Path, default=Path(".demo"))
     options = parser.parse_args()
@@ -41,6 +41,13 @@ def main() -> int:
     except KclError as error:
         teller.problem(" ".join(str(error).split()))
         return 1
+
+
+def _duration(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 if __name__ == "__main__":

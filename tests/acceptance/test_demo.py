@@ -1,0 +1,30 @@
+"""The whole pipeline: real Dagster, real Spark, a reshard, a crash, a verdict."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.family import demo, free_port
+
+VERDICT = re.compile(r"^produced (\d+), stored (\d+), duplicates 0, lost 0, out of order 0$", re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.server
+@pytest.mark.timeout(600)
+def test_every_record_is_stored_once_and_in_order_through_a_reshard_and_a_crash(tmp_path: Path) -> None:
+    arguments = ("--for", "60s", "--port", str(free_port()), "--directory", str(tmp_path / "demo"))
+    with demo(tmp_path, *arguments) as running:
+        code = running.process.wait(540)
+        told = running.output
+        assert code == 0, told
+        verdict = VERDICT.search(told)
+        assert verdict is not None, told
+        assert verdict[1] == verdict[2] != "0"
+        assert told.rstrip().endswith(verdict[0]), "the verdict is the last line"
+        assert re.search(r"split shardId-\d{12} in two", told)
+        assert re.search(r"killed worker-00\d \(pid \d+\)", told)
+        assert re.search(r"worker-00\d:\w{8} took shardId-\d{12} over from worker-00\d", told)
+        assert "Traceback" not in told
+        assert not running.family()
