@@ -288,6 +288,7 @@ class _Balancing:
         band = round_.limits.imbalance
         self.high = self.share * (1 + band * STOP_ABOVE)
         self.low = self.share * (1 - band)
+        self.band = self.share * band
         self.queue = Queue(seat for seat in round_.takers if seat.worker.ready)
         self.budget = round_.limits.moves
 
@@ -343,8 +344,9 @@ class _Balancing:
     def _pick(self, donor: Seat, receiver: Seat) -> LeaseKey | None:
         """The lease that brings `donor` to its share best: one that suffices alone, or else the heaviest.
 
-        Neither side may end up outside of the band. A lease that is heavier than the share may go to a worker that
-        has nothing else, if its present one has.
+        Neither side may end up outside of the band; where leases are too heavy for that, one may move that makes
+        the fuller side much better. A lease that is heavier than the share may go to a worker that has nothing
+        else, if its present one has.
         """
         ideal = self.round.ideal(donor)
         excess = donor.load - ideal
@@ -357,7 +359,15 @@ class _Balancing:
             weight, heaviest = donor.movable[-1] if donor.movable else (0.0, None)
             if weight * receiver.factor > self.share and self._may_hold(receiver, heaviest):
                 return heaviest
-        return lease
+        return lease if lease is not None else self._coarse(donor, receiver)
+
+    def _coarse(self, donor: Seat, receiver: Seat) -> LeaseKey | None:
+        """The lease that evens the two out best, if that lowers the fuller one by more than jitter can pretend."""
+        between = donor.load - receiver.load
+        factor = max(donor.factor, receiver.factor)
+        lease = self._nearest(donor, receiver, 0.0, between / 2 / factor, (between - self.band * URGENT) / factor)
+        worth = lease is not None and self.round.measure.weights[lease] * donor.factor >= self.band
+        return lease if worth else None
 
     def _nearest(self, donor: Seat, receiver: Seat, enough: float, best: float, at_most: float) -> LeaseKey | None:
         """Of the weights in `enough`..`at_most` the one nearest to `best`, or else the heaviest below."""
