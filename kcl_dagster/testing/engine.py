@@ -131,16 +131,23 @@ class MemoryEngine:
         columns = Columns()
         for page in reader.pages(allowance, deadline):
             unpacker.unpack(page, columns)
-        if reader.bookmark is not None and unpacker.through is not None:
-            self._left[range_.lease] = _Left(unpacker.through, reader.bookmark, self._runtime.clock.monotonic())
+        self._remember(range_, reader.bookmark, unpacker.through or range_.after)
         return _progress(range_, reader, unpacker), columns
 
     def _bookmark(self, range_: Range) -> Bookmark | None:
-        left = self._left.pop(range_.lease, None)
-        if left is None or range_.is_pinned or left.after != range_.after:
+        """The iterator that stands at the beginning of this range, if the last fetch ended there."""
+        left = self._left.get(range_.lease)
+        if left is None or range_.is_pinned or left.after != range_.after or range_.after.is_initial_position:
             return None
         age = self._runtime.clock.monotonic() - left.at
         return left.bookmark if age <= BOOKMARK_SECONDS else None
+
+    def _remember(self, range_: Range, bookmark: Bookmark | None, after: Checkpoint) -> None:
+        # After a pinned range the iterator may stand beyond its end: the last page is cut, not asked for in part.
+        if bookmark is not None and not range_.is_pinned:
+            self._left[range_.lease] = _Left(after, bookmark, self._runtime.clock.monotonic())
+        else:
+            self._left.pop(range_.lease, None)
 
 
 def _progress(range_: Range, reader: ShardReader, unpacker: Unpacker) -> Progress:

@@ -130,9 +130,9 @@ class Ledger:
             self._judge_move(before, after, actor, worker)
         elif (before.owner, before.giver) != (after.owner, after.giver) and before.giver is not None:
             self.violations.add("S8", f"{_named(actor)} redirected a handoff: {before} -> {after}")
-        elif after.counter > before.counter and before.actual != worker:
-            # Whoever raises the counter and leaves the owner gives a sign of life in the owner's name.
-            self.violations.add("S3", f"{_named(actor)} wrote as {before.actual}: {before} -> {after}")
+        elif after.counter > before.counter and before.actual != worker and not progressed:
+            # A leader may give a lease to its owner anew: that ends whatever the owner was about to write.
+            self._judge_move(before, after, actor, worker)
         if progressed:
             if before.actual != worker:
                 self.violations.add(

@@ -22,10 +22,10 @@ def _check_owners(simulation: "Simulation") -> None:
     timings = simulation.scenario.application.timings
     tick = timings.tick_interval + 1.0
     patience = timings.lease_duration + 2 * tick + LAUNCH_SECONDS + tick
-    gone = {worker.run.worker: worker.ended_at for worker in simulation.workers if not worker.process.is_alive}
-    known = {worker.run.worker for worker in simulation.workers}
+    gone = {str(worker.run.worker): worker.ended_at for worker in simulation.workers if not worker.process.is_alive}
+    known = {str(worker.run.worker) for worker in simulation.workers}
     for lease in simulation.ledger.leases.values():
-        if lease.is_finished or (lease.actual in known and lease.actual not in gone):
+        if lease.is_finished or (str(lease.actual) in known and str(lease.actual) not in gone):
             continue
         since = max(
             simulation.scenario.active, simulation.ledger.changed_at(lease.key), gone.get(lease.actual, 0.0)
