@@ -1,12 +1,14 @@
 """Fixtures that several suites share."""
 
+import os
+import signal
 import warnings
 from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
-from kcl_dagster.emulator import Emulator, Limits, environment
+from kcl_dagster.emulator import Emulator, Endpoint, Limits, ensure_sidecar, environment
 from kcl_dagster.spark.session import SparkSettings, start_session
 
 
@@ -15,6 +17,14 @@ def aws() -> Iterator[Emulator]:
     """The embedded AWS without rate limits, for the whole test process: use names of your own."""
     with Emulator(limits=Limits.none()) as emulator:
         yield emulator
+
+
+@pytest.fixture(scope="session")
+def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """The embedded AWS as a process: for clients that hold Python's lock while they wait for an answer."""
+    endpoint = ensure_sidecar(tmp_path_factory.mktemp("sidecar"), os.getpid(), limits=False)
+    yield endpoint
+    os.kill(endpoint.pid, signal.SIGTERM)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The executor's side of the file sinks: one Parquet file for each lease and partition value, written whole."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -8,51 +9,113 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
 
-from kcl_dagster.errors import KclError, SinkError
+from kcl_dagster.errors import ConfigurationError, KclError, SinkError
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.failures import SINK_FAILED
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.storage import Store
+from kcl_dagster.spark.transform import Transform, apply, gathered
+from kcl_dagster.worker.batch import Part
 
 COMPRESSION: Final = "zstd"  # about a third smaller than snappy on JSON, at a speed Kinesis does not reach
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and Athena expect
 
-MANIFEST: Final = pa.schema(
-    [("lease_key", pa.string()), ("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64())]
+_MANIFEST: Final = pa.schema(
+    [
+        ("lease_key", pa.string()),
+        ("path", pa.string()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("partition", pa.string()),
+        ("schema", pa.binary()),
+    ]
 )
-MANIFEST_DDL: Final = "lease_key string, path string, rows bigint, bytes bigint"
+_MANIFEST_DDL: Final = "lease_key string, path string, rows bigint, bytes bigint, partition string, schema binary"
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that a sink wrote. `path` is relative to the sink's root."""
+    """A file that a sink wrote. `path` is relative to the sink's root; `partition` is text, or None for null."""
 
-    lease_key: str
+    lease_key: LeaseKey
     path: str
     rows: int
     bytes: int
+    partition: Mapping[str, str | None]
+    schema: pa.Schema
+    """Of the transform's output, partition columns included."""
+
+
+def write_files(
+    data: DataFrame,
+    transform: Transform,
+    store: Store,
+    names: Mapping[LeaseKey, str],
+    partition_by: Sequence[str] = (),
+    *,
+    keeps_partition_columns: bool = False,
+) -> list[WrittenFile]:
+    """Transform the records of the leases in `names` and store the output, one Spark job.
+
+    Each lease's file has the given name in the folder of its partition values. Files that are there already are
+    replaced. Raises what Spark raises; see `spark.failures`.
+    """
+    pieces = apply(transform, data, list(names))
+    columns = pieces[0].columns
+    missing = [name for name in partition_by if name not in columns]
+    if missing:
+        raise ConfigurationError(
+            f"partition_by names {missing}, which the transform's output does not have: {columns}"
+        )
+    task = _WriteFiles(store, dict(names), tuple(partition_by), keeps_partition_columns)
+    return [
+        WrittenFile(
+            LeaseKey(row.lease_key),
+            row.path,
+            row.rows,
+            row.bytes,
+            json.loads(row.partition),
+            pa.ipc.read_schema(pa.BufferReader(bytes(row.schema))),
+        )
+        for row in gathered(pieces, data).mapInArrow(task, _MANIFEST_DDL).collect()
+    ]
+
+
+def output_schema(data: DataFrame, transform: Transform, leases: Sequence[LeaseKey]) -> pa.Schema:
+    """The schema that `write_files` will write. Evaluates nothing."""
+    return _utc(apply(transform, data, leases)[0].limit(0).toArrow().schema)
+
+
+def file_stem(part: Part) -> str:
+    """Names a part's file. It says where the part begins and not where it ends: a range that is narrowed after a
+    failure then replaces what the failed attempt may have left."""
+    lease = part.lease.replace(":", ".")  # object stores and Hadoop give colons a meaning
+    return f"{lease}.{part.after.sequence}-{part.after.sub_sequence}"
 
 
 @dataclass(frozen=True, slots=True)
-class WriteFiles:
-    """What `mapInArrow` runs over the output of the transform. Yields a row of MANIFEST for each file.
-
-    Expects the rows of a lease in one partition. `names` gives each lease's file name, the same on every replay,
-    so writing twice leaves one file.
-    """
+class _WriteFiles:
+    """What `mapInArrow` runs over the output of the transform, with the rows of a lease in one partition."""
 
     store: Store
-    names: Mapping[str, str]
-    partition_by: tuple[str, ...] = ()
+    names: Mapping[LeaseKey, str]
+    partition_by: tuple[str, ...]
+    keeps_partition_columns: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         open_files: dict[tuple[Any, ...], _OpenFile] = {}
+        schema: pa.Schema | None = None
         for batch in batches:
-            for key, rows in _split(batch, (LEASE_KEY, *self.partition_by)):
+            rows_in_utc = _in_utc(batch)
+            schema = schema or rows_in_utc.schema
+            for key, rows in _split(rows_in_utc, (LEASE_KEY, *self.partition_by)):
+                body = rows if self.keeps_partition_columns else rows.drop_columns(list(self.partition_by))
                 file = open_files.get(key)
                 if file is None:
-                    file = open_files[key] = _OpenFile(self._path(key), rows.schema)
-                file.write(rows)
+                    file = open_files[key] = _OpenFile(self._path(key), body.schema)
+                file.write(body)
         written = []
         for key, file in open_files.items():
             content = file.finish()
@@ -61,17 +124,27 @@ class WriteFiles:
             except (OSError, KclError) as error:
                 # The text survives the way through Spark; the type does not.
                 raise SinkError(f"{SINK_FAILED}: {file.path} could not be written: {error}") from error
-            written.append({"lease_key": key[0], "path": file.path, "rows": file.rows, "bytes": len(content)})
-        yield pa.RecordBatch.from_pylist(written, schema=MANIFEST)
+            values = {name: _text(value) for name, value in zip(self.partition_by, key[1:], strict=True)}
+            written.append(
+                {
+                    "lease_key": key[0],
+                    "path": file.path,
+                    "rows": file.rows,
+                    "bytes": len(content),
+                    "partition": json.dumps(values),
+                    "schema": schema.serialize().to_pybytes() if schema is not None else b"",
+                }
+            )
+        yield pa.RecordBatch.from_pylist(written, schema=_MANIFEST)
 
     def _path(self, key: tuple[Any, ...]) -> str:
         lease, *values = key
-        folders = [f"{name}={_folder(value)}" for name, value in zip(self.partition_by, values, strict=True)]
         if lease not in self.names:
             raise SinkError(
                 f"{SINK_FAILED}: the transform's output has a row with {LEASE_KEY} {lease!r}, which is no shard of "
                 "this batch: leave the column as it is, or drop it"
             )
+        folders = [f"{name}={_folder(value)}" for name, value in zip(self.partition_by, values, strict=True)]
         return "/".join([*folders, self.names[lease]])
 
 
@@ -94,16 +167,15 @@ class _OpenFile:
 
 
 def _split(batch: pa.RecordBatch, keys: tuple[str, ...]) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
-    """The rows of each key, in their order. The lease stays a column, partition values become folders."""
+    """The rows of each key, in their order."""
     if batch.num_rows == 0:
         return
-    body = batch.drop_columns(list(keys[1:]))
     distinct = (
         pa.Table.from_batches([batch.select(list(keys))]).group_by(list(keys), use_threads=False).aggregate([])
     )
     found = [tuple(row[name] for name in keys) for row in distinct.to_pylist()]
     if len(found) == 1:
-        yield found[0], body
+        yield found[0], batch
         return
     for key in found:
         mask = None
@@ -111,11 +183,32 @@ def _split(batch: pa.RecordBatch, keys: tuple[str, ...]) -> Iterator[tuple[tuple
             column = batch.column(name)
             equal = pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value, column.type))
             mask = equal if mask is None else pc.and_(mask, equal)
-        yield key, body.filter(mask)
+        yield key, batch.filter(mask)
+
+
+def _in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+    schema = _utc(batch.schema)
+    return batch if schema == batch.schema else batch.cast(schema)
+
+
+def _utc(schema: pa.Schema) -> pa.Schema:
+    """The same instants; a session's time zone is no business of a file's readers."""
+    return pa.schema(
+        [
+            field.with_type(pa.timestamp(field.type.unit, tz="UTC"))
+            if pa.types.is_timestamp(field.type) and field.type.tz is not None
+            else field
+            for field in schema
+        ]
+    )
+
+
+def _text(value: object) -> str | None:
+    if value is None:
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _folder(value: object) -> str:
-    if value is None or value == "":
-        return NULL_PARTITION
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return quote(text, safe=" ,@()[]+-_.~!")
+    text = _text(value)
+    return quote(text, safe=" ,@()[]+-_.~!") if text else NULL_PARTITION

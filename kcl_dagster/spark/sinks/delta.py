@@ -1,0 +1,192 @@
+"""Delta Lake tables, without a JVM library: executors write the files, the driver commits them with delta-rs.
+
+All parts of a batch become visible at once. Each shard is an application of the table's own transaction log, with
+the batch number as its version: a part whose version is there is not added again, whoever writes it and whenever.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
+from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.failures import write_failures
+from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sinks.record import StoredPart, owner_key, refuse
+from kcl_dagster.spark.sinks.writing import WrittenFile, file_stem, write_files
+from kcl_dagster.spark.storage import S3Options, open_store
+from kcl_dagster.spark.transform import Transform, unchanged
+from kcl_dagster.worker.batch import Batch, Part
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+COMMIT_ATTEMPTS: Final = 5  # a commit fails when another writer of the same shard came first, or the log is busy
+LOG_RETRIES: Final = 15  # delta-rs's own: other shards' workers append to the same log
+
+
+class DeltaSink:
+    """Appends batches to the Delta table at `path`, a shared local directory or `s3://bucket/prefix`.
+
+    The table is made with the first batch, with the schema of the transform's output. Compaction and vacuum are
+    `deltalake`'s own: `DeltaTable(path).optimize.compact()`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        transform: Transform = unchanged,
+        partition_by: Sequence[str] = (),
+        s3: S3Options | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        try:
+            import deltalake  # noqa: F401
+        except ImportError as error:
+            raise PackageMissing("the delta sink needs deltalake: pip install 'kcl-dagster[delta]'") from error
+        if LEASE_KEY in partition_by:
+            raise ConfigurationError(f"leave {LEASE_KEY} out of partition_by: a table is not partitioned by shard")
+        self._store = open_store(path, s3)
+        self._transform = transform
+        self._partition_by = tuple(partition_by)
+        self._options = dict(storage_options or delta_options(s3 or S3Options()))
+        self._runtime = runtime or system()
+        self._table: DeltaTable | None = None
+
+    @property
+    def path(self) -> str:
+        return self._store.root
+
+    def write(self, data: DataFrame, batch: Batch) -> None:
+        """See `worker.batch.Sink.write`."""
+        with self._errors():
+            if not self._missing(batch.parts):
+                return
+        attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
+        names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
+        with write_failures(f"delta at {self.path}"):
+            files = write_files(data, self._transform, self._store, names, self._partition_by)
+        with self._errors():
+            self._commit(batch, files)
+
+    def _commit(self, batch: Batch, files: Sequence[WrittenFile]) -> None:
+        from deltalake.exceptions import CommitFailedError
+
+        for attempt in range(COMMIT_ATTEMPTS):
+            parts = self._missing(batch.parts)
+            if not parts:
+                return
+            try:
+                self._append(parts, files)
+            except CommitFailedError as error:
+                # A former or next owner may have added the very same part: look again.
+                if attempt + 1 == COMMIT_ATTEMPTS:
+                    raise SinkError(
+                        f"delta at {self.path}: the commit failed {attempt + 1} times: {error}"
+                    ) from error
+            except DeltaError as error:
+                raise SinkError(f"delta at {self.path}: {error}") from error
+            else:
+                return
+
+    def _append(self, parts: Sequence[Part], files: Sequence[WrittenFile]) -> None:
+        from deltalake import CommitProperties, Transaction
+        from deltalake.transaction import AddAction
+
+        leases = {part.lease for part in parts}
+        mine = [file for file in files if file.lease_key in leases]
+        table = self._open(files[0].schema if files else None)
+        if table is None:
+            return  # no output yet, so no table: there is nothing to remember
+        if mine:
+            self._check_schema(table, mine[0].schema)
+        now = round(self._runtime.clock.now() * 1000)
+        table.create_write_transaction(
+            [
+                AddAction(
+                    file.path, file.bytes, dict(file.partition), now, True, json.dumps({"numRecords": file.rows})
+                )
+                for file in mine
+            ],
+            "append",
+            table.schema(),
+            partition_by=list(self._partition_by) or None,
+            commit_properties=CommitProperties(
+                custom_metadata={owner_key(part): str(StoredPart.of(part)) for part in parts},
+                app_transactions=[Transaction(owner_key(part), part.number) for part in parts],
+                max_commit_retries=LOG_RETRIES,
+            ),
+        )
+
+    def _missing(self, parts: Sequence[Part]) -> list[Part]:
+        """The parts that the table does not hold. Raises SinkError for one it can never take."""
+        table = self._open()
+        if table is None:
+            return list(parts)
+        table.update_incremental()
+        missing = []
+        for part in parts:
+            version = table.transaction_version(owner_key(part))
+            if version is None or version < part.number:
+                missing.append(part)
+            elif not self._holds(table, part):
+                raise refuse(part, f"delta at {self.path}", version)
+        return missing
+
+    def _holds(self, table: "DeltaTable", part: Part) -> bool:
+        """Whether the table's history has this very part. Read for replays only."""
+        key, wanted = owner_key(part), str(StoredPart.of(part))
+        return any(commit.get(key) == wanted for commit in table.history())
+
+    def _open(self, schema: pa.Schema | None = None) -> "DeltaTable | None":
+        """The table; made if there is none and `schema` is given."""
+        from deltalake import DeltaTable
+
+        if self._table is not None:
+            return self._table
+        url = self.path if self.path.startswith("s3://") else f"file://{self.path}"
+        if DeltaTable.is_deltatable(url, self._options):
+            self._table = DeltaTable(url, storage_options=self._options)
+        elif schema is not None:
+            self._table = DeltaTable.create(
+                url,
+                schema,
+                mode="ignore",
+                partition_by=list(self._partition_by) or None,
+                storage_options=self._options,
+            )
+        return self._table
+
+    def _check_schema(self, table: "DeltaTable", written: pa.Schema) -> None:
+        from deltalake import Schema
+
+        stored = {field.name: field.type for field in table.schema().fields}
+        output = {field.name: field.type for field in Schema.from_arrow(written).fields}
+        wrong = sorted(name for name, kind in output.items() if stored.get(name) != kind)
+        if wrong:
+            raise SinkError(
+                f"delta at {self.path}: the output's columns {wrong} are not in the table, or of another type. "
+                "Change the table first (DeltaTable.alter.add_columns), or the transform"
+            )
+
+
+def delta_options(s3: S3Options) -> dict[str, Any]:
+    """delta-rs's words for how to reach S3."""
+    options = {
+        "AWS_REGION": s3.region,
+        "AWS_ENDPOINT_URL": s3.endpoint_url,
+        "AWS_ACCESS_KEY_ID": s3.access_key,
+        "AWS_SECRET_ACCESS_KEY": s3.secret_key,
+        "AWS_PROFILE": s3.profile,
+        "AWS_IAM_ROLE_ARN": s3.role_arn,
+        "AWS_ALLOW_HTTP": "true" if (s3.endpoint_url or "").startswith("http://") else None,
+        # Two committers of one version: S3 lets the first one win.
+        "AWS_CONDITIONAL_PUT": "etag",
+    }
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,174 @@
+"""Iceberg tables by way of pyiceberg: executors write the files, the driver commits them.
+
+All parts of a batch become visible at once. What the table holds of each shard stands in the table's properties,
+written by the same commit as the files, so a part is never added twice. pyiceberg's own retries are switched off:
+they would add the files again on top of whatever came in between.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
+from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.failures import write_failures
+from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sinks.record import StoredPart, owner_key, refuse
+from kcl_dagster.spark.sinks.writing import WrittenFile, file_stem, output_schema, write_files
+from kcl_dagster.spark.storage import S3Options, open_store
+from kcl_dagster.spark.transform import Transform, unchanged
+from kcl_dagster.worker.batch import Batch, Part
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+COMMIT_ATTEMPTS: Final = 20  # every worker of the application commits to the one table
+LONGEST_PAUSE: Final = 1.0  # seconds between two attempts; a commit takes some tenths
+NO_RETRIES: Final = {"commit.retry.num-retries": "0"}
+
+
+class IcebergSink:
+    """Appends batches to the table `identifier` (`database.table`) of a pyiceberg catalog.
+
+    `catalog` are pyiceberg's own properties (`{"type": "glue"}`, `{"type": "sql", "uri": ...}`). The table is made
+    with the first batch, with the schema of the transform's output. The table must have one application's batches
+    and nothing else writing to it but maintenance.
+    """
+
+    def __init__(
+        self,
+        identifier: str,
+        catalog: Mapping[str, str],
+        *,
+        transform: Transform = unchanged,
+        partition_by: Sequence[str] = (),
+        s3: S3Options | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        try:
+            from pyiceberg.catalog import load_catalog
+        except ImportError as error:
+            raise PackageMissing("the iceberg sink needs pyiceberg: pip install 'kcl-dagster[iceberg]'") from error
+        if LEASE_KEY in partition_by:
+            raise ConfigurationError(f"leave {LEASE_KEY} out of partition_by: a table is not partitioned by shard")
+        if "." not in identifier:
+            raise ConfigurationError(f"{identifier} is not of the form database.table")
+        self._identifier = identifier
+        self._s3 = s3 or S3Options()
+        self._catalog: Catalog = load_catalog("kcl-dagster", **(iceberg_options(self._s3) | dict(catalog)))
+        self._transform = transform
+        self._partition_by = tuple(partition_by)
+        self._runtime = runtime or system()
+
+    @property
+    def path(self) -> str:
+        return self._identifier
+
+    def write(self, data: DataFrame, batch: Batch) -> None:
+        """See `worker.batch.Sink.write`."""
+        table = self._load()
+        if table is None:
+            table = self._create(output_schema(data, self._transform, [part.lease for part in batch.parts]))
+        elif not self._missing(table, batch.parts):
+            return
+        root = f"{table.location().rstrip('/')}/data"
+        attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
+        names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
+        with write_failures(f"iceberg table {self._identifier}"):
+            files = write_files(
+                data,
+                self._transform,
+                open_store(root, self._s3),
+                names,
+                self._partition_by,
+                keeps_partition_columns=True,
+            )
+        self._commit(batch, files, root)
+
+    def _commit(self, batch: Batch, files: Sequence[WrittenFile], root: str) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
+        for attempt in range(1, COMMIT_ATTEMPTS + 1):
+            table = self._catalog.load_table(self._identifier)
+            parts = self._missing(table, batch.parts)
+            leases = {part.lease for part in parts}
+            if not parts:
+                return
+            paths = [f"{root}/{file.path}" for file in files if file.lease_key in leases]
+            record = {owner_key(part): str(StoredPart.of(part)) for part in parts}
+            try:
+                with table.transaction() as transaction:
+                    transaction.set_properties(NO_RETRIES | record)
+                    if paths:
+                        transaction.add_files(paths, snapshot_properties=record, check_duplicate_files=False)
+            except CommitFailedException as error:
+                if attempt == COMMIT_ATTEMPTS:
+                    raise SinkError(
+                        f"iceberg table {self._identifier}: {attempt} commits failed: {error}"
+                    ) from error
+                self._runtime.clock.sleep(self._runtime.random.uniform(0, LONGEST_PAUSE))
+            except (ValueError, TypeError) as error:
+                raise SinkError(f"iceberg table {self._identifier} does not take the output: {error}") from error
+            else:
+                return
+
+    def _missing(self, table: "Table", parts: Sequence[Part]) -> list[Part]:
+        """The parts that the table does not hold. Raises SinkError for one it can never take."""
+        missing = []
+        for part in parts:
+            key, wanted = owner_key(part), StoredPart.of(part)
+            text = table.properties.get(key)
+            newest = StoredPart.parse(text) if text is not None else None
+            if newest is None or newest.number < part.number:
+                missing.append(part)
+            elif newest != wanted and not _has_snapshot(table, key, str(wanted)):
+                raise refuse(part, f"iceberg table {self._identifier}", newest.number)
+        return missing
+
+    def _load(self) -> "Table | None":
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            return self._catalog.load_table(self._identifier)
+        except NoSuchTableError:
+            return None
+
+    def _create(self, schema: pa.Schema) -> "Table":
+        from pyiceberg.exceptions import TableAlreadyExistsError
+        from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+        from pyiceberg.transforms import IdentityTransform
+
+        self._catalog.create_namespace_if_not_exists(self._identifier.rsplit(".", 1)[0])
+        try:
+            with self._catalog.create_table_transaction(
+                self._identifier, schema, partition_spec=UNPARTITIONED_PARTITION_SPEC, properties=NO_RETRIES
+            ) as transaction:
+                if self._partition_by:
+                    with transaction.update_spec() as spec:
+                        for name in self._partition_by:
+                            spec.add_field(name, IdentityTransform(), name)
+        except TableAlreadyExistsError:
+            pass  # another worker's first batch
+        return self._catalog.load_table(self._identifier)
+
+
+def _has_snapshot(table: "Table", key: str, value: str) -> bool:
+    """Whether a snapshot that is not expired yet added this part. Read for replays of older parts only."""
+    return any(
+        snapshot.summary is not None and snapshot.summary.get(key) == value for snapshot in table.snapshots()
+    )
+
+
+def iceberg_options(s3: S3Options) -> dict[str, str]:
+    """pyiceberg's words for how to reach S3."""
+    options = {
+        "s3.region": s3.region,
+        "s3.endpoint": s3.endpoint_url,
+        "s3.access-key-id": s3.access_key,
+        "s3.secret-access-key": s3.secret_key,
+        "s3.role-arn": s3.role_arn,
+    }
+    return {name: value for name, value in options.items() if value is not None}

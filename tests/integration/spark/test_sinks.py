@@ -1,0 +1,226 @@
+"""What every exactly-once sink promises, with the stores that it can write to."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from kcl_dagster.aws import client
+from kcl_dagster.emulator import Endpoint
+from kcl_dagster.errors import ConfigurationError, SinkError
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.spark.schema import COLUMNS, RECORD_FIELDS
+from kcl_dagster.spark.sinks.delta import DeltaSink
+from kcl_dagster.spark.sinks.iceberg import IcebergSink
+from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.storage import S3Options, open_store
+from kcl_dagster.worker.batch import Batch, Part
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = ", ".join(f"{name} {kind}" for name, _, kind in RECORD_FIELDS)
+
+
+@dataclass
+class Place:
+    """A sink to be had as often as a test likes, and what is in it."""
+
+    kind: str
+    open: Callable[..., Any]
+    read: Callable[[], list[dict[str, Any]]]
+
+    def contents(self) -> Counter[int]:
+        return Counter(int(row["sequence_number"]) for row in self.read())
+
+
+@pytest.fixture(params=["parquet", "parquet on s3", "delta", "delta on s3", "iceberg", "iceberg on s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, sidecar: Endpoint) -> Place:
+    kind, on_s3 = request.param.split(" ")[0], request.param.endswith("s3")
+    s3, root = S3Options(), str(tmp_path / "table")
+    if on_s3:
+        # delta-rs waits for S3 with Python's lock in its hand, so S3 must not be in this process.
+        s3 = S3Options("us-east-1", sidecar.url, access_key="test", secret_key="test")
+        bucket = f"bucket-{random.getrandbits(40):x}"
+        client(
+            "s3", region="us-east-1", endpoint_url=sidecar.url, access_key="test", secret_key="test"
+        ).create_bucket(Bucket=bucket)
+        root = f"s3://{bucket}/some/table"
+    if kind == "parquet":
+        return Place(
+            kind, lambda **more: ParquetSink(root, s3=s3, **more), lambda: read_parquet(root, s3, tmp_path)
+        )
+    if kind == "delta":
+        return Place(kind, lambda **more: DeltaSink(root, s3=s3, **more), lambda: read_delta(root, s3))
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": root}
+    return Place(
+        kind,
+        lambda **more: IcebergSink("lake.clicks", catalog, s3=s3, **more),
+        lambda: read_iceberg(IcebergSink("lake.clicks", catalog, s3=s3)),
+    )
+
+
+def read_parquet(root: str, s3: S3Options, folder: Path) -> list[dict[str, Any]]:
+    store = open_store(root, s3)
+    local = folder / "copy"
+    for file in store.files():
+        (local / file.path).parent.mkdir(parents=True, exist_ok=True)
+        (local / file.path).write_bytes(store.get(file.path))
+    return ds.dataset(str(local), partitioning="hive").to_table().to_pylist()  # type: ignore[no-any-return]  # untyped
+
+
+def read_delta(root: str, s3: S3Options) -> list[dict[str, Any]]:
+    from deltalake import DeltaTable
+
+    from kcl_dagster.spark.sinks.delta import delta_options
+
+    return DeltaTable(root, storage_options=delta_options(s3)).to_pyarrow_table().to_pylist()  # type: ignore[no-any-return]  # untyped
+
+
+def read_iceberg(sink: IcebergSink) -> list[dict[str, Any]]:
+    return sink._catalog.load_table("lake.clicks").scan().to_arrow().to_pylist()  # type: ignore[no-any-return]  # untyped
+
+
+def part(shard: int, first: int, last: int, number: int, after: Checkpoint | None = None) -> Part:
+    """Records first..last of a shard, as batch `number`."""
+    lease = LeaseKey(f"shardId-{shard:012d}")
+    start = after or (Checkpoint(str(first - 1)) if first % 1000 else TRIM_HORIZON)
+    return Part(
+        "app", lease, StreamIdentifier("clicks"), lease, start, Checkpoint(str(last)), number, last - first + 1, 9
+    )
+
+
+def batch(*parts: Part, worker: str = "worker-000:a") -> Batch:
+    return Batch("app", WorkerId(worker), parts)
+
+
+def records(spark: SparkSession, batch: Batch) -> DataFrame:
+    """The frozen records of a batch, a partition for each shard, as an engine gives them."""
+    rows = [
+        (b"payload", "key", None, str(sequence), 0, None, "clicks", part.shard_id, part.lease, None)
+        for part in batch.parts
+        for sequence in range(int(part.through.sequence) - part.records + 1, int(part.through.sequence) + 1)
+    ]
+    return spark.createDataFrame(rows, SCHEMA).repartition(2, "lease_key").localCheckpoint()
+
+
+def write(sink: Any, spark: SparkSession, *parts: Part) -> None:
+    whole = batch(*parts)
+    sink.write(records(spark, whole), whole)
+
+
+def test_every_part_is_stored_once_whatever_comes_again(place: Place, spark: SparkSession) -> None:
+    a1, a2, b1, b2 = part(1, 1000, 1004, 1), part(1, 1005, 1009, 2), part(2, 2000, 2002, 1), part(2, 2003, 2006, 2)
+    owner = place.open()
+    write(owner, spark, a1, b1)
+    # A crash after the write and before the commit: the parts come again, alone, from another process.
+    next_owner = place.open()
+    write(next_owner, spark, a1)
+    write(next_owner, spark, b1, a2)
+    # The former owner wakes up with what it had in hand.
+    write(owner, spark, a1, b1)
+    write(owner, spark, b2, a2)
+    expected = [*range(1000, 1010), *range(2000, 2007)]
+    assert place.contents() == Counter(expected)
+    assert {row["stream"] for row in place.read()} == {"clicks"}
+
+
+def test_a_transform_may_drop_and_add_columns_and_name_folders(place: Place, spark: SparkSession) -> None:
+    def transform(frame: DataFrame) -> DataFrame:
+        odd = F.col("sequence_number").cast("long") % 2 == 1
+        return frame.select("sequence_number", "data", odd.alias("odd"), F.lit("x y/z").alias("place"))
+
+    sink = place.open(transform=transform, partition_by=["odd", "place"])
+    for _ in range(2):
+        write(sink, spark, part(1, 1000, 1009, 1), part(2, 2000, 2004, 1))
+    rows = place.read()
+    assert place.contents() == Counter([*range(1000, 1010), *range(2000, 2005)])
+    assert {(str(row["odd"]).lower(), row["place"]) for row in rows} == {("true", "x y/z"), ("false", "x y/z")}
+    assert all((int(row["sequence_number"]) % 2 == 1) == (str(row["odd"]).lower() == "true") for row in rows)
+
+
+def test_a_batch_of_which_nothing_is_left_is_fine(place: Place, spark: SparkSession) -> None:
+    sink = place.open(transform=lambda frame: frame.where("sequence_number > '1001'"))
+    write(sink, spark, part(1, 1000, 1001, 1))
+    write(sink, spark, part(1, 1002, 1003, 2))
+    write(sink, spark, part(1, 1000, 1001, 1))
+    assert place.contents() == Counter([1002, 1003])
+
+
+def test_an_unknown_lease_in_the_output_is_refused(place: Place, spark: SparkSession) -> None:
+    sink = place.open(transform=lambda frame: frame.withColumn("lease_key", F.lit("made up")))
+    with pytest.raises(SinkError, match="made up"):
+        write(sink, spark, part(1, 1000, 1001, 1))
+
+
+def test_errors_of_user_code_are_not_the_sinks(place: Place, spark: SparkSession) -> None:
+    sink = place.open(transform=lambda frame: frame.withColumn("x", F.raise_error(F.lit("poison"))))
+    with pytest.raises(Exception, match="poison") as caught:
+        write(sink, spark, part(1, 1000, 1001, 1))
+    assert not isinstance(caught.value, SinkError)
+
+
+@pytest.mark.parametrize("output", [lambda frame: None, lambda frame: "x"])
+def test_a_transform_that_returns_no_frame_is_named(output: Any, spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="must return a DataFrame"):
+        write(ParquetSink(str(tmp_path), transform=output), spark, part(1, 1000, 1001, 1))
+
+
+def test_folders_must_be_columns(place: Place, spark: SparkSession) -> None:
+    with pytest.raises(ConfigurationError, match="nope"):
+        write(place.open(partition_by=["nope"]), spark, part(1, 1000, 1001, 1))
+    with pytest.raises(ConfigurationError, match="lease_key"):
+        place.open(partition_by=["lease_key"])
+
+
+# Tables remember
+
+
+@pytest.fixture
+def table(place: Place) -> Place:
+    if place.kind == "parquet":
+        pytest.skip("plain files remember nothing")
+    return place
+
+
+def test_leases_that_were_reset_do_not_lose_records_in_silence(table: Place, spark: SparkSession) -> None:
+    sink = table.open()
+    for number in range(1, 4):
+        first = 1000 + 10 * number
+        write(sink, spark, part(1, first, first + 9, number, Checkpoint(str(first - 1))))
+    # New leases count from 1 again: these are other records under numbers that the table has passed.
+    for number in (1, 3):
+        with pytest.raises(SinkError, match="deleted or reset"):
+            write(table.open(), spark, part(1, 1500, 1509, number, Checkpoint("1499")))
+    assert table.contents() == Counter(range(1010, 1040))
+
+
+def test_two_workers_that_commit_at_once_both_get_in(table: Place, spark: SparkSession) -> None:
+    first, second = table.open(), table.open()
+    write(first, spark, part(1, 1000, 1004, 1))
+    write(second, spark, part(2, 2000, 2004, 1))
+    # Each holds a view of the table from before the other's commit.
+    write(first, spark, part(1, 1005, 1009, 2, Checkpoint("1004")))
+    write(second, spark, part(2, 2005, 2009, 2, Checkpoint("2004")))
+    assert table.contents() == Counter([*range(1000, 1010), *range(2000, 2010)])
+
+
+def test_an_output_that_no_longer_fits_is_named(table: Place, spark: SparkSession) -> None:
+    write(table.open(), spark, part(1, 1000, 1001, 1))
+    wider = table.open(transform=lambda frame: frame.withColumn("extra", F.lit(1)))
+    with pytest.raises(SinkError, match="extra"):
+        write(wider, spark, part(1, 1002, 1003, 2, Checkpoint("1001")))
+    assert table.contents() == Counter([1000, 1001])
+
+
+def test_columns_given_to_user_code_are_the_documented_ones(spark: SparkSession) -> None:
+    frame = records(spark, batch(replace(part(1, 1000, 1000, 1))))
+    assert tuple(frame.columns) == COLUMNS
