@@ -1,6 +1,6 @@
 """The clean stage: rows nobody needs any more. I/O around `cleanup`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -9,7 +9,7 @@ from kcl_dagster.leader.cleanup import plan_cleanup
 from kcl_dagster.leader.liveness import WorkerSight
 from kcl_dagster.leader.observation import Sight
 from kcl_dagster.leader.sync import children_of
-from kcl_dagster.model.lease import Lease
+from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
@@ -33,8 +33,17 @@ class Cleaner:
         self._workers = workers
         self._clock = clock
 
-    def run(self, sight: Sight, listings: Mapping[str, Sequence[Shard]], deadline: float) -> list[str]:
-        """What could not be done, and why. Stops at `deadline` (monotonic); the rest is seen again next tick."""
+    def run(
+        self,
+        sight: Sight,
+        listings: Mapping[str, Sequence[Shard]],
+        deadline: float,
+        abandoned: Collection[LeaseKey] = (),
+    ) -> list[str]:
+        """What could not be done, and why. Stops at `deadline` (monotonic); the rest is seen again next tick.
+
+        `abandoned`: leases of shards that left the stream unread, which are to be given up.
+        """
         problems: list[str] = []
         grouped: dict[str, list[Lease]] = {}
         for lease in sight.leases:
@@ -48,6 +57,9 @@ class Cleaner:
                 self._attempt(problems, deadline, partial(self._leases.update_children, lease.key, children))
             for lease in plan.deletes:
                 self._attempt(problems, deadline, partial(self._leases.delete, lease))
+        for lease in sight.leases:
+            if lease.key in abandoned:
+                self._attempt(problems, deadline, partial(self._leases.delete, lease, forced=True))
         for seen in self._departed(sight):
             self._attempt(problems, deadline, partial(self._workers.delete, seen.row))
         return problems

@@ -1,7 +1,7 @@
 """What a tick knows: everything it read, judged."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kcl_dagster.application import Timings
 from kcl_dagster.leader import expiry, handoff, liveness
@@ -74,18 +74,16 @@ class Observer:
 
     timings: Timings
     standing: Standing
-    book: LoadBook
-    _versions: dict[WorkerId, str]
-    _moving: set[WorkerId]
-
-    @classmethod
-    def new(cls, timings: Timings, standing: Standing) -> "Observer":
-        return cls(timings, standing, LoadBook(), {}, set())
+    book: LoadBook = field(default_factory=LoadBook)
+    _versions: dict[WorkerId, str] = field(default_factory=dict)
+    _moving: set[WorkerId] = field(default_factory=set)
+    _runs: dict[WorkerId, str] = field(default_factory=dict)
+    """The run of every worker that has a row or owns a lease, also of one whose row is gone."""
 
     def observe(self, scan: ScanResult, runs: RunView, now: float) -> Sight:
         """`now` in epoch seconds. Called once a tick with a strongly consistent scan."""
         self._enter(scan)
-        ended = self._ended(scan.workers, runs)
+        ended = self._ended(scan, runs)
         rule = LivenessRule(
             heartbeat=self.timings.heartbeat,
             lease_duration=self.timings.lease_duration,
@@ -94,7 +92,7 @@ class Observer:
             moved=lambda row: row.id in self._moving,
         )
         workers = tuple(_judged(rule, row, ended, runs) for row in scan.workers)
-        over = {seen.id for seen in workers if seen.run_is_over}
+        over = {worker for worker, run in self._runs.items() if run in ended}
         ages: dict[LeaseKey, float] = {}
         unserved: dict[LeaseKey, str] = {}
         overdue: set[LeaseKey] = set()
@@ -143,11 +141,13 @@ class Observer:
         prefixes = (expiry.LEASE, handoff.HANDOFF, liveness.WORKER)
         self.standing.keep(lambda key: key in kept or not key.startswith(prefixes))
 
-    @staticmethod
-    def _ended(rows: Sequence[WorkerRow], runs: RunView) -> frozenset[str]:
+    def _ended(self, scan: ScanResult, runs: RunView) -> frozenset[str]:
         """Runs that are over. The active run of a slot is not asked about."""
+        owners = {lease.actual_owner for lease in scan.leases}
+        known = {worker: run for worker, run in self._runs.items() if worker in owners}
+        self._runs = known | {row.id: row.run_id for row in scan.workers if row.run_id is not None}
         active = {run.run_id for run in runs.slots.values()}
-        asked = {row.run_id for row in rows if row.run_id is not None and row.run_id not in active}
+        asked = set(self._runs.values()) - active
         return frozenset(runs.finished(sorted(asked))) & asked if asked else frozenset()
 
 

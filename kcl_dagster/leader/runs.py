@@ -33,3 +33,5 @@ class RunView:
 
     slots: Mapping[str, SlotRun] = field(default_factory=dict)
     finished: Callable[[Collection[str]], Collection[str]] = _none_is_known
+    launches: bool = True
+    """Whether somebody acts on what the leader wants launched. A leader outside of the orchestrator does not."""

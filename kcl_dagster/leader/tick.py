@@ -22,6 +22,8 @@ from kcl_dagster.leader.assignment import policies
 from kcl_dagster.leader.cleaning import Cleaner
 from kcl_dagster.leader.failures import FailureCount, twice
 from kcl_dagster.leader.fleet import FleetPlan, FleetSight, decide_fleet
+from kcl_dagster.leader.former import FormerStreams
+from kcl_dagster.leader.launches import LaunchBook
 from kcl_dagster.leader.liveness import lag_of
 from kcl_dagster.leader.memory import LAUNCH, TARGET, Memory
 from kcl_dagster.leader.moving import MoveOutcome, Mover, decide
@@ -98,10 +100,12 @@ class Leader:
         self.tables = tables
         self.runtime = runtime
         self.memory = Memory()
-        self.observer = Observer.new(application.timings, self.memory.standing)
+        self.observer = Observer(application.timings, self.memory.standing)
         self.syncer = Syncer(application, tables.leases, tables.starts, streams, runtime.clock, parallel)
         self.mover = Mover(tables.leases, application.policy, runtime.clock, parallel)
         self.cleaner = Cleaner(tables.leases, tables.workers, runtime.clock)
+        self.former = FormerStreams(tables.leases, streams, runtime.clock)
+        self.launches = LaunchBook(application.fleet.lifetime)
         self.failures = FailureCount()
         self.policy = policies.configured(application, runtime.random)
         self.balances_every = policies.balances_every(application)
@@ -232,9 +236,16 @@ class _Tick:
         share = self.leader.application.timings.tick_budget * _SYNC_SHARE
         self.synced = self.leader.syncer.run(sight.leases, self.started + share, dry=self.dry)
         self.sight = sight.with_created(self.synced.created).without(lease.key for lease in self.synced.former)
-        return "; ".join(self.synced.errors) or None
+        problems = self.synced.errors
+        if not self.dry:
+            notes, more = self.leader.former.run(self.synced.former, self.started + share)
+            self.notes += notes
+            problems += more
+        return "; ".join(problems) or None
 
     def _decide_fleet(self) -> None:
+        if not self.runs.launches:
+            return
         clock = self.leader.runtime.clock
         sight, book, standing = self.sight, self.observer.book, self.memory.standing
         plan = decide_fleet(
@@ -256,12 +267,10 @@ class _Tick:
         self.memory.target = plan.target
         moment = clock.monotonic()
         standing.observe(TARGET, str(plan.target), moment, moment)
+        if not self.dry:
+            self.leader.launches.see(self.runs.slots, clock.now())
         for slot, because in plan.launch.items():
-            known = self.memory.generations.get(slot)
-            waited = standing.stood_for(LAUNCH + slot, str(known.number)) if known is not None else 0.0
-            number = self.memory.generation(slot, clock.now(), waited=waited)
-            standing.observe(LAUNCH + slot, str(number), moment, moment)
-            self.launches.append(Launch(slot, number, because))
+            self._launch(slot, because)
         self.notes += plan.notes
         self.notes += [f"{worker} is asked to drain: {why}" for worker, why in plan.drain.items()]
         if sight is not None:
@@ -269,6 +278,20 @@ class _Tick:
         if not self.dry:
             for worker in plan.drain:
                 self.leader.tables.workers.request_drain(worker)
+
+    def _launch(self, slot: str, because: str) -> None:
+        clock, standing = self.leader.runtime.clock, self.memory.standing
+        pause = self.leader.launches.pause(slot, clock.now())
+        if pause > 0:
+            ended = self.leader.launches.short_runs(slot)
+            self.notes.append(f"{slot} ended early {ended} times in a row; it is launched again in {pause:.0f} s")
+            return
+        known = self.memory.generations.get(slot)
+        waited = standing.stood_for(LAUNCH + slot, str(known.number)) if known is not None else 0.0
+        number = self.memory.generation(slot, clock.now(), waited=waited)
+        moment = clock.monotonic()
+        standing.observe(LAUNCH + slot, str(number), moment, moment)
+        self.launches.append(Launch(slot, number, because))
 
     def _is_synced(self) -> bool:
         """Whether the number of leases says how many shards there are."""
@@ -298,7 +321,10 @@ class _Tick:
 
     def _clean(self) -> str | None:
         sight = self._seen()
-        problems = self.leader.cleaner.run(sight, self.leader.syncer.listings(), self.deadline)
+        gives_up = self.leader.application.batch.on_data_loss == "continue"
+        lost = {event.lease for outcome in self.synced.streams for event in outcome.lost} if gives_up else set()
+        listings = self.leader.syncer.listings()
+        problems = self.leader.cleaner.run(sight, listings, self.deadline, abandoned=lost)
         return "; ".join(problems) or None
 
     def _save(self) -> None:

@@ -1,0 +1,38 @@
+"""A leader outside of the orchestrator: the same tick in a loop.
+
+It waits for the leader lock like any other candidate, so it may run beside the orchestrator's leader and takes over
+when that one is gone. It launches no workers; it serves and balances leases among those that are there.
+"""
+
+from collections.abc import Callable
+
+from kcl_dagster.errors import KclError
+from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.tick import Leader
+from kcl_dagster.runtime import Clock
+
+
+def lead(
+    leader: Leader,
+    clock: Clock,
+    should_stop: Callable[[], bool],
+    on_report: Callable[[TickReport], None],
+    runs: Callable[[], RunView] = lambda: RunView(launches=False),
+) -> None:
+    """Tick every `timings.tick_interval` seconds until `should_stop`, then let go of the leader lock.
+
+    `should_stop` is asked once a second. Raises what `runs` and `on_report` raise, after releasing the lock.
+    """
+    interval = leader.application.timings.tick_interval
+    try:
+        while not should_stop():
+            due = clock.monotonic() + interval
+            on_report(leader.tick(runs()))
+            while not should_stop() and (left := due - clock.monotonic()) > 0:
+                clock.sleep(min(1.0, left))
+    finally:
+        try:
+            leader.resign()
+        except KclError as error:
+            on_report(TickReport(skipped=f"the leader lock could not be released and will expire: {error}"))
