@@ -90,10 +90,17 @@ class DeltaSink:
                     raise SinkError(
                         f"delta at {self.path}: the commit failed {attempt + 1} times: {error}"
                     ) from error
-            except DeltaError as error:
-                raise SinkError(f"delta at {self.path}: {error}") from error
             else:
                 return
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        from deltalake.exceptions import DeltaError
+
+        try:
+            yield
+        except (DeltaError, OSError) as error:  # delta-rs has OSError for whatever the store answers
+            raise SinkError(f"delta at {self.path}: {error}") from error
 
     def _append(self, parts: Sequence[Part], files: Sequence[WrittenFile]) -> None:
         from deltalake import CommitProperties, Transaction
