@@ -11,7 +11,7 @@ CLICK = "user string, number bigint, page string, at timestamp"
 
 
 @kcl.kcl_consumer(
-    application="clickstream",
+    application="clicks-to-lake",
     stream=STREAM,
     sink=kcl.parquet(table("clicks")),
     workers=2,

@@ -28,7 +28,7 @@ def sessions_of(clicks: DataFrame) -> DataFrame:
 
 @dg.asset(
     deps=["clicks"],
-    group_name="clickstream",
+    group_name="clicks_to_lake",
     kinds={"pyspark", "parquet"},
     owners=["team:web"],
     automation_condition=dg.AutomationCondition.on_cron("*/5 * * * *"),

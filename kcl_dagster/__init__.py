@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor as build_kcl_leader_sensor
     from kcl_dagster.orchestration.resources import KclResource as KclResource
     from kcl_dagster.orchestration.sinks import SinkChoice as SinkChoice
+    from kcl_dagster.orchestration.sinks import delta as delta
+    from kcl_dagster.orchestration.sinks import foreach_batch as foreach_batch
+    from kcl_dagster.orchestration.sinks import iceberg as iceberg
     from kcl_dagster.orchestration.sinks import parquet as parquet
     from kcl_dagster.orchestration.spark_resource import KclSparkResource as KclSparkResource
     from kcl_dagster.orchestration.translator import KclAsset as KclAsset
@@ -59,7 +62,7 @@ _HOMES = {
     "kcl_dagster.orchestration.definitions": ("build_kcl_definitions",),
     "kcl_dagster.orchestration.leader_sensor": ("build_kcl_leader_sensor",),
     "kcl_dagster.orchestration.resources": ("KclResource",),
-    "kcl_dagster.orchestration.sinks": ("SinkChoice", "parquet"),
+    "kcl_dagster.orchestration.sinks": ("SinkChoice", "delta", "foreach_batch", "iceberg", "parquet"),
     "kcl_dagster.orchestration.spark_resource": ("KclSparkResource",),
     "kcl_dagster.orchestration.translator": ("KclAsset", "KclTranslator"),
 }
@@ -78,6 +81,9 @@ __all__ = [  # noqa: RUF022 - grouped by topic
     "KclAsset",
     # Where records go
     "parquet",
+    "delta",
+    "iceberg",
+    "foreach_batch",
     "SinkChoice",
     # What an application is
     "Application",

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from kcl_dagster.errors import ConfigurationError, KclError, TableNotFound
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.standby import lead
 from kcl_dagster.leader.streams import KinesisStreams
 from kcl_dagster.leader.tick import Leader, LeaderTables
 from kcl_dagster.operations.status import Status, read_status
@@ -33,8 +35,6 @@ from kcl_dagster.tables.layout import detect_layout
 WELL: Final = 0
 WRONG: Final = 1
 UNANSWERED: Final = 2
-
-STANDBY_TICK_SECONDS: Final = 5.0  # as often as the sensor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,8 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="for machines")
     plan = verb("plan", _plan, "what the leader would do next; writes nothing")
     plan.add_argument("--json", action="store_true", help="for machines")
-    lead = verb("lead", _lead, "lead as a standby: takes over when no other leader is alive; launches no runs")
-    lead.add_argument("--once", action="store_true", help="one tick, then resign")
+    standby = verb("lead", _lead, "lead as a standby: takes over when no other leader is alive; launches no runs")
+    standby.add_argument("--once", action="store_true", help="one tick, then resign")
     verbs.add_parser("emulator", help="an embedded AWS for trying things out", add_help=False)
     return parser
 
@@ -179,7 +179,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _lead(options: argparse.Namespace) -> int:
-    application = _application(options)
+    application, runtime = _application(options), system()
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -188,22 +188,27 @@ def _lead(options: argparse.Namespace) -> int:
         dynamodb=_client(options, "dynamodb"),
         kinesis=_client(options, "kinesis"),
         identity=_standby(),
+        runtime=runtime,
     )
-    told, report = "", TickReport()
-    while not stop.is_set():
-        report = leader.tick(_runs(application))
-        now = "leading" if report.leading else f"standing by: {report.leader or 'nobody'} leads"
-        for line in (*([now] if now != told else []), *_decisions(report)):
+    last = TickReport()
+
+    def tell(report: TickReport) -> None:
+        nonlocal last
+        before, last = _standing(last), report
+        for line in (*([_standing(report)] if _standing(report) != before else []), *_decisions(report)):
             sys.stdout.write(f"{line}\n")
         for problem in _problems(report):
             sys.stderr.write(f"{problem}\n")
         sys.stdout.flush()
-        told = now
         if options.once:
-            break
-        stop.wait(STANDBY_TICK_SECONDS)
-    leader.resign()
-    return WELL if report.ok else WRONG
+            stop.set()
+
+    lead(leader, runtime.clock, stop.is_set, tell, lambda: replace(_runs(application), launches=False))
+    return WELL if last.ok else WRONG
+
+
+def _standing(report: TickReport) -> str:
+    return "leading" if report.leading else f"standing by: {report.leader or 'nobody'} leads"
 
 
 def _decisions(report: TickReport) -> list[str]:
@@ -228,6 +233,7 @@ def _runs(application: Application) -> RunView:
 
 
 def _standby() -> str:
+    """The name of this machine's standby in the leader lock."""
     return f"standby:{socket.gethostname()}"
 
 

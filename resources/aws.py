@@ -20,7 +20,7 @@ from kcl_dagster.errors import ConfigurationError, EmulatorError
 from kcl_dagster.orchestration import detached, processes, reaper
 from resources.lake import directory, lake, ledger
 
-STREAM = "clicks"
+STREAM = "clickstream"
 SHARDS = 4
 RATE = 225  # clicks a second; a shard takes 1,000
 

@@ -9,12 +9,15 @@ import kcl_dagster as kcl
 from kcl_dagster.spark.java import find_java
 from kcl_dagster.spark.session import LOCAL
 
+# Compiles less and starts a third faster, which a demo notices more than the steady speed it costs. Leave it out in
+# production.
+QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 MEMORY = "512m"  # enough for batches of some 50 MB
 
 
 def worker_spark() -> kcl.KclSparkResource:
     """For the workers, which stay for hours."""
-    return kcl.KclSparkResource(slots=2, memory=MEMORY)
+    return kcl.KclSparkResource(slots=2, memory=MEMORY, java_options=QUICK)
 
 
 def pyspark() -> LazyPySparkResource:
@@ -23,4 +26,11 @@ def pyspark() -> LazyPySparkResource:
         home = find_java(os.environ).home
         if home is not None:
             os.environ["JAVA_HOME"] = str(home)
-    return LazyPySparkResource(spark_config={**LOCAL, "spark.master": "local[2]", "spark.driver.memory": MEMORY})
+    return LazyPySparkResource(
+        spark_config={
+            **LOCAL,
+            "spark.master": "local[2]",
+            "spark.driver.memory": MEMORY,
+            "spark.driver.extraJavaOptions": QUICK,
+        }
+    )

@@ -144,6 +144,12 @@ def evaluation(
     )
 
 
+def loss(what: str, consumer: Consumer, translator: KclTranslator) -> AssetCheckEvaluation:
+    """What a worker that found records missing tells at once, on its own."""
+    check = next(check for check in CHECKS if check.problem is _loss)
+    return evaluation(check, what, consumer, translator)
+
+
 def _some(names: Iterable[object]) -> str:
     texts = sorted(str(name) for name in names)
     more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""

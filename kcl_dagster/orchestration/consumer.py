@@ -16,11 +16,7 @@ from kcl_dagster.application import (
     Timings,
 )
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration.sinks import SinkChoice
-
-Transform = Callable[[Any], Any]
-"""From the records of a batch, a Spark DataFrame, to what the sink stores. Runs once per batch, in the driver;
-must be a pure function of its argument, because a batch that failed is transformed again."""
+from kcl_dagster.orchestration.sinks import SinkChoice, Transform
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ def kcl_consumer(
     Args:
         application: The KCL application's name, which is also its lease table's; or a whole `Application`, and
             then none of the arguments that describe one.
-        sink: Where each batch goes: `kcl.parquet(...)`.
+        sink: Where each batch goes: `kcl.parquet`, `kcl.delta`, `kcl.iceberg` or `kcl.foreach_batch`.
         stream: Name of the stream, or several.
         start: Where to begin when there is no checkpoint; the oldest record by default.
         workers: A fixed number of workers; short for `fleet=FleetSettings(min_workers=n, max_workers=n)`.

@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster import AssetKey, AssetMaterialization
+from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization
 
-from kcl_dagster.worker.events import WorkerEvent
+from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport
 
-# An event costs 5.5 KB on disk and the page of a run gets heavy: at this pace a worker writes 16 MB a day.
-ROLL_UP_SECONDS = 30.0
+# An event costs 5.5 KB on disk, and the page of a run with thousands of them gets heavy. Somebody watches a worker
+# start; of one that has been running for a while, an event every five minutes (1.6 MB a day) is plenty.
+LIVELY_SECONDS = 600.0
+LIVELY_PACE_SECONDS = 30.0
+CALM_PACE_SECONDS = 300.0
 
 
 @dataclass
@@ -43,8 +46,11 @@ class Diary:
 
     asset: AssetKey
     slot: str
-    write: Callable[[AssetMaterialization], object]
+    write: Callable[[AssetMaterialization | AssetCheckEvaluation], object]
     log: Any
+    loss: Callable[[str], AssetCheckEvaluation]
+    """The failing check that says which records were lost."""
+
     monotonic: Callable[[], float] = time.monotonic
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _total: Tally = field(default_factory=Tally)
@@ -55,13 +61,15 @@ class Diary:
         self._total.since = self._recent.since = self.monotonic()
 
     def batch(self, report: BatchReport) -> None:
-        """After each round. Writes when something was stored for the first time, then every ROLL_UP_SECONDS."""
+        """After each round. Writes when something was stored for the first time, then at the pace."""
         with self._lock:
             first = self._total.records == 0 and report.records > 0
             for tally in (self._total, self._recent):
                 tally.add(report)
             self._last = report
-            due = self.monotonic() - self._recent.since >= ROLL_UP_SECONDS
+            now = self.monotonic()
+            lively = now - self._total.since < LIVELY_SECONDS
+            due = now - self._recent.since >= (LIVELY_PACE_SECONDS if lively else CALM_PACE_SECONDS)
             if not first and not (due and self._recent.records):
                 return
             metadata = self._metadata()
@@ -70,9 +78,8 @@ class Diary:
 
     def event(self, event: WorkerEvent) -> None:
         (self.log.warning if event.is_trouble else self.log.info)("%s: %s", event.kind.value, event.message)
-
-    def note(self, text: str) -> None:
-        self.log.info(text)
+        if event.kind is EventKind.DATA_LOST:
+            self.write(self.loss(event.message))
 
     def metadata(self) -> Mapping[str, Any]:
         """The same keys at every event, so that they plot as one line each."""

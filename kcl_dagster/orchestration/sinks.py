@@ -4,9 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kcl_dagster.worker.batch import Sink
+from kcl_dagster.worker.batch import Batch, Sink
 
-OpenSink = Callable[[Callable[[Any], Any], Mapping[str, str]], Sink[Any]]
+Transform = Callable[[Any], Any]
+"""From the records of a batch, a Spark DataFrame, to what the sink stores. Runs once per batch, in the driver;
+must be a pure function of its argument, because a batch that failed is transformed again."""
+
+Connection = Mapping[str, str]
+OpenSink = Callable[[Transform, Connection], Sink[Any]]
 """Makes the sink, given the user's transform and the S3 connection. Called once per worker run, in its process."""
 
 
@@ -27,10 +32,69 @@ def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
         partition_by: Columns of the output that become folders, such as `day=2026-01-31/`.
     """
 
-    def open_sink(transform: Callable[[Any], Any], s3: Mapping[str, str]) -> Sink[Any]:
+    def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
         from kcl_dagster.spark.sinks.parquet import ParquetSink
         from kcl_dagster.spark.storage import S3Options
 
         return ParquetSink(path, transform=transform, partition_by=partition_by, s3=S3Options(**s3))
 
     return SinkChoice("parquet", path, open_sink)
+
+
+def delta(
+    path: str, *, partition_by: Sequence[str] = (), storage_options: Mapping[str, str] | None = None
+) -> SinkChoice:
+    """A Delta table, each record once. Needs the `delta` extra.
+
+    Args:
+        path: A directory that driver and executors share, or `s3://bucket/prefix`.
+        partition_by: Columns of the output that the table is partitioned by, when it is made.
+        storage_options: delta-rs' own; left out, the connection of the `KclResource`.
+    """
+
+    def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
+        from kcl_dagster.spark.sinks.delta import DeltaSink
+        from kcl_dagster.spark.storage import S3Options
+
+        return DeltaSink(
+            path,
+            transform=transform,
+            partition_by=partition_by,
+            s3=S3Options(**s3),
+            storage_options=storage_options,
+        )
+
+    return SinkChoice("deltalake", path, open_sink)
+
+
+def iceberg(identifier: str, catalog: Mapping[str, str], *, partition_by: Sequence[str] = ()) -> SinkChoice:
+    """An Iceberg table, each record once. Needs the `iceberg` extra.
+
+    Args:
+        identifier: `database.table`.
+        catalog: pyiceberg's properties, such as `{"type": "glue"}`.
+        partition_by: Columns of the output that the table is partitioned by, when it is made.
+    """
+
+    def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
+        from kcl_dagster.spark.sinks.iceberg import IcebergSink
+        from kcl_dagster.spark.storage import S3Options
+
+        return IcebergSink(identifier, catalog, transform=transform, partition_by=partition_by, s3=S3Options(**s3))
+
+    return SinkChoice("iceberg", identifier, open_sink)
+
+
+def foreach_batch(store: Callable[[Any, Batch], None]) -> SinkChoice:
+    """A function of yours, called with the transformed records, a DataFrame, and the batch's identity.
+
+    At least once: after a crash the same parts come again, with the same records. It is exactly once if the
+    function keys what it writes by `batch.parts`.
+    """
+
+    def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:  # noqa: ARG001 - the shape of all sinks
+        from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
+
+        return ForeachBatchSink(store, transform=transform)
+
+    return SinkChoice("python", getattr(store, "__qualname__", repr(store)), open_sink)

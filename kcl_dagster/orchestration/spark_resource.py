@@ -24,6 +24,7 @@ class KclSparkResource(ConfigurableResource[Any]):
     url: str | None = Field(default=None, description="sc://host:port for connect, a master URL for cluster.")
     slots: int | None = Field(default=None, description="Task slots of a local session; twice the cores.")
     memory: str = Field(default="1g", description="Heap of the driver; a batch needs about five times its size.")
+    java_options: str = Field(default="-XX:+UseSerialGC", description="Of a local session's JVM.")
     conf: dict[str, str] = Field(default={}, description="Spark configuration, on top of ours.")
 
     _session: Any = PrivateAttr(default=None)
@@ -37,6 +38,7 @@ class KclSparkResource(ConfigurableResource[Any]):
                     "url": self.url,
                     "slots": self.slots,
                     "memory": self.memory,
+                    "java_options": self.java_options,
                     "conf": dict(self.conf),
                 }
             )

@@ -16,7 +16,7 @@ from dagster import (
 )
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from kcl_dagster.orchestration import watchdog
+from kcl_dagster.orchestration import checks, watchdog
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.runs import APPLICATION_TAG, WORKER_TAG, rival, worker_tag
@@ -52,7 +52,9 @@ def build_worker_asset(
             run.run_id, {APPLICATION_TAG: application.name, WORKER_TAG: worker_tag(application, slot)}
         )
         watches = watchdog.watches(instance, run.run_id)
-        diary = Diary(spec.key, slot, context.log_event, context.log)
+        diary = Diary(
+            spec.key, slot, context.log_event, context.log, lambda what: checks.loss(what, consumer, translator)
+        )
         spark = getattr(context.resources, spark_key).spark_session
         stop = StopSignal()
         # Only now: PySpark has just installed a handler that would cancel the batch we want to finish.

@@ -19,6 +19,7 @@ from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.surroundings import Watch
+from kcl_dagster.worker.utilization.platform import measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class WorkerRun:
                 sink=self.consumer.sink.open(self.consumer.transform, self._s3()),
                 runtime=runtime,
                 dead_letters=self._dead_letters(),
+                utilization=measured(runtime.clock),
                 watches=self.watches,
                 on_batch=self.diary.batch,
                 on_event=self.diary.event,

@@ -41,21 +41,21 @@ def loaded() -> dict[str, object]:
 @pytest.mark.slow
 def test_the_lineage_is_the_documented_one(loaded: dict[str, object]) -> None:
     assert loaded["assets"] == {
-        "kinesis/clicks": [],
-        "clicks": ["kinesis/clicks"],
+        "kinesis/clickstream": [],
+        "clicks": ["kinesis/clickstream"],
         "sessions": ["clicks"],
-        "clickstream/leases": ["kinesis/clicks"],
-        "clickstream/workers": ["clickstream/leases"],
-        "clickstream/lag": ["clickstream/leases"],
-        "clickstream/decisions": ["clickstream/leases"],
+        "clicks-to-lake/leases": ["kinesis/clickstream"],
+        "clicks-to-lake/workers": ["clicks-to-lake/leases"],
+        "clicks-to-lake/lag": ["clicks-to-lake/leases"],
+        "clicks-to-lake/decisions": ["clicks-to-lake/leases"],
     }
-    assert loaded["groups"] == ["clickstream"]
+    assert loaded["groups"] == ["clicks_to_lake"]
     assert loaded["undescribed"] == []
 
 
 @pytest.mark.slow
 def test_leader_and_automation_run_without_a_click(loaded: dict[str, object]) -> None:
-    assert loaded["sensors"] == {"clickstream_leader": "RUNNING", "automation": "RUNNING"}
+    assert loaded["sensors"] == {"clicks_to_lake_leader": "RUNNING", "automation": "RUNNING"}
 
 
 @pytest.mark.slow

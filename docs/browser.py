@@ -1,0 +1,120 @@
+"""A headless Chromium, told what to do over its DevTools protocol: no driver, no download."""
+
+import base64
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+START_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0  # a page of Dagster's on a busy machine
+LOOK_SECONDS = 0.25
+
+
+class BrowserMissing(Exception):
+    """There is no Chromium on this machine."""
+
+
+class Page:
+    """One tab. Calls block until the browser has answered."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._numbers = count(1)
+        self._call("Page.enable")
+        self._call("Runtime.enable")
+
+    def size(self, width: int, height: int, scale: float = 1.0) -> None:
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
+        )
+
+    def open(self, url: str, *, showing: str) -> None:
+        """Go to a page and wait until it shows a text. Raises AssertionError with what it shows instead."""
+        self._call("Page.navigate", url=url)
+        self.wait_for(showing)
+
+    def wait_for(self, text: str, seconds: float = PATIENCE_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in (shown := self.text()):
+            assert time.monotonic() < deadline, f"{text!r} is not on the page: {shown[:2000]}"
+            time.sleep(LOOK_SECONDS)
+
+    def text(self) -> str:
+        """Everything the page shows, as a reader would copy it."""
+        return str(self.evaluate("document.body ? document.body.innerText : ''"))
+
+    def evaluate(self, script: str) -> Any:
+        """The value of a script in the page, awaited if it is a promise."""
+        answer = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        return answer["result"].get("value")
+
+    def click(self, text: str) -> None:
+        """Click the innermost visible element with exactly this text."""
+        found = self.evaluate(
+            "(() => { const e = [...document.querySelectorAll('button,a,[role=tab],[role=menuitem],div,span')]"
+            f".filter(e => e.innerText === {json.dumps(text)} && e.offsetParent).pop(); if (e) e.click(); return !!e }})()"
+        )
+        assert found, f"nothing to click that says {text!r}: {self.text()[:2000]}"
+
+    def screenshot(self, path: Path) -> None:
+        image = self._call("Page.captureScreenshot", format="png")["data"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(image))
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        number = next(self._numbers)
+        self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        while True:
+            message = json.loads(self._socket.recv(PATIENCE_SECONDS))
+            if message.get("id") == number:
+                assert "error" not in message, f"{method}: {message['error']}"
+                result: dict[str, Any] = message["result"]
+                return result
+
+
+@contextmanager
+def browser() -> Iterator[Page]:
+    """A fresh Chromium with one tab. Raises BrowserMissing, saying what to install."""
+    program = next((found for name in NAMES if (found := shutil.which(name))), None)
+    if program is None:
+        raise BrowserMissing("there is no Chromium: install it (Debian, Ubuntu: apt-get install chromium)")
+    with tempfile.TemporaryDirectory(prefix="browser", ignore_cleanup_errors=True) as profile:
+        process = subprocess.Popen(
+            [
+                program,
+                *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
+                *("--remote-debugging-port=0", "--remote-allow-origins=*", f"--user-data-dir={profile}", "about:blank"),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            with connect(_tab(Path(profile)), max_size=None) as socket:
+                yield Page(socket)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _tab(profile: Path) -> str:
+    """The address of the first tab, once the browser has written down where it listens."""
+    import httpx
+
+    place = profile / "DevToolsActivePort"
+    deadline = time.monotonic() + START_SECONDS
+    while not place.exists() or len(place.read_text().splitlines()) < 2:
+        assert time.monotonic() < deadline, "Chromium does not start"
+        time.sleep(LOOK_SECONDS)
+    port = place.read_text().splitlines()[0]
+    tabs = httpx.get(f"http://127.0.0.1:{port}/json/list").json()
+    return str(next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page"))
