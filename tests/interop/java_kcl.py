@@ -139,6 +139,13 @@ class JavaWorker:
     def said(self, kind: str) -> list[Event]:
         return [event for event in list(self.events) if event.kind == kind]
 
+    def begun(self) -> dict[str, tuple[str, ...]]:
+        """Shard -> (shard, checkpoint, sub-sequence, pending or "-") as the first processor of each was told."""
+        first: dict[str, tuple[str, ...]] = {}
+        for event in self.said("INITIALIZE"):
+            first.setdefault(event.fields[0], event.fields)
+        return first
+
     def wait(self, condition: Callable[[Self], bool], seconds: float, what: str) -> None:
         """Until `condition` holds; it is asked anew whenever the worker says something, and once a second."""
         deadline = time.monotonic() + seconds

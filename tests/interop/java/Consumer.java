@@ -43,6 +43,7 @@ public final class Consumer {
     private static final AtomicInteger DELIVERED = new AtomicInteger();
     private static final int LIMIT = Integer.getInteger("records", Integer.MAX_VALUE);
     private static final long PAUSE_MILLIS = Long.getLong("pauseMillis", 0L);
+    private static final boolean PREPARES = Boolean.getBoolean("prepares");
 
     private static synchronized void say(String event, Object... fields) {
         StringBuilder line = new StringBuilder("@").append(event);
@@ -52,9 +53,13 @@ public final class Consumer {
         OUT.println(line);
     }
 
-    /** Checkpoints after every batch; after the last record it may take it checkpoints there and ignores the rest. */
+    /**
+     * Checkpoints at the last record of every batch that it took. Beyond the limit it takes nothing more, and where
+     * it stopped is where its checkpoint stands: in the middle of a batch, or of an aggregated record.
+     */
     private static final class Processor implements ShardRecordProcessor {
         private String shard;
+        private boolean ignoresRecords;
 
         @Override
         public void initialize(InitializationInput input) {
@@ -67,25 +72,35 @@ public final class Consumer {
 
         @Override
         public void processRecords(ProcessRecordsInput input) {
+            KinesisClientRecord last = null;
             for (KinesisClientRecord record : input.records()) {
-                int number = DELIVERED.incrementAndGet();
-                if (number > LIMIT) {
-                    return;
+                if (DELIVERED.incrementAndGet() > LIMIT) {
+                    ignoresRecords = true;
+                    break;
                 }
                 byte[] data = new byte[record.data().remaining()];
                 record.data().get(data);
                 say("RECORD", shard, record.sequenceNumber(), record.subSequenceNumber(), record.partitionKey(),
                         new String(data, StandardCharsets.UTF_8));
-                if (number == LIMIT) {
-                    checkpoint(() -> input.checkpointer().checkpoint(
-                            record.sequenceNumber(), record.subSequenceNumber()));
-                    say("LIMIT", shard, record.sequenceNumber());
-                    return;
+                last = record;
+            }
+            if (last != null) {
+                String sequence = last.sequenceNumber();
+                long subSequence = last.subSequenceNumber();
+                if (PREPARES) {
+                    checkpoint(() -> input.checkpointer()
+                            .prepareCheckpoint(sequence, subSequence, "state".getBytes(StandardCharsets.UTF_8)));
+                    pause();
                 }
+                checkpoint(() -> input.checkpointer().checkpoint(sequence, subSequence));
             }
-            if (!input.records().isEmpty()) {
-                checkpoint(() -> input.checkpointer().checkpoint());
+            if (ignoresRecords) {
+                say("LIMIT", shard);
             }
+            pause();
+        }
+
+        private static void pause() {
             if (PAUSE_MILLIS > 0) {
                 try {
                     Thread.sleep(PAUSE_MILLIS);
@@ -108,7 +123,7 @@ public final class Consumer {
 
         @Override
         public void shutdownRequested(ShutdownRequestedInput input) {
-            if (DELIVERED.get() <= LIMIT) {
+            if (!ignoresRecords) {
                 checkpoint(() -> input.checkpointer().checkpoint());
             }
             say("SHUTDOWN_REQUESTED", shard);
@@ -161,6 +176,8 @@ public final class Consumer {
         leases.workerUtilizationAwareAssignmentConfig().disableWorkerMetrics(true);
         long reporting = Long.getLong("reportMillis", 30_000L);
         leases.workerUtilizationAwareAssignmentConfig().workerMetricsReporterFreqInMillis(reporting);
+        leases.workerUtilizationAwareAssignmentConfig()
+                .varianceBalancingFrequency(Integer.getInteger("balanceEvery", 3));
         CoordinatorConfig coordinator = configs.coordinatorConfig()
                 .parentShardPollIntervalMillis(1_000L)
                 .shardConsumerDispatchPollIntervalMillis(200L);
