@@ -38,8 +38,9 @@ class Store(Protocol):
 
     def get(self, path: str) -> bytes: ...
 
-    def files(self, prefix: str = "") -> Iterator[StoredFile]:
-        """Finished files whose path begins with `prefix`. Names that begin with `.` or `_` are left out."""
+    def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
+        """Finished files whose path begins with `prefix`. Those that readers pass over are left out, unless
+        `hidden` asks for them."""
 
     def delete(self, paths: Sequence[str]) -> None:
         """Remove files; those that do not exist are no error."""
@@ -101,14 +102,14 @@ class LocalStore:
     def get(self, path: str) -> bytes:
         return Path(self.root, path).read_bytes()
 
-    def files(self, prefix: str = "") -> Iterator[StoredFile]:
+    def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
         root = Path(self.root)
         for directory, subdirectories, names in os.walk(root):
-            subdirectories[:] = sorted(name for name in subdirectories if not is_hidden(name))
+            subdirectories[:] = sorted(name for name in subdirectories if hidden or not is_hidden(name))
             for name in sorted(names):
                 path = Path(directory, name)
                 relative = path.relative_to(root).as_posix()
-                if is_hidden(name) or not relative.startswith(prefix):
+                if name.startswith(".") or (is_hidden(name) and not hidden) or not relative.startswith(prefix):
                     continue
                 try:
                     state = path.stat()
@@ -149,13 +150,13 @@ class S3Store:
         body: bytes = call(self._client(), "get_object", Bucket=self.bucket, Key=self._key(path))["Body"].read()
         return body
 
-    def files(self, prefix: str = "") -> Iterator[StoredFile]:
+    def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
         token: dict[str, Any] = {}
         while True:
             page = call(self._client(), "list_objects_v2", Bucket=self.bucket, Prefix=self._key(prefix), **token)
             for found in page.get("Contents", ()):
                 path = found["Key"][len(self._key("")) :]
-                if path and not is_hidden(path):
+                if path and (hidden or not is_hidden(path)):
                     yield StoredFile(path, found["Size"], found["LastModified"].timestamp())
             if not page.get("IsTruncated"):
                 return

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kcl_dagster.aws import Client, RequestRefused, ResourceMissing, Unanswered, call
-from kcl_dagster.errors import DataLoss, EndpointUnreachable, ServiceError, StreamNotFound, Throttled
-from kcl_dagster.model.shard import ChildShard, HashRange
+from kcl_dagster.errors import EndpointUnreachable, ServiceError, StreamNotFound, Throttled
+from kcl_dagster.model.shard import ChildShard
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.streams.cutting import RangeCut
 from kcl_dagster.streams.pacing import Allowance, ShardLimits
 from kcl_dagster.streams.position import Bounds
-from kcl_dagster.streams.records import StreamRecord, arrival_millis
+from kcl_dagster.streams.records import StreamRecord, child_shards, size_of
 
 MAX_PAGE_RECORDS: Final = 10_000  # GetRecords refuses a larger limit
 # Size of a record before the first page has told; a page holds 10 MiB at most whatever we ask for.
@@ -64,13 +65,11 @@ class ShardReader:
         self._record_bytes = bookmark.record_bytes if bookmark else ASSUMED_RECORD_BYTES
         self._not_before = runtime.clock.monotonic() + (bookmark.wait_seconds if bookmark else 0.0)
         self._failures = 0  # since the last answer
-        self._saw_anchor = bookmark is not None  # the iterator's sequence was read a moment ago
+        self._cut = RangeCut(bounds, f"{shard_id} of stream {stream}", goes_on=bookmark is not None)
 
-        self._last_sequence: str | None = None
         self.millis_behind: int | None = None
         self.is_ended = False
         self.is_gone = False
-        self.is_start_trimmed = False
         self.children: tuple[ChildShard, ...] = ()
 
     @property
@@ -94,11 +93,11 @@ class ShardReader:
         records of a pinned range are gone, and Throttled, EndpointUnreachable or OutcomeUnknown when the shard
         did not answer for too long.
         """
-        pinned = self._bounds.through is not None
+        pinned = self._cut.is_pinned
         patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
         give_up = max(deadline, self._now() + patience)
         answered = False
-        while not (self.is_ended or self._is_complete or is_stopped()):
+        while not (self.is_ended or self._cut.is_complete or is_stopped()):
             if answered and not pinned and (allowance.is_spent or self._not_before >= deadline):
                 return
             self._wait()
@@ -110,25 +109,17 @@ class ShardReader:
                 give_up = self._now() + patience
             records = self._accept(answer)
             # The checkpoint's own record is no answer, or a budget that others have spent would end here each time.
-            answered = answered or not self._is_only_anchor(records)
+            answered = answered or not (self._cut.is_only_anchor(records) and self.millis_behind)
             if records:
-                allowance.spend(len(records), _size(records))
+                allowance.spend(len(records), size_of(records))
                 yield records
-        if pinned and not self._is_complete and not is_stopped():
-            raise DataLoss(
-                f"{self._name}: records through {self._bounds.through} were written by a batch before, but the "
-                f"shard ended at {self._last_sequence}: they left the stream before they could be read again"
-            )
+        if pinned and not self._cut.is_complete and not is_stopped():
+            raise self._cut.lost_the_end()
 
     @property
-    def _name(self) -> str:
-        return f"{self._shard_id} of stream {self._stream}"
-
-    @property
-    def _is_complete(self) -> bool:
-        """Whether the last record of a pinned range has been read."""
-        through, last = self._bounds.through, self._last_sequence
-        return through is not None and last is not None and int(last) >= int(through.sequence)
+    def is_start_trimmed(self) -> bool:
+        """Whether the record at which the range begins is no longer in the stream."""
+        return self._cut.is_start_trimmed
 
     def _now(self) -> float:
         return self._runtime.clock.monotonic()
@@ -147,25 +138,27 @@ class ShardReader:
             answer = call(self._client, "get_records", ShardIterator=self._iterator, Limit=limit)
             if "Records" not in answer:
                 # botocore takes a body that was cut off for an empty one.
-                raise Unanswered(f"{self._name}: the answer to GetRecords has no records in it")
+                raise Unanswered(
+                    f"{self._shard_id} of stream {self._stream}: the answer to GetRecords has no records in it"
+                )
         except ServiceError as error:
             self._recover(error, give_up)
             return None
         self._failures = 0
-        size = _size(answer["Records"])
+        size = size_of(answer["Records"])
         # A page can be empty far from the tip; only at the tip there is nothing to hurry for.
         is_at_tip = size == 0 and not answer.get("MillisBehindLatest")
         self._not_before = began + self._limits.wait_after(size, is_at_tip=is_at_tip)
         return answer
 
     def _find_place(self) -> str:
-        if self._last_sequence is not None:
+        if self._cut.last_sequence is not None:
             place: dict[str, Any] = {
                 "ShardIteratorType": "AFTER_SEQUENCE_NUMBER",
-                "StartingSequenceNumber": self._last_sequence,
+                "StartingSequenceNumber": self._cut.last_sequence,
             }
         else:
-            self._saw_anchor = False
+            self._cut.start_over()
             place = self._bounds.starting_point()
         answer = call(self._client, "get_shard_iterator", StreamName=self._stream, ShardId=self._shard_id, **place)
         iterator: str = answer["ShardIterator"]
@@ -205,73 +198,10 @@ class ShardReader:
         self._iterator = answer.get("NextShardIterator")
         self.millis_behind = answer.get("MillisBehindLatest", self.millis_behind)
         page: list[StreamRecord] = answer["Records"]
-        mine = page
         if page:
-            self._record_bytes = max(_size(page) / len(page), 1.0)
-            self._check_anchor(page[0]["SequenceNumber"])
-            if self._last_sequence is None:
-                page = mine = [record for record in page if not self._is_early(record)]
-            mine = self._through_the_end(page)
-        if mine:
-            self._last_sequence = mine[-1]["SequenceNumber"]
-        if self._iterator is None and len(mine) == len(page):
+            self._record_bytes = max(size_of(page) / len(page), 1.0)
+        mine = self._cut.keep(page)
+        if self._iterator is None and not self._cut.has_more:
             self.is_ended = True
-            self.children = tuple(_child(child) for child in answer.get("ChildShards") or ())
+            self.children = child_shards(answer)
         return mine
-
-    def _check_anchor(self, sequence: str) -> None:
-        if self._saw_anchor:
-            return
-        self._saw_anchor = True
-        anchor = self._bounds.begins_at_record
-        if anchor is not None and int(sequence) > int(anchor):
-            self.is_start_trimmed = True
-            if self._bounds.through is not None:
-                raise DataLoss(
-                    f"{self._name}: records from {anchor} on were written by a batch before and have to be read "
-                    f"again, but the stream now begins at {sequence}"
-                )
-
-    def _is_only_anchor(self, records: list[StreamRecord]) -> bool:
-        """Nothing but the record at which the range begins, although there is more."""
-        return (
-            len(records) == 1
-            and records[0]["SequenceNumber"] == self._bounds.after.sequence
-            and bool(self.millis_behind)
-            and not self.is_ended
-        )
-
-    def _is_early(self, record: StreamRecord) -> bool:
-        bounds = self._bounds
-        if not bounds.after.is_initial_position:
-            return int(record["SequenceNumber"]) < int(bounds.after.sequence)
-        if bounds.first is None and bounds.timestamp_ms is not None:
-            # boto3 sends timestamps in whole seconds, so a page may begin up to a second early.
-            arrival = arrival_millis(record)
-            return arrival is not None and arrival < bounds.timestamp_ms
-        return False
-
-    def _through_the_end(self, page: list[StreamRecord]) -> list[StreamRecord]:
-        """Cut what lies beyond the pinned end."""
-        if self._bounds.through is None:
-            return page
-        end = int(self._bounds.through.sequence)
-        mine = [record for record in page if int(record["SequenceNumber"]) <= end]
-        if len(mine) < len(page) and (not mine or int(mine[-1]["SequenceNumber"]) != end):
-            raise DataLoss(
-                f"{self._name}: record {self._bounds.through} was written by a batch before and is gone now"
-            )
-        return mine
-
-
-def _size(records: list[StreamRecord]) -> int:
-    return sum(len(record["Data"]) for record in records)
-
-
-def _child(description: Mapping[str, Any]) -> ChildShard:
-    hash_range = description["HashKeyRange"]
-    return ChildShard(
-        id=description["ShardId"],
-        hash_range=HashRange(int(hash_range["StartingHashKey"]), int(hash_range["EndingHashKey"])),
-        parents=tuple(description["ParentShards"]),
-    )

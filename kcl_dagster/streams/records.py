@@ -1,6 +1,9 @@
-"""A Kinesis record as GetRecords and SubscribeToShard give it."""
+"""What GetRecords and SubscribeToShard answer with: records, and the children of a shard that has ended."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
+
+from kcl_dagster.model.shard import ChildShard, HashRange
 
 
 class StreamRecord(TypedDict):
@@ -19,3 +22,22 @@ def arrival_millis(record: StreamRecord) -> int | None:
         return None
     seconds = arrival if isinstance(arrival, (int, float)) else arrival.timestamp()
     return round(seconds * 1000)
+
+
+def size_of(records: Iterable[StreamRecord]) -> int:
+    """Bytes of payload."""
+    return sum(len(record["Data"]) for record in records)
+
+
+def child_shards(answer: Mapping[str, Any]) -> tuple[ChildShard, ...]:
+    """The children that the last answer of a closed shard names."""
+    return tuple(_child(child) for child in answer.get("ChildShards") or ())
+
+
+def _child(description: Mapping[str, Any]) -> ChildShard:
+    hash_range = description["HashKeyRange"]
+    return ChildShard(
+        id=description["ShardId"],
+        hash_range=HashRange(int(hash_range["StartingHashKey"]), int(hash_range["EndingHashKey"])),
+        parents=tuple(description["ParentShards"]),
+    )

@@ -1,0 +1,97 @@
+"""Which of the records that a shard gives belong to a range, and whether the shard still has all of them."""
+
+from kcl_dagster.errors import DataLoss
+from kcl_dagster.streams.position import Bounds
+from kcl_dagster.streams.records import StreamRecord, arrival_millis
+
+
+class RangeCut:
+    """Told every page of a shard in order, it keeps the range's records. Whole Kinesis records only: the edges
+    inside an aggregate are cut where aggregates are opened."""
+
+    def __init__(self, bounds: Bounds, name: str, *, goes_on: bool) -> None:
+        """`name` is the shard's, for messages. `goes_on`: the first page follows a record that was read before."""
+        self.bounds = bounds
+        self.last_sequence: str | None = None
+        self.is_start_trimmed = False
+        self.has_more = False
+        """The last page had records beyond the range."""
+
+        self._name = name
+        self._saw_anchor = goes_on
+
+    @property
+    def is_pinned(self) -> bool:
+        return self.bounds.through is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last record of a pinned range has been read."""
+        through, last = self.bounds.through, self.last_sequence
+        return through is not None and last is not None and int(last) >= int(through.sequence)
+
+    def start_over(self) -> None:
+        """The next page begins where the range does."""
+        self._saw_anchor = False
+
+    def keep(self, page: list[StreamRecord]) -> list[StreamRecord]:
+        """The page's records that belong to the range.
+
+        Raises DataLoss when a pinned range can no longer be read as it was written.
+        """
+        self.has_more = False
+        if not page:
+            return page
+        self._check_anchor(page[0]["SequenceNumber"])
+        if self.last_sequence is None:
+            page = [record for record in page if not self._is_early(record)]
+        mine = self._through_the_end(page)
+        self.has_more = len(mine) < len(page)
+        if mine:
+            self.last_sequence = mine[-1]["SequenceNumber"]
+        return mine
+
+    def is_only_anchor(self, records: list[StreamRecord]) -> bool:
+        """Nothing but the record at which the range begins."""
+        return len(records) == 1 and records[0]["SequenceNumber"] == self.bounds.after.sequence
+
+    def lost_the_end(self) -> DataLoss:
+        """For a pinned range whose shard ended before it."""
+        return DataLoss(
+            f"{self._name}: records through {self.bounds.through} were written by a batch before, but the shard "
+            f"ended at {self.last_sequence}: they left the stream before they could be read again"
+        )
+
+    def _check_anchor(self, sequence: str) -> None:
+        if self._saw_anchor:
+            return
+        self._saw_anchor = True
+        anchor = self.bounds.begins_at_record
+        if anchor is not None and int(sequence) > int(anchor):
+            self.is_start_trimmed = True
+            if self.is_pinned:
+                raise DataLoss(
+                    f"{self._name}: records from {anchor} on were written by a batch before and have to be read "
+                    f"again, but the stream now begins at {sequence}"
+                )
+
+    def _is_early(self, record: StreamRecord) -> bool:
+        bounds = self.bounds
+        if not bounds.after.is_initial_position:
+            return int(record["SequenceNumber"]) < int(bounds.after.sequence)
+        if bounds.first is None and bounds.timestamp_ms is not None:
+            # boto3 sends timestamps in whole seconds, so a page may begin up to a second early.
+            arrival = arrival_millis(record)
+            return arrival is not None and arrival < bounds.timestamp_ms
+        return False
+
+    def _through_the_end(self, page: list[StreamRecord]) -> list[StreamRecord]:
+        if self.bounds.through is None:
+            return page
+        end = int(self.bounds.through.sequence)
+        mine = [record for record in page if int(record["SequenceNumber"]) <= end]
+        if len(mine) < len(page) and (not mine or int(mine[-1]["SequenceNumber"]) != end):
+            raise DataLoss(
+                f"{self._name}: record {self.bounds.through} was written by a batch before and is gone now"
+            )
+        return mine

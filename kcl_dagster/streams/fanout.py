@@ -1,0 +1,245 @@
+"""Reading one shard with SubscribeToShard: enhanced fan-out, where the shard pushes.
+
+`FanoutReader` has the shape of `polling.ShardReader`: it reads one range once, on one thread, and says how far it
+came. A subscription lives five minutes and a range may take longer, so the reader subscribes again from where the
+last event said to go on.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from botocore.eventstream import ParserError
+from urllib3.exceptions import HTTPError as TransportError
+
+from kcl_dagster.aws import Client, RequestRefused, ResourceBusy, ResourceMissing, Unanswered, call, mapped_errors
+from kcl_dagster.errors import EndpointUnreachable, KclError, ServiceError, StreamNotFound, Throttled
+from kcl_dagster.model.shard import ChildShard
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.streams.cutting import RangeCut
+from kcl_dagster.streams.pacing import Allowance
+from kcl_dagster.streams.polling import OPEN_PATIENCE_SECONDS, PINNED_PATIENCE_SECONDS, Bookmark
+from kcl_dagster.streams.position import Bounds
+from kcl_dagster.streams.records import StreamRecord, child_shards, size_of
+
+# A consumer may subscribe to a shard again five seconds after its last subscription, which is then taken over.
+RESUBSCRIBE_SECONDS: Final = 5.1
+RETRY_SECONDS: Final = 1.0
+QUEUED_EVENTS: Final = 2  # the next one may arrive while one is worked on
+
+Event = Mapping[str, Any]
+
+
+class FanoutReader:
+    """Reads one range of one shard as a registered consumer."""
+
+    def __init__(
+        self,
+        client: Client,
+        consumer_arn: str,
+        stream: str,
+        shard_id: str,
+        bounds: Bounds,
+        *,
+        runtime: Runtime,
+        bookmark: Bookmark | None = None,
+        in_background: bool = True,
+    ) -> None:
+        """`in_background`: wait for events on a thread of its own, so that a deadline is kept on a silent shard.
+        Off for clients that answer at once and know one thread only."""
+        self._client = client
+        self._consumer_arn = consumer_arn
+        self._stream = stream
+        self._shard_id = shard_id
+        self._bounds = bounds
+        self._runtime = runtime
+        self._in_background = in_background
+        self._continuation = bookmark.iterator if bookmark else None
+        self._not_before = self._now() + (bookmark.wait_seconds if bookmark else 0.0)
+        self._name = f"{shard_id} of stream {stream}"
+        self._cut = RangeCut(bounds, self._name, goes_on=bookmark is not None)
+
+        self.millis_behind: int | None = None
+        self.is_ended = False
+        self.is_gone = False
+        self.children: tuple[ChildShard, ...] = ()
+
+    @property
+    def is_start_trimmed(self) -> bool:
+        """Whether the record at which the range begins is no longer in the stream."""
+        return self._cut.is_start_trimmed
+
+    @property
+    def bookmark(self) -> Bookmark | None:
+        """Where to go on; None when the next reader must find the place itself."""
+        if self._continuation is None or self.is_ended:
+            return None
+        return Bookmark(self._continuation, wait_seconds=max(0.0, self._not_before - self._now()))
+
+    def pages(
+        self, allowance: Allowance, deadline: float, is_stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[list[StreamRecord]]:
+        """The records of the range, as `ShardReader.pages` gives them."""
+        pinned = self._cut.is_pinned
+        patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
+        give_up = max(deadline, self._now() + patience)
+        answered = False
+
+        def is_over() -> bool:
+            if self.is_ended or self._cut.is_complete or is_stopped():
+                return True
+            return answered and not pinned and (allowance.is_spent or self._now() >= deadline)
+
+        while not is_over():
+            try:
+                events = self._subscribe()
+                try:
+                    while not is_over():
+                        event = events.next(give_up if pinned or not answered else deadline)
+                        if event is None:
+                            break  # five minutes are over, or the deadline is
+                        if pinned:
+                            give_up = self._now() + patience
+                        records = self._accept(event)
+                        answered = answered or not (self._cut.is_only_anchor(records) and self.millis_behind)
+                        if records:
+                            allowance.spend(len(records), size_of(records))
+                            yield records
+                finally:
+                    events.close()
+                if self._now() >= give_up and not is_over():
+                    raise EndpointUnreachable(f"{self._name} sent no event for {patience:.0f} s")
+            except ServiceError as error:
+                if isinstance(error, ResourceBusy) and answered and not pinned:
+                    return  # taken over by a reader of our name: the lease has moved, or is about to
+                self._recover(error, give_up)
+        if pinned and not self._cut.is_complete and not is_stopped():
+            raise self._cut.lost_the_end()
+
+    def _now(self) -> float:
+        return self._runtime.clock.monotonic()
+
+    def _subscribe(self) -> "_Events":
+        wait = self._not_before - self._now()
+        if wait > 0:
+            self._runtime.clock.sleep(wait)
+        if self._continuation is not None:
+            start: dict[str, Any] = {"Type": "AFTER_SEQUENCE_NUMBER", "SequenceNumber": self._continuation}
+        else:
+            self._cut.start_over()
+            start = _starting_position(self._bounds)
+        request = {"ConsumerARN": self._consumer_arn, "ShardId": self._shard_id, "StartingPosition": start}
+        answer = call(self._client, "subscribe_to_shard", **request)
+        self._not_before = self._now() + RESUBSCRIBE_SECONDS
+        return _Events(self._client, request, answer["EventStream"], self._runtime, threaded=self._in_background)
+
+    def _accept(self, event: Event) -> list[StreamRecord]:
+        continuation = event.get("ContinuationSequenceNumber")
+        self.millis_behind = event.get("MillisBehindLatest", self.millis_behind)
+        mine = self._cut.keep(event["Records"])
+        self._continuation = continuation if not self._cut.has_more else self._cut.last_sequence
+        if continuation is None and not self._cut.has_more:
+            self.is_ended = True
+            self.children = child_shards(event)
+        return mine
+
+    def _recover(self, error: ServiceError, give_up: float) -> None:
+        match error:
+            case ResourceMissing():
+                self._confirm_shard()
+                self.is_gone = self.is_ended = True
+            case RequestRefused(code="InvalidArgumentException") if self._continuation is not None:
+                self._continuation = self._cut.last_sequence  # not a place of this stream: find it again
+            case ResourceBusy() | Throttled() | EndpointUnreachable() | Unanswered() | RequestRefused():
+                pause = RETRY_SECONDS * self._runtime.random.uniform(0.5, 1.0)
+                self._not_before = max(self._not_before, self._now() + pause)
+                if self._not_before > give_up:
+                    raise error
+            case _:
+                raise error
+
+    def _confirm_shard(self) -> None:
+        """What is missing may be the shard, the consumer or the stream; only a missing shard is an end."""
+        try:
+            call(self._client, "describe_stream_summary", StreamName=self._stream)
+        except ResourceMissing as missing:
+            raise StreamNotFound(f"stream {self._stream} does not exist any more") from missing
+        try:
+            call(self._client, "describe_stream_consumer", ConsumerARN=self._consumer_arn)
+        except ResourceMissing as missing:
+            raise ServiceError(f"{self._consumer_arn} was deregistered while shards were read") from missing
+
+
+class _Events:
+    """The events of one subscription, one at a time."""
+
+    def __init__(
+        self, client: Client, request: Mapping[str, Any], stream: Any, runtime: Runtime, *, threaded: bool
+    ) -> None:
+        self._client = client
+        self._request = request
+        self._stream = stream
+        self._iterator = iter(stream)
+        self._runtime = runtime
+        self._closed = threading.Event()
+        self._queue: queue.Queue[Event | KclError | None] | None = None
+        if threaded:
+            self._queue = queue.Queue(QUEUED_EVENTS)
+            threading.Thread(target=self._pump, name="kcl-subscription", daemon=True).start()
+
+    def next(self, until: float) -> Event | None:
+        """The next event; None when there will be no more, or none before `until`."""
+        if self._queue is None:
+            return self._draw()
+        try:
+            event = self._queue.get(timeout=max(0.0, until - self._runtime.clock.monotonic()))
+        except queue.Empty:
+            return None
+        if isinstance(event, KclError):
+            raise event
+        return event
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._queue is None:
+            self._stream.close()
+
+    def _draw(self) -> Event | None:
+        try:
+            with mapped_errors(self._client, "subscribe_to_shard", self._request):
+                found = next(self._iterator, None)
+        except (TransportError, ParserError, OSError) as error:  # botocore leaves these as they are in a stream
+            raise Unanswered(f"the subscription to {self._request['ShardId']} broke off: {error}") from error
+        if found is None:
+            return None
+        event: Event = found["SubscribeToShardEvent"]
+        return event
+
+    def _pump(self) -> None:
+        """Body of the thread: it alone touches the connection, which would block whoever closes it meanwhile."""
+        try:
+            while not self._closed.is_set():
+                try:
+                    event: Event | KclError | None = self._draw()
+                except KclError as error:
+                    event = error
+                self._put(event)
+                if event is None or isinstance(event, KclError):
+                    return
+        finally:
+            with suppress(Exception):  # a connection that is broken already
+                self._stream.close()
+
+    def _put(self, event: Event | KclError | None) -> None:
+        assert self._queue is not None
+        while not self._closed.is_set():
+            with suppress(queue.Full):
+                self._queue.put(event, timeout=0.2)
+                return
+
+
+def _starting_position(bounds: Bounds) -> dict[str, Any]:
+    names = {"ShardIteratorType": "Type", "StartingSequenceNumber": "SequenceNumber", "Timestamp": "Timestamp"}
+    return {names[name]: value for name, value in bounds.starting_point().items()}

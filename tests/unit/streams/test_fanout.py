@@ -1,0 +1,291 @@
+"""Enhanced fan-out: the same promises as polling, kept over subscriptions that end, break and are taken over."""
+
+import random
+from typing import Any
+
+import pytest
+from botocore.exceptions import EventStreamError
+
+from kcl_dagster.aws import ResourceBusy
+from kcl_dagster.errors import DataLoss, EndpointUnreachable, ServiceError, StreamNotFound
+from kcl_dagster.model.checkpoint import LATEST, TRIM_HORIZON, Checkpoint
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.streams.consumers import ensure_consumer, remove_consumer
+from kcl_dagster.streams.fanout import FanoutReader
+from kcl_dagster.streams.pacing import Allowance
+from kcl_dagster.streams.polling import Bookmark
+from kcl_dagster.streams.position import Bounds
+from kcl_dagster.streams.records import StreamRecord
+from tests.unit.streams.conftest import SHARD, STREAM, WHOLE, World, after, payloads
+from tests.unit.streams.test_polling import refused
+
+
+class Fanout:
+    """A world with a registered consumer."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.arn = ensure_consumer(world.kinesis, STREAM, "app", world.runtime)
+
+    def reader(self, bounds: Bounds = WHOLE, bookmark: Bookmark | None = None, shard: str = SHARD) -> FanoutReader:
+        return FanoutReader(
+            self.world,
+            self.arn,
+            STREAM,
+            shard,
+            bounds,
+            runtime=self.world.runtime,
+            bookmark=bookmark,
+            in_background=False,
+        )
+
+    def read(self, reader: FanoutReader, seconds: float = 12.0, records: int = 10**6) -> list[StreamRecord]:
+        pages = reader.pages(Allowance(records, 1 << 30, 1), self.world.clock.monotonic() + seconds)
+        return [record for page in pages for record in page]
+
+
+@pytest.fixture
+def fanout(world: World) -> Fanout:
+    return Fanout(world)
+
+
+def test_records_are_pushed_as_they_come(world: World, fanout: Fanout) -> None:
+    world.put(b"a", b"b")
+    world.clock.call_in(3, lambda: world.produce(b"c"))
+    reader = fanout.reader()
+    assert payloads(fanout.read(reader)) == [b"a", b"b", b"c"]
+    assert reader.millis_behind == 0
+    assert world.calls.count("get_records") == 0
+
+
+def test_a_range_begins_after_its_checkpoint(world: World, fanout: Fanout) -> None:
+    sequences = world.put(b"a", b"b", b"c")
+    assert payloads(fanout.read(fanout.reader(after(sequences[0])))) == [b"a", b"b", b"c"]
+    world.clock.advance(6)
+    assert payloads(fanout.read(fanout.reader(Bounds(LATEST)))) == []
+
+
+def test_a_subscription_that_ends_after_five_minutes_is_renewed(world: World, fanout: Fanout) -> None:
+    world.put(b"a")
+    for minute in range(1, 11):
+        world.clock.call_in(60 * minute, lambda: world.produce(b"x"))
+    read = fanout.read(fanout.reader(), seconds=660)
+    assert len(read) == 11
+    assert world.calls.count("subscribe_to_shard") == 3
+
+
+def test_the_next_range_goes_on_from_the_bookmark(world: World, fanout: Fanout) -> None:
+    sequences = world.put(b"a")
+    first = fanout.reader()
+    fanout.read(first)
+    world.put(b"b")
+    assert payloads(fanout.read(fanout.reader(after(sequences[0]), first.bookmark))) == [b"b"]
+
+
+def test_a_consumer_does_not_subscribe_twice_within_five_seconds(world: World, fanout: Fanout) -> None:
+    sequences = world.put(b"a")
+    first = fanout.reader()
+    fanout.read(first, seconds=0.0)
+    world.put(b"b")
+    second = fanout.reader(after(sequences[0]), first.bookmark)
+    assert payloads(fanout.read(second, seconds=1.0)) == [b"b"]
+    assert world.calls.count("subscribe_to_shard") == 2
+
+
+def test_without_a_bookmark_the_refusal_is_waited_out(world: World, fanout: Fanout) -> None:
+    sequences = world.put(b"a")
+    world.kinesis.subscribe_to_shard(
+        ConsumerARN=fanout.arn, ShardId=SHARD, StartingPosition={"Type": "TRIM_HORIZON"}
+    )
+    assert payloads(fanout.read(fanout.reader(after(sequences[0])), seconds=9.0)) == [b"a"]
+
+
+def test_the_end_of_a_closed_shard_names_its_children(world: World, fanout: Fanout) -> None:
+    world.put(b"a", b"b")
+    world.kinesis.split_shard(StreamName=STREAM, ShardToSplit=SHARD, NewStartingHashKey=str(2**127))
+    world.clock.advance(1)
+    reader = fanout.reader()
+    assert payloads(fanout.read(reader)) == [b"a", b"b"]
+    assert reader.is_ended
+    assert [child.id for child in reader.children] == ["shardId-000000000001", "shardId-000000000002"]
+    assert reader.bookmark is None
+
+
+def test_a_pinned_range_is_read_exactly_through_its_end(world: World, fanout: Fanout) -> None:
+    sequences = world.put(*[b"%d" % i for i in range(50)])
+    bounds = Bounds(TRIM_HORIZON, through=Checkpoint(sequences[39]), first=sequences[10])
+    assert payloads(fanout.read(fanout.reader(bounds), seconds=0.0, records=1)) == [
+        b"%d" % i for i in range(10, 40)
+    ]
+
+
+def test_a_pinned_range_that_left_the_stream_is_data_loss(world: World, fanout: Fanout) -> None:
+    sequences = world.put(b"a", b"b")
+    world.clock.advance(30 * 3600)
+    world.put(b"c")
+    with pytest.raises(DataLoss):
+        fanout.read(fanout.reader(Bounds(TRIM_HORIZON, through=Checkpoint(sequences[1]), first=sequences[0])))
+
+
+class Breaking:
+    """Subscriptions that break off with an error after some events."""
+
+    def __init__(self, world: World, errors: list[Exception]) -> None:
+        self._world = world
+        self._errors = errors
+        self.subscriptions = 0
+
+    def subscribe_to_shard(self, **request: Any) -> Any:
+        self.subscriptions += 1
+        answer = self._world.kinesis.subscribe_to_shard(**request)
+        error = self._errors.pop(0) if self._errors else None
+        return answer if error is None else {"EventStream": _BrokenEvents(answer["EventStream"], error)}
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._world.kinesis, method)
+
+
+class _BrokenEvents:
+    def __init__(self, events: Any, error: Exception) -> None:
+        self._events = events
+        self._error = error
+
+    def __iter__(self) -> Any:
+        yield next(iter(self._events))
+        raise self._error
+
+    def close(self) -> None:
+        self._events.close()
+
+
+def in_stream(code: str) -> EventStreamError:
+    return EventStreamError({"Error": {"Code": code, "Message": "no"}}, "SubscribeToShard")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [in_stream("InternalFailureException"), in_stream("KMSThrottlingException"), OSError("connection reset")],
+)
+def test_a_subscription_that_breaks_off_is_resumed_where_it_was(world: World, error: Exception) -> None:
+    fanout = Fanout(world)
+    world.put(b"a")
+    world.clock.call_in(4, lambda: world.produce(b"b"))
+    breaking = Breaking(world, [error, error])
+    reader = FanoutReader(breaking, fanout.arn, STREAM, SHARD, WHOLE, runtime=world.runtime, in_background=False)
+    assert payloads(fanout.read(reader, seconds=30)) == [b"a", b"b"]
+    assert breaking.subscriptions == 3
+
+
+def test_a_reader_that_is_taken_over_ends_with_what_it_has(world: World) -> None:
+    fanout = Fanout(world)
+    world.put(b"a")
+    breaking = Breaking(world, [in_stream("ResourceInUseException")])
+    reader = FanoutReader(breaking, fanout.arn, STREAM, SHARD, WHOLE, runtime=world.runtime, in_background=False)
+    assert payloads(fanout.read(reader, seconds=60)) == [b"a"]
+    assert breaking.subscriptions == 1
+
+
+def test_a_shard_that_always_belongs_to_another_is_an_error(world: World, fanout: Fanout) -> None:
+    class Refusing:
+        def subscribe_to_shard(self, **_request: Any) -> Any:
+            raise refused("ResourceInUseException")
+
+    reader = FanoutReader(Refusing(), fanout.arn, STREAM, SHARD, WHOLE, runtime=world.runtime, in_background=False)
+    with pytest.raises(ResourceBusy):
+        fanout.read(reader, seconds=10)
+
+
+def test_a_missing_shard_is_gone_a_missing_consumer_or_stream_is_an_error(world: World, fanout: Fanout) -> None:
+    gone = fanout.reader(shard="shardId-000000000099")
+    assert fanout.read(gone) == []
+    assert gone.is_gone
+    assert remove_consumer(world.kinesis, STREAM, "app", world.runtime)
+    with pytest.raises(ServiceError, match="deregistered"):
+        fanout.read(fanout.reader())
+    world.kinesis.delete_stream(StreamName=STREAM)
+    with pytest.raises(StreamNotFound):
+        fanout.read(fanout.reader())
+
+
+def test_a_silent_subscription_is_given_up(world: World, fanout: Fanout) -> None:
+    class Silent:
+        def subscribe_to_shard(self, **_request: Any) -> Any:
+            return {"EventStream": _Nothing(world)}
+
+    reader = FanoutReader(Silent(), fanout.arn, STREAM, SHARD, WHOLE, runtime=world.runtime, in_background=False)
+    with pytest.raises(EndpointUnreachable, match="no event"):
+        fanout.read(reader, seconds=10)
+
+
+class _Nothing:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __iter__(self) -> Any:
+        self._world.clock.sleep(20)
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+# Registration
+
+
+def test_a_consumer_is_registered_once_by_many_workers(world: World) -> None:
+    arns = {ensure_consumer(world.kinesis, STREAM, "app", world.runtime) for _ in range(3)}
+    assert len(arns) == 1
+    consumers = world.kinesis.list_stream_consumers(
+        StreamARN=world.kinesis.describe_stream_summary(StreamName=STREAM)["StreamDescriptionSummary"]["StreamARN"]
+    )["Consumers"]
+    assert [consumer["ConsumerName"] for consumer in consumers] == ["app"]
+
+
+def test_a_worker_that_loses_the_race_to_register_uses_the_winners(world: World) -> None:
+    class Racing:
+        def register_stream_consumer(self, **request: Any) -> Any:
+            world.kinesis.register_stream_consumer(**request)
+            raise refused("ResourceInUseException")
+
+        def __getattr__(self, method: str) -> Any:
+            return getattr(world.kinesis, method)
+
+    assert ensure_consumer(Racing(), STREAM, "app", world.runtime).split("/")[-1].startswith("app:")
+
+
+def test_a_consumer_that_does_not_become_active_is_an_error(world: World) -> None:
+    class Creating:
+        def describe_stream_consumer(self, **_request: Any) -> Any:
+            return {"ConsumerDescription": {"ConsumerStatus": "CREATING"}}
+
+        def __getattr__(self, method: str) -> Any:
+            return getattr(world.kinesis, method)
+
+    with pytest.raises(ServiceError, match="still CREATING"):
+        ensure_consumer(Creating(), STREAM, "app", world.runtime)
+
+
+def test_a_stream_with_too_many_consumers_says_so(world: World) -> None:
+    class Full:
+        def register_stream_consumer(self, **_request: Any) -> Any:
+            raise refused("LimitExceededException")
+
+        def __getattr__(self, method: str) -> Any:
+            return getattr(world.kinesis, method)
+
+    with pytest.raises(ServiceError, match="could not be registered"):
+        ensure_consumer(Full(), STREAM, "app", world.runtime)
+
+
+def test_removing_what_is_not_there_is_no_error(world: World) -> None:
+    assert not remove_consumer(world.kinesis, STREAM, "nobody", Runtime(clock=world.clock, random=random.Random(1)))
+
+
+def test_errors_before_the_first_event_are_told_apart(world: World, fanout: Fanout) -> None:
+    class Denied:
+        def subscribe_to_shard(self, **_request: Any) -> Any:
+            raise refused("AccessDeniedException")
+
+    reader = FanoutReader(Denied(), fanout.arn, STREAM, SHARD, WHOLE, runtime=world.runtime, in_background=False)
+    with pytest.raises(ServiceError, match="lack"):
+        fanout.read(reader)
