@@ -1,7 +1,8 @@
 """How many workers there should be, and which slots run them.
 
 One active run per slot. The number follows the open shards, and lag and throughput within `min` and `max`, one step
-per cool-down; never more workers than shards that can be read. Old workers are replaced one at a time.
+per cool-down; never more workers than shards that can be read, but for the moment in which one replaces another.
+A worker beyond its lifetime is replaced, one at a time: its successor is up before it is asked to leave.
 """
 
 import math
@@ -17,7 +18,7 @@ from kcl_dagster.model.worker import slot_name
 
 # One step of scaling up, as a part of the fleet: a large fleet that lags needs more than one worker more.
 _STEP: Final = 0.25
-# A run that works for this long without its row being seen is worth telling: it can be a process that hangs.
+# A run of this age without a live row is not counted on: its process hangs, or is gone and nobody has noticed.
 _SILENT_SECONDS: Final = 120.0
 # A worker that was launched this recently is expected to report soon.
 EXPECTED_SECONDS: Final = 60.0
@@ -62,23 +63,23 @@ class FleetPlan:
 def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker: float | None = None) -> FleetPlan:
     """Pure. Called once a tick by the leader."""
     target, why = decide_target(settings, sight, max_kbps_per_worker)
-    active = sorted(sight.slots)
-    keep = _slots_to_keep(active, target)
-    surplus = [slot for slot in active if slot not in keep]
-    launch = dict.fromkeys(_free_slots(active, target - len(keep), settings.max_workers), why)
-    by_slot = {seen.row.slot: seen for seen in sight.workers if seen.row.slot is not None and seen.alive}
+    slots = _Slots(settings, sight)
+    keep = slots.serving[: max(0, target)]
+    surplus = slots.serving[len(keep) :]
+    launch = dict.fromkeys(slots.free[: max(0, target - len(keep))], why)
     drain: dict[WorkerId, str] = {}
-    cancel: list[str] = []
-    for slot in surplus:
-        worker = by_slot.get(slot)
-        if worker is not None and worker.row.run_id == sight.slots[slot].run_id:
-            if not worker.drains:
-                drain[worker.id] = f"{len(active)} workers run and {target} are wanted"
-        elif sight.slots[slot].status == "queued":
-            cancel.append(slot)
-    if not drain and not launch and sight.unserved == 0:
-        drain.update(_recycle(settings, sight, by_slot))
-    return FleetPlan(target, launch, drain, tuple(cancel), _expected(sight, by_slot), _notes(sight, by_slot))
+    cancel = tuple(slot for slot in surplus if sight.slots[slot].status == "queued")
+    if all(slots.is_up(slot) for slot in keep):
+        for slot in surplus:
+            if slots.is_up(slot):
+                drain[slots.worker(slot).id] = slots.why_leave(slot) or f"{target} workers are enough: {why}"
+        if not surplus and not launch and not slots.leaving and sight.unserved == 0:
+            old = next((slot for slot in reversed(keep) if slots.why_leave(slot)), None)
+            if old is not None and slots.free:
+                launch[slots.free[0]] = f"it replaces {old}: {slots.why_leave(old)}"
+            elif old is not None:
+                drain[slots.worker(old).id] = slots.why_leave(old)
+    return FleetPlan(target, launch, drain, cancel, slots.expected(), slots.notes())
 
 
 def decide_target(
@@ -108,48 +109,66 @@ def decide_target(
     return target, why
 
 
-def _slots_to_keep(active: Sequence[str], target: int) -> frozenset[str]:
-    return frozenset(active[: max(0, target)])
+class _Slots:
+    """Slots by what their runs do.
 
+    `serving`: has a worker or soon will, the ones to keep first. `leaving`: its worker drains. `silent`: is said to
+    run, but its worker does not write its row; it holds its slot and is otherwise not counted on.
+    """
 
-def _free_slots(active: Sequence[str], number: int, most: int) -> list[str]:
-    taken = set(active)
-    free = (slot_name(index) for index in range(most) if slot_name(index) not in taken)
-    return [slot for slot, _ in zip(free, range(max(0, number)), strict=False)]
+    def __init__(self, settings: FleetSettings, sight: FleetSight) -> None:
+        self._settings = settings
+        self._sight = sight
+        living = {seen.row.run_id: seen for seen in sight.workers if seen.alive}
+        self._workers = {slot: living[run.run_id] for slot, run in sight.slots.items() if run.run_id in living}
+        self.leaving = [slot for slot in sorted(sight.slots) if self._is_leaving(slot)]
+        self.silent = [slot for slot in sorted(sight.slots) if self._is_silent(slot)]
+        others = set(sight.slots) - set(self.leaving) - set(self.silent)
+        self.serving = sorted(others, key=lambda slot: (bool(self.why_leave(slot)), slot))
+        names = (slot_name(index) for index in range(settings.max_workers))
+        self.free = [slot for slot in names if slot not in sight.slots]
 
+    def worker(self, slot: str) -> WorkerSight:
+        return self._workers[slot]
 
-def _recycle(settings: FleetSettings, sight: FleetSight, by_slot: Mapping[str, WorkerSight]) -> dict[WorkerId, str]:
-    """The oldest worker beyond its lifetime, if every other one is up: a fleet is never replaced all at once."""
-    if any(seen.drains for seen in by_slot.values()) or len(by_slot) < len(sight.slots):
-        return {}
-    old = [
-        (run.started_at, slot)
-        for slot, run in sight.slots.items()
-        if run.status == "running" and sight.now - run.started_at > settings.lifetime
-    ]
-    if not old:
-        return {}
-    started, slot = min(old)
-    return {by_slot[slot].id: f"it has run for {(sight.now - started) / 3600:.1f} hours"}
+    def is_up(self, slot: str) -> bool:
+        return slot in self._workers and self._workers[slot].ready
 
+    def why_leave(self, slot: str) -> str:
+        """Not empty for a worker that is beyond its lifetime."""
+        run = self._sight.slots[slot]
+        if run.status != "running" or self._age(slot) <= self._settings.lifetime:
+            return ""
+        return f"it has run for {self._age(slot) / 3600:.1f} hours"
 
-def _expected(sight: FleetSight, by_slot: Mapping[str, WorkerSight]) -> int:
-    return sum(
-        slot not in by_slot and run.status != "canceling" and sight.now - run.started_at <= EXPECTED_SECONDS
-        for slot, run in sight.slots.items()
-    )
+    def expected(self) -> int:
+        """Runs whose workers will report soon."""
+        return sum(
+            slot not in self._workers and run.status != "canceling" and self._age(slot) <= EXPECTED_SECONDS
+            for slot, run in self._sight.slots.items()
+        )
 
+    def notes(self) -> tuple[str, ...]:
+        queued = [
+            slot
+            for slot, run in sorted(self._sight.slots.items())
+            if run.status == "queued" and self._age(slot) > EXPECTED_SECONDS
+        ]
+        notes = [
+            f"run {self._sight.slots[slot].run_id} of {slot} is said to run, but its worker does not write its row"
+            for slot in self.silent
+        ]
+        if queued:
+            notes.append(f"runs wait in the queue: {', '.join(queued)}; the instance may allow too few at once")
+        return tuple(notes)
 
-def _notes(sight: FleetSight, by_slot: Mapping[str, WorkerSight]) -> tuple[str, ...]:
-    notes: list[str] = []
-    queued = sorted(
-        slot
-        for slot, run in sight.slots.items()
-        if run.status == "queued" and sight.now - run.started_at > EXPECTED_SECONDS
-    )
-    if queued:
-        notes.append(f"runs wait in the queue: {', '.join(queued)}; the instance may allow too few runs at once")
-    for slot, run in sorted(sight.slots.items()):
-        if run.status == "running" and slot not in by_slot and sight.now - run.started_at > _SILENT_SECONDS:
-            notes.append(f"run {run.run_id} of {slot} is said to run, but its worker does not write its row")
-    return tuple(notes)
+    def _age(self, slot: str) -> float:
+        return self._sight.now - self._sight.slots[slot].started_at
+
+    def _is_leaving(self, slot: str) -> bool:
+        drains = slot in self._workers and self._workers[slot].drains
+        return drains or self._sight.slots[slot].status == "canceling"
+
+    def _is_silent(self, slot: str) -> bool:
+        started = self._sight.slots[slot].status in {"starting", "running"}
+        return started and slot not in self._workers and self._age(slot) > _SILENT_SECONDS

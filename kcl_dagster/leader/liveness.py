@@ -17,6 +17,7 @@ WORKER: Final = "worker/"  # prefix of the keys under which rows are observed
 KCL_ROW_SECONDS: Final = 60.0  # two reports of a Java worker
 CLOCK_TOLERANCE: Final = 30.0  # how far clocks of machines may be apart before a new row is distrusted
 MISSED_BEATS: Final = 4  # a worker of ours whose row missed this many is given nothing
+FRESH_BEATS: Final = 2  # a row this young was written by somebody who lives
 _EMA_WEIGHT: Final = 0.5  # of the newest sample, as in the KCL
 _NO_SAMPLE: Final = -1.0
 
@@ -34,6 +35,10 @@ class WorkerSight:
     why: str = ""
     """Why it may not."""
 
+    proven: bool = True
+    """This leader saw it move, or it wrote its row a moment ago. A new leader cannot tell a worker that has just
+    died from one that lives, so it begins no handoff to one that is not proven."""
+
     @property
     def id(self) -> WorkerId:
         return self.row.id
@@ -45,7 +50,7 @@ class WorkerSight:
     @property
     def ready(self) -> bool:
         """Reads at once what it is given."""
-        return self.row.state is not WorkerState.STARTING
+        return self.proven and self.row.state is not WorkerState.STARTING
 
 
 def observed_key(row: WorkerRow) -> str:
@@ -61,7 +66,6 @@ class LivenessRule:
     """`stood`: how long a row is known to have stood; `moved`: whether this process saw it change."""
 
     heartbeat: float
-    lease_duration: float
     now: float
     stood: Callable[[WorkerRow], float]
     moved: Callable[[WorkerRow], bool]
@@ -71,7 +75,9 @@ class LivenessRule:
         over = row.run_id is not None and row.run_id in ended
         alive = not over and self._is_alive(row)
         why = self._why_not(row, alive, over)
-        return WorkerSight(row, alive=alive, run_is_over=over, accepts=not why, why=why)
+        return WorkerSight(
+            row, alive=alive, run_is_over=over, accepts=not why, why=why, proven=self._is_proven(row)
+        )
 
     def _is_alive(self, row: WorkerRow) -> bool:
         if row.last_update is None:
@@ -81,10 +87,13 @@ class LivenessRule:
             return False
         return self.moved(row) or self.now - row.last_update <= max(patience, KCL_ROW_SECONDS) + CLOCK_TOLERANCE
 
+    def _is_proven(self, row: WorkerRow) -> bool:
+        if row.slot is None or row.last_update is None or self.moved(row):
+            return True
+        return self.now - row.last_update <= FRESH_BEATS * self.heartbeat
+
     def _patience(self, row: WorkerRow) -> float:
-        if row.slot is None:
-            return KCL_ROW_SECONDS
-        return max(MISSED_BEATS * self.heartbeat, self.lease_duration)
+        return KCL_ROW_SECONDS if row.slot is None else MISSED_BEATS * self.heartbeat
 
     def _why_not(self, row: WorkerRow, alive: bool, over: bool) -> str:
         if over:

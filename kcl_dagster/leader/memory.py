@@ -4,7 +4,7 @@ Most of it lives in the process only. What must outlive it is written into one r
 duplicating or replaying that row delays a takeover or a launch, and breaks nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,6 +40,12 @@ class Memory:
             "target": self.target,
             "generations": {slot: [g.number, g.seen] for slot, g in sorted(self.generations.items())},
         }
+
+    @staticmethod
+    def standing_in(document: Mapping[str, object]) -> Collection[str]:
+        """The keys whose standing a document tells."""
+        standing = document.get("standing")
+        return standing.keys() if isinstance(standing, Mapping) else ()
 
     def absorb(self, document: Mapping[str, object], at: float) -> None:
         """Take over what an earlier leader wrote. What cannot be understood is left out."""

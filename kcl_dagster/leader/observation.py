@@ -1,6 +1,6 @@
 """What a tick knows: everything it read, judged."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kcl_dagster.application import Timings
@@ -86,7 +86,6 @@ class Observer:
         ended = self._ended(scan, runs)
         rule = LivenessRule(
             heartbeat=self.timings.heartbeat,
-            lease_duration=self.timings.lease_duration,
             now=now,
             stood=lambda row: self.standing.stood_for(liveness.observed_key(row), liveness.observed_version(row)),
             moved=lambda row: row.id in self._moving,
@@ -96,6 +95,7 @@ class Observer:
         ages: dict[LeaseKey, float] = {}
         unserved: dict[LeaseKey, str] = {}
         overdue: set[LeaseKey] = set()
+        silent: set[WorkerId] = set()
         deadline = Deadline(self.timings.handoff_timeout, self.timings.lease_duration)
         for lease in scan.leases:
             stood = self.standing.stood_for(expiry.observed_key(lease), expiry.observed_version(lease))
@@ -103,6 +103,8 @@ class Observer:
             why = expiry.why_unserved(lease, stood, self.timings.lease_duration, over.__contains__)
             if why is not None:
                 unserved[lease.key] = why
+                if lease.actual_owner is not None:
+                    silent.add(lease.actual_owner)
             elif lease.in_handoff:
                 waited = self.standing.stood_for(handoff.observed_key(lease), handoff.observed_version(lease))
                 if deadline.judge(lease, waited) is Verdict.FORCE:
@@ -110,7 +112,7 @@ class Observer:
         self.book.see(scan.leases, workers, scan.ended)
         return Sight(
             leases=scan.leases,
-            workers=workers,
+            workers=_without_suspects(workers, silent),
             unserved=unserved,
             overdue=frozenset(overdue),
             ages=ages,
@@ -149,6 +151,16 @@ class Observer:
         active = {run.run_id for run in runs.slots.values()}
         asked = set(self._runs.values()) - active
         return frozenset(runs.finished(sorted(asked))) & asked if asked else frozenset()
+
+
+def _without_suspects(workers: Sequence[WorkerSight], silent: Collection[WorkerId]) -> tuple[WorkerSight, ...]:
+    """A worker that does not renew what it has is given nothing, as long as there is another one to give it to."""
+    if not any(seen.accepts and seen.id not in silent for seen in workers):
+        return tuple(workers)
+    why = "it does not renew its leases"
+    return tuple(
+        replace(seen, accepts=False, why=why) if seen.accepts and seen.id in silent else seen for seen in workers
+    )
 
 
 def _judged(rule: LivenessRule, row: WorkerRow, ended: frozenset[str], runs: RunView) -> WorkerSight:

@@ -11,13 +11,14 @@ tick, and one that is cut off half-way do no harm.
 import copy
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.errors import KclError
+from kcl_dagster.leader import expiry, handoff
 from kcl_dagster.leader.assignment import policies
 from kcl_dagster.leader.cleaning import Cleaner
 from kcl_dagster.leader.failures import FailureCount, twice
@@ -45,8 +46,10 @@ log = logging.getLogger(__name__)
 
 # Part of the lease duration that a counter must have stood to be worth remembering: a healthy one changes earlier.
 _WORTH_REMEMBERING: Final = 0.5
-# The memory is written at most this often while only observations grow older.
-_SAVE_SECONDS: Final = 10.0
+# A leader that is young writes down what stood for this part of its life: it may not get older, nor the next one.
+_WORTH_REMEMBERING_YOUNG: Final = 0.5
+# The memory is written at most this often while only what is of no urgency grows older.
+_SAVE_SECONDS: Final = 30.0
 # Part of the budget after which sync leaves the rest to the next tick, so that assignment always gets its turn.
 _SYNC_SHARE: Final = 0.5
 
@@ -111,6 +114,7 @@ class Leader:
         self.balances_every = policies.balances_every(application)
         self.balanced_at: float | None = None
         self.saved: tuple[float, str] | None = None
+        self.began = runtime.clock.monotonic()
         self._remembers = False
         self._lock = runtime.new_lock()
         self._busy_since: float | None = None
@@ -227,9 +231,17 @@ class _Tick:
     def _observe(self) -> None:
         clock = self.leader.runtime.clock
         scan = twice(self.leader.tables.leases.scan)
-        self.sight = self.observer.observe(scan, self.runs, clock.now())
+        self.sight = self.observer.observe(scan, replace(self.runs, finished=self._finished), clock.now())
         for slot in self.runs.slots:
             self.memory.saw_run(slot)
+
+    def _finished(self, run_ids: Collection[str]) -> Collection[str]:
+        """An orchestrator that does not answer is no reason to stand still: counters tell the same, later."""
+        try:
+            return self.runs.finished(run_ids)
+        except Exception as problem:
+            self.notes.append(f"which runs are over could not be found out: {problem}")
+            return ()
 
     def _sync(self) -> str | None:
         sight = self._seen()
@@ -330,11 +342,16 @@ class _Tick:
     def _save(self) -> None:
         """Write down what the next leader should know, if it changed."""
         leader, now = self.leader, self.leader.runtime.clock.monotonic()
-        document = self.memory.to_document(leader.application.timings.lease_duration * _WORTH_REMEMBERING)
+        worth = min(
+            leader.application.timings.lease_duration * _WORTH_REMEMBERING,
+            (now - leader.began) * _WORTH_REMEMBERING_YOUNG,
+        )
+        document = self.memory.to_document(max(worth, 1.0))
         decisions = json.dumps({**document, "standing": None}, sort_keys=True)
-        if leader.saved is not None:
+        urgent = any(key.startswith((expiry.LEASE, handoff.HANDOFF)) for key in self.memory.standing_in(document))
+        if leader.saved is not None and not urgent:
             saved_at, saved = leader.saved
-            if saved == decisions and (not document["standing"] or now - saved_at < _SAVE_SECONDS):
+            if saved == decisions and now - saved_at < _SAVE_SECONDS:
                 return
         leader.tables.memory.save(document)
         leader.saved = now, decisions

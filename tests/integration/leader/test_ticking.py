@@ -1,0 +1,220 @@
+"""Ticks that fail, overlap, run out of time, are repeated, or only think."""
+
+from typing import Any
+
+import pytest
+
+from kcl_dagster.application import Application, FleetSettings, Timings
+from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.standby import lead
+from tests.integration.leader.town import TICK, Town, shard_id
+
+LEASE_TABLE = "orders-app"
+
+
+def tables(town: Town) -> Any:
+    found = town.dynamodb.scan(TableName=LEASE_TABLE, ConsistentRead=True)["Items"]
+    return sorted(found, key=lambda item: item["leaseKey"]["S"])
+
+
+def test_a_stream_that_cannot_be_listed_does_not_stop_assignment(town: Town) -> None:
+    town.tick()
+    town.kinesis.fails = lambda method, request: True
+    worker = town.start("worker-000")
+    town.step()
+    assert set(town.owners().values()) == {worker.id}
+    town.until(lambda report: not report.ok)
+    report = town.reports[-1]
+    assert not report.stage("sync").ok  # type: ignore[union-attr]
+    assert [stage.name for stage in report.stages if not stage.ok] == ["sync"]
+    town.kill(worker, seen=True)
+    heir = town.start("worker-000", "another-run")
+    town.step()
+    assert set(town.owners().values()) == {heir.id}
+
+
+def test_tables_that_cannot_be_read_do_not_stop_the_fleet(town: Town) -> None:
+    town.tick()
+    town.start("worker-000")
+    town.step()
+    town.clock.advance(100.0)
+    town.end("worker-000")
+    town.dynamodb.fails = lambda method, request: method == "scan"
+    report = town.step()
+    assert report.leading
+    assert [stage.name for stage in report.stages if stage.ok] == ["lead", "fleet", "report"]
+    assert [launch.slot for launch in report.launches] == ["worker-000", "worker-001"]
+
+
+def test_a_write_that_fails_is_reported_and_tried_again(town: Town) -> None:
+    town.tick()
+    town.start("worker-000")
+    one = shard_id(2)
+    town.dynamodb.fails = lambda method, request: (
+        method == "update_item" and request["Key"]["leaseKey"]["S"] == one and "leaseOwner" in str(request)
+    )
+    report = town.step()
+    assert len(report.moves) == 3
+    assert set(report.unserved) == {one}
+    assert report.stage("assign").error is not None  # type: ignore[union-attr]
+    town.dynamodb.fails = lambda method, request: False
+    assert town.step().unserved == {}
+
+
+def test_a_leader_that_cannot_assign_lets_another_one_try(town: Town) -> None:
+    town.tick()
+    town.dynamodb.fails = lambda method, request: method == "scan"
+    assert town.step(2).leading
+    assert not town.step().leading
+    town.dynamodb.fails = lambda method, request: False
+    town.restart_leader("another-leader")
+    assert town.step().leading
+
+
+def test_a_mistake_in_one_stage_is_not_the_end_of_the_others(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    town.tick()
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr(town.leader.syncer, "run", broken)
+    town.start("worker-000")
+    report = town.step()
+    assert report.stage("sync").error == "ZeroDivisionError: a mistake"  # type: ignore[union-attr]
+    assert report.unserved == {}
+
+
+def test_an_orchestrator_that_does_not_answer_costs_time_only(town: Town) -> None:
+    town.tick()
+    worker = town.start("worker-000")
+    town.step(2)
+
+    def finished(_: object) -> set[str]:
+        raise ConnectionError("the run storage is away")
+
+    report = town.leader.tick(RunView({}, finished))
+    assert report.stage("observe").ok  # type: ignore[union-attr]
+    assert any("the run storage is away" in note for note in report.notes)
+    assert set(town.owners().values()) == {worker.id}
+
+
+def test_a_tick_that_overlaps_another_does_nothing(town: Town) -> None:
+    town.tick()
+    town.start("worker-000")
+    inner: list[TickReport] = []
+
+    def overlap(method: str, request: dict[str, Any]) -> bool:
+        if method == "scan" and not inner:
+            inner.append(town.leader.tick(town.view()))
+        return False
+
+    town.dynamodb.fails = overlap
+    report = town.step()
+    assert inner[0].skipped is not None
+    assert "another tick is running" in inner[0].skipped
+    assert report.ok
+    assert len(report.moves) == 4
+    assert town.step().skipped is None
+
+
+def test_a_plan_writes_nothing_and_is_what_the_tick_then_does(town: Town) -> None:
+    town.tick()
+    town.start("worker-000")
+    town.start("worker-001")
+    town.clock.advance(TICK)
+    before = tables(town)
+    memory = town.leader.memory.to_document(0.0)
+    planned = town.leader.plan(town.view())
+    assert tables(town) == before
+    assert town.leader.memory.to_document(0.0) == memory
+    assert planned.moves == ()
+    assert len(planned.planned) == 4
+    assert town.tick().moves == planned.planned
+
+
+def test_the_plan_of_a_new_application_shows_the_leases_it_would_make(town: Town) -> None:
+    planned = town.leader.plan(town.view())
+    assert len(planned.leases) == 4
+    assert [launch.slot for launch in planned.launches] == ["worker-000", "worker-001"]
+    assert town.owners() == {}
+
+
+def test_a_tick_that_runs_out_of_time_is_continued_by_the_next() -> None:
+    timings = Timings(tick_budget=4.0)
+    application = Application(
+        name="orders-app", streams="orders", timings=timings, fleet=FleetSettings(max_workers=1)
+    )
+    town = Town(application, shards=150)
+    town.tick()
+    town.start("worker-000")
+    town.clock.advance(TICK)
+    town.dynamodb.latency = 0.05
+    before = town.clock.monotonic()
+    first = town.tick()
+    assert town.clock.monotonic() - before < timings.tick_budget + 64 * 0.05 + 1.0
+    assert 0 < len(first.moves) < 150
+    assert "postponed" in (first.stage("assign").error or "")  # type: ignore[union-attr]
+    for _ in range(3):
+        last = town.tick()
+    assert last.unserved == {}
+
+
+def test_replayed_and_lost_memory_breaks_nothing(town: Town) -> None:
+    town.tick()
+    first = town.start("worker-000")
+    second = town.start("worker-001")
+    town.step(3)
+    town.kill(first, seen=False)
+    town.step(4)
+    old = town.leader.tables.memory.load()
+    town.until(lambda report: bool(report.moves))
+    owners = town.owners()
+    for document in (old, {}, {"version": 1, "standing": "nonsense", "generations": [1]}, {"version": 99}):
+        town.leader.tables.memory.save(document)
+        town.restart_leader()
+        assert town.step().moves == ()
+        assert town.owners() == owners
+    assert set(owners.values()) == {second.id}
+
+
+def test_two_leaders_of_one_name_do_not_assign_twice(town: Town) -> None:
+    """A code server that was replaced and one that replaces it both believe that they lead."""
+    town.tick()
+    town.start("worker-000")
+    town.start("worker-001")
+    other = town.open_leader()
+    for _ in range(10):
+        town.step()
+        report = other.tick(town.view())
+        assert report.leading
+        assert all(not stage.error for stage in report.stages), report.stages
+    counters = {lease.key: lease.counter for lease in town.scan().values()}
+    town.step(2)
+    assert all(town.scan()[key].counter - counter <= 2 for key, counter in counters.items()), "leases moved about"
+
+
+def test_a_standby_leads_while_nobody_else_does_and_lets_go_when_it_stops(town: Town) -> None:
+    town.tick()
+    town.leader.resign()
+    standby = town.open_leader("standby")
+    worker = town.start("worker-000")
+    reports: list[TickReport] = []
+    lead(standby, town.clock, lambda: len(reports) >= 3, reports.append)
+    assert [report.leading for report in reports] == [True] * 3
+    assert all(report.launches == () for report in reports)
+    assert set(town.owners().values()) == {worker.id}
+    assert town.leader.tables.lock.peek() is None
+
+
+def test_foreign_rows_are_left_as_they_are(town: Town) -> None:
+    foreign = {"leaseKey": {"S": "Something"}, "entityType": {"S": "SOMETHING_NEW"}, "x": {"N": "1"}}
+    broken = {"leaseKey": {"S": "shardId-9"}, "leaseOwner": {"S": "w"}}
+    town.dynamodb.put_item(TableName=LEASE_TABLE, Item=foreign)
+    town.dynamodb.put_item(TableName=LEASE_TABLE, Item=broken)
+    town.start("worker-000")
+    report = town.step(20)
+    assert foreign in tables(town)
+    assert broken in tables(town)
+    assert len(report.unreadable) == 1
+    assert report.unserved == {}
