@@ -19,7 +19,7 @@ from kcl_dagster.emulator.embedded import Emulator, environment
 from kcl_dagster.emulator.extra import ExtraMissingError
 from kcl_dagster.emulator.faults import FaultRule, Faults
 from kcl_dagster.emulator.kinesis import KinesisService, Limits, ServiceError
-from kcl_dagster.emulator.sidecar import Endpoint, ensure_sidecar
+from kcl_dagster.emulator.sidecar import Endpoint, SidecarError, ensure_sidecar
 
 __all__ = [
     "AdjustableClock",
@@ -31,6 +31,7 @@ __all__ = [
     "KinesisService",
     "Limits",
     "ServiceError",
+    "SidecarError",
     "ensure_sidecar",
     "environment",
 ]

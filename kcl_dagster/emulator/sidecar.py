@@ -7,13 +7,13 @@ import http.client
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from kcl_dagster.emulator.control import HEALTH
@@ -24,7 +24,7 @@ from kcl_dagster.emulator.watch import is_alive
 READY_FILE = "emulator.json"
 LOCK_FILE = "emulator.lock"
 LOG_FILE = "emulator.log"
-START_SECONDS = 30.0  # a cold import on a busy machine takes several
+START_SECONDS = 60.0  # a cold import on a busy machine takes many
 HEALTH_SECONDS = 2.0
 LOOK_SECONDS = 0.05
 
@@ -64,6 +64,8 @@ def ensure_sidecar(state_dir: Path, watch_pid: int, port: int = 0, *, limits: bo
 def find_sidecar(state_dir: Path) -> Endpoint | None:
     """The emulator of `state_dir` if it runs and answers; what its ready file says is not believed."""
     endpoint = _read(state_dir / READY_FILE)
+    if endpoint is not None:
+        _reap(endpoint.pid)
     if endpoint is None or not is_alive(endpoint.pid) or _pid_behind(endpoint.url) != endpoint.pid:
         return None
     return endpoint
@@ -77,22 +79,36 @@ def _start(state_dir: Path, watch_pid: int, port: int, limits: bool) -> Endpoint
     if not limits:
         command.append("--no-limits")
     log = state_dir / LOG_FILE
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
+    pid = _spawn(command, log)
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        if process.poll() is not None:
-            said = log.read_text(errors="replace").strip()
-            raise SidecarError(said or f"the emulator ended with code {process.returncode}")
         endpoint = _read(ready)
         if endpoint is not None:
             return endpoint
+        _reap(pid)
+        if not is_alive(pid):
+            raise SidecarError(log.read_text(errors="replace").strip() or f"the emulator ended, see {log}")
         time.sleep(LOOK_SECONDS)
-    process.kill()
-    process.wait()
+    os.kill(pid, signal.SIGKILL)
+    _reap(pid, wait=True)
     raise SidecarError(f"the emulator did not listen within {START_SECONDS:.0f} s, see {log}")
+
+
+def _spawn(command: list[str], log: Path) -> int:
+    """Start it in a session of its own. Not by `subprocess`, which would complain that nobody waits for it."""
+    output = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    files: list[Any] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), output, 0o644),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    return os.posix_spawn(command[0], command, os.environ, file_actions=files, setsid=True)
+
+
+def _reap(pid: int, *, wait: bool = False) -> None:
+    """If it was our child and has ended, let it go."""
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0 if wait else os.WNOHANG)
 
 
 def _end_leftover(state_dir: Path) -> None:
@@ -100,6 +116,7 @@ def _end_leftover(state_dir: Path) -> None:
     endpoint = _read(state_dir / READY_FILE)
     if endpoint is not None and is_alive(endpoint.pid) and _is_emulator(endpoint.pid):
         os.kill(endpoint.pid, signal.SIGKILL)
+        _reap(endpoint.pid, wait=True)
 
 
 def _is_emulator(pid: int) -> bool:

@@ -83,7 +83,7 @@ class DirectUpdates:
 def parse(expression: str) -> tuple[Step, ...] | None:
     """The steps of an update expression of the simple kind, else None."""
     lead, *clauses = _CLAUSE.split(expression)
-    if lead.strip():
+    if lead.strip() or not clauses:
         return None
     steps: list[Step] = []
     for keyword, body in zip(clauses[::2], clauses[1::2], strict=True):

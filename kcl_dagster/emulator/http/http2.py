@@ -18,7 +18,7 @@ from h2.events import (
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
-from h2.settings import SettingCodes
+from h2.settings import SettingCodes, Settings
 
 from kcl_dagster.emulator.http.exchange import serve
 from kcl_dagster.emulator.http.messages import Handler, Header, Request, Response
@@ -39,11 +39,13 @@ class Http2Connection:
         self._handler = handler
         self._requests: dict[int, _Incoming] = {}
         self._exchanges: dict[int, _Exchange] = {}
-        self.h2.local_settings.update(
-            {
+        # Given as initial values: settings that are changed later count only once the peer has confirmed them.
+        self.h2.local_settings = Settings(
+            client=False,
+            initial_values={
                 SettingCodes.INITIAL_WINDOW_SIZE: RECEIVE_WINDOW,
                 SettingCodes.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
-            }
+            },
         )
         self.h2.initiate_connection()
         self.h2.increment_flow_control_window(RECEIVE_WINDOW)

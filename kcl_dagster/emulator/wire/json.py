@@ -42,4 +42,4 @@ def encode_error(error: ServiceError) -> bytes:
 def _decode_data(record: dict[str, Any]) -> None:
     data = record.get("Data")
     if data is not None:
-        record["Data"] = a2b_base64(data)
+        record["Data"] = a2b_base64(data, strict_mode=True)
