@@ -6,16 +6,16 @@ import asyncio
 import threading
 import time
 from types import TracebackType
-from typing import Any, Self
-
-import boto3
-from botocore.config import Config
+from typing import TYPE_CHECKING, Any, Self
 
 from kcl_dagster.emulator import extra
 from kcl_dagster.emulator.clock import AdjustableClock, Clock
 from kcl_dagster.emulator.faults import Faults
 from kcl_dagster.emulator.kinesis import KinesisService, Limits
 from kcl_dagster.emulator.kinesis.service import DEFAULT_REGION
+
+if TYPE_CHECKING:
+    import boto3
 
 LOOPBACK = "127.0.0.1"
 CREDENTIAL = "emulator"  # any will do: the emulator does not check signatures
@@ -71,6 +71,7 @@ class Emulator:
         self._endpoint_url: str | None = None
         self._session: boto3.Session | None = None
         self._session_lock = threading.Lock()
+        self._started = False
 
     @property
     def faults(self) -> Faults:
@@ -99,6 +100,9 @@ class Emulator:
 
     def client(self, service: str, **config: Any) -> Any:
         """A boto3 client that reports every fault: it does not retry unless `config` says so."""
+        import boto3  # half of the time it takes to start a process, which most emulators can do without
+        from botocore.config import Config
+
         settings = {"retries": {"total_max_attempts": 1}, "s3": {"addressing_style": "path"}, **config}
         with self._session_lock:
             if self._session is None:
@@ -108,7 +112,10 @@ class Emulator:
             return make(service, endpoint_url=self.endpoint_url, config=Config(**settings))
 
     def start(self) -> Self:
-        """Listen. Raises OSError if the port is taken."""
+        """Listen; once for each emulator. Raises OSError if the port is taken."""
+        if self._started:
+            raise RuntimeError("an emulator runs once: make a new one")
+        self._started = True
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="emulator", daemon=True)
         thread.start()

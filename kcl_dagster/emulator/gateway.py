@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import json
 import os
 from collections.abc import Awaitable, Callable
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 DYNAMODB_PREFIX = "DynamoDB_20120810."
 CONTROL_PREFIX = "/_kcl/"
+
+# moto keeps the buckets of the whole process in one place, by account.
+_s3_accounts = itertools.count(1)
 
 Answer = Response | Awaitable[Response]
 
@@ -110,7 +114,7 @@ class Gateway:
         if self._s3 is None:
             from kcl_dagster.emulator.backends.s3 import S3
 
-            self._s3 = S3(f"{id(self) % 10**12:012d}")
+            self._s3 = S3(f"{next(_s3_accounts):012d}")
         return self._s3
 
     async def _faulty(self, route: _Route, fault: FaultRule, request: Request) -> Response:

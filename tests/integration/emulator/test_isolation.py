@@ -89,3 +89,11 @@ def test_an_emulator_that_does_not_run_says_so() -> None:
     with pytest.raises(RuntimeError, match="not running"):
         _ = emulator.endpoint_url
     emulator.stop()
+
+
+def test_an_emulator_runs_once() -> None:
+    emulator = Emulator()
+    with emulator:
+        pass
+    with pytest.raises(RuntimeError, match="runs once"):
+        emulator.start()
