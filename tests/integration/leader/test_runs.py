@@ -1,0 +1,163 @@
+"""Runs are launched, scaled, replaced and left alone."""
+
+import itertools
+
+from kcl_dagster.application import Application, FleetSettings
+from kcl_dagster.leader.runs import SlotRun
+from kcl_dagster.model.lease import WorkerId
+from tests.integration.leader.town import TICK, Town
+
+
+def town_of(shards: int = 8, **settings: float) -> Town:
+    fleet = FleetSettings.model_validate({"max_workers": 4, "shards_per_worker": 4, "cooldown": 60.0, **settings})
+    return Town(Application(name="runs-app", streams="orders", fleet=fleet), shards)
+
+
+def grown(town: Town) -> None:
+    """Everything the leader asks for is launched."""
+    for _ in range(4):
+        town.obey(town.step())
+
+
+def test_a_launch_is_asked_for_under_one_name_until_its_run_is_there() -> None:
+    town = town_of()
+    launches = {(launch.slot, launch.generation) for _ in range(5) for launch in town.step().launches}
+    assert len(launches) == 2
+    grown(town)
+    assert town.step().launches == ()
+
+
+def test_a_launch_that_leads_to_nothing_is_asked_for_under_another_name() -> None:
+    """The run was deleted before anybody saw it, and the orchestrator drops a name it has seen."""
+    town = town_of()
+    first = {launch.generation for launch in town.step().launches}
+    later = {launch.generation for _ in range(30) for launch in town.step().launches}
+    assert later - first
+
+
+def test_a_new_leader_does_not_use_a_name_again_that_was_used() -> None:
+    town = town_of(shards=4)
+    [first] = town.step().launches
+    town.start(first.slot)
+    town.clock.advance(600.0)
+    town.step()
+    town.leader.tables.memory.save({})
+    town.restart_leader()
+    town.end(first.slot)
+    [second] = town.step().launches
+    assert second.generation > first.generation
+
+
+def test_a_slot_with_a_run_is_never_launched_again() -> None:
+    town = town_of(shards=4)
+    [launch] = town.step().launches
+    for status in ("queued", "starting", "running", "canceling"):
+        run = SlotRun("a-run", WorkerId("worker-000:a-run"), status, town.clock.now())
+        town.runs[launch.slot] = run
+        assert launch.slot not in {one.slot for one in town.step().launches}
+
+
+def test_a_slot_whose_runs_fail_at_once_is_launched_less_and_less_often() -> None:
+    town = town_of(shards=4)
+    launched: list[float] = []
+    for _ in range(120):
+        report = town.step()
+        for slot in list(town.runs):
+            town.end(slot)
+        for launch in report.launches:
+            launched.append(town.clock.monotonic())
+            town.runs[launch.slot] = SlotRun(
+                f"run-{launch.generation}", WorkerId("w"), "starting", town.clock.now()
+            )
+    gaps = [later - earlier for earlier, later in itertools.pairwise(launched)]
+    assert len(launched) < 10
+    assert gaps == sorted(gaps)
+    assert any("ended early" in note for report in town.reports for note in report.notes)
+
+
+def test_lag_adds_a_worker_and_its_absence_takes_one_away() -> None:
+    town = town_of()
+    grown(town)
+    assert len(town.runs) == 2
+    for worker in town.workers.values():
+        worker.heartbeat.lag_ms = 300_000
+    took = town.until(lambda report: report.target_workers == 3)
+    assert took <= 60.0 + 2 * TICK
+    grown(town)
+    assert len(town.runs) == 3
+    for worker in town.workers.values():
+        worker.heartbeat.lag_ms = 0
+    took = town.until(lambda report: bool(report.retire), within=200.0)
+    assert town.reports[-1].retire == ("worker-002",)
+    retired = town.workers[town.runs["worker-002"].worker_id]
+    town.until(lambda report: not retired.shards(), within=60.0)
+    assert retired.heartbeat.drain_requested
+    town.kill(retired, seen=True)
+    for _ in range(20):
+        report = town.step()
+        assert report.launches == ()
+    assert len(town.runs) == 2
+
+
+def test_there_are_never_more_workers_than_shards() -> None:
+    town = town_of(shards=2, min_workers=4)
+    grown(town)
+    assert len(town.runs) == 2
+    for worker in town.workers.values():
+        worker.heartbeat.lag_ms = 10_000_000
+    for _ in range(60):
+        town.obey(town.step())
+    assert len(town.runs) == 2
+
+
+def test_an_old_worker_is_replaced_before_it_leaves() -> None:
+    town = town_of(shards=8, lifetime=600.0)
+    grown(town)
+    served_gaps = 0
+    replaced: set[str] = set()
+    for _ in range(400):
+        report = town.step()
+        served_gaps += len(report.unserved)
+        town.obey(report)
+        for worker in list(town.workers.values()):
+            if worker.alive and worker.heartbeat.drain_requested and not worker.shards():
+                town.kill(worker, seen=True)
+                replaced.add(worker.id)
+        assert sum(worker.alive for worker in town.workers.values()) <= 3, "one at a time"
+    assert len(replaced) >= 4
+    assert served_gaps == 0
+
+
+def test_a_worker_that_hangs_is_not_counted_on() -> None:
+    town = town_of()
+    grown(town)
+    hung = next(iter(town.workers.values()))
+    town.kill(hung, seen=False)
+    town.until(lambda report: bool(report.launches), within=200.0)
+    assert {launch.slot for launch in town.reports[-1].launches} == {"worker-002"}
+    assert any("does not write its row" in note for note in town.reports[-1].notes)
+
+
+def test_a_queued_run_that_is_not_wanted_any_more_is_named() -> None:
+    town = town_of(shards=4)
+    grown(town)
+    town.runs["worker-003"] = SlotRun("waiting", WorkerId("worker-003:waiting"), "queued", town.clock.now())
+    assert town.step().retire == ("worker-003",)
+
+
+def test_runs_that_wait_in_the_queue_are_told() -> None:
+    town = town_of(shards=4)
+    town.step()
+    town.runs["worker-000"] = SlotRun("waiting", WorkerId("worker-000:waiting"), "queued", town.clock.now())
+    town.until(lambda report: any("wait in the queue" in note for note in report.notes), within=100.0)
+
+
+def test_rows_of_workers_whose_run_is_over_go() -> None:
+    town = town_of(shards=4)
+    grown(town)
+    [worker] = town.workers.values()
+    town.kill(worker, seen=True)
+    replacement = town.start("worker-001")
+    town.step(4)
+    assert [row.id for row in town.workers_table.list()] == [replacement.id]
+    assert town.reports[-1].ok

@@ -1,0 +1,267 @@
+"""Leases follow the shards: splits, merges, losses, streams that come and go."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from kcl_dagster.application import Application, BatchSettings, FleetSettings, Position, StartAt, StreamSettings
+from kcl_dagster.model.checkpoint import LATEST, TRIM_HORIZON
+from kcl_dagster.model.lease import LeaseKey
+from tests.integration.leader.town import Town, Worker, shard_id
+
+FLEET = FleetSettings(max_workers=3, shards_per_worker=100)
+
+
+def running(town: Town) -> Worker:
+    town.tick()
+    worker = town.start("worker-000")
+    town.step(2)
+    assert len(worker.shards()) == len(town.owners())
+    return worker
+
+
+def in_order(town: Town) -> list[str]:
+    return sorted(town.scan())
+
+
+def test_children_of_a_split_are_served_and_the_parent_is_deleted_when_they_have_started(town: Town) -> None:
+    worker = running(town)
+    town.split(shard_id(0))
+    worker.finish(shard_id(0))
+    town.step(2)
+    children = {shard_id(4), shard_id(5)}
+    assert children <= set(worker.shards())
+    assert town.lease(shard_id(0)).is_finished
+    town.until(lambda report: report.stage("sync") is not None, within=10.0)
+    town.step(20)
+    assert LeaseKey(shard_id(0)) in town.scan(), "its children have not been started"
+    worker.progress(shard_id(4), "100")
+    town.step(20)
+    assert LeaseKey(shard_id(0)) in town.scan(), "one of its children has not been started"
+    worker.progress(shard_id(5), "100")
+    town.step(20)
+    assert LeaseKey(shard_id(0)) not in town.scan()
+
+
+def test_a_merged_shard_is_served_once_and_both_parents_go(town: Town) -> None:
+    worker = running(town)
+    town.kinesis.merge_shards(StreamName="orders", ShardToMerge=shard_id(0), AdjacentShardToMerge=shard_id(1))
+    worker.finish(shard_id(0))
+    worker.finish(shard_id(1))
+    town.step(2)
+    worker.progress(shard_id(4), "100")
+    town.step(20)
+    assert in_order(town) == [shard_id(2), shard_id(3), shard_id(4)]
+
+
+def test_finished_leases_need_no_owner_and_count_for_nothing(town: Town) -> None:
+    worker = running(town)
+    town.split(shard_id(0))
+    worker.finish(shard_id(0))
+    report = town.step(2)
+    assert shard_id(0) not in report.unserved
+    town.kill(worker, seen=True)
+    report = town.step()
+    assert shard_id(0) not in {move.lease for move in report.moves}
+
+
+def test_a_child_whose_lease_got_lost_is_found_and_read_from_its_beginning(town: Town) -> None:
+    worker = running(town)
+    town.split(shard_id(0))
+    worker.finish(shard_id(0))
+    town.step(2)
+    town.leases.delete(town.lease(shard_id(5)), forced=True)
+    town.until(lambda report: LeaseKey(shard_id(5)) in town.scan(), within=30.0)
+    assert town.lease(shard_id(5)).checkpoint == TRIM_HORIZON
+    assert town.lease(shard_id(5)).parents == {shard_id(0)}
+
+
+def test_a_lease_that_somebody_deleted_comes_back(town: Town) -> None:
+    running(town)
+    town.leases.delete(town.lease(shard_id(2)), forced=True)
+    took = town.until(lambda report: LeaseKey(shard_id(2)) in town.scan(), within=30.0)
+    assert took <= 15.0
+    assert all(stream.hole is None for stream in town.reports[-1].streams)
+
+
+def test_what_was_read_already_is_not_read_again(town: Town) -> None:
+    """The lease of a middle generation is gone, its children are being read."""
+    worker = running(town)
+    town.split(shard_id(0))
+    worker.finish(shard_id(0))
+    town.step(2)
+    town.split(shard_id(4))
+    worker.progress(shard_id(5), "100")
+    worker.finish(shard_id(4))
+    town.step(2)
+    for child in (shard_id(6), shard_id(7)):
+        worker.progress(child, "100")
+    town.leases.delete(town.lease(shard_id(4)), forced=True)
+    town.step(30)
+    assert shard_id(4) not in in_order(town)
+
+
+def test_closed_shards_with_records_are_read_by_an_application_that_starts_late() -> None:
+    town = Town(Application(name="late-app", streams="orders", fleet=FLEET), shards=2)
+    town.clock.advance(60.0)
+    town.split(shard_id(0))
+    town.clock.advance(3600.0)
+    town.tick()
+    assert in_order(town) == [shard_id(0), shard_id(1)]
+    assert {lease.checkpoint for lease in town.scan().values()} == {TRIM_HORIZON}
+
+
+def test_a_start_at_the_tip_is_written_down_and_stays() -> None:
+    streams = (StreamSettings(name="orders", start=StartAt(position=Position.LATEST)),)
+    town = Town(Application(name="tip-app", streams=streams, fleet=FLEET), shards=2)
+    town.split(shard_id(0))
+    town.clock.advance(10.0)
+    began = town.clock.now()
+    town.tick()
+    assert in_order(town) == [shard_id(1), shard_id(2), shard_id(3)]
+    assert {lease.checkpoint for lease in town.scan().values()} == {LATEST}
+    town.clock.advance(600.0)
+    town.restart_leader()
+    town.step(20)
+    [start] = town.leader.tables.starts.all().values()
+    assert start.timestamp_ms == int(began * 1000)
+
+
+def test_a_start_that_was_cut_off_is_completed_even_if_shards_were_closed_meanwhile() -> None:
+    """The first leader wrote down the moment and dies before it has made all leases."""
+    streams = (StreamSettings(name="orders", start=StartAt(position=Position.LATEST)),)
+    town = Town(Application(name="tip-app", streams=streams, fleet=FLEET), shards=4)
+
+    def second_create(method: str, request: dict[str, Any]) -> bool:
+        return method == "put_item" and request["Item"]["leaseKey"]["S"] == shard_id(1)
+
+    town.clock.advance(10.0)
+    town.dynamodb.fails = second_create
+    assert not town.tick().stage("sync").ok  # type: ignore[union-attr]
+    assert in_order(town) == [shard_id(0)]
+    town.dynamodb.fails = lambda method, request: False
+    town.clock.advance(5.0)
+    town.split(shard_id(2))
+    town.clock.advance(5.0)
+    town.restart_leader()
+    town.step(3)
+    assert in_order(town) == [shard_id(0), shard_id(1), shard_id(2), shard_id(3)]
+
+
+def test_a_start_at_a_timestamp_stays_when_the_configuration_changes() -> None:
+    def application(moment: float) -> Application:
+        start = StartAt(position=Position.AT_TIMESTAMP, timestamp=datetime.fromtimestamp(moment, UTC))
+        return Application(name="past-app", streams=(StreamSettings(name="orders", start=start),), fleet=FLEET)
+
+    town = Town(application(1_798_761_600.0), shards=2)
+    town.tick()
+    town.application = application(1_798_769_999.0)
+    town.restart_leader()
+    town.step(20)
+    [start] = town.leader.tables.starts.all().values()
+    assert start.timestamp_ms == 1_798_761_600_000
+
+
+def test_a_stream_that_was_made_anew_is_an_error_and_not_a_new_beginning(town: Town) -> None:
+    running(town)
+    before = {key: lease.checkpoint for key, lease in town.scan().items()}
+    town.kinesis.delete_stream(StreamName="orders")
+    town.clock.advance(5.0)
+    town.kinesis.create_stream(StreamName="orders", ShardCount=2)
+    town.until(lambda report: not report.ok)
+    assert "was deleted and created again" in (town.reports[-1].stage("sync").error or "")  # type: ignore[union-attr]
+    assert {key: lease.checkpoint for key, lease in town.scan().items()} == before
+
+
+@pytest.mark.parametrize(("policy", "deleted"), [("stop", False), ("continue", True)])
+def test_records_that_left_the_stream_unread_are_told(policy: str, deleted: bool) -> None:
+    batch = BatchSettings.model_validate({"on_data_loss": policy})
+    town = Town(Application(name="slow-app", streams="orders", fleet=FLEET, batch=batch), shards=1)
+    running(town)
+    town.split(shard_id(0))
+    town.clock.advance(25 * 3600.0)
+    town.until(lambda report: bool(report.data_loss))
+    [loss] = town.reports[-1].data_loss
+    assert loss.lease == shard_id(0)
+    assert "has left the stream" in loss.what
+    assert {shard_id(1), shard_id(2)} <= set(town.scan())
+    assert {town.lease(shard_id(number)).checkpoint for number in (1, 2)} == {TRIM_HORIZON}
+    town.step(3)
+    assert (LeaseKey(shard_id(0)) not in town.scan()) is deleted
+
+
+# --- several streams ----------------------------------------------------------------------------------------------
+
+
+def many(*streams: str) -> Application:
+    return Application(name="many-app", streams=streams, multi_stream=True, fleet=FLEET)
+
+
+def by_stream(town: Town) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for lease in town.scan().values():
+        assert lease.stream is not None
+        found[lease.stream.name] = found.get(lease.stream.name, 0) + 1
+    return found
+
+
+def test_all_streams_of_an_application_are_served() -> None:
+    town = Town(many("orders", "clicks"), shards={"orders": 2, "clicks": 3})
+    worker = running(town)
+    assert by_stream(town) == {"orders": 2, "clicks": 3}
+    assert len(worker.shards()) == 5
+    assert all(lease.key == f"{lease.stream}:{lease.shard_id}" for lease in town.scan().values())
+
+
+def test_one_stream_that_fails_does_not_hold_up_the_others() -> None:
+    town = Town(many("orders", "missing"), shards={"orders": 2})
+    report = town.tick()
+    assert by_stream(town) == {"orders": 2}
+    assert "stream missing" in (report.stage("sync").error or "")  # type: ignore[union-attr]
+
+
+def test_a_stream_that_is_added_is_read_and_one_that_is_taken_out_keeps_its_checkpoints() -> None:
+    town = Town(many("orders", "clicks"), shards={"orders": 2, "clicks": 2})
+    worker = running(town)
+    town.application = many("orders", "payments")
+    town.kinesis.create_stream(StreamName="payments", ShardCount=3)
+    town.restart_leader()
+    town.step(60)
+    assert by_stream(town) == {"orders": 2, "clicks": 2, "payments": 3}
+    assert sorted(worker.shards()) == sorted([shard_id(n) for n in (0, 1)] + [shard_id(n) for n in (0, 1, 2)])
+    assert all(lease.owner is None for lease in town.scan().values() if lease.stream.name == "clicks")  # type: ignore[union-attr]
+    town.application = many("orders", "payments", "clicks")
+    town.restart_leader()
+    town.step(3)
+    assert len(worker.shards()) == 7
+
+
+def test_leases_of_a_stream_that_is_gone_are_deleted() -> None:
+    town = Town(many("orders", "clicks"), shards={"orders": 2, "clicks": 2})
+    running(town)
+    town.application = many("orders")
+    town.restart_leader()
+    town.kinesis.delete_stream(StreamName="clicks")
+    town.step(6)
+    assert by_stream(town) == {"orders": 2, "clicks": 2}, "one answer is not enough"
+    town.step(14)
+    assert by_stream(town) == {"orders": 2}
+
+
+def test_a_stream_that_was_made_anew_is_another_stream() -> None:
+    town = Town(many("orders"), shards={"orders": 2})
+    worker = running(town)
+    town.kinesis.delete_stream(StreamName="orders")
+    town.clock.advance(5.0)
+    town.kinesis.create_stream(StreamName="orders", ShardCount=1)
+    town.until(lambda report: len(town.scan()) == 1)
+    [lease] = town.scan().values()
+    assert lease.stream is not None
+    assert lease.stream.creation_epoch == int(
+        town.kinesis.describe_stream_summary(StreamName="orders")["StreamDescriptionSummary"][
+            "StreamCreationTimestamp"
+        ].timestamp()
+    )
+    town.step(3)
+    assert worker.shards() == [shard_id(0)]
