@@ -289,6 +289,8 @@ class Simulation:
 
     def _reported(self, daemon: str, report: TickReport) -> None:
         self.reports.append((self.kernel.now, report))
+        if report.retire or report.launches or any(sight.drains for sight in report.workers):
+            self.fleet_changed = self.kernel.now
         failed = "; ".join(f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok)
         moves = ", ".join(f"{move.lease} -> {move.to} ({move.kind}: {move.because})" for move in report.moves)
         said = "leads" if report.leading else f"sees {report.leader} lead"
@@ -411,7 +413,7 @@ class Simulation:
         if keys:
             lease = self.ledger.leases[keys[number % len(keys)]]
             stream = lease.stream.split(":")[1] if lease.stream else self.streams.names[0]
-            self.lake.truth(stream, lease.shard).is_repeated = True
+            self.lake.repeats(stream, lease.shard if len(keys) > 1 else None)
             self._delete(self.scenario.application.lease_table, "leaseKey", lease.key)
 
     def delete_row(self, number: int) -> None:

@@ -71,6 +71,20 @@ class Lake:
         truth.numbers.append(int(number))
         truth.payloads.append(payload)
 
+    def repeats(self, stream: str, shard: str | None) -> None:
+        """Somebody deleted a lease by hand: its shard, and those above it that are forgotten by then, are read
+        again. None: there is no other lease, so everything is."""
+        if shard is None:
+            for truth in self.shards.values():
+                truth.is_repeated = True
+            return
+        above = [shard]
+        while above:
+            truth_above = self.shards.get((stream, above.pop()))
+            if truth_above is not None and not truth_above.is_repeated:
+                truth_above.is_repeated = True
+                above += truth_above.parents
+
     def store(self, part: Part, rows: tuple[Row, ...]) -> None:
         """One part, atomically, once."""
         key = identity(part)

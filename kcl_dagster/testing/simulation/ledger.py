@@ -184,7 +184,9 @@ class Ledger:
 
     def _check_cover(self) -> None:
         """Once every hash key of a stream had a lease, every one has."""
-        for stream, hole in self.holes().items():
+        holes = self.holes()
+        self.covered &= holes.keys()  # without any lease, everything begins anew
+        for stream, hole in holes.items():
             if hole is None:
                 self.covered.add(stream)
             elif stream in self.covered:

@@ -22,14 +22,13 @@ def _check_owners(simulation: "Simulation") -> None:
     timings = simulation.scenario.application.timings
     tick = timings.tick_interval + 1.0
     patience = timings.lease_duration + 2 * tick + LAUNCH_SECONDS + tick
-    gone = {str(worker.run.worker): worker.ended_at for worker in simulation.workers if not worker.process.is_alive}
-    known = {str(worker.run.worker) for worker in simulation.workers}
+    ended = {str(worker.run.worker): worker.ended_at for worker in simulation.workers}
+    living = {str(worker.run.worker) for worker in simulation.living()}
     for lease in simulation.ledger.leases.values():
-        if lease.is_finished or (str(lease.actual) in known and str(lease.actual) not in gone):
+        owner = str(lease.actual)
+        if lease.is_finished or owner in living:
             continue
-        since = max(
-            simulation.scenario.active, simulation.ledger.changed_at(lease.key), gone.get(lease.actual, 0.0)
-        )
+        since = max(simulation.scenario.active, simulation.ledger.changed_at(lease.key), ended.get(owner, 0.0))
         waited = simulation.kernel.now - since
         if waited > patience:
             simulation.violations.add("L1", f"{lease.key} belongs to {lease.actual} and waits since {waited:.0f} s")
@@ -51,8 +50,10 @@ def _check_lag(simulation: "Simulation") -> None:
 
 
 def _check_rest(simulation: "Simulation") -> None:
-    """In a fleet that did not change for long, nothing moves."""
+    """In a fleet that did not change for long, nothing moves. The KCL's own rules do not promise that."""
     scenario = simulation.scenario
+    if scenario.application.policy.name == "kcl":
+        return
     timings = scenario.application.timings
     settling = 3 * timings.lease_duration + timings.handoff_timeout + 60.0 * scenario.stretch
     since = max(simulation.fleet_changed, scenario.active) + settling
