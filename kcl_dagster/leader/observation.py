@@ -80,6 +80,10 @@ class Observer:
     _runs: dict[WorkerId, str] = field(default_factory=dict)
     """The run of every worker that has a row or owns a lease, also of one whose row is gone."""
 
+    _suspects: dict[WorkerId, str] = field(default_factory=dict)
+    """Workers that let a lease expire, and the version of their row then. Their leases have gone to others since,
+    so nothing else would tell that they are gone: the row of a Java worker outlives it by more than a minute."""
+
     def observe(self, scan: ScanResult, runs: RunView, now: float) -> Sight:
         """`now` in epoch seconds. Called once a tick with a strongly consistent scan."""
         self._enter(scan)
@@ -112,12 +116,22 @@ class Observer:
         self.book.see(scan.leases, workers, scan.ended)
         return Sight(
             leases=scan.leases,
-            workers=_without_suspects(workers, silent),
+            workers=_without_suspects(workers, self._suspected(workers, silent)),
             unserved=unserved,
             overdue=frozenset(overdue),
             ages=ages,
             unreadable=tuple(str(problem) for problem in scan.unreadable),
         )
+
+    def _suspected(self, workers: Sequence[WorkerSight], silent: Collection[WorkerId]) -> Collection[WorkerId]:
+        """A worker is trusted again when its row has changed after it fell silent."""
+        versions = {seen.id: liveness.observed_version(seen.row) for seen in workers}
+        self._suspects = {
+            worker: versions[worker]
+            for worker in versions
+            if worker in silent or self._suspects.get(worker) == versions[worker]
+        }
+        return self._suspects.keys()
 
     def _enter(self, scan: ScanResult) -> None:
         started, ended = scan.started, scan.ended

@@ -1,13 +1,8 @@
 """Java workers: they announce themselves twice a minute, and leave without a word."""
 
-from collections.abc import Callable
-
-import pytest
-
-from kcl_dagster.application import Application
-from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.lease import Lease, WorkerId
 from kcl_dagster.model.worker import WorkerRow
-from tests.integration.leader.town import Town, shard_id
+from tests.integration.leader.town import Town
 
 REPORT_SECONDS = 30.0
 
@@ -38,11 +33,6 @@ class JavaWorker:
             self.town.leases.transfer(renewed)
 
 
-@pytest.fixture
-def town(application: Callable[..., Application]) -> Town:
-    return Town(application(), shards=4)
-
-
 def test_a_java_worker_that_left_gets_nothing_back_although_its_row_still_looks_alive(town: Town) -> None:
     java = JavaWorker(town, "java-1")
     for _ in range(4):
@@ -50,11 +40,12 @@ def test_a_java_worker_that_left_gets_nothing_back_although_its_row_still_looks_
         town.step()
     assert set(town.owners().values()) == {"java-1"}
     ours = town.start("worker-000")
-    java.step()
+    java.reported_at = 0.0
+    java.step()  # the last thing it does is to say that it lives
     java.alive = False
     town.until(lambda _: set(town.owners().values()) == {ours.id})
     assert town.clock.now() - java.reported_at < 2 * REPORT_SECONDS, "its row has not expired yet"
-    for _ in range(12):
+    while town.clock.now() - java.reported_at < 4 * REPORT_SECONDS:
         town.step()
         assert set(town.owners().values()) == {ours.id}
         assert not any(lease.in_handoff for lease in town.scan().values())
@@ -71,5 +62,4 @@ def test_a_java_worker_that_only_stumbled_is_trusted_again_when_its_row_changes(
     for _ in range(40):
         java.step()
         town.step()
-    assert town.lease(shard_id(0)).key == LeaseKey(shard_id(0))
     assert "java-1" in town.owners().values()
