@@ -1,15 +1,20 @@
 """Fixtures that several suites share."""
 
+import json
 import os
-import signal
+import subprocess
+import sys
+import time
 import warnings
 from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
-from kcl_dagster.emulator import Emulator, Endpoint, Limits, ensure_sidecar, environment
+from kcl_dagster.emulator import Emulator, Endpoint, Limits, environment
 from kcl_dagster.spark.session import SparkSettings, start_session
+
+SIDECAR_SECONDS = 60.0  # a cold start on a busy machine takes several
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +27,16 @@ def aws() -> Iterator[Emulator]:
 @pytest.fixture(scope="session")
 def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """The embedded AWS as a process: for clients that hold Python's lock while they wait for an answer."""
-    endpoint = ensure_sidecar(tmp_path_factory.mktemp("sidecar"), os.getpid(), limits=False)
-    yield endpoint
-    os.kill(endpoint.pid, signal.SIGTERM)
+    ready = tmp_path_factory.mktemp("sidecar") / "ready.json"
+    command = [sys.executable, "-m", "kcl_dagster.emulator", "--no-limits", "--ready-file", str(ready)]
+    command += ["--port", "0", "--watch-pid", str(os.getpid())]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + SIDECAR_SECONDS
+        while not ready.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        found = json.loads(ready.read_text())
+        yield Endpoint(found["endpoint"], found["pid"], found["region"])
+        process.terminate()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from kcl_dagster.spark.ahead import ReadAhead
 from kcl_dagster.spark.fetch import Connection, FetchPlan, FetchTask, ShardPlan
 from kcl_dagster.spark.frozen import Batch, FrozenRanges
 from kcl_dagster.spark.schema import SPARK_SCHEMA
+from kcl_dagster.streams.consumers import ensure_consumer
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.streams.polling import Bookmark
 from kcl_dagster.worker.batch import Budget, Range
@@ -39,6 +40,9 @@ class EngineSettings:
     that is written meanwhile."""
 
     limits: ShardLimits = field(default_factory=ShardLimits)
+    consumer_name: str | None = None
+    """Read by enhanced fan-out under this name, which is registered with each stream; by polling when left out."""
+
     opens_aggregates: bool = True
 
 
@@ -68,6 +72,7 @@ class SparkEngine:
         self._most_tasks = self._settings.tasks or _fitting_tasks(spark)
         self._runtime = runtime or system()
         self._left: dict[LeaseKey, _Left] = {}
+        self._consumers: dict[str, str] = {}
         self._lock = threading.Lock()
         self._ahead = ReadAhead(spark, self._read, f"kcl-prefetch-{self._runtime.new_id()}")
 
@@ -94,7 +99,9 @@ class SparkEngine:
     def _read(self, ranges: Sequence[Range], budget: Budget) -> FrozenRanges:
         plan = FetchPlan(
             self._connection,
-            self._tasks([ShardPlan(range_, self._bookmark(range_)) for range_ in ranges]),
+            self._tasks(
+                [ShardPlan(range_, self._bookmark(range_), self._consumer(range_.stream.name)) for range_ in ranges]
+            ),
             budget,
             self._settings.limits,
             self._settings.opens_aggregates,
@@ -108,6 +115,16 @@ class SparkEngine:
     def _tasks(self, shards: Sequence[ShardPlan]) -> tuple[tuple[ShardPlan, ...], ...]:
         count = min(len(shards), self._most_tasks)
         return tuple(tuple(shards[task::count]) for task in range(count))
+
+    def _consumer(self, stream: str) -> str | None:
+        """The consumer's ARN. Registered with the first fetch of a stream, and never removed by workers."""
+        name = self._settings.consumer_name
+        if name is None:
+            return None
+        with self._lock:
+            if stream not in self._consumers:
+                self._consumers[stream] = ensure_consumer(self._connection.kinesis(), stream, name, self._runtime)
+            return self._consumers[stream]
 
     def _bookmark(self, range_: Range) -> Bookmark | None:
         """The iterator that stands at the beginning of this range, if the last fetch ended there."""

@@ -19,6 +19,7 @@ from kcl_dagster.aws import client as make_client
 from kcl_dagster.errors import KclError
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.schema import ARROW_SCHEMA, LEASE_KEY, PROGRESS, PROGRESS_TYPE
+from kcl_dagster.streams.fanout import FanoutReader
 from kcl_dagster.streams.pacing import Allowance, ShardLimits
 from kcl_dagster.streams.parsing import install
 from kcl_dagster.streams.polling import Bookmark, ShardReader
@@ -68,8 +69,11 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
+    """`consumer_arn` is set for enhanced fan-out."""
+
     range: Range
     bookmark: Bookmark | None = None
+    consumer_arn: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,15 +211,7 @@ def _read(
     try:
         bounds = Bounds(range_.after, range_.through, range_.first, range_.timestamp_ms)
         unpacker = Unpacker(bounds, range_.hash_range, opens_aggregates=plan.opens_aggregates)
-        reader = ShardReader(
-            client,
-            range_.stream.name,
-            range_.shard_id,
-            bounds,
-            runtime=runtime,
-            limits=plan.limits,
-            bookmark=shard.bookmark,
-        )
+        reader = _reader(plan, shard, bounds, client, runtime)
         columns, flushed = Columns(), 0
         for page in reader.pages(allowance, deadline, stop.is_set):
             unpacker.unpack(page, columns)
@@ -232,7 +228,20 @@ def _read(
         put(_Done(range_, Trailer(), error))
 
 
-def _trailer(reader: ShardReader, unpacker: Unpacker) -> Trailer:
+def _reader(
+    plan: FetchPlan, shard: ShardPlan, bounds: Bounds, client: Client, runtime: Runtime
+) -> ShardReader | FanoutReader:
+    stream, shard_id = shard.range.stream.name, shard.range.shard_id
+    if shard.consumer_arn is not None:
+        return FanoutReader(
+            client, shard.consumer_arn, stream, shard_id, bounds, runtime=runtime, bookmark=shard.bookmark
+        )
+    return ShardReader(
+        client, stream, shard_id, bounds, runtime=runtime, limits=plan.limits, bookmark=shard.bookmark
+    )
+
+
+def _trailer(reader: ShardReader | FanoutReader, unpacker: Unpacker) -> Trailer:
     through = unpacker.through
     return Trailer(
         through=(through.sequence, through.sub_sequence) if through else None,

@@ -16,7 +16,7 @@ from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.schema import LEASE_KEY
-from kcl_dagster.spark.sinks.record import StoredPart, owner_key, refuse
+from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key
 from kcl_dagster.spark.sinks.writing import WrittenFile, file_stem, write_files
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
@@ -66,7 +66,7 @@ class DeltaSink:
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
         with self._errors():
-            if not self._missing(batch.parts):
+            if self._compare(batch.parts).is_stored:
                 return
         attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
         names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
@@ -79,11 +79,12 @@ class DeltaSink:
         from deltalake.exceptions import CommitFailedError
 
         for attempt in range(COMMIT_ATTEMPTS):
-            parts = self._missing(batch.parts)
-            if not parts:
+            found = self._compare(batch.parts)
+            found.refuse_strange(f"delta at {self.path}", files)
+            if not found.missing:
                 return
             try:
-                self._append(parts, files)
+                self._append(found.missing, files)
             except CommitFailedError as error:
                 # A former or next owner may have added the very same part: look again.
                 if attempt + 1 == COMMIT_ATTEMPTS:
@@ -131,25 +132,17 @@ class DeltaSink:
             ),
         )
 
-    def _missing(self, parts: Sequence[Part]) -> list[Part]:
-        """The parts that the table does not hold. Raises SinkError for one it can never take."""
+    def _compare(self, parts: Sequence[Part]) -> Comparison:
         table = self._open()
         if table is None:
-            return list(parts)
+            return Comparison(tuple(parts), ())
         table.update_incremental()
-        missing = []
-        for part in parts:
-            version = table.transaction_version(owner_key(part))
-            if version is None or version < part.number:
-                missing.append(part)
-            elif not self._holds(table, part):
-                raise refuse(part, f"delta at {self.path}", version)
-        return missing
 
-    def _holds(self, table: "DeltaTable", part: Part) -> bool:
-        """Whether the table's history has this very part. Read for replays only."""
-        key, wanted = owner_key(part), str(StoredPart.of(part))
-        return any(commit.get(key) == wanted for commit in table.history())
+        def holds(part: Part) -> bool:
+            key, wanted = owner_key(part), str(StoredPart.of(part))
+            return any(commit.get(key) == wanted for commit in table.history())
+
+        return compare(parts, lambda part: table.transaction_version(owner_key(part)), holds)
 
     def _open(self, schema: pa.Schema | None = None) -> "DeltaTable | None":
         """The table; made if there is none and `schema` is given."""

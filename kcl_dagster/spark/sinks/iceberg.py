@@ -15,8 +15,14 @@ from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.schema import LEASE_KEY
-from kcl_dagster.spark.sinks.record import StoredPart, owner_key, refuse
-from kcl_dagster.spark.sinks.writing import WrittenFile, file_stem, output_schema, write_files
+from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key
+from kcl_dagster.spark.sinks.writing import (
+    WrittenFile,
+    check_partition_columns,
+    file_stem,
+    output_schema,
+    write_files,
+)
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.worker.batch import Batch, Part
@@ -72,7 +78,7 @@ class IcebergSink:
         table = self._load()
         if table is None:
             table = self._create(output_schema(data, self._transform, [part.lease for part in batch.parts]))
-        elif not self._missing(table, batch.parts):
+        elif _compare(table, batch.parts).is_stored:
             return
         root = f"{table.location().rstrip('/')}/data"
         attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
@@ -93,8 +99,9 @@ class IcebergSink:
 
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
             table = self._catalog.load_table(self._identifier)
-            parts = self._missing(table, batch.parts)
-            leases = {part.lease for part in parts}
+            found = _compare(table, batch.parts)
+            found.refuse_strange(f"iceberg table {self._identifier}", files)
+            parts, leases = found.missing, {part.lease for part in found.missing}
             if not parts:
                 return
             paths = [f"{root}/{file.path}" for file in files if file.lease_key in leases]
@@ -115,19 +122,6 @@ class IcebergSink:
             else:
                 return
 
-    def _missing(self, table: "Table", parts: Sequence[Part]) -> list[Part]:
-        """The parts that the table does not hold. Raises SinkError for one it can never take."""
-        missing = []
-        for part in parts:
-            key, wanted = owner_key(part), StoredPart.of(part)
-            text = table.properties.get(key)
-            newest = StoredPart.parse(text) if text is not None else None
-            if newest is None or newest.number < part.number:
-                missing.append(part)
-            elif newest != wanted and not _has_snapshot(table, key, str(wanted)):
-                raise refuse(part, f"iceberg table {self._identifier}", newest.number)
-        return missing
-
     def _load(self) -> "Table | None":
         from pyiceberg.exceptions import NoSuchTableError
 
@@ -138,9 +132,11 @@ class IcebergSink:
 
     def _create(self, schema: pa.Schema) -> "Table":
         from pyiceberg.exceptions import TableAlreadyExistsError
+        from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
         from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
         from pyiceberg.transforms import IdentityTransform
 
+        check_partition_columns(self._partition_by, schema.names)
         self._catalog.create_namespace_if_not_exists(self._identifier.rsplit(".", 1)[0])
         try:
             with self._catalog.create_table_transaction(
@@ -150,16 +146,27 @@ class IcebergSink:
                     with transaction.update_spec() as spec:
                         for name in self._partition_by:
                             spec.add_field(name, IdentityTransform(), name)
+        except UnsupportedPyArrowTypeException as error:
+            raise SinkError(f"iceberg table {self._identifier} does not take the output: {error}") from error
         except TableAlreadyExistsError:
             pass  # another worker's first batch
         return self._catalog.load_table(self._identifier)
 
 
-def _has_snapshot(table: "Table", key: str, value: str) -> bool:
-    """Whether a snapshot that is not expired yet added this part. Read for replays of older parts only."""
-    return any(
-        snapshot.summary is not None and snapshot.summary.get(key) == value for snapshot in table.snapshots()
-    )
+def _compare(table: "Table", parts: Sequence[Part]) -> Comparison:
+    def newest(part: Part) -> int | None:
+        text = table.properties.get(owner_key(part))
+        return StoredPart.parse(text).number if text is not None else None
+
+    def holds(part: Part) -> bool:
+        key, wanted = owner_key(part), str(StoredPart.of(part))
+        if table.properties.get(key) == wanted:
+            return True
+        return any(
+            snapshot.summary is not None and snapshot.summary.get(key) == wanted for snapshot in table.snapshots()
+        )
+
+    return compare(parts, newest, holds)
 
 
 def iceberg_options(s3: S3Options) -> dict[str, str]:

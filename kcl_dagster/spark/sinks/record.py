@@ -1,10 +1,12 @@
 """What a table remembers of the parts it holds, so that a part is never added twice."""
 
 import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from kcl_dagster.errors import SinkError
+from kcl_dagster.spark.sinks.writing import WrittenFile
 from kcl_dagster.worker.batch import Part
 
 
@@ -34,10 +36,40 @@ def owner_key(part: Part) -> str:
     return f"kcl-dagster/{part.application}/{part.stream}/{part.shard_id}"
 
 
-def refuse(part: Part, table: str, latest: int) -> SinkError:
-    """For a part whose number the table has passed without holding the part: it must not be taken for stored."""
-    return SinkError(
-        f"{table} has batch {latest} of {part.lease} already, and what came is batch {part.number} "
-        f"({part.after} to {part.through}), which it does not hold. The leases were probably deleted or reset: "
-        "write to another table, or give the application another name"
-    )
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A batch held against what a table remembers. Parts that are in neither list are stored already."""
+
+    missing: tuple[Part, ...]
+    strange: tuple[tuple[Part, int], ...]
+    """Parts that the table does not hold although it has passed their number, to the one given."""
+
+    @property
+    def is_stored(self) -> bool:
+        return not self.missing and not self.strange
+
+    def refuse_strange(self, table: str, files: Iterable[WrittenFile]) -> None:
+        """Raise SinkError if a strange part has output: it must neither be added nor be taken for stored."""
+        written = {file.lease_key for file in files}
+        for part, latest in self.strange:
+            if part.lease in written:
+                raise SinkError(
+                    f"{table} has batch {latest} of {part.lease} already, and what came is batch {part.number} "
+                    f"({part.after} to {part.through}), which it does not hold. The leases were probably deleted "
+                    "or reset: write to another table, or give the application another name"
+                )
+
+
+def compare(
+    parts: Sequence[Part], newest: Callable[[Part], int | None], holds: Callable[[Part], bool]
+) -> Comparison:
+    """`newest` is the number of the last part of that shard in the table, `holds` whether this very part is in it;
+    it is asked for replays only."""
+    missing, strange = [], []
+    for part in parts:
+        number = newest(part)
+        if number is None or number < part.number:
+            missing.append(part)
+        elif not holds(part):
+            strange.append((part, number))
+    return Comparison(tuple(missing), tuple(strange))

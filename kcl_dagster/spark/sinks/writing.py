@@ -83,6 +83,14 @@ def write_files(
     ]
 
 
+def check_partition_columns(partition_by: Sequence[str], columns: Sequence[str]) -> None:
+    missing = [name for name in partition_by if name not in columns]
+    if missing:
+        raise ConfigurationError(
+            f"partition_by names {missing}, which the transform's output does not have: {columns}"
+        )
+
+
 def output_schema(data: DataFrame, transform: Transform, leases: Sequence[LeaseKey]) -> pa.Schema:
     """The schema that `write_files` will write. Evaluates nothing."""
     return _utc(apply(transform, data, leases)[0].limit(0).toArrow().schema)

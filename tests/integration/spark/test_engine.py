@@ -4,11 +4,12 @@ import time
 from dataclasses import replace
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.spark.engine import SparkEngine
+from kcl_dagster.spark.engine import EngineSettings, SparkEngine
+from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.worker.batch import Budget, Range
 from tests.integration.spark.conftest import GENEROUS, Stream
 
@@ -135,6 +136,19 @@ def test_a_read_ahead_that_nobody_wants_is_stopped(stream: Stream, engine: Spark
     assert sorted(numbers(fetched.data([LeaseKey(shard) for shard in stream.shards()]))) == list(range(30))
     engine.close()
     assert time.monotonic() - began < 50
+
+
+def test_shards_can_push_instead(stream: Stream, spark: SparkSession, connection: Connection) -> None:
+    engine = SparkEngine(spark, connection, EngineSettings(consumer_name="app"))
+    ranges = stream.ranges()
+    stream.produce(90)
+    first = engine.fetch(ranges, replace(GENEROUS, seconds=1.0))
+    assert sorted(numbers(first.data([r.lease for r in ranges]))) == list(range(90))
+    stream.produce(90)
+    # Longer than a subscription must be left alone before the next one.
+    second = engine.fetch(following(first, ranges), replace(GENEROUS, seconds=8.0))
+    assert sorted(numbers(second.data([r.lease for r in ranges]))) == list(range(90, 180))
+    engine.close()
 
 
 # What a worker asks when a batch keeps failing

@@ -162,7 +162,7 @@ def test_an_unknown_lease_in_the_output_is_refused(place: Place, spark: SparkSes
 
 
 def test_errors_of_user_code_are_not_the_sinks(place: Place, spark: SparkSession) -> None:
-    sink = place.open(transform=lambda frame: frame.withColumn("x", F.raise_error(F.lit("poison"))))
+    sink = place.open(transform=lambda frame: frame.withColumn("x", F.raise_error(F.lit("poison")).cast("int")))
     with pytest.raises(Exception, match="poison") as caught:
         write(sink, spark, part(1, 1000, 1001, 1))
     assert not isinstance(caught.value, SinkError)

@@ -1,0 +1,179 @@
+"""What a fetch task yields: a header before any record, a trailer that says what the records are."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from kcl_dagster.emulator import Limits
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.shard import HashRange
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.runtime import system
+from kcl_dagster.spark import fetch as module
+from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan, Trailer, fetch
+from kcl_dagster.spark.schema import ARROW_SCHEMA, COLUMNS
+from kcl_dagster.streams.pacing import ShardLimits
+from kcl_dagster.testing.aggregation import UserRecord, aggregate, sealed
+from kcl_dagster.testing.kinesis import FakeKinesis
+from kcl_dagster.worker.batch import Budget, Range
+
+STREAM = StreamIdentifier("clicks")
+
+
+@pytest.fixture
+def kinesis() -> FakeKinesis:
+    client = FakeKinesis(limits=Limits.none())
+    client.create_stream(StreamName="clicks", ShardCount=2)
+    return client
+
+
+def put(kinesis: FakeKinesis, *payloads: bytes, shard: int = 0) -> list[str]:
+    hash_key = str(shard * 2**127)
+    return [
+        kinesis.put_record(StreamName="clicks", PartitionKey="outer", ExplicitHashKey=hash_key, Data=data)[
+            "SequenceNumber"
+        ]
+        for data in payloads
+    ]
+
+
+def shard(index: int) -> str:
+    return f"shardId-{index:012d}"
+
+
+def range_(index: int = 0, after: Checkpoint = TRIM_HORIZON, **more: Any) -> Range:
+    return Range(LeaseKey(shard(index)), STREAM, shard(index), after, 1, **more)
+
+
+def run(
+    kinesis: Any, *ranges: Range, budget: Budget | None = None, opens_aggregates: bool = True
+) -> tuple[list[pa.RecordBatch], dict[str, Trailer]]:
+    plan = FetchPlan(
+        Connection(),
+        (tuple(ShardPlan(found) for found in ranges),),
+        budget or Budget(10**6, 10**9, 0.05),
+        ShardLimits.unlimited(0.01),
+        opens_aggregates,
+    )
+    batches = list(fetch(plan, 0, kinesis, system()))
+    last = batches[-1].column("_progress").to_pylist()
+    return batches, {proof["lease_key"]: msgspec.json.decode(proof["trailer"], type=Trailer) for proof in last}
+
+
+def rows(batches: Sequence[pa.RecordBatch]) -> dict[str, list[dict[str, Any]]]:
+    found = defaultdict(list)
+    for batch in batches:
+        for row in batch.to_pylist():
+            if row["_progress"] is None:
+                found[row["lease_key"]].append(row)
+    return found
+
+
+def test_header_records_and_trailer_come_in_this_order(kinesis: FakeKinesis) -> None:
+    put(kinesis, b"a", b"b")
+    put(kinesis, b"c", shard=1)
+    batches, trailers = run(kinesis, range_(0), range_(1))
+    assert all(batch.schema == ARROW_SCHEMA for batch in batches)
+    first, *middle, last = (batch.column("_progress").to_pylist() for batch in batches)
+    assert [proof["trailer"] for proof in first] == [None, None]
+    assert {proof["lease_key"] for proof in first} == {proof["lease_key"] for proof in last} == {shard(0), shard(1)}
+    assert len({proof["attempt"] for proof in (*first, *last)}) == 1
+    assert all(proof is None for batch in middle for proof in batch)
+    assert {lease: trailer.records for lease, trailer in trailers.items()} == {shard(0): 2, shard(1): 1}
+
+
+def test_every_attempt_has_a_name_of_its_own(kinesis: FakeKinesis) -> None:
+    attempts = {run(kinesis, range_())[0][0].column("_progress")[0].as_py()["attempt"] for _ in range(3)}
+    assert len(attempts) == 3
+
+
+def test_a_row_says_everything_about_its_record(kinesis: FakeKinesis) -> None:
+    (sequence,) = put(kinesis, b"hello")
+    ((row,),) = rows(run(kinesis, range_())[0]).values()
+    assert tuple(name for name in row if name != "_progress") == COLUMNS
+    assert (row["data"], row["partition_key"], row["explicit_hash_key"]) == (b"hello", "outer", None)
+    assert (row["sequence_number"], row["sub_sequence_number"]) == (sequence, 0)
+    assert (row["stream"], row["shard_id"], row["lease_key"]) == ("clicks", shard(0), shard(0))
+    assert abs(row["arrival_timestamp"].timestamp() - kinesis.clock.now()) < 60
+    assert row["aggregate_problem"] is None
+
+
+def test_aggregates_are_opened_and_broken_ones_kept_and_counted(kinesis: FakeKinesis) -> None:
+    mine = [UserRecord("in", b"1"), UserRecord("in", b"2", "5"), UserRecord("far", b"3", str(2**127))]
+    broken = sealed(b"\x0a\x05abc")
+    sequences = put(kinesis, aggregate(mine), broken, b"plain")
+    batches, trailers = run(kinesis, range_(hash_range=HashRange(0, 10**38)))
+    found = rows(batches)[shard(0)]
+    key_in = [row for row in found if row["data"] in (b"1", b"2")]
+    assert {row["partition_key"] for row in key_in} <= {"in"}
+    assert (b"2", "5", 1) in [(r["data"], r["explicit_hash_key"], r["sub_sequence_number"]) for r in found]
+    assert b"3" not in [row["data"] for row in found]
+    assert [row["data"] for row in found if row["aggregate_problem"]] == [broken]
+    trailer = trailers[shard(0)]
+    assert (trailer.broken_aggregates, trailer.records) == (1, len(found))
+    assert trailer.misplaced >= 1
+    assert trailer.through == (sequences[-1], 0)
+
+
+def test_large_batches_are_cut_small(kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH_ROWS", 7)
+    put(kinesis, *[b"%03d" % i for i in range(50)])
+    batches, trailers = run(kinesis, range_())
+    assert max(batch.num_rows for batch in batches) == 7
+    assert [row["data"] for row in rows(batches)[shard(0)]] == [b"%03d" % i for i in range(50)]
+    assert trailers[shard(0)].records == 50
+
+
+def test_one_shard_that_fails_does_not_take_the_others_with_it(kinesis: FakeKinesis) -> None:
+    put(kinesis, b"a", shard=1)
+    missing = range_(0, after=Checkpoint("5"), through=Checkpoint("6"))
+    _, trailers = run(kinesis, missing, range_(1))
+    assert trailers[shard(1)].records == 1
+    failure = trailers[shard(0)].failure
+    assert failure is not None
+    assert failure[0] == "RequestRefused"
+
+
+def test_a_fault_of_ours_fails_the_task_and_does_not_hang_it(kinesis: FakeKinesis) -> None:
+    class Wrong:
+        def get_shard_iterator(self, **_request: Any) -> Any:
+            return {"ShardIterator": "i"}
+
+        def get_records(self, **_request: Any) -> Any:
+            return {"Records": [{"Data": 5}], "NextShardIterator": "i"}
+
+    with pytest.raises(TypeError):
+        run(Wrong(), range_(0))
+
+
+def test_a_task_that_is_abandoned_stops_its_readers(kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH_ROWS", 1)
+    put(kinesis, *[b"x"] * 100)
+    plan = FetchPlan(
+        Connection(), ((ShardPlan(range_()),),), Budget(10**6, 10**9, 60.0), ShardLimits.unlimited(0.01), True
+    )
+    batches = fetch(plan, 0, kinesis, system())
+    next(batches)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]  # it is a generator
+
+    for thread in threading.enumerate():
+        if thread.name.startswith("kcl-read"):
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+def test_the_budget_is_shared_out_by_shards() -> None:
+    ranges = [ShardPlan(range_(index)) for index in range(3)]
+    plan = FetchPlan(
+        Connection(), ((ranges[0], ranges[1]), (ranges[2],)), Budget(300, 3000, 1.0), ShardLimits(), True
+    )
+    assert plan.allowance(0).page_limit(1, 10_000) == 100
+    assert plan.allowance(1).page_limit(1, 10_000) == 100
+    assert plan.allowance(1).page_limit(100, 10_000) == 10
