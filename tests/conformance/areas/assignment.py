@@ -54,7 +54,7 @@ def _worker(given: Given) -> WorkerLoad | None:
         averages=series_of(given, "sts"),
         operating_range=ranges_of(given, "opr"),
     )
-    rule = LivenessRule(5.0, _LEASE_DURATION, _NOW, stood=lambda _: 0.0, moved=lambda _: False)
+    rule = LivenessRule(5.0, _NOW, stood=lambda _: 0.0, moved=lambda _: False)
     sight = rule.judge(row, ())
     if not sight.alive:
         return None
