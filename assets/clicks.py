@@ -4,14 +4,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 import kcl_dagster as kcl
-from resources.aws import STREAM
+from assets import APPLICATION
+from resources.embedded import STREAM
 from resources.lake import table
 
 CLICK = "user string, number bigint, page string, at timestamp"
 
 
 @kcl.kcl_consumer(
-    application="clicks-to-lake",
+    application=APPLICATION,
     stream=STREAM,
     sink=kcl.parquet(table("clicks")),
     workers=2,

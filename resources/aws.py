@@ -1,33 +1,10 @@
-"""Which AWS: the embedded one, or the real one with KCL_AWS=real.
+"""Which AWS: the embedded one, or the real one with KCL_AWS=real."""
 
-The embedded one is a process beside `dagster dev`, started with the first evaluation of the definitions and gone
-soon after the last `dagster dev` or `dg dev` that used it. It keeps nothing, so the lake starts anew with it.
-"""
-
-import fcntl
 import os
-import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 import kcl_dagster as kcl
-from kcl_dagster import aws
-from kcl_dagster.emulator.sidecar import Endpoint, SidecarError, ensure_sidecar, find_sidecar
-from kcl_dagster.errors import ConfigurationError, EmulatorError
-from kcl_dagster.orchestration import detached, processes, reaper
-from resources.lake import directory, lake, ledger
-
-STREAM = "clickstream"
-SHARDS = 4
-RATE = 225  # clicks a second; a shard takes 1,000
-
-EMBEDDED_CREDENTIAL = "emulator"  # any will do
-EMBEDDED_REGION = "us-east-1"
-# Where nothing listens: what definitions get that are only being looked at, as by `dg check defs`.
-NOWHERE = "http://127.0.0.1:9"
+from kcl_dagster.errors import ConfigurationError
+from resources import embedded
 
 
 def kcl_resource() -> kcl.KclResource:
@@ -37,80 +14,9 @@ def kcl_resource() -> kcl.KclResource:
         return kcl.KclResource(region_name=os.environ.get("AWS_REGION"), role_arn=os.environ.get("KCL_ROLE_ARN"))
     if choice != "embedded":
         raise ConfigurationError(f"KCL_AWS is {choice!r}: say embedded or real")
-    return embedded_resource(os.environ.get("KCL_AWS_ENDPOINT") or _endpoint_under_dev() or NOWHERE)
-
-
-def embedded_resource(endpoint_url: str) -> kcl.KclResource:
     return kcl.KclResource(
-        endpoint_url=endpoint_url,
-        region_name=EMBEDDED_REGION,
-        aws_access_key_id=EMBEDDED_CREDENTIAL,
-        aws_secret_access_key=EMBEDDED_CREDENTIAL,
+        endpoint_url=os.environ.get("KCL_AWS_ENDPOINT") or embedded.endpoint_under_dev() or embedded.NOWHERE,
+        region_name=embedded.REGION,
+        aws_access_key_id=embedded.CREDENTIAL,
+        aws_secret_access_key=embedded.CREDENTIAL,
     )
-
-
-def start_embedded(watch_pid: int) -> Endpoint:
-    """An embedded AWS that ends with `watch_pid` and has the clickstream's stream; the running one if there is."""
-    try:
-        endpoint = ensure_sidecar(directory(), watch_pid)
-    except SidecarError as error:
-        raise EmulatorError(str(error)) from None
-    kinesis = embedded_resource(endpoint.url).client("kinesis")
-    with suppress(aws.ResourceBusy):  # made by whoever started the emulator
-        aws.call(kinesis, "create_stream", StreamName=STREAM, ShardCount=SHARDS)
-    return endpoint
-
-
-def is_running() -> bool:
-    """Whether some embedded AWS already serves this directory."""
-    return find_sidecar(directory()) is not None
-
-
-def producer_command(endpoint_url: str, watch_pid: int) -> list[str]:
-    return [
-        *(sys.executable, "-m", "jobs.producer", "--stream", STREAM, "--endpoint-url", endpoint_url),
-        *("--rate", str(RATE), "--ledger", str(ledger()), "--watch", str(watch_pid)),
-    ]
-
-
-def embedded_environment() -> dict[str, str]:
-    """What a process of its own needs to be let in by the embedded AWS, and by no other."""
-    return {
-        "AWS_ACCESS_KEY_ID": EMBEDDED_CREDENTIAL,
-        "AWS_SECRET_ACCESS_KEY": EMBEDDED_CREDENTIAL,
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-
-
-def clean() -> None:
-    """Forget what earlier streams left in the lake: a new stream counts from the beginning."""
-    for path in (lake(), ledger().parent / "logs"):
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True)
-    ledger().unlink(missing_ok=True)
-
-
-def _endpoint_under_dev() -> str | None:
-    """Under `dagster dev`: the embedded AWS and a producer. The first process that asks starts them."""
-    root = processes.dev_root()
-    if root is None:
-        return None
-    with _exclusive(directory() / "deployment.lock"):
-        if not is_running():
-            clean()
-            endpoint_url = start_embedded(root.pid).url
-            reaper.start(root.pid)
-            detached.start(
-                producer_command(endpoint_url, root.pid),
-                environment={**os.environ, **embedded_environment()},
-                log=directory() / "logs" / "producer.log",
-            )
-        return start_embedded(root.pid).url
-
-
-@contextmanager
-def _exclusive(path: Path) -> Iterator[Any]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -3,35 +3,30 @@
 import os
 import signal
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus, RunsFilter
-from kcl_dagster.streams.listing import list_shards
-
+from jobs.demo.dagster_api import DagsterApi
 from kcl_dagster.application import Application
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.orchestration import processes
 from kcl_dagster.runtime import system
+from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
-
-LIVE = [DagsterRunStatus.STARTED]
 
 
 class Fleet:
     """One application of the demo, seen from outside."""
 
-    def __init__(self, application: Application, kinesis: Any, dynamodb: Any, dagster_home: Path) -> None:
+    def __init__(self, application: Application, kinesis: Any, dynamodb: Any, dagster: DagsterApi) -> None:
         self._application = application
         self._kinesis = kinesis
         self._dynamodb = dynamodb
-        self._home = dagster_home
+        self._dagster = dagster
         self._runtime = system()
         self._table: LeaseTable | None = None
-        self._instance: DagsterInstance | None = None
 
     @property
     def _stream(self) -> str:
@@ -49,25 +44,14 @@ class Fleet:
 
     def workers(self) -> dict[str, int]:
         """Worker slots whose runs are going on, and their processes."""
-        if self._instance is None:
-            self._instance = DagsterInstance.from_config(str(self._home))
         found = {}
-        for run in self._instance.get_runs(RunsFilter(statuses=LIVE)):
-            slot = run.tags.get("dagster/partition")
-            if run.tags.get("kcl/application") == self._application.name and slot:
-                pid = self._pid(run.run_id)
+        for run_id, tags in self._dagster.started_runs().items():
+            slot = tags.get("dagster/partition")
+            if tags.get("kcl/application") == self._application.name and slot:
+                pid = self._dagster.pid_of(run_id)
                 if pid is not None and processes.find(pid) is not None:
                     found[slot] = pid
         return found
-
-    def _pid(self, run_id: str) -> int | None:
-        """The process a run executes in, as the in-process executor reports it."""
-        assert self._instance is not None
-        for entry in self._instance.all_logs(run_id, of_type=DagsterEventType.ENGINE_EVENT):
-            metadata = entry.get_dagster_event().engine_event_data.metadata
-            if "pid" in metadata and "step_keys" in metadata:
-                return int(str(metadata["pid"].value))
-        return None
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)

@@ -10,17 +10,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from assets import APPLICATION
 from jobs import ledger
 from jobs.demo import changes, landed
 from jobs.demo.child import Child
+from jobs.demo.dagster_api import DagsterApi
 from jobs.demo.fleet import Fleet
 from jobs.demo.settings import MARKER_VARIABLE, DemoSettings
 from jobs.demo.story import Step, Story
 from jobs.demo.teller import Teller
 from jobs.demo.verdict import Verdict, judge
+from kcl_dagster.application import Application, StreamSettings
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.orchestration import processes, reaper
-from resources import aws, lake
+from resources import embedded, lake
 
 LOOK_SECONDS = 1.0
 REPORT_SECONDS = 5.0
@@ -80,23 +83,23 @@ class Supervisor:
         return 0 if verdict.holds else 1
 
     def _prepare(self) -> None:
-        if aws.is_running():
+        if embedded.is_running():
             directory = self._settings.directory
             raise ConfigurationError(f"another demo is running in {directory}: stop it, or say --directory")
-        aws.clean()
+        embedded.clean()
         shutil.rmtree(self._settings.dagster_home, ignore_errors=True)
         self._settings.dagster_home.mkdir(parents=True)
         shutil.copy("dagster.yaml", self._settings.dagster_home / "dagster.yaml")
 
     def _start(self, stack: ExitStack) -> None:
         self._tell.line("starting the embedded AWS")
-        endpoint = aws.start_embedded(os.getpid())
+        endpoint = embedded.start(os.getpid())
         stack.callback(self._stop_emulator, endpoint.pid)
         self._tell.line(
             f"AWS answers at {endpoint.url}; everything the demo writes is under {self._settings.directory}"
         )
         environment = {
-            **aws.embedded_environment(),
+            **embedded.environment(),
             "KCL_AWS": "embedded",
             "KCL_AWS_ENDPOINT": endpoint.url,
             "DAGSTER_HOME": str(self._settings.dagster_home.resolve()),
@@ -104,12 +107,12 @@ class Supervisor:
         }
         self._producer = Child.start(
             "producer",
-            aws.producer_command(endpoint.url, os.getpid()),
+            embedded.producer_command(endpoint.url, os.getpid()),
             environment,
             self._settings.logs / "producer.log",
         )
         stack.callback(self._stop_producer)
-        self._tell.line(f"producing {aws.RATE} clicks a second into {aws.SHARDS} shards")
+        self._tell.line(f"producing {embedded.RATE} clicks a second into {embedded.SHARDS} shards")
         host = ("--host", "127.0.0.1", "--port", str(self._settings.port))
         self._dagster = Child.start(
             "dagster dev",
@@ -118,11 +121,11 @@ class Supervisor:
             self._settings.logs / "dagster.log",
         )
         stack.callback(self._stop_dagster)
-        from assets.clicks import clicks
-
-        kcl = aws.embedded_resource(endpoint.url)
         self._fleet = Fleet(
-            clicks.application, kcl.client("kinesis"), kcl.client("dynamodb"), self._settings.dagster_home
+            Application(name=APPLICATION, streams=(StreamSettings(name=embedded.STREAM),)),
+            kinesis=embedded.client("kinesis", endpoint.url),
+            dynamodb=embedded.client("dynamodb", endpoint.url),
+            dagster=DagsterApi(self._settings.port),
         )
         self._landed = landed.LandedCount(self._table)
         self._tell.line(f"Dagster's UI comes up at http://127.0.0.1:{self._settings.port}")

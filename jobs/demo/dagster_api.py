@@ -1,0 +1,49 @@
+"""What the demo asks Dagster: over the webserver's GraphQL, because importing Dagster takes seconds."""
+
+import json
+from http.client import HTTPException
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+ANSWER_SECONDS = 5.0
+
+RUNS = """
+{ runsOrError(filter: {statuses: [STARTED]}) { ... on Runs { results { runId tags { key value } } } } }
+"""
+EVENTS = """
+query ($run: ID!) { logsForRun(runId: $run) { ... on EventConnection { events {
+  ... on EngineEvent { metadataEntries { label ... on TextMetadataEntry { text } } } } } } }
+"""
+
+
+class DagsterApi:
+    """Answers with what is known; with nothing while the webserver is not there."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}/graphql"
+        self._pids: dict[str, int] = {}
+
+    def started_runs(self) -> dict[str, dict[str, str]]:
+        """Tags of the runs that are going on, by run id."""
+        found = self._ask(RUNS, {}).get("runsOrError", {}).get("results", ())
+        return {run["runId"]: {tag["key"]: tag["value"] for tag in run["tags"]} for run in found}
+
+    def pid_of(self, run_id: str) -> int | None:
+        """The process a run executes in, as the in-process executor reports it."""
+        if run_id not in self._pids:
+            for event in self._ask(EVENTS, {"run": run_id}).get("logsForRun", {}).get("events", ()):
+                metadata = {entry["label"]: entry.get("text") for entry in event.get("metadataEntries", ())}
+                if metadata.keys() >= {"pid", "step_keys"}:
+                    self._pids[run_id] = int(metadata["pid"])
+        return self._pids.get(run_id)
+
+    def _ask(self, query: str, variables: dict[str, str]) -> dict[str, Any]:
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        request = Request(self._url, body, {"Content-Type": "application/json"})  # noqa: S310 - our own address
+        try:
+            with urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
+                data: dict[str, Any] | None = json.load(answer).get("data")
+        except (URLError, HTTPException, OSError, ValueError):
+            return {}
+        return data or {}

@@ -1,0 +1,102 @@
+"""The embedded AWS of the deployment, with the clickstream's stream and its producer.
+
+A process beside `dagster dev`, started with the first evaluation of the definitions and gone soon after the
+`dagster dev` or `dg dev` that started it. It keeps nothing, so the lake starts anew with it.
+"""
+
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from kcl_dagster import aws
+from kcl_dagster.emulator.sidecar import Endpoint, SidecarError, ensure_sidecar, find_sidecar
+from kcl_dagster.errors import EmulatorError
+from kcl_dagster.orchestration import detached, processes, reaper
+from resources.lake import directory, lake, ledger
+
+STREAM = "clickstream"
+SHARDS = 4
+RATE = 225  # clicks a second; a shard takes 1,000
+
+CREDENTIAL = "emulator"  # any will do
+REGION = "us-east-1"
+# Where nothing listens: for definitions that are only being looked at, as by `dg check defs`.
+NOWHERE = "http://127.0.0.1:9"
+
+
+def client(service: str, endpoint_url: str) -> aws.Client:
+    return aws.client(
+        service, region=REGION, endpoint_url=endpoint_url, access_key=CREDENTIAL, secret_key=CREDENTIAL
+    )
+
+
+def start(watch_pid: int) -> Endpoint:
+    """An embedded AWS that ends with `watch_pid` and has the clickstream's stream; the running one if there is."""
+    try:
+        endpoint = ensure_sidecar(directory(), watch_pid)
+    except SidecarError as error:
+        raise EmulatorError(str(error)) from None
+    kinesis = client("kinesis", endpoint.url)
+    with suppress(aws.ResourceBusy):  # made by whoever started the emulator
+        aws.call(kinesis, "create_stream", StreamName=STREAM, ShardCount=SHARDS)
+    return endpoint
+
+
+def is_running() -> bool:
+    """Whether some embedded AWS already serves this directory."""
+    return find_sidecar(directory()) is not None
+
+
+def producer_command(endpoint_url: str, watch_pid: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "jobs.producer", "--stream", STREAM, "--endpoint-url", endpoint_url),
+        *("--rate", str(RATE), "--ledger", str(ledger()), "--watch", str(watch_pid)),
+    ]
+
+
+def environment() -> dict[str, str]:
+    """What a process of its own needs to be let in by the embedded AWS, and by no other."""
+    return {
+        "AWS_ACCESS_KEY_ID": CREDENTIAL,
+        "AWS_SECRET_ACCESS_KEY": CREDENTIAL,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+def clean() -> None:
+    """Forget what earlier streams left in the lake: a new stream counts from the beginning."""
+    for path in (lake(), ledger().parent / "logs"):
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+    ledger().unlink(missing_ok=True)
+
+
+def endpoint_under_dev() -> str | None:
+    """Under `dagster dev`: the embedded AWS and a producer. The first process that asks starts them."""
+    root = processes.dev_root()
+    if root is None:
+        return None
+    with _exclusive(directory() / "deployment.lock"):
+        if not is_running():
+            clean()
+            endpoint_url = start(root.pid).url
+            reaper.start(root.pid)
+            detached.start(
+                producer_command(endpoint_url, root.pid),
+                environment={**os.environ, **environment()},
+                log=directory() / "logs" / "producer.log",
+            )
+        return start(root.pid).url
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[Any]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
