@@ -1,0 +1,256 @@
+"""How many workers there should be, and which slots run them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcl_dagster.application import FleetSettings
+from kcl_dagster.leader.fleet import FleetSight, decide_fleet, decide_target
+from kcl_dagster.leader.launches import FIRST_PAUSE, LONGEST_PAUSE, LaunchBook
+from kcl_dagster.leader.liveness import WorkerSight
+from kcl_dagster.leader.memory import Memory
+from kcl_dagster.leader.runs import RunStatus, SlotRun
+from kcl_dagster.model.lease import WorkerId
+from kcl_dagster.model.worker import WorkerRow, WorkerState, slot_name
+
+NOW = 1_000_000.0
+SETTINGS = FleetSettings(min_workers=1, max_workers=8, shards_per_worker=4, cooldown=60.0, lifetime=3600.0)
+
+
+def run(index: int, status: RunStatus = "running", age: float = 300.0) -> SlotRun:
+    return SlotRun(f"run-{index}", WorkerId(f"{slot_name(index)}:run-{index}"), status, NOW - age)
+
+
+def worker(index: int, **more: Any) -> WorkerSight:
+    slot = slot_name(index)
+    row = WorkerRow(WorkerId(f"{slot}:run-{index}"), int(NOW), slot=slot, run_id=f"run-{index}")
+    return WorkerSight(replace(row, **more), alive=True, run_is_over=False, accepts=True)
+
+
+def fleet(number: int, **more: Any) -> FleetSight:
+    slots = {slot_name(index): run(index) for index in range(number)}
+    sight = FleetSight(slots, [worker(index) for index in range(number)], open_leases=8, target=number, now=NOW)
+    return replace(sight, **{"target_stood": 600.0, **more})
+
+
+@pytest.mark.parametrize(
+    ("sight", "settings", "target"),
+    [
+        pytest.param(FleetSight({}, open_leases=8), {}, 2, id="as many as the shards need"),
+        pytest.param(FleetSight({}, open_leases=9), {}, 3, id="rounded up"),
+        pytest.param(FleetSight({}, open_leases=800), {}, 8, id="at most the maximum"),
+        pytest.param(FleetSight({}, open_leases=8), {"min_workers": 5}, 5, id="at least the minimum"),
+        pytest.param(FleetSight({}, open_leases=3), {"min_workers": 5}, 3, id="not more than shards"),
+        pytest.param(FleetSight({}, open_leases=None), {"min_workers": 2}, 2, id="tables cannot be read"),
+        pytest.param(fleet(4, open_leases=None), {}, 4, id="tables cannot be read, a fleet runs"),
+        pytest.param(fleet(2, lag_ms=90_000), {}, 3, id="behind"),
+        pytest.param(fleet(2, lag_ms=90_000, target_stood=59.0), {}, 2, id="behind, but scaled a moment ago"),
+        pytest.param(
+            fleet(8, lag_ms=90_000, open_leases=100), {"shards_per_worker": 20}, 8, id="behind, at the maximum"
+        ),
+        pytest.param(fleet(4, lag_ms=90_000, open_leases=4), {}, 4, id="behind, no shard left for another"),
+        pytest.param(fleet(4, lag_ms=0), {}, 3, id="keeps up"),
+        pytest.param(fleet(4, lag_ms=0, unserved=1), {}, 4, id="keeps up, but something is not served"),
+        pytest.param(fleet(4, lag_ms=30_000), {}, 4, id="neither"),
+        pytest.param(fleet(4), {}, 4, id="nobody says how far behind"),
+        pytest.param(fleet(2, lag_ms=0), {}, 2, id="keeps up with as few as the shards need"),
+        pytest.param(fleet(2, open_leases=20), {}, 5, id="the stream grew"),
+    ],
+)
+def test_the_number_of_workers(sight: FleetSight, settings: dict[str, float], target: int) -> None:
+    configured = FleetSettings.model_validate({**SETTINGS.model_dump(), **settings})
+    assert decide_target(configured, sight)[0] == target
+
+
+def test_throughput_asks_for_workers_too() -> None:
+    sight = FleetSight({}, open_leases=8, kbps=5000.0)
+    assert decide_target(SETTINGS, sight, max_kbps_per_worker=1000.0) == (6, "5000 KB/s are read")
+
+
+def test_a_large_fleet_takes_larger_steps() -> None:
+    settings = FleetSettings(max_workers=100, cooldown=60.0)
+    assert decide_target(settings, fleet(40, lag_ms=90_000, open_leases=90))[0] == 50
+
+
+def test_free_slots_are_launched_and_running_ones_left_alone() -> None:
+    sight = replace(fleet(2), target=None, open_leases=16)
+    plan = decide_fleet(SETTINGS, sight)
+    assert list(plan.launch) == ["worker-002", "worker-003"]
+    assert plan.drain == {}
+
+
+@pytest.mark.parametrize("status", ["queued", "starting", "running", "canceling"])
+def test_a_slot_with_a_run_is_not_launched(status: RunStatus) -> None:
+    sight = FleetSight({"worker-000": run(0, status)}, open_leases=4, now=NOW)
+    assert "worker-000" not in decide_fleet(SETTINGS, sight).launch
+
+
+def test_what_is_too_much_drains_the_highest_slots() -> None:
+    plan = decide_fleet(SETTINGS, fleet(4, target=2))
+    assert set(plan.drain) == {"worker-002:run-2", "worker-003:run-3"}
+
+
+def test_nobody_is_sent_away_while_those_who_stay_are_not_up() -> None:
+    sight = fleet(4, target=2)
+    sight = replace(sight, workers=[worker(0, state=WorkerState.STARTING), *sight.workers[1:]])
+    assert decide_fleet(SETTINGS, sight).drain == {}
+
+
+def test_a_worker_that_was_asked_to_drain_is_not_counted_and_not_asked_again() -> None:
+    sight = fleet(3, target=2)
+    sight = replace(sight, workers=[*sight.workers[:2], worker(2, drain_requested=True)])
+    plan = decide_fleet(SETTINGS, sight)
+    assert (plan.drain, plan.launch) == ({}, {})
+
+
+def old(sight: FleetSight, *indexes: int) -> FleetSight:
+    return replace(sight, slots=dict(sight.slots) | {slot_name(index): run(index, age=7200.0) for index in indexes})
+
+
+def test_an_old_worker_is_replaced_first_and_asked_to_leave_then() -> None:
+    sight = old(fleet(2), 0)
+    plan = decide_fleet(SETTINGS, sight)
+    assert plan.drain == {}
+    assert list(plan.launch) == ["worker-002"]
+    assert "replaces worker-000" in plan.launch["worker-002"]
+
+    starting = replace(sight, slots=dict(sight.slots) | {"worker-002": run(2, "starting", age=3.0)})
+    assert decide_fleet(SETTINGS, starting).drain == {}
+    assert decide_fleet(SETTINGS, starting).launch == {}
+
+    up = replace(starting, slots=dict(sight.slots) | {"worker-002": run(2)}, workers=[*sight.workers, worker(2)])
+    assert list(decide_fleet(SETTINGS, up).drain) == ["worker-000:run-0"]
+
+
+def test_old_workers_are_replaced_one_at_a_time() -> None:
+    sight = old(fleet(3, target=3), 0, 1, 2)
+    assert len(decide_fleet(SETTINGS, sight).launch) == 1
+    leaving = replace(sight, workers=[worker(0, drain_requested=True), *sight.workers[1:]])
+    assert decide_fleet(SETTINGS, leaving).drain == {}
+
+
+def test_without_a_free_slot_an_old_worker_leaves_first() -> None:
+    full = old(fleet(2), 1)
+    assert list(decide_fleet(replace_max(2), full).drain) == ["worker-001:run-1"]
+
+
+def replace_max(most: int) -> FleetSettings:
+    return FleetSettings.model_validate({**SETTINGS.model_dump(), "max_workers": most})
+
+
+def test_a_run_without_a_worker_is_waited_for_and_then_not_counted_on() -> None:
+    sight = fleet(2)
+    young = replace(sight, slots={"worker-000": run(0), "worker-001": run(1, age=30.0)}, workers=[worker(0)])
+    assert decide_fleet(SETTINGS, young).launch == {}
+    assert decide_fleet(SETTINGS, young).expected == 1
+    silent = replace(sight, workers=[worker(0)])
+    plan = decide_fleet(SETTINGS, silent)
+    assert list(plan.launch) == ["worker-002"]
+    assert "run-1 of worker-001 is said to run" in plan.notes[0]
+    assert plan.expected == 0
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 9),
+        st.tuples(
+            st.sampled_from(["queued", "starting", "running", "canceling"]),
+            st.floats(0, 10_000),
+            st.sampled_from([None, "up", "starting", "draining"]),
+        ),
+    ),
+    st.sampled_from([None, 0, 1, 3, 8, 50]),
+    st.sampled_from([None, 0, 90_000]),
+    st.sampled_from([None, 0, 1, 4, 9]),
+)
+def test_what_always_holds(
+    slots: dict[int, tuple[RunStatus, float, str | None]],
+    open_leases: int | None,
+    lag_ms: int | None,
+    target: int | None,
+) -> None:
+    states: dict[str, dict[str, Any]] = {
+        "up": {},
+        "starting": {"state": WorkerState.STARTING},
+        "draining": {"drain_requested": True},
+    }
+    sight = FleetSight(
+        {slot_name(index): run(index, status, age) for index, (status, age, _) in slots.items()},
+        [worker(index, **states[state]) for index, (_, _, state) in slots.items() if state is not None],
+        open_leases=open_leases,
+        lag_ms=lag_ms,
+        target=target,
+        target_stood=600.0,
+        now=NOW,
+    )
+    plan = decide_fleet(SETTINGS, sight)
+    assert not set(plan.launch) & set(sight.slots), "one run per slot"
+    assert set(plan.launch) <= {slot_name(index) for index in range(SETTINGS.max_workers)}
+    assert open_leases is None or plan.target <= max(open_leases, 0)
+    assert len(plan.launch) <= max(plan.target, 0) + 1
+    assert all(plan.launch.values())
+    assert all(plan.drain.values())
+    assert set(plan.drain) <= {seen.id for seen in sight.workers if not seen.drains}
+    assert not (plan.launch and plan.drain), "a fleet grows or shrinks"
+
+
+# --- launches -----------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_whose_runs_end_early_waits_longer_and_longer() -> None:
+    book, now, pauses = LaunchBook(lifetime=3600.0), NOW, []
+    for number in range(8):
+        book.see({"worker-000": SlotRun(f"r{number}", WorkerId("w"), "running", now)}, now)
+        now += 5.0
+        book.see({}, now)
+        pauses.append(book.pause("worker-000", now))
+        now += pauses[-1]
+        assert book.pause("worker-000", now) == 0.0
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert pauses[-1] == LONGEST_PAUSE
+
+
+def test_a_run_that_worked_for_a_while_is_followed_at_once() -> None:
+    book = LaunchBook(lifetime=3600.0)
+    book.see({"worker-000": SlotRun("r0", WorkerId("w"), "running", NOW)}, NOW)
+    book.see({}, NOW + 5.0)
+    book.see({"worker-000": SlotRun("r1", WorkerId("w"), "running", NOW + 20.0)}, NOW + 20.0)
+    book.see({}, NOW + 1000.0)
+    assert book.pause("worker-000", NOW + 1000.0) == 0.0
+
+
+def test_short_lifetimes_are_no_failures() -> None:
+    book = LaunchBook(lifetime=20.0)
+    book.see({"worker-000": SlotRun("r0", WorkerId("w"), "running", NOW)}, NOW)
+    book.see({}, NOW + 20.0)
+    assert book.pause("worker-000", NOW + 20.0) == 0.0
+
+
+# --- what is remembered -------------------------------------------------------------------------------------------
+
+
+def test_a_generation_stands_until_its_run_was_seen_or_long_awaited() -> None:
+    memory = Memory()
+    first = memory.generation("worker-000", NOW, waited=0.0)
+    assert memory.generation("worker-000", NOW + 50.0, waited=50.0) == first
+    assert memory.generation("worker-000", NOW + 100.0, waited=100.0) > first
+    memory.saw_run("worker-000")
+    second = memory.generation("worker-000", NOW + 100.0, waited=0.0)
+    assert second > first
+
+
+def test_memory_survives_a_process_and_only_grows() -> None:
+    old_one, new_one = Memory(), Memory()
+    number = old_one.generation("worker-000", NOW, waited=0.0)
+    old_one.target = 3
+    document = old_one.to_document(at_least=1.0)
+    old_one.saw_run("worker-000")
+    later = old_one.generation("worker-000", NOW, waited=0.0)
+    new_one.absorb(old_one.to_document(at_least=1.0), at=0.0)
+    new_one.absorb(document, at=0.0)  # replayed
+    assert later > number
+    assert new_one.generation("worker-000", NOW, waited=0.0) == later
+    assert new_one.target == 3
