@@ -1,0 +1,156 @@
+"""The KCL's own assignment rules, with their mistakes; and ours beside them where the mistake matters."""
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from kcl_dagster.leader.assignment.balanced import balanced
+from kcl_dagster.leader.assignment.javaqueue import HighestFirst, compare
+from kcl_dagster.leader.assignment.lease_count import lease_count, target_leases
+from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
+from kcl_dagster.leader.assignment.taker import TakerPolicy, Taking, TakingSettings
+from kcl_dagster.leader.assignment.variance import Variance
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+
+NAN = float("nan")
+ALL = Limits(moves=10_000)
+
+
+def leases(number: int, owner: str | None = None, kbps: float | None = None) -> list[LeaseLoad]:
+    held = None if owner is None else WorkerId(owner)
+    why = None if owner is not None else "nobody owns it"
+    return [LeaseLoad(LeaseKey(f"{owner or 'l'}-{n:04d}"), held, kbps=kbps, unserved=why) for n in range(number)]
+
+
+def workers(number: int) -> list[WorkerLoad]:
+    return [WorkerLoad(WorkerId(f"w{n}")) for n in range(number)]
+
+
+def applied(what: list[LeaseLoad], decided: Assignment) -> list[LeaseLoad]:
+    to = {move.lease: move.to for move in decided.moves}
+    return [replace(one, owner=to[one.key], unserved=None) if one.key in to else one for one in what]
+
+
+def counts(what: list[LeaseLoad]) -> Counter[str | None]:
+    return Counter(one.owner for one in what)
+
+
+def taker(seed: int = 0) -> TakerPolicy:
+    return TakerPolicy(TakingSettings(lease_duration=10.0), Random(seed).shuffle)
+
+
+def test_a_cold_fleet_without_measurements_starves_in_the_kcl_and_not_with_us() -> None:
+    kcl = Variance(Random(0).shuffle)
+    assert counts(applied(leases(12), kcl(leases(12), workers(4), ALL))) == {"w0": 6, "w3": 6}
+    assert set(counts(applied(leases(12), balanced(leases(12), workers(4), ALL))).values()) == {3}
+
+
+def test_the_kcl_moves_silent_shards_about_and_we_do_not() -> None:
+    """Fleet of three at low CPU: a relative band is narrower than the noise of an idle machine."""
+    cpu = {"w0": 2.0, "w1": 1.0, "w2": 1.0}
+    fleet = [replace(one, averages={"C": cpu[one.id]}, ceilings={"C": 100.0}) for one in workers(3)]
+    held = [*leases(4, "w0", 0.0), *leases(4, "w1", 0.0), *leases(4, "w2", 0.0)]
+    assert Variance(Random(0).shuffle)(held, fleet, ALL).moves != ()
+    assert balanced(held, fleet, ALL).moves == ()
+
+
+def test_a_full_worker_gets_one_more_by_the_kcls_count_and_none_by_ours() -> None:
+    held = [*leases(5, "w0"), *leases(5, "w1"), *leases(2)]
+    limits = replace(ALL, max_leases=5)
+    assert len(lease_count(held, workers(2), limits).moves) == 2
+    assert balanced(held, workers(2), limits).moves == ()
+
+
+@pytest.mark.parametrize(
+    ("number", "fleet", "most", "target"), [(10, 3, None, 4), (3, 10, None, 1), (10, 3, 2, 2), (10, 0, None, 0)]
+)
+def test_the_target_of_a_worker(number: int, fleet: int, most: int | None, target: int) -> None:
+    assert target_leases(number, fleet, most) == target
+
+
+# --- 2.x ----------------------------------------------------------------------------------------------------------
+
+
+def until_quiet(policy: Policy, what: list[LeaseLoad], fleet: list[WorkerLoad]) -> tuple[list[LeaseLoad], int, int]:
+    """The leases when nothing moves any more, in how many passes, and after how many moves."""
+    moves = passes = 0
+    while (decided := policy(what, fleet, ALL)).moves:
+        what, moves, passes = applied(what, decided), moves + len(decided.moves), passes + 1
+        assert passes < 500
+    return what, passes, moves
+
+
+def test_the_first_worker_of_a_2x_fleet_takes_everything_and_the_others_steal_one_by_one() -> None:
+    what = applied(leases(500), taker()(leases(500), workers(1), ALL))
+    assert counts(what) == {"w0": 500}
+    even, passes, moves = until_quiet(taker(), what, workers(200))
+    assert passes > 2
+    assert moves > 490
+    ours, our_passes, our_moves = until_quiet(balanced, what, workers(200))
+    assert our_passes == 1
+    assert max(counts(ours).values()) == 3
+    assert min(counts(ours).values()) == 2
+    assert our_moves < moves
+    assert len(counts(even)) == 200
+
+
+@pytest.mark.parametrize(("shards", "before", "after"), [(160, 10, 20), (100, 5, 8)])
+def test_a_2x_fleet_that_grew_stays_uneven_and_ours_does_not(shards: int, before: int, after: int) -> None:
+    """Stealing stops as soon as the fullest worker is at the rounded-up share."""
+    what, _, _ = until_quiet(balanced, leases(shards, kbps=100.0), workers(before))
+    what = [replace(one, owner=WorkerId("w0") if n < shards // 2 else one.owner) for n, one in enumerate(what)]
+    stuck, passes, _ = until_quiet(taker(), what, workers(after))
+    even, our_passes, _ = until_quiet(balanced, what, workers(after))
+    assert max(counts(even).values()) - min(counts(even).values()) <= 1
+    assert max(counts(stuck).values()) >= max(counts(even).values())
+    assert our_passes < passes
+
+
+def test_a_2x_worker_takes_what_was_neglected_for_long_whatever_its_share() -> None:
+    settings = TakingSettings(lease_duration=10.0)
+    old = [replace(one, age=31.0, unserved="expired") for one in leases(6, "gone")]
+    taking = Taking(WorkerId("w0"), settings, Random(0).shuffle)
+    assert len(taking.run([*old, *leases(6, "w1")]).leases) == 6
+    young = [replace(one, age=30.0) for one in old]
+    assert len(taking.run([*young, *leases(6, "w1")]).leases) == 6
+    assert len(taking.run([*young, *leases(2, "w1")]).leases) == 4
+    assert len(taking.run([*old, *leases(6, "w1")], most=2).leases) == 2
+
+
+def test_a_2x_worker_steals_nothing_while_something_is_free() -> None:
+    taking = Taking(WorkerId("w0"), TakingSettings(10.0, priority=False), Random(0).shuffle)
+    assert taking.run([*leases(1), *leases(9, "w1")]).stolen == ()
+    assert len(taking.run(leases(9, "w1")).stolen) == 1
+    assert taking.run(leases(1, "w1")).stolen == ()
+    assert taking.run([]).leases == ()
+
+
+def test_leases_that_are_blocked_are_not_stolen() -> None:
+    held = [replace(one, pinned=True) for one in leases(9, "w1")]
+    assert taker()(held, workers(2), ALL).moves == ()
+
+
+# --- Java's queue -------------------------------------------------------------------------------------------------
+
+
+def test_doubles_compare_as_in_java() -> None:
+    assert compare(NAN, NAN) == 0
+    assert compare(NAN, 1e308) == 1
+    assert compare(-1.0, NAN) == -1
+    assert (compare(1.0, 2.0), compare(2.0, 1.0), compare(1.0, 1.0)) == (-1, 1, 0)
+
+
+def test_the_queue_serves_the_highest_first_and_equals_from_both_ends() -> None:
+    queue = HighestFirst([(1.0, "a"), (3.0, "b"), (2.0, "c")])
+    assert [queue.poll() for _ in range(4)] == ["b", "c", "a", None]
+    equals = HighestFirst((1.0, name) for name in "abcd")
+    served = []
+    for _ in range(6):
+        name = equals.poll()
+        assert name is not None
+        served.append(name)
+        equals.add(1.0, name)
+    assert served == ["a", "d", "a", "d", "a", "d"]
+    assert len(equals) == 4

@@ -1,0 +1,118 @@
+"""What leases cost, seen over time."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from kcl_dagster.leader.liveness import WorkerSight
+from kcl_dagster.leader.load import HALF_LIFE_SECONDS, IDLE_AFTER_SECONDS, PATIENCE, LoadBook
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.worker import WorkerRow
+
+A, B = WorkerId("worker-000:aaaaaaaa"), WorkerId("worker-001:bbbbbbbb")
+TICK = 5.0
+
+
+def lease(name: str = "s1", owner: WorkerId | None = A, kbps: float | None = 100.0, at: int = 0) -> Lease:
+    return Lease(LeaseKey(name), name, owner=owner, checkpoint=Checkpoint(str(at)), throughput_kbps=kbps)
+
+
+def sight(worker: WorkerId, cpu: float) -> WorkerSight:
+    row = WorkerRow(worker, 1, averages={"C": (cpu,)}, operating_range={"C": (100,)}, slot=worker.split(":")[0])
+    return WorkerSight(row, alive=True, run_is_over=False, accepts=True)
+
+
+def test_the_first_value_is_taken_as_it_is() -> None:
+    book = LoadBook()
+    book.see([lease(kbps=80.0), lease("s2", kbps=None)], [], 0.0)
+    assert book.kbps(lease(kbps=80.0)) == 80.0
+    assert book.kbps(lease("s2", kbps=None)) is None
+
+
+def test_jitter_is_smoothed() -> None:
+    book, random = LoadBook(), Random(1)
+    seen: list[float] = []
+    for number in range(200):
+        now = lease(kbps=100.0 * random.uniform(0.9, 1.1), at=number)
+        book.see([now], [], number * TICK)
+        seen.append(book.kbps(now) or 0.0)
+    assert max(abs(value - 100.0) for value in seen[10:]) < 5.0
+
+
+def test_a_change_is_followed_within_a_minute_or_two() -> None:
+    book = LoadBook()
+    book.see([lease(kbps=100.0)], [], 0.0)
+    for number in range(1, 20):
+        book.see([lease(kbps=900.0, at=number)], [], number * TICK)
+    assert book.kbps(lease()) == pytest.approx(900.0, rel=0.1)
+
+
+def test_a_value_that_nothing_confirms_fades() -> None:
+    """A worker of a Java fleet leaves the last throughput standing when its shard falls silent."""
+    book, now = LoadBook(), 0.0
+    while now <= IDLE_AFTER_SECONDS:
+        book.see([lease()], [], now)
+        assert book.kbps(lease()) == 100.0
+        now += TICK
+    while now <= IDLE_AFTER_SECONDS + 10 * HALF_LIFE_SECONDS:
+        book.see([lease()], [], now)
+        now += TICK
+    assert (book.kbps(lease()) or 0.0) < 1.0
+
+
+def test_a_constant_flow_does_not_fade() -> None:
+    book = LoadBook()
+    for number in range(100):
+        book.see([lease(at=number)], [], number * TICK)
+    assert book.kbps(lease()) == pytest.approx(100.0)
+
+
+def test_the_slot_that_held_a_lease_last_is_its_home() -> None:
+    book = LoadBook()
+    book.see([lease()], [], 0.0)
+    book.see([lease(owner=None)], [], TICK)
+    assert book.load(lease(owner=None), unserved="nobody owns it", pinned=False, age=0.0).home == "worker-000"
+
+
+def test_what_a_machine_charges_for_its_work_is_learnt_and_not_believed_at_once() -> None:
+    book = LoadBook()
+    leases = [lease("s1", A), lease("s2", B)]
+    for number in range(60):
+        moved = [replace(one, checkpoint=Checkpoint(str(number))) for one in leases]
+        book.see(moved, [sight(A, 80.0), sight(B, 20.0)], number * TICK)
+        if number == 5:
+            assert book.worker(sight(A, 80.0)).cost is None, "averages lag behind a change of leases"
+    slow, fast = book.worker(sight(A, 80.0)).cost, book.worker(sight(B, 20.0)).cost
+    assert slow == pytest.approx(0.8)
+    assert fast == pytest.approx(0.2)
+
+
+def test_an_absurd_price_is_cut() -> None:
+    book = LoadBook()
+    leases = [lease("s1", A), lease("s2", B), lease("s3", WorkerId("c"))]
+    for number in range(60):
+        moved = [replace(one, checkpoint=Checkpoint(str(number))) for one in leases]
+        book.see(moved, [sight(A, 100.0), sight(B, 1.0), sight(WorkerId("c"), 1.0)], number * TICK)
+    assert book.worker(sight(A, 100.0)).cost == pytest.approx(0.04)
+
+
+def test_imbalance_is_believed_when_it_lasts() -> None:
+    book = LoadBook()
+    for _ in range(PATIENCE - 1):
+        book.note_outside(frozenset({A, B}))
+    assert book.settled == frozenset()
+    book.note_outside(frozenset({A}))
+    assert book.settled == {A}
+    book.note_outside(frozenset())
+    book.note_outside(frozenset({A}))
+    assert book.settled == frozenset()
+
+
+def test_leases_that_are_gone_are_forgotten() -> None:
+    book = LoadBook()
+    book.see([lease()], [], 0.0)
+    book.see([], [], TICK)
+    book.see([lease(kbps=7.0)], [], 2 * TICK)
+    assert book.kbps(lease()) == 7.0
