@@ -16,7 +16,8 @@ class Lease:
     """A lease as it stands in the table.
 
     During a handoff `owner` is the next owner and `checkpoint_owner` the one still processing.
-    `batch` counts the exactly-once batches of this shard; it is ours, the KCL ignores and preserves it.
+    `batch` counts the exactly-once batches of this shard. `tip_seen`, epoch seconds: nothing that had arrived by
+    then lies behind the checkpoint. Both are ours; the KCL ignores and preserves them.
     """
 
     key: LeaseKey
@@ -34,6 +35,7 @@ class Lease:
     throughput_kbps: float | None = None
     stream: StreamIdentifier | None = None  # multi-stream applications only
     batch: int = 0
+    tip_seen: int | None = None
 
     @property
     def in_handoff(self) -> bool:

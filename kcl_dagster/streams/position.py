@@ -10,8 +10,8 @@ from kcl_dagster.model.checkpoint import Checkpoint
 class Bounds:
     """The records of one shard strictly after `after`, through `through` if that is known, else open.
 
-    When `after` is an initial position, `first` names the first record, else `timestamp_ms` the time of its
-    arrival, else the position itself says where to begin.
+    `first` names the first record where it is known: of a pinned range. Else reading begins at the record `after`,
+    or when that is an initial position, at the time `timestamp_ms`, else where the position says.
     """
 
     after: Checkpoint
@@ -32,7 +32,9 @@ class Bounds:
 
         Reading begins at it, not after it: of a stream that has trimmed it we are told nothing otherwise.
         """
-        return self.first if self.after.is_initial_position else self.after.sequence
+        if self.first is not None:
+            return self.first  # a pinned range: what lies before it was processed and may be gone
+        return None if self.after.is_initial_position else self.after.sequence
 
     def starting_point(self) -> dict[str, Any]:
         """GetShardIterator's parameters for the beginning of the range."""

@@ -46,7 +46,9 @@ HASH_END: Final = "endingHashKey"
 THROUGHPUT: Final = "throughputKBps"
 STREAM: Final = "streamName"  # multi-stream only: account:stream:epoch
 SHARD: Final = "shardId"  # multi-stream only
-BATCH: Final = "kdBatch"  # ours; the KCL ignores and keeps it
+# Ours; the KCL ignores and keeps them.
+BATCH: Final = "kdBatch"
+TIP_SEEN: Final = "kdTip"
 
 OWNER_INDEX: Final = "LeaseOwnerToLeaseKeyIndex"
 

@@ -53,6 +53,7 @@ def lease_from_item(item: Mapping[str, Any], *, multi_stream: bool | None = None
         throughput_kbps=throughput,
         stream=stream,
         batch=reader.whole(a.BATCH) or 0,
+        tip_seen=reader.whole(a.TIP_SEEN),
     )
 
 
@@ -80,6 +81,8 @@ def lease_to_item(lease: Lease) -> Item:
         item[a.THROUGHPUT] = throughput_value(lease.throughput_kbps)
     if lease.batch:
         item[a.BATCH] = n(lease.batch)
+    if lease.tip_seen is not None:
+        item[a.TIP_SEEN] = n(lease.tip_seen)
     return item | stream_values(lease)
 
 

@@ -34,11 +34,11 @@ class LeaseTable(LeaseReader):
 
     # --- transitions of the owner -------------------------------------------------------------------------------
 
-    def renew(self, lease: Lease, throughput_kbps: float | None = None) -> Lease:
+    def renew(self, lease: Lease, throughput_kbps: float | None = None, *, tip_seen: int | None = None) -> Lease:
         """One more sign of life. The returned lease tells whether a handoff has begun. Raises LeaseLost."""
         return self._until_answered(
             lease,
-            lambda known, deadline: self._renew_once(known, throughput_kbps, deadline),
+            lambda known, deadline: self._renew_once(known, throughput_kbps, tip_seen, deadline),
             lambda known, now: outcomes.may_have_renewed(known, now) or _is_handed_over_by(known, now),
         )
 
@@ -50,6 +50,7 @@ class LeaseTable(LeaseReader):
         batch: int | None = None,
         children: frozenset[str] = frozenset(),
         throughput_kbps: float | None = None,
+        tip_seen: int | None = None,
     ) -> Lease:
         """Record progress; nothing is pending afterwards. Counts as a renewal. Raises LeaseLost.
 
@@ -59,7 +60,13 @@ class LeaseTable(LeaseReader):
         return self._advance(
             lease,
             lambda known: requests.checkpoint(
-                self._table, known, checkpoint, batch=batch, children=children, throughput_kbps=throughput_kbps
+                self._table,
+                known,
+                checkpoint,
+                batch=batch,
+                children=children,
+                throughput_kbps=throughput_kbps,
+                tip_seen=tip_seen,
             ),
             lambda known: outcomes.checkpointed(known, checkpoint),
         )
@@ -153,11 +160,13 @@ class LeaseTable(LeaseReader):
 
         return self._until_answered(lease, write, is_behind)
 
-    def _renew_once(self, lease: Lease, throughput_kbps: float | None, deadline: float) -> Lease | Refused:
-        request = requests.renew(self._table, lease, throughput_kbps)
+    def _renew_once(
+        self, lease: Lease, throughput_kbps: float | None, tip_seen: int | None, deadline: float
+    ) -> Lease | Refused:
+        request = requests.renew(self._table, lease, throughput_kbps, tip_seen)
         outcome = self._write(request, outcomes.unmoved(lease), deadline)
         if isinstance(outcome, Applied):
-            return _renewed(lease, throughput_kbps)
+            return _renewed(lease, throughput_kbps, tip_seen)
         now = self._lease(outcome.item)
         if self._as_kcl and now is not None and outcomes.may_have_renewed(lease, now):
             return now  # the KCL takes the write that it missed for this one
@@ -183,10 +192,11 @@ class LeaseTable(LeaseReader):
         raise OutcomeUnknown(f"lease {lease.key}: {LOST_IN_A_ROW} answers in a row were lost")
 
 
-def _renewed(lease: Lease, throughput_kbps: float | None) -> Lease:
+def _renewed(lease: Lease, throughput_kbps: float | None, tip_seen: int | None) -> Lease:
     """What its condition implies about the row; its answer carries none."""
     throughput = lease.throughput_kbps if throughput_kbps is None else rounded(throughput_kbps)
-    return replace(lease, counter=lease.counter + 1, throughput_kbps=throughput)
+    tip = lease.tip_seen if tip_seen is None else tip_seen
+    return replace(lease, counter=lease.counter + 1, throughput_kbps=throughput, tip_seen=tip)
 
 
 def _is_handed_over_by(lease: Lease, now: Lease) -> bool:

@@ -43,13 +43,15 @@ def create(table: str, lease: Lease) -> Request:
     return put_item(table, a.LEASE_KEY, lease_to_item(lease), "attribute_not_exists(#key)")
 
 
-def renew(table: str, lease: Lease, throughput_kbps: float | None = None) -> Request:
+def renew(table: str, lease: Lease, throughput_kbps: float | None = None, tip_seen: int | None = None) -> Request:
     """Fails if the counter moved, and if a handoff began that the caller does not know of yet."""
     update = _by_counter(table, lease)
     if lease.checkpoint_owner is None:
         update.require(f"attribute_not_exists({a.CHECKPOINT_OWNER})")
     if throughput_kbps is not None:
         update.set({a.THROUGHPUT: throughput_value(throughput_kbps)})
+    if tip_seen is not None:
+        update.set({a.TIP_SEEN: n(tip_seen)})
     return update.request("NONE")  # the condition implies what the row holds now
 
 
@@ -106,6 +108,7 @@ def checkpoint(
     batch: int | None = None,
     children: frozenset[str] = frozenset(),
     throughput_kbps: float | None = None,
+    tip_seen: int | None = None,
 ) -> Request:
     """Record progress, clear what was pending, count as a renewal. Fails if the counter moved."""
     update = _by_counter(table, lease).set(checkpoint_values(checkpoint)).set({a.SWITCHES: n(0)})
@@ -117,6 +120,8 @@ def checkpoint(
         update.set({a.THROUGHPUT: throughput_value(throughput_kbps)})
     if batch is not None:
         update.set({a.BATCH: n(batch)})
+    if tip_seen is not None:
+        update.set({a.TIP_SEEN: n(tip_seen)})
     update.set(stream_values(lease))
     return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE).request()
 
@@ -140,7 +145,7 @@ def rewind(table: str, lease: Lease, checkpoint: Checkpoint) -> Request:
     update = _by_counter(table, lease)
     update.require_equal(a.OWNER, "owner", None).require_equal(a.CHECKPOINT_OWNER, "checkpointOwner", None)
     update.set(checkpoint_values(checkpoint))
-    return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE).request()
+    return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.TIP_SEEN).request()
 
 
 def update_children(table: str, key: LeaseKey, children: frozenset[str]) -> Request:

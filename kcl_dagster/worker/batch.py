@@ -26,9 +26,9 @@ class Range:
     Pinned (`through` is a record): exactly through that record, whatever the budget says, because these records
     may already have been written under `number`. A pinned range that cannot be read to its end is a failure.
 
-    Where to begin when `after` is an initial position: `first` when it is known (a pinned range names the record
-    it began with, so that LATEST and a moved trim horizon do not change it), else `timestamp_ms` when it is
-    known (LATEST and AT_TIMESTAMP are resolved once per stream), else the position itself.
+    Where to begin: at the record `first` when it is known (a pinned range names the record it began with, so that
+    neither LATEST nor a moved trim horizon changes it), else after the record `after`, or when that is an initial
+    position, at `timestamp_ms` if it is known (LATEST and AT_TIMESTAMP are resolved once per stream), else there.
     """
 
     lease: LeaseKey

@@ -43,6 +43,7 @@ class _Held:
     lock: AbstractContextManager[object]
     busy: bool = False
     handoff_since: float | None = None
+    tip_seen: int | None = None
     in_doubt: bool = False  # a write was sent and its outcome never learnt
 
 
@@ -149,7 +150,7 @@ class Holdings:
             self._ready(held)
             sent = self._runtime.clock.monotonic()
             with self._dropping(held):
-                renewed = self._table.renew(held.lease, self._throughput.publish(key))
+                renewed = self._table.renew(held.lease, self._throughput.publish(key), tip_seen=_newer_tip(held))
             self._wrote(held, renewed, sent)
 
     def prepare(self, key: LeaseKey, token: int, pending: Checkpoint, state: bytes | None, batch: int) -> None:
@@ -172,7 +173,11 @@ class Holdings:
             sent = self._runtime.clock.monotonic()
             with self._dropping(held):
                 written = self._table.checkpoint(
-                    held.lease, checkpoint, children=children, throughput_kbps=self._throughput.publish(key)
+                    held.lease,
+                    checkpoint,
+                    children=children,
+                    throughput_kbps=self._throughput.publish(key),
+                    tip_seen=_newer_tip(held),
                 )
             self._wrote(held, written, sent)
 
@@ -182,6 +187,12 @@ class Holdings:
         if held is not None:
             with held.lock:
                 self._throughput.record(key, payload_bytes)
+
+    def saw_tip(self, key: LeaseKey, token: int, at: float) -> None:
+        """Nothing that had arrived by `at`, epoch seconds, lies behind the checkpoint. Written the next time."""
+        held = self._held.get(key)
+        if held is not None and held.token == token:
+            held.tip_seen = int(at)
 
     # Batches
 
@@ -329,6 +340,13 @@ class Holdings:
 
     def _tell(self, kind: EventKind, message: str, key: LeaseKey) -> None:
         self._on_event(WorkerEvent(kind, message, key))
+
+
+def _newer_tip(held: _Held) -> int | None:
+    """Both clocks are walls: one that was set back says nothing new."""
+    if held.tip_seen is None or (held.lease.tip_seen or 0) >= held.tip_seen:
+        return None
+    return held.tip_seen
 
 
 def _snapshot(held: _Held) -> Holding:

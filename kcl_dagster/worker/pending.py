@@ -19,7 +19,8 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """`first`: the sequence number of the first record of the batch, when it began at an initial position."""
+    """`first`: the sequence number of the batch's first record. Where the batch began may have left the stream by
+    the time it is repeated, as on a shard that was quiet for long; its own records have not."""
 
     number: int
     first: str | None = None

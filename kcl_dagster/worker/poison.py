@@ -68,8 +68,8 @@ class PoisonHandling:
         """Pin the first half instead. It gets a number of its own: a stalled former owner may still be writing
         the whole under the old one, and a sink must be able to tell them apart."""
         through, number = progress.through, progress.range.number + 1
-        first = progress.first if progress.range.after.is_initial_position else None
-        self.holdings.prepare(holding.key, holding.token, middle, Pin(number, first).to_state(), number)
+        pin = Pin(number, progress.first)
+        self.holdings.prepare(holding.key, holding.token, middle, pin.to_state(), number)
         if through is not None:
             self.failures.narrowed(holding.key, through)
         self._tell(EventKind.BATCH_NARROWED, f"to the records through {middle}", holding, records=progress.records)

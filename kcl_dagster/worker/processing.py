@@ -114,6 +114,9 @@ class ProcessorProtocol(Generic[D]):
             return
         self._careful.discard(key)
         self.reading.failures.succeeded(key, process.position)
+        now = self.holdings.get(key)
+        if now is not None and now.lease.checkpoint == process.position:
+            self.reading.done(this, progress)  # nothing that was delivered waits for its checkpoint
         this.report(key, Outcome.DELIVERED if progress.records else Outcome.IDLE, progress)
         if progress.ended:
             self._finish(this, process, progress, holding)

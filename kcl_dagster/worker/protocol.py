@@ -101,7 +101,7 @@ class BatchProtocol(Generic[D]):
         read through the pin if that is what it says."""
         key, end = progress.range.lease, progress.through or progress.range.after
         holding = this.holdings[key]
-        pin = Pin(progress.range.number, progress.first if progress.range.after.is_initial_position else None)
+        pin = Pin(progress.range.number, progress.first)
         if pin_of(holding.lease) is not None and progress.range.is_pinned:
             return True
         try:
@@ -177,8 +177,10 @@ class BatchProtocol(Generic[D]):
             if progress.through is not None and progress.through != progress.range.after:
                 self.holdings.checkpoint(key, token, progress.through)
                 self.reading.failures.succeeded(key, progress.through)
+                self.reading.done(this, progress)
                 this.report(key, Outcome.COMMITTED, progress)
             else:
+                self.reading.done(this, progress)
                 this.report(key, Outcome.IDLE, progress)
                 if not progress.ended:
                     self.reading.failures.succeeded(key, SHARD_END)

@@ -40,6 +40,8 @@ class Round:
     held: int = 0
     blocked: int = 0
     error: str | None = None
+    fetch_began: float = 0.0
+    """Epoch seconds."""
 
     def report(
         self, key: LeaseKey, outcome: Outcome, progress: Progress | None = None, error: Exception | None = None
@@ -118,6 +120,7 @@ class Reading(Generic[D]):
 
     def fetch(self, this: Round) -> Fetched[D] | None:
         """Read the planned ranges; None when nothing could be read at all. Whoever gets it releases it."""
+        this.fetch_began = self.clock.now()
         try:
             with self.timed(this, "fetch"):
                 return self.engine.fetch(list(this.ranges.values()), self.settings.budget)
@@ -145,6 +148,9 @@ class Reading(Generic[D]):
                 self.not_read(this, key, BatchError(f"pinned batch {planned.number} was {end}"))
             elif progress.records and progress.through is None:
                 self.not_read(this, key, BatchError("the engine read records and did not say through which"))
+            elif progress.through is not None and progress.through < planned.after:
+                back = f"from {planned.after} back to {progress.through}"
+                self.not_read(this, key, BatchError(f"the engine read {back}"))
             elif self._is_bearable(this, progress):
                 sound.append(progress)
         return sound
@@ -160,7 +166,7 @@ class Reading(Generic[D]):
             behind = (progress.millis_behind or 0) / 1000
             message = f"{behind:.0f} s behind: {step:.0%} of the stream's retention is used up"
             self.tell(EventKind.RETENTION_NEAR, message, key, seconds_behind=behind, used=step)
-        loss = loss_in(progress, self.clock.now())
+        loss = loss_in(progress, this.holdings[key].lease.tip_seen, self.clock.now())
         if loss is None:
             return True
         stops = self.settings.on_data_loss == "stop"
@@ -169,6 +175,13 @@ class Reading(Generic[D]):
         if not stops or self.failures.announce(key):
             self.tell(EventKind.DATA_LOST, str(loss), key, since=loss.since, until=loss.until or "")
         return not stops
+
+    def done(self, this: Round, progress: Progress) -> None:
+        """The range is behind the checkpoint, or held nothing: remember it if it ended at the shard's tip. A pinned
+        range ends where it has to, not where the stream does."""
+        if progress.millis_behind == 0 and not progress.range.is_pinned:
+            key = progress.range.lease
+            self.holdings.saw_tip(key, this.holdings[key].token, this.fetch_began)
 
     def not_read(self, this: Round, key: LeaseKey, error: Exception) -> None:
         self.failures.failed([key], error if isinstance(error, KclError) else BatchError(str(error)))

@@ -15,6 +15,9 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Progress
 
 ASK_AGAIN_SECONDS = 600.0  # a retention that was changed is noticed; a stream is described a few times an hour
+# Of any stream, whatever its retention was meanwhile: what arrived since then cannot have left it.
+SHORTEST_RETENTION = 24 * 3600.0
+CLOCK_SKEW = 600.0  # between two workers; ten minutes is more than any machine that AWS lets sign requests
 WARNING_STEPS = (0.5, 0.75, 0.9)  # of the retention; the last leaves a tenth of it to act: 2.4 hours of a day
 
 RetentionOf = Callable[[StreamIdentifier], float | None]
@@ -37,17 +40,20 @@ class Loss:
         )
 
 
-def loss_in(progress: Progress, now: float) -> Loss | None:
-    """What was lost before the range could be read, if anything was.
+def loss_in(progress: Progress, tip_seen: float | None, now: float) -> Loss | None:
+    """What was lost before the range could be read, if anything was. Times in epoch seconds.
 
     A shard that was read from an initial position has no record that could be missed. Otherwise the record at
-    the checkpoint must still be there: where it is gone, so may be the ones after it. A closed shard that is gone
-    altogether is counted as lost too, since nothing tells that its end had been reached.
+    the checkpoint must still be there: where it is gone, so may be the ones after it, unless nothing lay behind the
+    checkpoint a short while ago (`tip_seen`), as on a shard that is quiet for days. A closed shard that is gone
+    altogether is counted as lost, since nothing tells that its end had been reached.
     """
     after = progress.range.after
     if progress.gone:
         return Loss(str(after), None)
     if after.is_initial_position or not progress.start_trimmed:
+        return None
+    if tip_seen is not None and now - tip_seen < SHORTEST_RETENTION - CLOCK_SKEW:
         return None
     oldest = None if progress.first_arrival_ms is None else now - progress.first_arrival_ms / 1000
     return Loss(str(after), progress.first, oldest)

@@ -361,6 +361,14 @@ def test_a_pinned_range_whose_beginning_was_trimmed_is_data_loss(world: World) -
         world.read(world.reader(pinned(sequences[0], sequences[1])))
 
 
+def test_a_pinned_range_of_a_shard_that_was_quiet_is_read_although_its_checkpoint_was_trimmed(world: World) -> None:
+    [processed] = world.put(b"long ago")
+    world.clock.advance(30 * 3600)
+    sequences = world.put(b"a", b"b")
+    bounds = Bounds(Checkpoint(processed), through=Checkpoint(sequences[1]), first=sequences[0])
+    assert payloads(world.read(world.reader(bounds))) == [b"a", b"b"]
+
+
 def test_a_pinned_range_whose_end_is_missing_is_data_loss(world: World) -> None:
     sequences = world.put(b"a", b"b")
     between = str((int(sequences[0]) + int(sequences[1])) // 2)

@@ -152,8 +152,9 @@ WRITTEN: dict[str, tuple[dict[str, Any], Lease]] = {
             "checkpoint": {"S": SEQUENCE},
             "checkpointSubSequenceNumber": {"N": "0"},
             "kdBatch": {"N": "7"},
+            "kdTip": {"N": "1800000000"},
         },
-        Lease(key=LeaseKey(S0), shard_id=S0, counter=9, checkpoint=at(), batch=7),
+        Lease(key=LeaseKey(S0), shard_id=S0, counter=9, checkpoint=at(), batch=7, tip_seen=1_800_000_000),
     ),
 }
 GOOD = WRITTEN["KCL 3.5, owned"][0]
@@ -247,6 +248,7 @@ ABSENT = object()
         ("throughputKBps", {"N": "-1"}),
         ("throughputKBps", {"N": "1e999"}),
         ("kdBatch", {"N": "-1"}),
+        ("kdTip", {"N": "-1"}),
     ],
 )
 def test_what_no_kcl_writes_is_refused_by_name(attribute: str, value: Any) -> None:

@@ -78,7 +78,41 @@ def test_a_retention_that_cannot_be_found_out_warns_of_nothing() -> None:
     ],
 )
 def test_what_was_lost(progress: Progress, loss: Loss | None) -> None:
-    assert loss_in(progress, now=100.0) == loss
+    assert loss_in(progress, None, now=100.0) == loss
+
+
+@pytest.mark.parametrize(
+    ("age_of_the_tip", "is_lost"), [(0, False), (3600, False), (23.9 * 3600, True), (1e6, True)]
+)
+def test_a_quiet_shard_is_no_data_loss(age_of_the_tip: float, is_lost: bool) -> None:
+    """The record at the checkpoint left the stream after days of silence, and the shard was read all the time."""
+    trimmed = read(Checkpoint("5"), start_trimmed=True, first="9")
+    now = 2_000_000_000.0
+    assert (loss_in(trimmed, now - age_of_the_tip, now) is not None) is is_lost
+
+
+def test_the_tip_that_was_seen_travels_to_the_next_owner() -> None:
+    world = World()
+    world.stream.put(A, *"abc")
+    first = world.worker("w1")
+    world.assign(first)
+    first.until_idle()
+    assert world.lease(A).tip_seen is None
+    for _ in range(1000):
+        world.clock.advance(9)
+        first.worker.step_renewal()
+        first.worker.step_batch()
+    seen = world.lease(A).tip_seen
+    assert seen is not None
+    assert world.clock.now() - seen < 30
+
+    world.stream.shards[A].trimmed_through = 102
+    world.stream.put(A, "d")
+    second = world.worker("w2")
+    world.assign(second)
+    second.until_idle()
+    assert EventKind.DATA_LOST not in second.kinds()
+    assert world.lease(A).checkpoint == Checkpoint("103")
 
 
 def reader_whose_records_were_trimmed(policy: str) -> tuple[World, Run]:
@@ -87,6 +121,9 @@ def reader_whose_records_were_trimmed(policy: str) -> tuple[World, Run]:
     run = world.worker("w1")
     world.assign(run)
     run.until_idle()
+    world.clock.advance(2 * DAY)  # nobody reads
+    run = world.worker("w2")
+    world.assign(run)
     world.stream.put(A, *"def")
     world.stream.shards[A].trimmed_through = 104  # e is gone, and so is everything before
     return world, run
