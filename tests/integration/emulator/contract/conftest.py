@@ -19,7 +19,8 @@ OURS = "emulator"
 
 
 def _servers(referee: str) -> list[object]:
-    return [OURS, pytest.param(referee, marks=pytest.mark.referee)]
+    # One group, so that of several test processes only one starts the referee.
+    return [OURS, pytest.param(referee, marks=[pytest.mark.referee, pytest.mark.xdist_group(referee)])]
 
 
 @pytest.fixture(scope="session")

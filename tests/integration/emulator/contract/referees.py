@@ -113,12 +113,8 @@ def _running(name: str, command: list[str], environment: dict[str, str], home: P
         _wait_until_it_answers(url, process, log)
         yield Server(name, url)
     finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()  # it has nothing to keep
+        process.wait()
         log.unlink()
 
 

@@ -61,10 +61,10 @@ def test_a_page_of_more_than_ten_thousand_shards_cannot_be_asked_for(kinesis: Ki
         stream.shards(MaxResults=10_001)
 
 
-@pytest.fixture
-def split_once(kinesis: KinesisClient, kinesis_server: Server) -> tuple[TestStream, datetime, datetime]:
+@pytest.fixture(scope="module")
+def split_once(kinesis_server: Server) -> tuple[TestStream, datetime, datetime]:
     """A stream whose first shard was split, a moment before that and a moment after it."""
-    stream = TestStream.create(kinesis, shards=2)
+    stream = TestStream.create(kinesis_server.kinesis(), shards=2)
     # Timestamps travel as whole seconds, so the split must be a second away from either moment.
     kinesis_server.let_pass(1.5)
     before = _now(kinesis_server)
