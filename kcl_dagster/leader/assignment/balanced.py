@@ -30,6 +30,9 @@ BASE_WEIGHT: Final = 0.002
 URGENT: Final = 2.0
 # Where balancing stops, in parts of the band: well inside, so that jitter does not lead back out.
 STOP_ABOVE: Final = 0.5
+# While there is no load to speak of: a worker with this many times its part of the leases is relieved when another
+# one comes. Less is left as it was.
+GROSS: Final = 2.0
 # Donors looked at to fill one receiver. The most loaded come first; further ones have nothing to spare.
 DONORS_TRIED: Final = 64
 # Workers looked at for a lease that the caps keep from the least loaded. As load goes with throughput, one that the
@@ -297,20 +300,20 @@ class _Balancing:
             # A handoff of a silent shard silences nothing, so these are not rationed.
             self.budget = len(self.round.kbps)
             self._fill([seat for seat in self.round.takers if seat.worker.ready and seat.count == 0])
+            self._relieve(self.share * GROSS)
         else:
-            self._relieve()
+            self._relieve(self.high)
             self._fill([seat for seat in self.round.takers if seat.worker.ready and seat.load < self.low])
 
-    def _relieve(self) -> None:
-        """Every worker above the band gives leases away, the most loaded one first."""
+    def _relieve(self, most: float) -> None:
+        """Every worker with a load above `most` gives leases away, the most loaded one first."""
         donors = [(-seat.load, seat.id) for seat in self.round.takers]
         heapq.heapify(donors)
         while donors and self.budget > 0:
             _, name = heapq.heappop(donors)
             donor = self.round.board.seats[name]
-            if donor.load > self.round.ideal(donor) * self.high / self.share + _EPSILON and self._relieve_once(
-                donor
-            ):
+            allowed = self.round.ideal(donor) * most / self.share
+            if donor.load > allowed + _EPSILON and self._relieve_once(donor):
                 heapq.heappush(donors, (-donor.load, name))
 
     def _relieve_once(self, donor: Seat) -> bool:
