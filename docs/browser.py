@@ -92,8 +92,19 @@ def browser() -> Iterator[Page]:
         process = subprocess.Popen(
             [
                 program,
-                *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
-                *("--remote-debugging-port=0", "--remote-allow-origins=*", f"--user-data-dir={profile}", "about:blank"),
+                *(
+                    "--headless=new",
+                    "--no-sandbox",
+                    "--disable-gpu",
+                    "--disable-dev-shm-usage",
+                    "--hide-scrollbars",
+                ),
+                *(
+                    "--remote-debugging-port=0",
+                    "--remote-allow-origins=*",
+                    f"--user-data-dir={profile}",
+                    "about:blank",
+                ),
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
