@@ -17,6 +17,14 @@ from kcl_dagster.spark.session import SparkSettings, start_session
 SIDECAR_SECONDS = 60.0  # a cold start on a busy machine takes several
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share the session run in one process, where several run side by side."""
+    for item in items:
+        if item.get_closest_marker("spark") is not None:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 @pytest.fixture(scope="session")
 def aws() -> Iterator[Emulator]:
     """The embedded AWS without rate limits, for the whole test process: use names of your own."""

@@ -42,7 +42,13 @@ class Place:
         return Counter(int(row["sequence_number"]) for row in self.read())
 
 
-@pytest.fixture(params=["parquet", "parquet on s3", "delta", "delta on s3", "iceberg", "iceberg on s3"])
+TABLES = ["delta", "iceberg"]
+KINDS = ["parquet", *TABLES]
+on_s3_too = pytest.mark.parametrize("place", [*KINDS, *(f"{kind} on s3" for kind in KINDS)], indirect=True)
+tables_only = pytest.mark.parametrize("place", TABLES, indirect=True)
+
+
+@pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path, sidecar: Endpoint) -> Place:
     kind, on_s3 = request.param.split(" ")[0], request.param.endswith("s3")
     s3, root = S3Options(), str(tmp_path / "table")
@@ -117,6 +123,7 @@ def write(sink: Any, spark: SparkSession, *parts: Part) -> None:
     sink.write(records(spark, whole), whole)
 
 
+@on_s3_too
 def test_every_part_is_stored_once_whatever_comes_again(place: Place, spark: SparkSession) -> None:
     a1, a2, b1, b2 = part(1, 1000, 1004, 1), part(1, 1005, 1009, 2), part(2, 2000, 2002, 1), part(2, 2003, 2006, 2)
     owner = place.open()
@@ -133,6 +140,7 @@ def test_every_part_is_stored_once_whatever_comes_again(place: Place, spark: Spa
     assert {row["stream"] for row in place.read()} == {"clicks"}
 
 
+@on_s3_too
 def test_a_transform_may_drop_and_add_columns_and_name_folders(place: Place, spark: SparkSession) -> None:
     def transform(frame: DataFrame) -> DataFrame:
         odd = F.col("sequence_number").cast("long") % 2 == 1
@@ -184,41 +192,37 @@ def test_folders_must_be_columns(place: Place, spark: SparkSession) -> None:
 # Tables remember
 
 
-@pytest.fixture
-def table(place: Place) -> Place:
-    if place.kind == "parquet":
-        pytest.skip("plain files remember nothing")
-    return place
-
-
-def test_leases_that_were_reset_do_not_lose_records_in_silence(table: Place, spark: SparkSession) -> None:
-    sink = table.open()
+@tables_only
+def test_leases_that_were_reset_do_not_lose_records_in_silence(place: Place, spark: SparkSession) -> None:
+    sink = place.open()
     for number in range(1, 4):
         first = 1000 + 10 * number
         write(sink, spark, part(1, first, first + 9, number, Checkpoint(str(first - 1))))
     # New leases count from 1 again: these are other records under numbers that the table has passed.
     for number in (1, 3):
         with pytest.raises(SinkError, match="deleted or reset"):
-            write(table.open(), spark, part(1, 1500, 1509, number, Checkpoint("1499")))
-    assert table.contents() == Counter(range(1010, 1040))
+            write(place.open(), spark, part(1, 1500, 1509, number, Checkpoint("1499")))
+    assert place.contents() == Counter(range(1010, 1040))
 
 
-def test_two_workers_that_commit_at_once_both_get_in(table: Place, spark: SparkSession) -> None:
-    first, second = table.open(), table.open()
+@tables_only
+def test_two_workers_that_commit_at_once_both_get_in(place: Place, spark: SparkSession) -> None:
+    first, second = place.open(), place.open()
     write(first, spark, part(1, 1000, 1004, 1))
     write(second, spark, part(2, 2000, 2004, 1))
     # Each holds a view of the table from before the other's commit.
     write(first, spark, part(1, 1005, 1009, 2, Checkpoint("1004")))
     write(second, spark, part(2, 2005, 2009, 2, Checkpoint("2004")))
-    assert table.contents() == Counter([*range(1000, 1010), *range(2000, 2010)])
+    assert place.contents() == Counter([*range(1000, 1010), *range(2000, 2010)])
 
 
-def test_an_output_that_no_longer_fits_is_named(table: Place, spark: SparkSession) -> None:
-    write(table.open(), spark, part(1, 1000, 1001, 1))
-    wider = table.open(transform=lambda frame: frame.withColumn("extra", F.lit(1)))
+@tables_only
+def test_an_output_that_no_longer_fits_is_named(place: Place, spark: SparkSession) -> None:
+    write(place.open(), spark, part(1, 1000, 1001, 1))
+    wider = place.open(transform=lambda frame: frame.withColumn("extra", F.lit(1)))
     with pytest.raises(SinkError, match="extra"):
         write(wider, spark, part(1, 1002, 1003, 2, Checkpoint("1001")))
-    assert table.contents() == Counter([1000, 1001])
+    assert place.contents() == Counter([1000, 1001])
 
 
 def test_columns_given_to_user_code_are_the_documented_ones(spark: SparkSession) -> None:

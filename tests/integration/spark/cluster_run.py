@@ -1,0 +1,166 @@
+"""A worker's batches on a Spark cluster whose executors are killed. A program of its own: it needs its own session.
+
+Every round reads a batch while records keep coming, kills an executor at some moment, writes, and goes through what
+a worker does when that fails: read the same range again, pinned, and write again. Its last line of output is a
+verdict in JSON.
+
+    python cluster_run.py MASTER ENDPOINT FOLDER ROUND...     ROUND: none, fetch, before-write, write
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+from pyspark.sql import SparkSession
+
+from kcl_dagster.aws import client
+from kcl_dagster.errors import BatchContentChanged, BatchError
+from kcl_dagster.model.checkpoint import TRIM_HORIZON
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.spark.engine import EngineSettings, SparkEngine
+from kcl_dagster.spark.fetch import Connection
+from kcl_dagster.spark.session import SparkSettings, start_session
+from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.streams.pacing import ShardLimits
+from kcl_dagster.worker.batch import Batch, Budget, Part, Range
+
+SHARDS = 4
+BUDGET = Budget(records=100_000, bytes=1 << 28, seconds=0.5)
+KEYS: dict[str, Any] = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
+
+
+class Producer(threading.Thread):
+    """Puts records until it is stopped, so that whatever is read twice is not the same twice."""
+
+    def __init__(self, kinesis: Any) -> None:
+        super().__init__(daemon=True)
+        self._kinesis = kinesis
+        self._stop_asked = threading.Event()
+        self.produced = 0
+
+    def run(self) -> None:
+        while not self._stop_asked.wait(0.02):
+            records = [{"Data": b"%d" % (self.produced + i), "PartitionKey": f"k{i}"} for i in range(40)]
+            assert self._kinesis.put_records(StreamName="clicks", Records=records)["FailedRecordCount"] == 0
+            self.produced += len(records)
+
+    def finish(self) -> None:
+        self._stop_asked.set()
+        self.join()
+
+
+def executors(app: str) -> list[int]:
+    """The processes of the application's executors on this machine."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                command = (folder / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if any("CoarseGrainedExecutorBackend" in word for word in command) and app in command:
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def kill_one(app: str) -> None:
+    pids = executors(app)
+    if pids:
+        os.kill(pids[0], signal.SIGKILL)
+
+
+def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str, Any]:
+    kinesis = client("kinesis", endpoint_url=endpoint, **KEYS)
+    kinesis.create_stream(StreamName="clicks", ShardCount=SHARDS)
+    conf = {"spark.ui.enabled": "false", "spark.executor.memory": "512m", "spark.cores.max": "2"}
+    spark = start_session(
+        SparkSettings(mode="cluster", url=master, conf=conf | {"spark.log.level": "OFF"}), "chaos"
+    )
+    engine = SparkEngine(
+        spark,
+        Connection(endpoint_url=endpoint, **KEYS),
+        EngineSettings(tasks=2, limits=ShardLimits.unlimited()),
+    )
+    shards = [shard["ShardId"] for shard in kinesis.list_shards(StreamName="clicks")["Shards"]]
+    ranges = [Range(LeaseKey(shard), StreamIdentifier("clicks"), shard, TRIM_HORIZON, 1) for shard in shards]
+    producer = Producer(kinesis)
+    producer.start()
+    retries = counted = 0
+    for kind in [*rounds, "last"]:
+        if kind == "last":
+            producer.finish()
+        ranges, records, tries = one_batch(spark, engine, ParquetSink(folder), ranges, kind)
+        retries, counted = retries + tries, counted + records
+    engine.close()
+    spark.stop()
+    stored = [int(value) for value in ds.dataset(folder).to_table(columns=["data"]).column("data").to_pylist()]
+    return {
+        "produced": producer.produced,
+        "counted": counted,
+        "stored": len(stored),
+        "distinct": len(set(stored)),
+        "retries": retries,
+    }
+
+
+def one_batch(
+    spark: SparkSession, engine: SparkEngine, sink: ParquetSink, ranges: list[Range], kind: str
+) -> tuple[list[Range], int, int]:
+    """What a worker does for a batch, and again until it is written. `kind` says when an executor dies."""
+    app = spark.sparkContext.applicationId
+    pinned, tries = ranges, 0
+    while True:
+        try:
+            if kind == "fetch" and tries == 0:
+                threading.Timer(0.4, kill_one, [app]).start()
+            fetched = engine.fetch(pinned, BUDGET)
+            assert not fetched.failures, fetched.failures
+            progress = fetched.progress
+            pinned = [
+                replace(r, through=progress[r.lease].through, first=progress[r.lease].first)
+                if progress[r.lease].records
+                else r
+                for r in ranges
+            ]
+            parts = tuple(
+                Part(
+                    "app",
+                    p.range.lease,
+                    p.range.stream,
+                    p.range.shard_id,
+                    p.range.after,
+                    p.through,
+                    1,
+                    p.records,
+                    0,
+                )
+                for p in progress.values()
+                if p.through is not None
+            )
+            if kind == "before-write" and tries == 0:
+                kill_one(app)
+                time.sleep(1)
+            if kind == "write" and tries == 0:
+                threading.Timer(0.1, kill_one, [app]).start()
+            if parts:
+                sink.write(fetched.data([part.lease for part in parts]), Batch("app", WorkerId("w:1"), parts))
+            fetched.release()
+        except (BatchContentChanged, BatchError):
+            tries += 1
+            assert tries < 10
+            continue
+        records = sum(p.records for p in progress.values())
+        following = [replace(r, after=progress[r.lease].through or r.after, number=r.number + 1) for r in ranges]
+        return following, records, tries
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])))
