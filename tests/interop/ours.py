@@ -1,7 +1,7 @@
 """Our side of a mixed fleet: a leader that ticks, and workers that consume, in threads of the test's process."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from kcl_dagster.runtime import system
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.testing.engine import MemoryEngine, Row
 from kcl_dagster.testing.sink import RecordingSink
-from kcl_dagster.worker.batch import Batch
+from kcl_dagster.worker.batch import Batch, Engine, Sink
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
@@ -34,6 +34,7 @@ class OurLeader:
     reports: list[TickReport] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
 
     @property
     def leads(self) -> bool:
@@ -42,6 +43,12 @@ class OurLeader:
     def moves(self) -> list[tuple[str, str, str]]:
         """(lease, worker, kind) of everything that was written."""
         return [(move.lease, move.to, move.kind) for report in list(self.reports) for move in report.moves]
+
+    def resign(self) -> None:
+        """Stop ticking, and let the lock go."""
+        self.stop.set()
+        if self.thread is not None:
+            self.thread.join(_JOIN_SECONDS)
 
     def tail(self) -> str:
         told = [f"leads: {self.leads}", *self.errors()[-5:]]
@@ -77,28 +84,43 @@ def leading(aws: Emulator, application: Application) -> Iterator[OurLeader]:
         finally:
             leader.resign()
 
-    thread = threading.Thread(target=run, name="our-leader", daemon=True)
-    thread.start()
+    ours.thread = threading.Thread(target=run, name="our-leader", daemon=True)
+    ours.thread.start()
     try:
         yield ours
     finally:
-        ours.stop.set()
-        thread.join(_JOIN_SECONDS)
+        ours.resign()
 
 
 class Refusing:
     """A sink that may be told to take nothing more, as a lake that is down."""
 
-    def __init__(self, sink: RecordingSink) -> None:
+    def __init__(self, sink: Sink[Any]) -> None:
         self._sink = sink
         self.refuses = threading.Event()
         self.refused = threading.Event()
 
-    def write(self, data: list[Row], batch: Batch) -> None:
+    def write(self, data: Any, batch: Batch) -> None:
         if self.refuses.is_set():
             self.refused.set()
             raise ConnectionError("the lake is down")
         self._sink.write(data, batch)
+
+
+@dataclass(frozen=True)
+class Processing:
+    """How a worker reads and stores, and how to see what it stored."""
+
+    engine: Engine[Any]
+    sink: Sink[Any]
+    rows: Callable[[], list[Row]]
+    conflicts: Callable[[], list[str]]
+
+
+def in_memory(aws: Emulator) -> Processing:
+    stored = RecordingSink()
+    engine = MemoryEngine(aws.client("kinesis"), system(), limits=ShardLimits.unlimited())
+    return Processing(engine, stored, lambda: list(stored.rows()), lambda: stored.conflicts)
 
 
 @dataclass
@@ -106,7 +128,7 @@ class OurWorker:
     id: WorkerId
     worker: Worker[Any]
     sink: Refusing
-    stored: RecordingSink
+    processing: Processing
     events: list[WorkerEvent]
     signal: StopSignal
     thread: threading.Thread | None = None
@@ -116,7 +138,7 @@ class OurWorker:
         return [event for event in list(self.events) if event.kind is kind]
 
     def rows(self) -> list[Row]:
-        return list(self.stored.rows())
+        return self.processing.rows()
 
     def tail(self) -> str:
         told = [f"{event.kind}: {event.lease or ''} {event.message}" for event in self.events[-20:]]
@@ -132,23 +154,24 @@ class OurWorker:
 
 
 @contextmanager
-def working(aws: Emulator, application: Application, name: str = "worker-000:ours") -> Iterator[OurWorker]:
+def working(
+    aws: Emulator, application: Application, name: str = "worker-000:ours", processing: Processing | None = None
+) -> Iterator[OurWorker]:
     runtime = system()
-    kinesis = aws.client("kinesis")
-    stored = RecordingSink()
-    sink = Refusing(stored)
+    processing = processing or in_memory(aws)
+    sink = Refusing(processing.sink)
     events: list[WorkerEvent] = []
     around = open_surroundings(
         application,
         dynamodb=aws.client("dynamodb"),
-        kinesis=kinesis,
-        engine=MemoryEngine(kinesis, runtime, limits=ShardLimits.unlimited()),
+        kinesis=aws.client("kinesis"),
+        engine=processing.engine,
         sink=sink,
         runtime=runtime,
         on_event=events.append,
     )
     identity = Identity(WorkerId(name))
-    ours = OurWorker(identity.worker, Worker(around, identity, runtime), sink, stored, events, StopSignal())
+    ours = OurWorker(identity.worker, Worker(around, identity, runtime), sink, processing, events, StopSignal())
 
     def run() -> None:
         try:

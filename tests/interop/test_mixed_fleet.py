@@ -34,13 +34,13 @@ def test_both_lead_in_turn_and_hand_leases_over_in_both_directions(
         with leading(aws, application) as leader, working(aws, application) as ours:
             until(lambda: tables.counts()[ours.id] >= 1, JAVA_BELIEVES, "Java hands leases to us", ours, first)
             until(lambda: len(ours.rows()) > 20, 60.0, "we consume them", ours)
-            assert not leader.leads
+            assert not any(report.leading for report in leader.reports)
             assert tables.leader() == java_leader
             handed_by_java = first.said("SHUTDOWN_REQUESTED") + second.said("SHUTDOWN_REQUESTED")
             assert handed_by_java, "asked to finish, not robbed"
 
             # It stops; we lead at once, and give what it leaves behind to those who are left.
-            leaving, staying = (first, second) if java_leader == "java-1" else (second, first)
+            leaving, staying = (first, second) if java_leader == first.id else (second, first)
             leaving.stop()
             until(lambda: leader.leads, 30.0, "we lead", leader)
             until(
@@ -66,7 +66,7 @@ def test_both_lead_in_turn_and_hand_leases_over_in_both_directions(
                 assert leader.leads
 
                 # Our leader resigns: a Java worker leads again while ours go on.
-                leader.stop.set()
+                leader.resign()
                 until(lambda: tables.leader() in {staying.id, third.id}, JAVA_BELIEVES, "Java leads again", staying)
                 until(lambda: tables.counts()[ours.id] >= 1, JAVA_BELIEVES, "and we are served", ours, third)
                 before = len(ours.rows())
@@ -88,7 +88,7 @@ def test_both_lead_in_turn_and_hand_leases_over_in_both_directions(
                 staying.stop()
 
     assert not leader.errors()
-    assert not ours.stored.conflicts
+    assert not ours.processing.conflicts()
     assert ours.told(EventKind.HANDOFF_DONE) or third.said("INITIALIZE")
     assert len(tables.leases()) == SHARDS, "no lease lost"
     missing = Counter(stream.produced) - Counter(texts(first, second, third, ours))
