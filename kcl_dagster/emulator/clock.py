@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-Clock = Callable[[], float]
+from kcl_dagster.emulator.kinesis.service import Clock
 
 
 class AdjustableClock:

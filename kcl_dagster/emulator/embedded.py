@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kcl_dagster.emulator import extra
-from kcl_dagster.emulator.clock import AdjustableClock, Clock
+from kcl_dagster.emulator.clock import AdjustableClock
 from kcl_dagster.emulator.faults import Faults
 from kcl_dagster.emulator.kinesis import KinesisService, Limits
-from kcl_dagster.emulator.kinesis.service import DEFAULT_REGION
+from kcl_dagster.emulator.kinesis.service import DEFAULT_REGION, Clock
 
 if TYPE_CHECKING:
     import boto3

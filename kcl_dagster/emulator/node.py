@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kcl_dagster.emulator.clock import AdjustableClock, Clock
+from kcl_dagster.emulator.clock import AdjustableClock
 from kcl_dagster.emulator.faults import Faults
 from kcl_dagster.emulator.gateway import Gateway
 from kcl_dagster.emulator.http.server import HttpServer
 from kcl_dagster.emulator.kinesis import KinesisService, Limits
-from kcl_dagster.emulator.kinesis.service import DEFAULT_ACCOUNT
+from kcl_dagster.emulator.kinesis.service import DEFAULT_ACCOUNT, Clock
 
 
 class Node:

@@ -123,7 +123,10 @@ class DynamoDb:
         handler.headers = {}
         handler.response_headers = {}
         result: dict[str, Any] = getattr(handler, method)().result or {}
-        return {name: value for name, value in result.items() if name in _REPLY_MEMBERS}
+        reply = {name: value for name, value in result.items() if name in _REPLY_MEMBERS}
+        if parameters.get("ReturnConsumedCapacity", "NONE") == "NONE":
+            reply.pop("ConsumedCapacity", None)  # moto tells it some even if they did not ask
+        return reply
 
 
 def _refusal(code: str, message: str) -> Response:

@@ -54,7 +54,9 @@ class DirectUpdates:
     def serve(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
         """The reply, or None if this update has to go moto's way. Raises moto's ConditionalCheckFailed."""
         asked = request.get("ReturnValues", "NONE")
-        if asked not in ("NONE", "ALL_OLD", "ALL_NEW") or _signature(request) not in self._known:
+        if asked not in ("NONE", "ALL_OLD", "ALL_NEW") or "ReturnConsumedCapacity" in request:
+            return None
+        if _signature(request) not in self._known:
             return None
         expression = request.get("UpdateExpression")
         steps = None if expression is None else parse(expression)

@@ -123,9 +123,9 @@ def test_without_limits_nothing_is_throttled_and_nothing_expires() -> None:
     iterator = engine.iterator()
     for _ in range(50):
         engine.put(bytes(MIB - 1))
-        engine.page(iterator)
+        engine.page(iterator, Limit=1)
     engine.now += 3600
-    engine.page(iterator)
+    engine.page(iterator, Limit=1)
 
 
 @pytest.mark.parametrize("bad", [0, -1])
