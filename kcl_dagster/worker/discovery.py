@@ -1,7 +1,7 @@
 """Learning which leases the leader assigned to this worker."""
 
 from kcl_dagster.errors import KclError
-from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.holdings import Holdings
@@ -30,10 +30,19 @@ class Discoverer:
     def _acquire(self, key: LeaseKey) -> bool:
         try:
             lease = self._table.get(key)
+            if lease is not None and lease.checkpoint_owner == self._worker:
+                self._pass_on(lease)
+                return False
             return lease is not None and self._holdings.acquire(lease) is not None
         except KclError as error:
             self._on_event(WorkerEvent(EventKind.DISCOVERY_FAILED, str(error), key))
             return False
+
+    def _pass_on(self, lease: Lease) -> None:
+        """Asked for before it was begun: there is nothing to finish first."""
+        if self._table.transfer(lease) is not None:
+            message = f"to {lease.owner}, before it was begun"
+            self._on_event(WorkerEvent(EventKind.HANDOFF_DONE, message, lease.key))
 
     def give_back(self) -> list[LeaseKey]:
         """At the end: release what was assigned to this worker and never acquired."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.worker import WorkerState
 from kcl_dagster.runtime import Runtime
@@ -144,3 +145,32 @@ def test_a_step_that_fails_does_not_end_its_thread(caplog: pytest.LogCaptureFixt
     after = steps.rounds
     time.sleep(0.25)
     assert steps.rounds == after
+
+
+def test_renewals_and_checkpoints_from_two_threads_never_lose_the_lease() -> None:
+    world = RealTime()
+    run = threaded(world, "w1")
+    world.assign(run)
+    run.worker.step_discovery()
+    held = run.worker.holdings
+    holding = held.get(LeaseKey(A))
+    assert holding is not None
+    before = world.lease(A).counter
+    failures: list[BaseException] = []
+
+    def renew() -> None:
+        try:
+            for _ in range(300):
+                held.renew(holding.key)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    for number in range(1, 301):
+        held.prepare(holding.key, holding.token, Checkpoint(str(number)), b"{}", number)
+        held.checkpoint(holding.key, holding.token, Checkpoint(str(number)))
+    thread.join()
+    assert failures == []
+    assert world.lease(A).counter == before + 900
+    assert world.lease(A).checkpoint == Checkpoint("300")
