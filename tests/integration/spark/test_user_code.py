@@ -1,21 +1,17 @@
-"""What user code is given beside the DataFrame: decoders, processors, functions that store."""
+"""What user code is given beside the DataFrame: decoders, and functions that store."""
 
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
-from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
-from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.errors import ConfigurationError, PackageMissing
 from kcl_dagster.spark import decoding
 from kcl_dagster.spark.decoding import avro, protobuf, with_decoded, with_json
-from kcl_dagster.spark.processors import Checkpointer, ProcessorSink, Record
 from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 from kcl_dagster.worker.batch import Batch
 from tests.integration.spark import test_sinks
@@ -199,99 +195,3 @@ def test_what_a_function_raises_is_the_users(spark: SparkSession) -> None:
     whole = batch(part(1, 1000, 1004, 7))
     with pytest.raises(KeyError, match="mine"):
         ForeachBatchSink(store).write(records(spark, whole), whole)
-
-
-# Record processors
-
-
-class Journal:
-    """A processor in the style of the KCL's examples: it buffers, and flushes when asked to stop."""
-
-    folder = ""
-
-    def initialize(self, initialize_input: Any) -> None:
-        self._shard = initialize_input.shard_id
-        self._lines = [f"initialize {initialize_input.sequence_number}"]
-
-    def process_records(self, process_records_input: Any) -> None:
-        for record in process_records_input.records:
-            self._lines.append(
-                f"{record.sequence_number}/{record.sub_sequence_number} {record.binary_data.decode()}"
-            )
-        middle = process_records_input.records[0]
-        process_records_input.checkpointer.checkpoint(middle.sequence_number, middle.sub_sequence_number)
-
-    def lease_lost(self, lease_lost_input: Any) -> None:
-        raise AssertionError
-
-    def shard_ended(self, shard_ended_input: Any) -> None:
-        raise AssertionError
-
-    def shutdown_requested(self, shutdown_requested_input: Any) -> None:
-        shutdown_requested_input.checkpointer.checkpoint()
-        with Path(self.folder, self._shard).open("a") as file:
-            file.write("\n".join([*self._lines, "flushed", ""]))
-
-
-def test_a_processor_gets_its_shard_in_order_and_is_asked_to_flush(spark: SparkSession, tmp_path: Path) -> None:
-    folder = str(tmp_path)
-
-    def make() -> Journal:
-        journal = Journal()
-        journal.folder = folder
-        return journal
-
-    whole = batch(part(1, 1000, 1003, 1), part(2, 2001, 2002, 5))
-    ProcessorSink(make).write(records(spark, whole), whole)
-    assert (tmp_path / "shardId-000000000001").read_text().splitlines() == [
-        "initialize TRIM_HORIZON",
-        *[f"{sequence}/0 payload" for sequence in range(1000, 1004)],
-        "flushed",
-    ]
-    assert (tmp_path / "shardId-000000000002").read_text().splitlines()[0] == "initialize 2000"
-
-
-def test_what_a_processor_raises_fails_the_batch_as_user_code(spark: SparkSession) -> None:
-    class Broken(Journal):
-        def process_records(self, process_records_input: Any) -> None:
-            raise ValueError("poison")
-
-    whole = batch(part(1, 1000, 1003, 1))
-    with pytest.raises(Exception, match="poison") as caught:
-        ProcessorSink(Broken).write(records(spark, whole), whole)
-    assert not isinstance(caught.value, SinkError)
-
-
-def test_records_that_never_reached_a_processor_are_noticed(spark: SparkSession, tmp_path: Path) -> None:
-    whole = batch(part(1, 1000, 1003, 1), part(2, 2000, 2002, 1))
-    folder = str(tmp_path)
-
-    def make() -> Journal:
-        journal = Journal()
-        journal.folder = folder
-        return journal
-
-    with pytest.raises(SinkError, match="3 of 4 records"):
-        ProcessorSink(make).write(records(spark, whole).where(F.col("sequence_number") != "1003"), whole)
-
-
-@pytest.mark.parametrize(
-    ("place", "is_allowed"),
-    [((None, None), True), (("12", 0), True), (("15", 3), True), (("15", 4), False), (("9", 0), False)],
-)
-def test_a_processor_may_checkpoint_what_it_was_given(place: tuple[Any, Any], is_allowed: bool) -> None:
-    checkpointer = Checkpointer(Checkpoint("10"))
-    row = {"data": b"x", "partition_key": "k", "sequence_number": "15", "sub_sequence_number": 3}
-    checkpointer.delivered(Record(row | {"arrival_timestamp": None}))
-    if is_allowed:
-        checkpointer.checkpoint(*place)
-        assert checkpointer.last == (Checkpoint(*place) if place[0] else Checkpoint("15", 3))
-    else:
-        with pytest.raises(ValueError, match="is not between"):
-            checkpointer.checkpoint(*place)
-
-
-def test_a_record_reads_like_the_kcls() -> None:
-    row = {"data": b"hello", "partition_key": "k", "sequence_number": "1", "sub_sequence_number": 2}
-    record = Record(row | {"arrival_timestamp": None})
-    assert (record.data, record.binary_data, record.partition_key) == ("aGVsbG8=", b"hello", "k")
