@@ -1,0 +1,179 @@
+"""A worker on clients: the tables' layout, where streams start, what they keep."""
+
+import random
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from kcl_dagster.application import Application, Position
+from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, Checkpoint
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.model.worker import CPU, WorkerState
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.layout import create_tables, detect_layout
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.starts import StartPosition, StartTable
+from kcl_dagster.tables.workers import WorkerTable
+from kcl_dagster.testing.clock import FakeClock
+from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from kcl_dagster.testing.engine import MemoryEngine
+from kcl_dagster.testing.kinesis import FakeKinesis
+from kcl_dagster.testing.sink import RecordingSink
+from kcl_dagster.worker.heartbeat import Heartbeat, Identity
+from kcl_dagster.worker.loop import Worker
+from kcl_dagster.worker.opening import open_surroundings
+from tests.unit.worker.kit import in_nobodys_background
+
+STREAM, SHARD = "clicks", "shardId-000000000000"
+ME = WorkerId("w1")
+
+
+class Place:
+    """One stream, one table, one worker on fake clients."""
+
+    def __init__(self, start: dict[str, Any] | None = None, *, multi_stream: bool = False) -> None:
+        self.clock = FakeClock()
+        self.runtime = Runtime(clock=self.clock, random=random.Random(1))
+        self.dynamodb = FakeDynamoDB(self.clock)
+        self.kinesis = FakeKinesis(self.clock)
+        self.kinesis.create_stream(StreamName=STREAM, ShardCount=1)
+        settings = {"name": STREAM, "start": start or {}}
+        self.application = Application(name="app", streams=(settings,), multi_stream=multi_stream)
+        self.layout = detect_layout(self.dynamodb, self.application, self.runtime)
+        create_tables(self.dynamodb, self.application, self.layout, self.runtime)
+        self.leases = LeaseTable(self.dynamodb, self.application, self.layout, self.runtime)
+        self.starts = StartTable(self.dynamodb, self.application, self.layout, self.runtime)
+        self.sink = RecordingSink()
+
+    def put(self, *texts: str) -> None:
+        for text in texts:
+            self.kinesis.put_record(StreamName=STREAM, Data=text.encode(), PartitionKey="k")
+        self.clock.advance(2)
+
+    def own(self, checkpoint: Checkpoint, stream: StreamIdentifier | None = None) -> None:
+        key = LeaseKey(stream.lease_key(SHARD) if stream else SHARD)
+        assert self.leases.create(Lease(key, SHARD, owner=ME, checkpoint=checkpoint, stream=stream))
+
+    def work(self, rounds: int = 3) -> list[str]:
+        around = open_surroundings(
+            self.application,
+            dynamodb=self.dynamodb,
+            kinesis=self.kinesis,
+            engine=MemoryEngine(self.kinesis, self.runtime),
+            sink=self.sink,
+            runtime=self.runtime,
+        )
+        worker = Worker(around, Identity(ME), self.runtime, in_nobodys_background)
+        worker.start()
+        for _ in range(rounds):
+            worker.step_housekeeping()
+            worker.step_renewal()
+            worker.step_batch()
+            self.clock.advance(2)
+        worker.shut_down()
+        return [row.data.decode() for row in self.sink.rows()]
+
+    def decide(self, position: Position, timestamp_ms: int, stream: str = STREAM) -> None:
+        self.starts.record(StartPosition(stream, position, timestamp_ms, 1))
+
+
+def test_latest_means_the_moment_the_application_began_and_not_each_start() -> None:
+    place = Place({"position": "LATEST"})
+    place.put("before")
+    place.decide(Position.LATEST, round(place.clock.now() * 1000))
+    place.own(LATEST)
+    place.put("between")  # nobody reads yet
+    assert place.work() == ["between"]
+
+
+def test_in_an_application_that_a_java_leader_started_the_configured_timestamp_counts() -> None:
+    place = Place()
+    place.put("before")
+    moment = datetime.fromtimestamp(int(place.clock.now()), UTC)
+    settings = {"name": STREAM, "start": {"position": "AT_TIMESTAMP", "timestamp": moment}}
+    place.application = Application(name="app", streams=(settings,))
+    place.put("after")
+    place.own(AT_TIMESTAMP)
+    assert place.work() == ["after"]
+
+
+def test_latest_of_a_java_leader_is_the_tip() -> None:
+    place = Place({"position": "LATEST"})
+    place.put("before")
+    place.own(LATEST)
+    assert place.work() == []
+
+
+def test_leases_of_several_streams_name_their_own() -> None:
+    stream = StreamIdentifier(STREAM, "123456789012", 1_700_000_000)
+    place = Place({"position": "LATEST"}, multi_stream=True)
+    place.decide(Position.LATEST, round(place.clock.now() * 1000) - 1000, str(stream))
+    place.put("a", "b")
+    place.own(LATEST, stream)
+    assert place.work() == ["a", "b"]
+    [part] = place.sink.parts.values()
+    assert part.part.stream == stream
+
+
+@pytest.mark.parametrize("hours", [24, 168])
+def test_a_worker_knows_what_its_stream_keeps(hours: int) -> None:
+    place = Place()
+    if hours > 24:
+        place.kinesis.increase_stream_retention_period(StreamName=STREAM, RetentionPeriodHours=hours)
+    around = open_surroundings(
+        place.application,
+        dynamodb=place.dynamodb,
+        kinesis=place.kinesis,
+        engine=MemoryEngine(place.kinesis, place.runtime),
+        sink=place.sink,
+        runtime=place.runtime,
+    )
+    assert around.retention_of(StreamIdentifier.single(STREAM)) == hours * 3600
+    assert [shard.id for shard in around.list_shards(StreamIdentifier.single(STREAM))] == [SHARD]
+    assert around.leader is not None
+    assert around.leader.silent_for() == 0
+
+
+class Busy:
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+
+    def averages(self) -> dict[str, tuple[float, ...]]:
+        return {CPU: (10.0, 20.5)} if self.steps > 1 else {}
+
+    def operating_range(self) -> dict[str, tuple[int, ...]]:
+        return {CPU: (100,)}
+
+
+def test_a_row_says_how_busy_how_far_behind_and_in_which_run() -> None:
+    place = Place()
+    table = WorkerTable(place.dynamodb, place.application, place.layout, place.runtime)
+    heartbeat = Heartbeat(table, Identity(ME, "worker-000", "run", "zone-a"), place.clock, Busy())
+    heartbeat.write()
+    [row] = table.list()
+    assert (row.averages, row.operating_range) == ({}, {})  # consistent: both or neither
+    heartbeat.measure()
+    heartbeat.measure()
+    heartbeat.lag_ms = 1500
+    heartbeat.state = WorkerState.RUNNING
+    place.clock.advance(5)
+    assert heartbeat.step()
+    [row] = table.list()
+    assert row.averages == {CPU: (10.0, 20.5)}
+    assert row.operating_range == {CPU: (100,)}
+    assert (row.lag_ms, row.slot, row.run_id, row.zone, row.beat) == (1500, "worker-000", "run", "zone-a", 2)
+    assert row.last_update == int(place.clock.now())
+    heartbeat.stop()
+    assert table.list() == []
+
+
+def test_a_heartbeat_that_was_never_written_leaves_nothing_to_remove() -> None:
+    place = Place()
+    table = WorkerTable(place.dynamodb, place.application, place.layout, place.runtime)
+    Heartbeat(table, Identity(ME), place.clock).stop()
+    assert table.list() == []
