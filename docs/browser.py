@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from websockets.sync.client import ClientConnection, connect
 
@@ -18,6 +19,17 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 START_SECONDS = 30.0
 PATIENCE_SECONDS = 60.0  # a page of Dagster's on a busy machine
 LOOK_SECONDS = 0.25
+
+OPTIONS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
+    *("--no-first-run", "--remote-debugging-port=0", "--remote-allow-origins=*"),
+)
+CLICK = """(() => {
+  const all = [...document.querySelectorAll("button, a, [role=tab], [role=menuitem], div, span")];
+  const found = all.filter(element => element.innerText === %s && element.offsetParent).pop();
+  if (found) found.click();
+  return Boolean(found);
+})()"""
 
 
 class BrowserMissing(Exception):
@@ -60,10 +72,7 @@ class Page:
 
     def click(self, text: str) -> None:
         """Click the innermost visible element with exactly this text."""
-        found = self.evaluate(
-            "(() => { const e = [...document.querySelectorAll('button,a,[role=tab],[role=menuitem],div,span')]"
-            f".filter(e => e.innerText === {json.dumps(text)} && e.offsetParent).pop(); if (e) e.click(); return !!e }})()"
-        )
+        found = self.evaluate(CLICK % json.dumps(text))
         assert found, f"nothing to click that says {text!r}: {self.text()[:2000]}"
 
     def screenshot(self, path: Path) -> None:
@@ -90,22 +99,7 @@ def browser() -> Iterator[Page]:
         raise BrowserMissing("there is no Chromium: install it (Debian, Ubuntu: apt-get install chromium)")
     with tempfile.TemporaryDirectory(prefix="browser", ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(
-            [
-                program,
-                *(
-                    "--headless=new",
-                    "--no-sandbox",
-                    "--disable-gpu",
-                    "--disable-dev-shm-usage",
-                    "--hide-scrollbars",
-                ),
-                *(
-                    "--remote-debugging-port=0",
-                    "--remote-allow-origins=*",
-                    f"--user-data-dir={profile}",
-                    "about:blank",
-                ),
-            ],
+            [program, *OPTIONS, f"--user-data-dir={profile}", "about:blank"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -119,13 +113,12 @@ def browser() -> Iterator[Page]:
 
 def _tab(profile: Path) -> str:
     """The address of the first tab, once the browser has written down where it listens."""
-    import httpx
-
     place = profile / "DevToolsActivePort"
     deadline = time.monotonic() + START_SECONDS
     while not place.exists() or len(place.read_text().splitlines()) < 2:
         assert time.monotonic() < deadline, "Chromium does not start"
         time.sleep(LOOK_SECONDS)
     port = place.read_text().splitlines()[0]
-    tabs = httpx.get(f"http://127.0.0.1:{port}/json/list").json()
+    with urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
+        tabs = json.load(answer)
     return str(next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page"))

@@ -1,4 +1,4 @@
-"""Pictures of the real thing for README and docs: `make screenshots`. Runs the demo and looks at it with Chromium."""
+"""Pictures of the real thing for README and docs: `make screenshots`. Needs Chromium."""
 
 import argparse
 import signal
@@ -14,7 +14,7 @@ from docs.browser import BrowserMissing, Page, browser
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs/images"
-PATIENCE_SECONDS = 240.0  # until the demo has something to show
+PATIENCE_SECONDS = 600.0  # until the demo has something to show
 SETTLE_SECONDS = 2.0  # Dagster's pages fade things in
 WORTH_SEEING_SECONDS = 60.0  # so that plots have more than a point
 

@@ -34,7 +34,7 @@ WAYS = [interrupt_the_group, terminate_the_demo, kill_the_demo, kill_dagster]
 
 @pytest.mark.slow
 @pytest.mark.server
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("stop", WAYS, ids=lambda way: way.__name__)
 def test_nothing_is_left_ten_seconds_after(stop: object, tmp_path: Path) -> None:
     assert callable(stop)
