@@ -7,8 +7,10 @@ from typing import Any
 from moto.dynamodb.comparisons import get_expected
 from moto.dynamodb.exceptions import ConditionalCheckFailed, MockValidationException
 from moto.dynamodb.models import DynamoDBBackend
+from moto.dynamodb.models.dynamo_type import DynamoType
 
 BATCH_WRITE_ITEMS = 25
+_TAKEN_FOR_TEXT = {"B", "BS", "BOOL"}  # by moto, where an update of the old form puts them
 
 
 def correct(operation: str, parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
@@ -53,3 +55,16 @@ def _check_index(parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
     name = parameters["IndexName"]
     if name not in {index.name for index in backend.get_table(parameters["TableName"]).all_indexes()}:
         raise MockValidationException(f"The table does not have the specified index: {name}")
+
+
+def keep_types(parameters: dict[str, Any], backend: DynamoDBBackend, reply: dict[str, Any]) -> None:
+    """Put right what moto has just stored as text. The Java KCL stores the state of a prepared checkpoint so."""
+    for name, update in (parameters.get("AttributeUpdates") or {}).items():
+        value = update.get("Value", {})
+        if update.get("Action", "PUT") != "PUT" or not set(value) & _TAKEN_FOR_TEXT:
+            continue
+        item = backend.get_item(parameters["TableName"], parameters["Key"])
+        assert item is not None
+        item.attrs[name] = DynamoType(value)
+        if parameters.get("ReturnValues", "NONE").endswith("_NEW"):
+            reply.setdefault("Attributes", {})[name] = value

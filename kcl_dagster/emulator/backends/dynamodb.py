@@ -16,7 +16,7 @@ from moto.dynamodb.models import DynamoDBBackend
 from moto.dynamodb.responses import DynamoHandler
 from werkzeug.exceptions import HTTPException
 
-from kcl_dagster.emulator.backends.corrections import correct
+from kcl_dagster.emulator.backends.corrections import correct, keep_types
 from kcl_dagster.emulator.backends.moto_request import from_moto, to_moto
 from kcl_dagster.emulator.backends.rendering import render
 from kcl_dagster.emulator.backends.scans import scan
@@ -104,6 +104,7 @@ class DynamoDb:
                 reply = self._updates.serve(parameters)
                 if reply is None:
                     reply = self._ask_moto(method, parameters)
+                    keep_types(parameters, self._backend, reply)
                     self._updates.learn(parameters)
                 return reply
             case "TransactWriteItems":

@@ -207,9 +207,11 @@ def test_the_old_form_of_updates_puts_adds_and_deletes(table: LeaseTable) -> Non
             "checkpointOwner": {"Action": "DELETE"},
             "absent": {"Action": "DELETE"},
             "children": {"Action": "PUT", "Value": {"SS": ["s1", "s2"]}},
+            "prepared": {"Action": "PUT", "Value": {"B": b"\x01\xfe"}},
         },
         ReturnValues="ALL_NEW",
     )
+    assert table.get("a")["prepared"] == {"B": b"\x01\xfe"}
     assert reply["Attributes"].pop("children")["SS"] in (["s1", "s2"], ["s2", "s1"])
     assert reply["Attributes"] == {
         "leaseKey": text("a"),
@@ -217,6 +219,7 @@ def test_the_old_form_of_updates_puts_adds_and_deletes(table: LeaseTable) -> Non
         "leaseCounter": number(8),
         "switches": number(1),
         "state": {"B": b"\x00\xff"},
+        "prepared": {"B": b"\x01\xfe"},
     }
 
 
