@@ -1,5 +1,7 @@
 """Clicks: from the stream to the lake, each exactly once."""
 
+from datetime import timedelta
+
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
@@ -21,6 +23,7 @@ CLICK = "user string, number bigint, page string, at timestamp"
     batch=kcl.BatchSettings(max_seconds=2),
     owners=["team:web"],
     lag_target=30,
+    freshness=timedelta(minutes=15),
 )
 def clicks(records: DataFrame) -> DataFrame:
     """Every click of every visitor, in the order in which its shard received them."""

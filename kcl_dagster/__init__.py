@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kcl_dagster.application import Timings as Timings
     from kcl_dagster.errors import KclError as KclError
     from kcl_dagster.orchestration.assets import build_kcl_asset_specs as build_kcl_asset_specs
+    from kcl_dagster.orchestration.component import KclApplicationComponent as KclApplicationComponent
     from kcl_dagster.orchestration.consumer import Consumer as Consumer
     from kcl_dagster.orchestration.consumer import kcl_consumer as kcl_consumer
     from kcl_dagster.orchestration.definitions import build_kcl_definitions as build_kcl_definitions
@@ -58,6 +59,7 @@ _HOMES = {
     ),
     "kcl_dagster.errors": ("KclError",),
     "kcl_dagster.orchestration.assets": ("build_kcl_asset_specs",),
+    "kcl_dagster.orchestration.component": ("KclApplicationComponent",),
     "kcl_dagster.orchestration.consumer": ("Consumer", "kcl_consumer"),
     "kcl_dagster.orchestration.definitions": ("build_kcl_definitions",),
     "kcl_dagster.orchestration.leader_sensor": ("build_kcl_leader_sensor",),
@@ -75,6 +77,7 @@ __all__ = [  # noqa: RUF022 - grouped by topic
     "build_kcl_definitions",
     "build_kcl_asset_specs",
     "build_kcl_leader_sensor",
+    "KclApplicationComponent",
     "KclResource",
     "KclSparkResource",
     "KclTranslator",

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from kcl_dagster.application import (
@@ -36,6 +37,15 @@ class Consumer:
     lag_target: float = 60.0
     """Seconds behind the tip of the stream above which a check warns."""
 
+    freshness: timedelta | None = None
+    """The records asset is stale when nothing was stored for this long; only for streams that never pause."""
+
+    @property
+    def code(self) -> str:
+        """Where the transform is written: `file:line`."""
+        code = getattr(inspect.unwrap(self.transform), "__code__", None)
+        return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else type(self.transform).__name__
+
     def __call__(self, records: Any) -> Any:
         return self.transform(records)
 
@@ -58,6 +68,7 @@ def kcl_consumer(
     tags: Mapping[str, str] | None = None,
     metadata: Mapping[str, Any] | None = None,
     lag_target: float = 60.0,
+    freshness: timedelta | None = None,
 ) -> Callable[[Transform], Consumer]:
     """Make a function the consumer of one or several Kinesis streams.
 
@@ -70,6 +81,8 @@ def kcl_consumer(
         workers: A fixed number of workers; short for `fleet=FleetSettings(min_workers=n, max_workers=n)`.
         name: Asset key of the records; the function's name by default.
         lag_target: Seconds behind the tip of the stream above which a check warns.
+        freshness: The records asset is stale when nothing was stored for this long. For streams that never pause;
+            workers report every five minutes.
 
     Example:
         .. code-block:: python
@@ -109,6 +122,7 @@ def kcl_consumer(
             tags=dict(tags or {}),
             metadata=dict(metadata or {}),
             lag_target=lag_target,
+            freshness=freshness,
         )
 
     return decorate

@@ -17,7 +17,7 @@ from kcl_dagster.orchestration.worker_job import build_worker_asset, build_worke
 
 def build_kcl_definitions(
     *consumers: Consumer,
-    resources: Mapping[str, Any],
+    resources: Mapping[str, Any] | None = None,
     translator: KclTranslator | None = None,
     kcl_key: str = "kcl",
     spark_key: str = "spark",
@@ -26,8 +26,9 @@ def build_kcl_definitions(
 
     Args:
         consumers: Functions decorated with `kcl_consumer`.
-        resources: Must hold a `KclResource` under `kcl_key`. Under `spark_key` may be a `KclSparkResource`, or
-            anything else that has a `spark_session`; left out, a local session.
+        resources: A `KclResource` under `kcl_key`, unless definitions these are merged with have one. Under
+            `spark_key` may be a `KclSparkResource`, or anything else that has a `spark_session`; left out, a local
+            session.
         translator: How assets appear; see `KclTranslator`.
 
     Merge the result with definitions of your own: `Definitions.merge(defs, ours)`.
@@ -39,8 +40,6 @@ def build_kcl_definitions(
     """
     if not consumers:
         raise ConfigurationError("build_kcl_definitions needs at least one consumer: @kcl_consumer makes one")
-    if kcl_key not in resources:
-        raise ConfigurationError(f"resources lack {kcl_key!r}: give it a KclResource")
     names = [consumer.application.name for consumer in consumers]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"applications {names}: two consumers cannot share an application")
@@ -59,5 +58,5 @@ def build_kcl_definitions(
             build_kcl_leader_sensor(c, job=jobs[c.application.name], translator=translator, kcl_key=kcl_key)
             for c in consumers
         ],
-        resources={spark_key: KclSparkResource(), **resources},
+        resources={spark_key: KclSparkResource(), **(resources or {})},
     )

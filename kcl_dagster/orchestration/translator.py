@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from dagster import AssetKey, AssetSpec, DynamicPartitionsDefinition
+from dagster import AssetKey, AssetSpec, DynamicPartitionsDefinition, FreshnessPolicy
 
 from kcl_dagster.application import Application
 from kcl_dagster.orchestration.consumer import Consumer
@@ -90,7 +90,7 @@ class KclTranslator:
         metadata: dict[str, Any] = {"kcl/application": application.name}
         if asset.role is Role.RECORDS:
             metadata |= {"kcl/streams": ", ".join(s.name for s in application.streams)}
-            metadata |= {"kcl/sink": consumer.sink.place, **consumer.metadata}
+            metadata |= {"kcl/sink": consumer.sink.place, "kcl/code": consumer.code, **consumer.metadata}
         return AssetSpec(
             key=self.get_asset_key(asset),
             deps=[self.get_asset_key(dep) for dep in self._upstream(asset)],
@@ -101,7 +101,12 @@ class KclTranslator:
             tags=dict(consumer.tags) if asset.role is Role.RECORDS else {},
             metadata=metadata,
             partitions_def=slots_of(application) if asset.role is Role.RECORDS else None,
+            freshness_policy=self._freshness(asset),
         )
+
+    def _freshness(self, asset: KclAsset) -> FreshnessPolicy | None:
+        window = asset.consumer.freshness if asset.role is Role.RECORDS else None
+        return None if window is None else FreshnessPolicy.time_window(fail_window=window)
 
     def _upstream(self, asset: KclAsset) -> Sequence[KclAsset]:
         consumer = asset.consumer

@@ -1,0 +1,126 @@
+"""`KclApplicationComponent`: an application described in YAML."""
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal
+
+import dagster as dg
+from dagster.components import Component, ComponentLoadContext, Resolvable
+
+from kcl_dagster.application import FleetSettings
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration import sinks
+from kcl_dagster.orchestration.consumer import Consumer, kcl_consumer
+from kcl_dagster.orchestration.definitions import build_kcl_definitions
+from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.sinks import SinkChoice, Transform
+
+
+@dataclass
+class SinkModel(Resolvable):
+    """Where records go."""
+
+    path: str
+    """A directory, `s3://bucket/prefix`, or for iceberg `database.table`."""
+
+    kind: Literal["parquet", "delta", "iceberg"] = "parquet"
+    partition_by: list[str] = field(default_factory=list)
+    catalog: dict[str, str] = field(default_factory=dict)
+    """pyiceberg's properties; for iceberg only."""
+
+    def choice(self) -> SinkChoice:
+        match self.kind:
+            case "parquet":
+                return sinks.parquet(self.path, partition_by=self.partition_by)
+            case "delta":
+                return sinks.delta(self.path, partition_by=self.partition_by)
+            case "iceberg":
+                return sinks.iceberg(self.path, self.catalog, partition_by=self.partition_by)
+
+
+@dataclass
+class ConnectionModel(Resolvable):
+    """How to reach AWS; left out, as boto3 finds it."""
+
+    region_name: str | None = None
+    endpoint_url: str | None = None
+    profile_name: str | None = None
+    role_arn: str | None = None
+
+
+@dataclass
+class KclApplicationComponent(Component, Resolvable):
+    """A KCL application: leader sensor, worker job, assets and checks.
+
+    Example:
+        .. code-block:: yaml
+
+            type: kcl_dagster.KclApplicationComponent
+            attributes:
+              application: clicks-to-lake
+              stream: clicks
+              transform: my_project.clicks.parse
+              sink: {path: "s3://lake/clicks"}
+              max_workers: 8
+              connection: {region_name: eu-west-1}
+
+    Subclass it and override `transform_records` or `consumer` for what YAML cannot say.
+    """
+
+    application: str
+    stream: str
+    sink: SinkModel
+    transform: str | None = None
+    """`package.module.function`, from a DataFrame of records to one of rows; left out, records are stored as
+    they are."""
+
+    name: str | None = None
+    """Asset key of the records; the stream's name when left out."""
+
+    min_workers: int = 1
+    max_workers: int = 4
+    owners: list[str] = field(default_factory=list)
+    lag_target: float = 60.0
+    connection: ConnectionModel | None = None
+    """Left out, another component or definition must bring the resource `kcl`."""
+
+    def transform_records(self) -> Transform:
+        """The function that `transform` names."""
+        if self.transform is None:
+            return _unchanged
+        module, dot, function = self.transform.rpartition(".")
+        if not dot:
+            raise ConfigurationError(f"transform {self.transform} is not of the form package.module.function")
+        try:
+            found: Transform = getattr(import_module(module), function)
+        except (ImportError, AttributeError) as error:
+            raise ConfigurationError(f"transform {self.transform} cannot be loaded: {error}") from None
+        return found
+
+    def consumer(self) -> Consumer:
+        """The consumer that Python code would make with `kcl_consumer`."""
+        return kcl_consumer(
+            application=self.application,
+            stream=self.stream,
+            sink=self.sink.choice(),
+            name=self.name or self.stream,
+            fleet=FleetSettings(min_workers=self.min_workers, max_workers=self.max_workers),
+            owners=self.owners,
+            lag_target=self.lag_target,
+        )(self.transform_records())
+
+    def build_defs(self, context: ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002 - Dagster's signature
+        resources: dict[str, Any] = {}
+        if self.connection is not None:
+            resources["kcl"] = KclResource(
+                region_name=self.connection.region_name,
+                endpoint_url=self.connection.endpoint_url,
+                profile_name=self.connection.profile_name,
+                role_arn=self.connection.role_arn,
+            )
+        return build_kcl_definitions(self.consumer(), resources=resources)
+
+
+def _unchanged(records: Any) -> Any:
+    """Records as they were read."""
+    return records
