@@ -103,16 +103,6 @@ class FiledDeadLetters:
             raise SinkError(f"dead letter {letter.name} could not be stored: {error}") from error
 
 
-class MemoryDeadLetters:
-    """Keeps the letters in a dictionary: for tests."""
-
-    def __init__(self) -> None:
-        self.letters: dict[str, DeadLetter] = {}
-
-    def write(self, letter: DeadLetter) -> None:
-        self.letters[letter.name] = letter
-
-
 def from_json(text: bytes) -> DeadLetter:
     """Read a letter back, for a replay. Raises ValueError on anything else."""
     try:

@@ -64,8 +64,8 @@ class WorkerEvent:
 
 
 OnEvent = Callable[[WorkerEvent], None]
-"""Called on the thread the event happened on, with no lock held but possibly in the middle of a renewal:
-must be quick and must not raise."""
+"""Called on the thread the event happened on, possibly in the middle of a renewal: must be quick, must not raise,
+and must not call the worker."""
 
 
 def ignore(_: WorkerEvent) -> None:

@@ -24,6 +24,7 @@ from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.holdings import Holdings
+from kcl_dagster.worker.lag import Lag
 from kcl_dagster.worker.parents import Parents
 from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.processing import ProcessorProtocol
@@ -102,6 +103,7 @@ class Worker(Generic[D]):
         )
         self.discoverer = Discoverer(surroundings.leases, identity.worker, self.holdings, self._tell)
         self.protocol = self._make_protocol(runtime)
+        self._lag = Lag(self._clock, self.settings.round_patience)
         self._beat_due = Every(self.settings.heartbeat)
         self._discovery_due = Every(self.settings.discovery)
         self._watch_due = Every(WATCH_SECONDS)
@@ -181,7 +183,7 @@ class Worker(Generic[D]):
         """One round of the batch protocol. Main thread."""
         report = self.protocol.run_once(self.stop.is_requested)
         if report.leases:
-            self.heartbeat.lag_ms = report.millis_behind
+            self.heartbeat.lag_ms = self._lag.see(report.leases, self.holdings.keys())
             self._around.on_batch(report)
         return report
 

@@ -13,6 +13,7 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.failure import Failures, Verdict, is_user_failure
 from kcl_dagster.worker.holdings import Holding, Holdings
 from kcl_dagster.worker.pending import Pin
+from kcl_dagster.worker.report import Outcome
 
 
 @dataclass(slots=True)
@@ -27,9 +28,9 @@ class PoisonHandling:
 
     def treat(
         self, fetched: Fetched[Any], progress: Progress, holding: Holding, part: Part, error: Exception
-    ) -> bool:
-        """True when the failing record was set aside and the shard goes on behind it. Whatever goes wrong in here
-        leaves the lease pinned to the failing batch, which is simply tried again."""
+    ) -> Outcome:
+        """What became of the batch. Whatever goes wrong in here leaves the lease pinned to it as it is: it is
+        tried again."""
         key = holding.key
         try:
             middle = self._middle(fetched, progress, error)
@@ -42,19 +43,20 @@ class PoisonHandling:
                         self._tell(EventKind.SHARD_STOPPED, message, holding, after=str(part.after))
                 case Verdict.NARROW if middle is not None:
                     self._narrow(progress, holding, middle)
+                    return Outcome.NARROWED
                 case Verdict.DEAD_LETTER:
                     self._send_dead_letters(fetched, holding, part, error)
-                    return True
+                    return Outcome.SET_ASIDE
                 case Verdict.SKIP:
                     self.holdings.checkpoint(key, holding.token, part.through)
                     self.failures.succeeded(key, part.through)
                     self._tell(EventKind.RECORD_SKIPPED, str(error), holding, sequence=part.through.sequence)
-                    return True
+                    return Outcome.SET_ASIDE
                 case _:
                     pass
         except KclError as problem:
             self._tell(EventKind.BATCH_FAILED, f"while treating a poison record: {problem}", holding)
-        return False
+        return Outcome.FAILED
 
     def _middle(self, fetched: Fetched[Any], progress: Progress, error: Exception) -> Checkpoint | None:
         if not is_user_failure(error) or self.failures.action is FailureAction.STOP:

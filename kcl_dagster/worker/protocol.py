@@ -164,8 +164,8 @@ class BatchProtocol(Generic[D]):
         progress = found[0]
         self.reading.tell(EventKind.BATCH_FAILED, this.error, progress.range.lease, number=progress.range.number)
         holding, part = this.holdings[progress.range.lease], self._part(progress)
-        if self.poison.treat(fetched, progress, holding, part, error):
-            this.report(progress.range.lease, Outcome.SET_ASIDE, progress, error)
+        outcome = self.poison.treat(fetched, progress, holding, part, error)
+        this.report(progress.range.lease, outcome, progress, error)
 
     # Commit
 

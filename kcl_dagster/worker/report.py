@@ -28,6 +28,9 @@ class Outcome(StrEnum):
     """Written, but the table was not told: the lease was lost or the table did not answer. Whoever owns the lease
     next repeats the batch under the same identity."""
 
+    NARROWED = "narrowed"
+    """It failed; its first half is tried next."""
+
     SET_ASIDE = "set aside"
     """Its only record was dead-lettered or skipped, as the policy says."""
 
@@ -89,4 +92,4 @@ class BatchReport:
 
 
 _STORED = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.FINISHED})
-_PROGRESS = _STORED
+_PROGRESS = _STORED | {Outcome.NARROWED, Outcome.SET_ASIDE}

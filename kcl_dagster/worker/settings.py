@@ -7,6 +7,7 @@ from kcl_dagster.worker.batch import Budget
 
 DISCOVERY_SECONDS = 2.0  # an index query costs half a read unit: 40,000 a day and worker, about one cent
 PARENT_POLL_SECONDS = 2.0  # one consistent read per blocked lease; the silence of a reshard is about this long
+ROUNDS_TO_WAIT = 5  # a batch may take several times its fetch to be written
 DRAIN_PATIENCE = 2.0  # handoff timeouts a draining worker waits for the leader before it lets go by itself
 REQUESTS_PER_RENEWAL = 2  # a renewal that hangs leaves time for one more before the next is due
 
@@ -43,6 +44,11 @@ class WorkerSettings:
     @property
     def drain_patience(self) -> float:
         return self.handoff_timeout * DRAIN_PATIENCE
+
+    @property
+    def round_patience(self) -> float:
+        """A shard that was not read for this long is not read at all, rather than waiting for its turn."""
+        return ROUNDS_TO_WAIT * (self.budget.seconds + self.idle)
 
     @property
     def stop_patience(self) -> float:

@@ -24,7 +24,7 @@ from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.worker.batch import Batch, Budget, PoisonRecord, Progress, Range
-from kcl_dagster.worker.dead_letter import MemoryDeadLetters
+from kcl_dagster.worker.dead_letter import DeadLetter
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
@@ -236,6 +236,14 @@ class MemoryEngine:
 
     def prefetch(self, ranges: Sequence[Range], _: Budget) -> None:
         self.hints.append(list(ranges))
+
+
+class MemoryDeadLetters:
+    def __init__(self) -> None:
+        self.letters: dict[str, DeadLetter] = {}
+
+    def write(self, letter: DeadLetter) -> None:
+        self.letters[letter.name] = letter
 
 
 @dataclass

@@ -1,0 +1,47 @@
+"""How far behind a worker says it is."""
+
+from dataclasses import replace
+
+from kcl_dagster.model.checkpoint import TRIM_HORIZON
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.testing.clock import FakeClock
+from kcl_dagster.worker.lag import Lag
+from kcl_dagster.worker.report import LeaseReport, Outcome
+from tests.unit.worker.kit import World
+
+A, B = LeaseKey("a"), LeaseKey("b")
+READ = LeaseReport(A, StreamIdentifier.single("s"), "a", Outcome.COMMITTED, 1, TRIM_HORIZON, millis_behind=100)
+
+
+def test_the_shard_furthest_behind_counts_whichever_was_read_last() -> None:
+    lag = Lag(FakeClock(), patience=30)
+    assert lag.see([], {A, B}) is None
+    assert lag.see([READ, replace(READ, lease=B, millis_behind=5000)], {A, B}) == 5000
+    assert lag.see([READ], {A, B}) == 5000
+    assert lag.see([replace(READ, lease=B, outcome=Outcome.FINISHED)], {A, B}) == 100
+    assert lag.see([READ], {B}) is None
+
+
+def test_a_shard_that_is_not_read_falls_behind_by_the_clock() -> None:
+    clock = FakeClock()
+    lag = Lag(clock, patience=30)
+    lag.see([READ], {A})
+    clock.advance(20)
+    failed = replace(READ, outcome=Outcome.FAILED, millis_behind=None)
+    assert lag.see([failed], {A}) == 100
+    clock.advance(20)
+    assert lag.see([failed], {A}) == 40_100
+    assert lag.see([READ], {A}) == 100
+
+
+def test_the_lag_is_in_the_worker_row() -> None:
+    world = World()
+    run = world.worker("w1")
+    world.assign(run)
+    world.stream.put("shardId-000000000000", *"abcdefgh")
+    run.worker.start()
+    run.round()
+    run.worker.step_heartbeat()
+    [row] = world.worker_table(world.service).list()
+    assert row.lag_ms == 5000  # five records, a second each
