@@ -11,7 +11,8 @@ from kcl_dagster.tables.items import lease_from_item
 from tests.conformance.agreement import AtLeast, Observed
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.registry import area
-from tests.conformance.scene import Scene, Story, item_of, memory_of, plain, remembered, unread_lease
+from tests.conformance.scene import Scene, item_of, memory_of, plain, remembered, unread_lease
+from tests.conformance.story import Story
 
 
 def _set_up(given: Given) -> tuple[Scene, str]:

@@ -13,7 +13,8 @@ from tests.conformance.areas.small_rules import milliseconds
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.javanames import java_names
 from tests.conformance.registry import area
-from tests.conformance.scene import Scene, Story, attempt, item_of, remembered
+from tests.conformance.scene import Scene, attempt, item_of, remembered
+from tests.conformance.story import Story
 
 _LEASE_DURATION = 10.0
 _SENTINELS = ("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "SHARD_END")

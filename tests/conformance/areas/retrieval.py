@@ -1,6 +1,5 @@
 """Where reading begins, and what is delivered of what was read."""
 
-import hashlib
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -10,12 +9,13 @@ from botocore.exceptions import ClientError
 
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint, is_sequence_number
 from kcl_dagster.model.shard import HashRange
-from kcl_dagster.streams.deaggregation import MAGIC, deaggregate, is_aggregate
+from kcl_dagster.streams.deaggregation import DIGEST_BYTES, MAGIC, deaggregate, is_aggregate
 from kcl_dagster.streams.pacing import Allowance, ShardLimits
 from kcl_dagster.streams.polling import ShardReader
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
 from kcl_dagster.streams.unpacking import Columns, Unpacker
+from kcl_dagster.testing.aggregation import UserRecord, aggregate
 from tests.conformance.agreement import AnyOf, Observed
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.registry import area
@@ -64,31 +64,16 @@ def _record(sequence: str, data: bytes) -> StreamRecord:
     }
 
 
-def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def aggregate(records: int, hash_keys: Sequence[str] = (), *, digest: str = "md5") -> bytes:
+def _aggregated(records: int, hash_keys: Sequence[str] = (), *, good_digest: bool = True) -> bytes:
     """What the Kinesis Producer Library makes of `records` small ones."""
-    body = _field(1, _KEY.encode())
-    for key in hash_keys:
-        body += _field(2, key.encode())
-    for index in range(records):
-        record = b"\x08\x00"
-        if hash_keys:
-            record += b"\x10" + _varint(min(index, len(hash_keys) - 1))
-        body += _field(3, record + _field(3, b"user record %d" % index))
-    trailer = hashlib.new(digest, body).digest()[:16]
-    return MAGIC + body + trailer
+    users = [
+        UserRecord(
+            _KEY, b"user record %d" % index, hash_keys[min(index, len(hash_keys) - 1)] if hash_keys else None
+        )
+        for index in range(records)
+    ]
+    data = aggregate(users)
+    return data if good_digest else data[:-DIGEST_BYTES] + bytes(DIGEST_BYTES)
 
 
 @area("retrieval.position")
@@ -180,8 +165,8 @@ def _payload(record: Given) -> bytes:
             raise NotUnderstood("an aggregate of how many records?")
         return b"plain data"
     keys = [str(key) for key in record.sequence("explicit_hash_keys", "hash_keys", default=[])]
-    digest = "sha1" if record.flag("bad_digest", "broken_digest", default=False) else "md5"
-    return aggregate(int(str(count)), keys, digest=digest)
+    bad = record.flag("bad_digest", "broken_digest", default=False)
+    return _aggregated(int(str(count)), keys, good_digest=not bad)
 
 
 def _as_kcl(names: Names, data: bytes, hash_range: HashRange, sequence: str) -> Observed:
@@ -199,7 +184,7 @@ def _as_kcl(names: Names, data: bytes, hash_range: HashRange, sequence: str) -> 
 
 def _format(signed: list[int]) -> Observed:
     magic = bytes(byte & 0xFF for byte in signed)
-    good, bad = aggregate(1), aggregate(1, digest="sha1")
+    good, bad = _aggregated(1), _aggregated(1, good_digest=False)
     is_md5 = is_aggregate(magic + good[len(MAGIC) :]) and not is_aggregate(magic + bad[len(MAGIC) :])
     return {
         "magic_hex": MAGIC.hex() if good.startswith(magic) else magic.hex(),
