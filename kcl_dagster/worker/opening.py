@@ -5,6 +5,7 @@ from typing import Any
 
 from kcl_dagster import aws
 from kcl_dagster.application import Application, Position
+from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
@@ -18,8 +19,9 @@ from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import OnEvent, ignore
 from kcl_dagster.worker.heartbeat import Utilization
 from kcl_dagster.worker.leader_watch import LockWatch
+from kcl_dagster.worker.processor import ProcessorFactory
 from kcl_dagster.worker.settings import WorkerSettings
-from kcl_dagster.worker.surroundings import OnBatch, Surroundings, Watch, ignore_batch
+from kcl_dagster.worker.surroundings import NoSink, OnBatch, Surroundings, Watch, ignore_batch
 
 _SECONDS_PER_HOUR = 3600.0
 
@@ -64,8 +66,9 @@ def open_surroundings(
     dynamodb: aws.Client,
     kinesis: aws.Client,
     engine: Engine[D],
-    sink: Sink[D],
+    sink: Sink[D] | None = None,
     runtime: Runtime,
+    processors: ProcessorFactory | None = None,
     layout: Layout | None = None,
     dead_letters: DeadLetters | None = None,
     utilization: Utilization | None = None,
@@ -74,8 +77,13 @@ def open_surroundings(
     on_event: OnEvent = ignore,
     parallel: Callable[..., Any] | None = None,
 ) -> Surroundings[D]:
-    """Everything `Worker` needs, with the requests' deadlines that its lease duration allows. Raises LayoutRefused
-    for tables that must not be touched. `parallel` reads the segments of a scan, as `map` does."""
+    """Everything `Worker` needs, with the requests' deadlines that its lease duration allows.
+
+    Either a sink or a factory of record processors. `parallel` reads the segments of a scan, as `map` does.
+    Raises LayoutRefused for tables that must not be touched.
+    """
+    if (sink is None) == (processors is None):
+        raise ConfigurationError(f"application {application.name} needs a sink or record processors, not both")
     layout = layout or detect_layout(dynamodb, application, runtime)
     deadline = WorkerSettings.of(application).write_deadline
     starts = StartTable(dynamodb, application, layout, runtime)
@@ -86,7 +94,8 @@ def open_surroundings(
         workers=WorkerTable(dynamodb, application, layout, runtime, deadline_seconds=deadline),
         list_shards=lookup.list_shards,
         engine=engine,
-        sink=sink,
+        sink=sink if sink is not None else NoSink(),
+        processors=processors,
         retention_of=lookup.retention_of,
         resolved_start=lookup.resolved_start,
         dead_letters=dead_letters or NoDeadLetters(),

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol
 
 from kcl_dagster.application import Application
+from kcl_dagster.errors import SinkError
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.worker.batch import D, Engine, Sink
+from kcl_dagster.worker.batch import Batch, D, Engine, Sink
 from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import OnEvent, ignore
 from kcl_dagster.worker.heartbeat import Utilization
@@ -31,6 +32,13 @@ class LeaderWatch(Protocol):
     def silent_for(self) -> float:
         """Seconds for which no leader has given a sign of life, as far as this worker saw itself. Reads a table;
         may raise a ServiceError."""
+
+
+class NoSink:
+    """Of a worker whose shards go to record processors."""
+
+    def write(self, data: object, batch: Batch) -> None:
+        raise SinkError(f"there is no sink for {batch.records} records of {type(data).__name__}")
 
 
 def ignore_batch(_: BatchReport) -> None:

@@ -2,12 +2,13 @@
 
 import random
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from kcl_dagster.application import Application, Position
-from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, Checkpoint
+from kcl_dagster.errors import ConfigurationError, SinkError
+from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import CPU, WorkerState
@@ -21,9 +22,11 @@ from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.testing.engine import MemoryEngine
 from kcl_dagster.testing.kinesis import FakeKinesis
 from kcl_dagster.testing.sink import RecordingSink
+from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import open_surroundings
+from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from tests.unit.worker.kit import in_nobodys_background
 
 STREAM, SHARD = "clicks", "shardId-000000000000"
@@ -134,6 +137,36 @@ def test_a_worker_knows_what_its_stream_keeps(hours: int) -> None:
     assert [shard.id for shard in around.list_shards(StreamIdentifier.single(STREAM))] == [SHARD]
     assert around.leader is not None
     assert around.leader.silent_for() == 0
+
+
+def test_a_worker_has_a_sink_or_processors() -> None:
+    place = Place()
+    common: dict[str, Any] = {
+        "dynamodb": place.dynamodb,
+        "kinesis": place.kinesis,
+        "engine": MemoryEngine(place.kinesis, place.runtime),
+        "runtime": place.runtime,
+    }
+    with pytest.raises(ConfigurationError, match="a sink or record processors"):
+        open_surroundings(place.application, **common)
+    with pytest.raises(ConfigurationError, match="a sink or record processors"):
+        open_surroundings(place.application, sink=place.sink, processors=RecordProcessorBase, **common)
+    around = open_surroundings(place.application, processors=Collector, **common)
+    place.own(TRIM_HORIZON)
+    place.put("a", "b")
+    worker = Worker(around, Identity(ME), place.runtime, in_nobodys_background)
+    worker.step_discovery()
+    worker.step_batch()
+    assert Collector.seen == [b"a", b"b"]
+    with pytest.raises(SinkError):
+        around.sink.write([], Batch("app", ME, ()))
+
+
+class Collector(RecordProcessorBase):
+    seen: ClassVar[list[bytes]] = []
+
+    def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+        self.seen.extend(record.binary_data for record in process_records_input.records)
 
 
 class Busy:
