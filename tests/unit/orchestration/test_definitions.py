@@ -137,7 +137,7 @@ YAML = {
 
 
 # Dagster's own sandbox does what its users are warned of.
-@pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated", "ignore:Class .LocalFileCodeReference")
+@pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated", "ignore:Class .*CodeReference")
 def test_an_application_can_be_described_in_yaml() -> None:
     with create_defs_folder_sandbox() as sandbox:
         path = sandbox.scaffold_component(
