@@ -13,6 +13,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "referee: runs against a server that somebody else wrote, where it can be installed"
     )
+    # Known to pytest only where pytest-xdist is switched on.
+    config.addinivalue_line("markers", "xdist_group(name): tests that one test process runs")
 
 
 @pytest.fixture
