@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from random import Random
 
+from benchmarks import leader_tick
 from kcl_dagster.leader.assignment.balanced import balanced
 from kcl_dagster.leader.assignment.board import fair_share
 from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
@@ -288,7 +289,7 @@ def scenarios(*, large: bool) -> Iterator[tuple[Fleet, float]]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="JSON lines after the table")
-    parser.add_argument("--small", action="store_true", help="without the fleets of 1,000 workers")
+    parser.add_argument("--small", action="store_true", help="without the large fleets and the whole tick")
     options = parser.parse_args(arguments)
     header = (
         "scenario",
@@ -313,9 +314,11 @@ def main(arguments: list[str] | None = None) -> int:
             values[-1] = f"{row.decision_seconds * 1000:.1f} ms"
             values[3] = f"{row.seconds:.0f} s"
             print(layout.format(*values), flush=True)
+    print()
+    ticks = [] if options.small else leader_tick.run()
     if options.json:
-        for row in rows:
-            print(json.dumps(asdict(row)))
+        for line in (*map(asdict, rows), *map(asdict, ticks)):
+            print(json.dumps(line))
     return 0
 
 
