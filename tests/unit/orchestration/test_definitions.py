@@ -137,7 +137,9 @@ YAML = {
 
 
 # Dagster's own sandbox does what its users are warned of.
-@pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated", "ignore:Class .*CodeReference")
+@pytest.mark.filterwarnings(
+    "ignore:`parse_obj_as` is deprecated", "ignore::dagster_shared.utils.warnings.BetaWarning"
+)
 def test_an_application_can_be_described_in_yaml() -> None:
     with create_defs_folder_sandbox() as sandbox:
         path = sandbox.scaffold_component(
