@@ -84,9 +84,7 @@ def variance(given: Given) -> Observed:
     workers = [worker for worker in map(_worker, told) if worker is not None]
     limits = Limits(
         max_leases=config.integer("max_leases") if config.has("max_leases") else None,
-        max_kbps=config.number_or_none(
-            "max_throughput_kbps", "max_throughput", "max_throughput_per_host_kbps", "max_kbps"
-        ),
+        max_kbps=config.number_or_none(*(name for name in config if name.startswith("max_throughput")), "max_kbps"),
         imbalance=config.number("rebalance_threshold_pct", default=10.0) / 100,
     )
     settings = VarianceSettings(

@@ -142,6 +142,15 @@ _CALL = re.compile(
 
 def _call(processor: Checkpointer, call: object) -> PreparedCheckpoint | None:
     """`["17", 0]`, `"checkpoint()"`, `"checkpoint 17"`, `"prepare 17"`, `"prepare"`."""
+    if isinstance(call, dict):
+        told = Given(call)
+        parts = (
+            told.text("method", "call", default="checkpoint"),
+            str(told.first("seq", "sequence_number", default="")),
+        )
+        return _call(
+            processor, f"{parts[0]} {parts[1]} {int(told.number('sub', 'sub_sequence_number', default=0))}"
+        )
     if not isinstance(call, str):
         processor.checkpoint(_asked(call))
         return None

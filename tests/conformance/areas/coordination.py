@@ -1,5 +1,7 @@
 """Worker rows, the leader lock, and waiting for parents."""
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +12,7 @@ from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.parents import Parents
-from tests.conformance.agreement import AtLeast, Observed
+from tests.conformance.agreement import AtLeast, Either, Observed
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.registry import area
 from tests.conformance.scene import Scene, attempt, item_of, unread_lease
@@ -114,16 +116,7 @@ def lock(given: Given) -> Observed:
             held.append(mine.hold(standing).held)
         observed["is_leader"] = held
     if "steps" in given:
-        is_leader = False
-        for step in given.texts("steps"):
-            if step in ("acquire", "heartbeat", "look"):
-                is_leader = mine.hold(standing).held
-            elif step in ("shutdown", "release", "stop"):
-                mine.release()
-                is_leader = mine.peek() == "me"
-            else:
-                raise NotUnderstood(f"step {step!r}")
-        observed["is_leader"] = is_leader
+        observed |= _acted(given.texts("steps"), given.text("worker", default="me"), candidate)
     stored = scene.item("Leader")
     observed |= {"item_exists": stored is not None, "owner": stored["ownerName"]["S"] if stored else None}
     observed["item"] = (
@@ -132,15 +125,33 @@ def lock(given: Given) -> Observed:
     return observed
 
 
+def _acted(
+    steps: list[str], default: str, candidate: Callable[[str], tuple[LeaderLock, Standing]]
+) -> dict[str, object]:
+    """`acquire`, `shutdown`, or the same of somebody by name: `w2 acquire`."""
+    locks: dict[str, tuple[LeaderLock, Standing]] = {}
+    leads: dict[str, bool] = {}
+    each = []
+    for step in steps:
+        act = re.fullmatch(r"(?:(\S+) )?(acquire|heartbeat|look|shutdown|release|stop)s?", step)
+        if act is None:
+            raise NotUnderstood(f"step {step!r}")
+        who = act[1] or default
+        lock, standing = locks.setdefault(who, candidate(who))
+        if act[2] in ("acquire", "heartbeat", "look"):
+            leads[who] = lock.hold(standing).held
+        else:
+            lock.release()
+            leads[who] = lock.peek() == who
+        each.append(leads[who])
+    return {"is_leader": Either([leads[next(reversed(leads))], leads, each]), "leaders": sum(leads.values())}
+
+
 @area("lifecycle.parents")
 def parents(given: Given) -> Observed:
     scene = Scene()
-    names = given.texts("parent_ids", "parents")
-    leases = (
-        given.record("parent_leases", "parent_checkpoints")
-        if ("parent_leases" in given or "parent_checkpoints" in given)
-        else Given({})
-    )
+    names = _parents(given)
+    leases = _parent_leases(given)
     for name in leases:
         state = leases[name]
         if state is not None:
@@ -152,3 +163,27 @@ def parents(given: Given) -> Observed:
     if raised is not None:
         raise raised
     return {"blocked": blocked, "blocked_by": next((key for key in names if scene.table.get(LeaseKey(key))), None)}
+
+
+_PARENT_LEASES = ("parent_leases", "parent_checkpoints", "leases", "checkpoints", "parents")
+
+
+def _parents(given: Given) -> list[str]:
+    if "parent_ids" in given:
+        return given.texts("parent_ids")
+    told = given.first("parents", "parent_leases")
+    if isinstance(told, dict):
+        return list(told)
+    return [one if isinstance(one, str) else Given(one).text("id", "k") for one in given.sequence("parents")]  # type: ignore[arg-type]
+
+
+def _parent_leases(given: Given) -> Given:
+    """What stands in the table for each parent: a checkpoint, an item, or nothing."""
+    for name in _PARENT_LEASES:
+        told = given.first(name, default=None)
+        if isinstance(told, dict):
+            return Given(told)
+        if isinstance(told, list) and any(isinstance(one, dict) for one in told):
+            rows = given.items_of(name)
+            return Given({one.text("id", "k", "leaseKey"): one.first("checkpoint", default=None) for one in rows})
+    return Given({})

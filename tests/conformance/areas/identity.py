@@ -45,6 +45,10 @@ def _described(stream: StreamIdentifier) -> dict[str, object]:
         "stream": stream.name,
         "account": stream.account,
         "account_id": stream.account,
+        "accountId": stream.account,
+        "streamName": stream.name,
+        "streamCreationEpoch": stream.creation_epoch,
+        "creation_epoch": stream.creation_epoch,
         "epoch": stream.creation_epoch,
         "multi_stream": stream.is_multi,
     }

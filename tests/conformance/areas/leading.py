@@ -46,12 +46,20 @@ def expiry(given: Given) -> Observed:
         at = milliseconds(one, "t")
         if at is not None:
             fleet.scene.clock.advance(max(0.0, began + at - fleet.scene.clock.monotonic()))
-        for key in one.texts("renewed", default=[]):
+        for key in _renewed(one, fleet):
             fleet.scene.change(key, leaseCounter=fleet.scene.lease(key).counter + 1)
         fleet.put_workers(_workers(given))
         fleet.lead(leads=one.flag("leader", default=True))
         after.append(fleet.assigned(before))
     return {"after": after}
+
+
+def _renewed(given: Given, fleet: Fleet) -> list[str]:
+    """Leases whose counter moved before this pass: by name, or all that are owned."""
+    moved = given.first("renewed", "counter_moved", default=[])
+    if moved is True:
+        return [key for key, owner in fleet.owners().items() if owner is not None]
+    return [str(key) for key in moved] if isinstance(moved, list) else []
 
 
 @area("lam.load")

@@ -360,10 +360,11 @@ def cleanup(given: Given) -> Observed:
             children[child] = Lease(LeaseKey(child), child, checkpoint=Checkpoint(str(checkpoint)))
     parents = given.texts("parent_leases", default=[])
     leases = {**children, **{parent: Lease(LeaseKey(parent), parent) for parent in parents}}
-    asked = given.text_or_none("get_child_shards")
-    shard = CompletedShard(
-        frozenset(named), shard_is_gone=asked is not None and asked.startswith("ResourceNotFound")
-    )
+    asked = given.first("get_child_shards", default=None)
+    is_gone = isinstance(asked, str) and asked.startswith("ResourceNotFound")
+    if isinstance(asked, list) and not named:
+        named = dict.fromkeys(map(str, asked))  # the service is asked where the lease does not tell
+    shard = CompletedShard(frozenset(named), shard_is_gone=is_gone)
     enabled = given.flag("completed_cleanup_enabled", default=True)
     deleted = is_done(
         shard,

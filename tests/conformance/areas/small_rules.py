@@ -76,6 +76,9 @@ def lease_stats(given: Given) -> Observed:
         raise NotUnderstood("given has no window_ms")
     clock = FakeClock()
     throughput = Throughput(clock.monotonic, window)
+    samples = given.first("samples", "leases", default=None)
+    if isinstance(samples, dict):
+        return _of_each(throughput, clock, window, Given(samples))
     lease = LeaseKey("lease")
     throughput.start(lease, given.number_or_none("stored_kbps", "initial_kbps"))
     published: list[float | None] = []
@@ -98,6 +101,17 @@ def lease_stats(given: Given) -> Observed:
         "floor_kbps_per_window": [None if kbps is None else math.floor(kbps) for kbps in published],
         "after_drop": after_drop,
     }
+
+
+def _of_each(throughput: Throughput, clock: FakeClock, window: float, samples: Given) -> Observed:
+    """Several leases in one window."""
+    for lease in samples:
+        throughput.start(LeaseKey(lease), None)
+        for size in samples.sequence(lease):
+            throughput.record(LeaseKey(lease), int(str(size)))
+    clock.advance(window)
+    kbps = {lease: throughput.publish(LeaseKey(lease)) for lease in samples}
+    return {"kbps": kbps, "floor_kbps": {lease: None if v is None else math.floor(v) for lease, v in kbps.items()}}
 
 
 def _windows(given: Given) -> list[list[int]]:
@@ -162,7 +176,7 @@ def _owned_by(owners: list[object]) -> list[Lease]:
 
 # What a JVM cannot go on after, as Java names it.
 _FATAL = ("Error",)
-_SUCCESS = ("ok", "success", "succeeds")
+_SUCCESS = ("ok", "pass", "passes", "success", "succeeds")
 _INTERRUPTED = ("InterruptedException", "interrupted", "interruption")
 
 
@@ -171,7 +185,8 @@ def failover(given: Given) -> Observed:
     failures = FailureCount()
     releases = 0
     after_each = []
-    for ended in given.texts("passes"):
+    for told in given.sequence("passes"):
+        ended = "ok" if told is None else str(told)
         if ended in _SUCCESS:
             failures.succeeded()
         elif ended not in _INTERRUPTED:
