@@ -21,7 +21,7 @@ SIDECAR_SECONDS = 60.0  # a cold start on a busy machine takes several
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share the session run in one process, where several run side by side."""
     for item in items:
-        if item.get_closest_marker("spark") is not None:
+        if item.get_closest_marker("spark") is not None and item.config.pluginmanager.hasplugin("xdist"):
             item.add_marker(pytest.mark.xdist_group("spark"))
 
 
