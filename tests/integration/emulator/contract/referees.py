@@ -95,7 +95,7 @@ def _install(home: Path, *commands: list[str]) -> None:
                 )
             except subprocess.CalledProcessError as error:
                 said = (error.stderr or error.stdout).strip().splitlines()
-                raise Unavailable(f"{home.name} cannot be installed: {said[-1] if said else error}") from error
+                raise Unavailable(f"{home.name} cannot be installed: {said[0] if said else error}") from error
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise Unavailable(f"{home.name} cannot be installed: {error}") from error
         done.touch()
