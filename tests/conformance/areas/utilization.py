@@ -106,9 +106,10 @@ def _cpu_seconds(sample: Given) -> float:
 
 
 def _files_v1(given: Given, sample: Given) -> dict[str, str]:
+    quota = given.first("quota_us", default=-1)
     return {
         "cpuacct.usage": f"{round(_cpu_seconds(sample) * 1e9)}\n",
-        "cpu.cfs_quota_us": f"{-1 if given.first('quota_us', default=-1) in (None, 'max') else given['quota_us']}\n",
+        "cpu.cfs_quota_us": f"{-1 if quota in (None, 'max') else quota}\n",
         "cpu.cfs_period_us": f"{given.first('period_us', default=100_000)}\n",
         "cpuset.effective_cpus": f"{_cpuset(given)}\n",
     }
