@@ -18,7 +18,8 @@ FLOORS: list[set[str]] = [
     {"tables", "streams"},
     {"leader", "worker"},
     {"spark"},
-    {"orchestration", "operations"},
+    {"operations"},
+    {"orchestration"},
     {"testing"},
     {"cli"},
 ]
