@@ -29,6 +29,9 @@ class KclCheck:
     patience: float = 0.0
     """Seconds a problem must have lasted: what every start or handoff brings with it is not worth an alarm."""
 
+    acknowledged: bool = False
+    """A problem stays until somebody executes the check: it is over when it is seen, and must not be missed."""
+
 
 def _unserved(seen: Observation, _: Consumer) -> str | None:
     if not seen.unserved:
@@ -109,7 +112,13 @@ CHECKS = (
         "lag_is_on_target", Role.LAG, "Records are processed in time.", _lag, _WARN, patience=FEW_TICKS_SECONDS
     ),
     KclCheck("retention_is_safe", Role.LAG, "No shard is near the end of its retention.", _retention),
-    KclCheck("no_records_lost", Role.LAG, "No record left the stream before it was read.", _loss),
+    KclCheck(
+        "no_records_lost",
+        Role.LAG,
+        "No record left the stream before it was read. Execute the check to acknowledge a loss.",
+        _loss,
+        acknowledged=True,
+    ),
     KclCheck("workers_are_busy", Role.WORKERS, "Every worker holds leases.", _idle, _WARN, patience=START_SECONDS),
     KclCheck("runs_start", Role.WORKERS, "Worker runs do not wait in the queue.", _queue),
 )

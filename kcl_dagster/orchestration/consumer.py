@@ -17,7 +17,7 @@ from kcl_dagster.application import (
     Timings,
 )
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration.sinks import SinkChoice, Transform
+from kcl_dagster.orchestration.sinks import SinkChoice, Transform, processors
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,11 @@ class Consumer:
     @property
     def code(self) -> str:
         """Where the transform is written: `file:line`."""
-        code = getattr(inspect.unwrap(self.transform), "__code__", None)
-        return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else type(self.transform).__name__
+        written = inspect.unwrap(self.transform)
+        try:
+            return f"{inspect.getsourcefile(written)}:{inspect.getsourcelines(written)[1]}"
+        except (TypeError, OSError):  # built in, or typed into a prompt
+            return getattr(written, "__qualname__", type(written).__name__)
 
     def __call__(self, records: Any) -> Any:
         return self.transform(records)
@@ -53,7 +56,7 @@ class Consumer:
 def kcl_consumer(
     *,
     application: str | Application,
-    sink: SinkChoice,
+    sink: SinkChoice | None = None,
     stream: str | Sequence[str] | None = None,
     start: StartAt | None = None,
     workers: int | None = None,
@@ -69,13 +72,14 @@ def kcl_consumer(
     metadata: Mapping[str, Any] | None = None,
     lag_target: float = 60.0,
     freshness: timedelta | None = None,
-) -> Callable[[Transform], Consumer]:
+) -> Callable[[Callable[..., Any]], Consumer]:
     """Make a function the consumer of one or several Kinesis streams.
 
     Args:
         application: The KCL application's name, which is also its lease table's; or a whole `Application`, and
             then none of the arguments that describe one.
-        sink: Where each batch goes: `kcl.parquet`, `kcl.delta`, `kcl.iceberg` or `kcl.foreach_batch`.
+        sink: Where each batch goes: `kcl.parquet`, `kcl.delta`, `kcl.iceberg` or `kcl.foreach_batch`. A decorated
+            class with the KCL's `process_records` is a record processor and has no sink.
         stream: Name of the stream, or several.
         start: Where to begin when there is no checkpoint; the oldest record by default.
         workers: A fixed number of workers; short for `fleet=FleetSettings(min_workers=n, max_workers=n)`.
@@ -111,11 +115,15 @@ def kcl_consumer(
         streams = tuple(StreamSettings(name=n, **({} if start is None else {"start": start})) for n in names)
         whole = Application(name=application, streams=streams, multi_stream=len(streams) > 1, **given)
 
-    def decorate(transform: Transform) -> Consumer:
+    def decorate(transform: Callable[..., Any]) -> Consumer:
+        processes = inspect.isclass(transform) and hasattr(transform, "process_records")
+        if processes == (sink is not None):
+            has = "is a record processor and has no sink" if processes else "needs a sink, such as kcl.parquet(...)"
+            raise ConfigurationError(f"application {whole.name}: {transform.__name__} {has}")
         return Consumer(
             application=whole,
             transform=transform,
-            sink=sink,
+            sink=sink if sink is not None else processors(transform),
             name=name or transform.__name__,
             description=description or inspect.getdoc(transform),
             owners=tuple(owners),

@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +25,16 @@ from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import Launch, TickReport
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.orchestration import observation
+from kcl_dagster.orchestration import checks, observation
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.reporting import Reporter
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.runs import APPLICATION_TAG, WORKER_TAG, run_view, worker_tag
 from kcl_dagster.orchestration.translator import KclTranslator, identifier, slots_of
 from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.streams.listing import describe
+
+RETENTION_ASKED_SECONDS = 600.0  # it changes once in a stream's life
 
 
 @dataclass
@@ -45,6 +49,21 @@ class _Seat:
     lock: threading.Lock = field(default_factory=threading.Lock)
     epoch: int = 0
     ticks: int = 0
+    kept: float | None = None
+    retention_due: float = 0.0
+
+    def retention(self, kcl: KclResource) -> float | None:
+        """Seconds that the most forgetful stream keeps its records; asked seldom, None while it cannot be asked."""
+        now = self.runtime.clock.monotonic()
+        if now >= self.retention_due:
+            self.retention_due = now + RETENTION_ASKED_SECONDS
+            kinesis = kcl.client("kinesis")
+            with suppress(KclError):
+                self.kept = 3600.0 * min(
+                    describe(kinesis, stream.name, runtime=self.runtime).retention_hours
+                    for stream in self.application.streams
+                )
+        return self.kept
 
     def cursor(self, before: str | None) -> str:
         """How often a leader has started here, and its ticks since. Dagster copies the cursor into every tick, so
@@ -120,7 +139,9 @@ def build_kcl_leader_sensor(
                 run = runs.slots.get(slot)
                 if run is not None and run.status == "queued":
                     instance.run_coordinator.cancel_run(run.run_id)
-            seen = observation.of_tick(report, _ages(leader, report), runs.slots, seat.runtime.clock.now())
+            seen = observation.of_tick(
+                report, _ages(leader, report), runs.slots, seat.runtime.clock.now(), seat.retention(kcl)
+            )
             for line in seen.decisions:
                 context.log.info(line)
             known = set(instance.get_dynamic_partitions(slots.name or ""))
@@ -148,8 +169,17 @@ def _seat(consumer: Consumer, kcl: KclResource, translator: KclTranslator, insta
     with _seating:
         seat = _seats.get(key)
         if seat is None:
-            seat = _seats[key] = _Seat(application, Reporter(consumer, translator), system())
+            reporter = Reporter(consumer, translator)
+            reporter.recall(_evaluated(consumer, translator, instance))
+            seat = _seats[key] = _Seat(application, reporter, system())
         return seat
+
+
+def _evaluated(consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> list[str]:
+    """Which checks have an answer in Dagster's storage."""
+    keys = [spec.key for spec in checks.specs(consumer, translator)]
+    latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
+    return [key.name for key in latest]
 
 
 def _ages(leader: Leader, report: TickReport) -> dict[LeaseKey, float]:

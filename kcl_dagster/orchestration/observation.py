@@ -61,9 +61,14 @@ class Observation:
 
 
 def of_tick(
-    report: TickReport, ages: Mapping[LeaseKey, float], runs: Mapping[str, SlotRun], now: float
+    report: TickReport,
+    ages: Mapping[LeaseKey, float],
+    runs: Mapping[str, SlotRun],
+    now: float,
+    retention: float | None = None,
 ) -> Observation:
-    """What a tick saw; `now` in epoch seconds."""
+    """What a tick saw; `now` in epoch seconds, `retention` in seconds."""
+    lag = None if report.lag_ms is None else report.lag_ms / 1000
     decided = [f"{move.lease} to {move.to} ({move.kind}): {move.because}" for move in report.moves]
     decided += [f"launch {launch.slot}: {launch.because}" for launch in report.launches]
     decided += [f"retire {slot}" for slot in report.retire]
@@ -75,7 +80,8 @@ def of_tick(
         unserved=report.unserved,
         ages=ages,
         failed_stages={stage.name: stage.error or "postponed" for stage in report.stages if not stage.ok},
-        lag_seconds=None if report.lag_ms is None else report.lag_ms / 1000,
+        lag_seconds=lag,
+        retention_used=lag / retention if lag is not None and retention else None,
         data_loss=[f"{loss.lease}: {loss.what}" for loss in report.data_loss],
         waiting_runs={slot: now - run.started_at for slot, run in runs.items() if run.status == "queued"},
         streams=report.streams,

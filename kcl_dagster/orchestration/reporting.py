@@ -4,7 +4,7 @@ Dagster keeps every event for ever and evaluates us 17,000 times a day, so event
 something changed, often for a while after that, seldom in calm.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,11 @@ class Reporter:
     _told: dict[Role, float] = field(default_factory=dict)
     _checked: dict[str, tuple[bool, float]] = field(default_factory=dict)
     _wrong_since: dict[str, float] = field(default_factory=dict)
+    _answered: set[str] = field(default_factory=set)
+
+    def recall(self, evaluated: Iterable[str]) -> None:
+        """Checks that were evaluated before this process; those that must be acknowledged stay as they are."""
+        self._answered.update(evaluated)
 
     def events(self, seen: Observation, now: float) -> list[Event]:
         """What is worth telling now; `now` is monotonic."""
@@ -82,6 +87,9 @@ class Reporter:
         for check, found in checks.evaluate(seen, self.consumer):
             if found is None:
                 self._wrong_since.pop(check.name, None)
+            if check.acknowledged and found is None and check.name in self._answered:
+                continue
+            self._answered.add(check.name)
             lasted = now - self._wrong_since.setdefault(check.name, now) if found is not None else 0.0
             problem = found if lasted >= check.patience else None
             passed, at = self._checked.get(check.name, (None, float("-inf")))

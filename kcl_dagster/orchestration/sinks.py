@@ -22,6 +22,8 @@ class SinkChoice:
     kind: str
     place: str
     open: OpenSink = field(repr=False, compare=False)
+    processors: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
+    """Makes record processors, in which case there is nothing to open."""
 
 
 def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
@@ -83,6 +85,16 @@ def iceberg(identifier: str, catalog: Mapping[str, str], *, partition_by: Sequen
         return IcebergSink(identifier, catalog, transform=transform, partition_by=partition_by, s3=S3Options(**s3))
 
     return SinkChoice("iceberg", identifier, open_sink)
+
+
+def processors(factory: Callable[..., Any]) -> SinkChoice:
+    """Record processors as the KCL knows them, one per shard: what `kcl_consumer` makes of a decorated class."""
+    return SinkChoice("python", getattr(factory, "__qualname__", repr(factory)), _never, factory)
+
+
+def _never(transform: Transform, s3: Connection) -> Sink[Any]:
+    """Record processors have no sink."""
+    raise NotImplementedError
 
 
 def foreach_batch(store: Callable[[Any, Batch], None]) -> SinkChoice:

@@ -37,7 +37,7 @@ class WorkerRun:
     def work(self, stop: StopSignal) -> StopReason:
         """Consume until there is a reason to stop. Blocks for hours."""
         runtime = system()
-        application = self.consumer.application
+        application, choice = self.consumer.application, self.consumer.sink
         engine = SparkEngine(
             self.spark,
             Connection(**self.kcl.connection("kinesis")),
@@ -50,7 +50,8 @@ class WorkerRun:
                 dynamodb=self.kcl.client("dynamodb"),
                 kinesis=self.kcl.client("kinesis"),
                 engine=engine,
-                sink=self.consumer.sink.open(self.consumer.transform, self._s3()),
+                sink=None if choice.processors else choice.open(self.consumer.transform, self._s3()),
+                processors=choice.processors,
                 runtime=runtime,
                 dead_letters=self._dead_letters(),
                 utilization=measured(runtime.clock),

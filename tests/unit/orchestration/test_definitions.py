@@ -116,6 +116,27 @@ def test_what_cannot_work_is_refused_by_name(name: str) -> None:
         attempt()
 
 
+def test_a_class_of_the_kcls_kind_is_a_record_processor_and_has_no_sink() -> None:
+    class Things:
+        """Counts things."""
+
+        def process_records(self, given: Any) -> None:
+            """Never called here."""
+
+    made = kcl.kcl_consumer(application="app", stream="stream", name="things")(Things)
+    assert made.sink.processors is Things
+    things = graph_of(kcl.build_kcl_definitions(made, resources=RESOURCES)).get(dg.AssetKey("things"))
+    assert things.description == "Counts things."
+    assert things.kinds == {"pyspark", "python"}
+    with pytest.raises(ConfigurationError, match="Things is a record processor and has no sink"):
+        kcl.kcl_consumer(application="app", stream="stream", sink=kcl.parquet("x"))(Things)
+
+
+def test_a_function_needs_a_sink() -> None:
+    with pytest.raises(ConfigurationError, match=r"transform needs a sink, such as kcl\.parquet"):
+        kcl.kcl_consumer(application="app", stream="stream")(consumer().transform)
+
+
 def test_a_consumer_can_be_called_like_its_function() -> None:
     assert consumer()("records") == "records"
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -16,9 +17,12 @@ from dagster import (
 )
 
 import kcl_dagster as kcl
+from kcl_dagster.leader.launches import FIRST_PAUSE
 from kcl_dagster.orchestration import leader_sensor
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.runs import WORKER_TAG
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.testing.clock import FakeClock
 from tests.unit.orchestration.conftest import Bench
 
 SLOTS = ["worker-000", "worker-001"]
@@ -54,13 +58,19 @@ def test_a_slot_with_an_active_run_gets_no_other(status: str, bench: Bench) -> N
     assert list(bench.requests()) == ["worker-001"]
 
 
-def test_a_failed_run_is_replaced_under_a_new_key(bench: Bench) -> None:
+def test_a_failed_run_is_replaced_after_a_pause_under_a_new_key(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock(start=time.time())
+    monkeypatch.setattr(leader_sensor, "system", lambda: Runtime(clock=clock))
     asked = bench.requests()
     for slot in SLOTS:
         bench.add_run(slot, DagsterRunStatus.STARTED)
     assert bench.requests() == {}
     for run in bench.instance.get_runs():
         bench.instance.report_run_failed(run)
+    assert bench.requests() == {}  # a run that ends at once would end at once again
+    clock.advance(FIRST_PAUSE)
     again = bench.requests()
     assert again.keys() == asked.keys()
     assert not set(again.values()) & set(asked.values())
