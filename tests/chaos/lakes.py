@@ -1,0 +1,149 @@
+"""The sinks under test, and what is in them. The columns are the same everywhere."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow.parquet as parquet
+
+import kcl_dagster as kcl
+from kcl_dagster.worker.batch import Batch
+
+KINDS = ("parquet", "delta", "iceberg", "foreach")
+TABLE = "chaos.clicks"
+CATALOG = "kcl-dagster"  # a catalog in SQL knows its tables by its own name; this is the sink's
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A user record as it is stored. `file` and its place in it tell the order within a part."""
+
+    shard: str
+    sequence: int
+    sub_sequence: int
+    key: str
+    number: int
+    file: str
+
+
+def transform(records: Any) -> Any:
+    """What every sink stores."""
+    return records.selectExpr(
+        "lease_key",
+        "shard_id",
+        "sequence_number",
+        "sub_sequence_number",
+        "partition_key",
+        "get_json_object(cast(data as string), '$.key') as key",
+        "cast(get_json_object(cast(data as string), '$.number') as bigint) as number",
+        "aggregate_problem",
+    )
+
+
+def choice(kind: str, lake: Path) -> kcl.SinkChoice:
+    """A sink as a user would name it."""
+    place = lake / kind
+    match kind:
+        case "parquet":
+            return kcl.parquet(str(place))
+        case "delta":
+            return kcl.delta(str(place))
+        case "iceberg":
+            return kcl.iceberg(TABLE, catalog(lake))
+        case "foreach":
+            return kcl.foreach_batch(file_by_identity(place))
+    raise ValueError(f"{kind} is none of {KINDS}")
+
+
+def catalog(lake: Path) -> dict[str, str]:
+    place = lake / "iceberg"
+    place.mkdir(parents=True, exist_ok=True)
+    return {"type": "sql", "uri": f"sqlite:///{place}/catalog.db", "warehouse": f"file://{place}"}
+
+
+def file_by_identity(place: Path) -> Callable[[Any, Batch], None]:
+    """User code that stores each part of each call, under the identity it was told and a name of its own: what
+    is at least once stays visible, and what makes it exactly once is left to the reader."""
+
+    def store(records: Any, batch: Batch) -> None:
+        place.mkdir(parents=True, exist_ok=True)
+        rows = records.toArrow()
+        for part in batch.parts:
+            mine = rows.filter([lease == part.lease for lease in rows["lease_key"].to_pylist()])
+            name = f"{part.shard_id}.{part.number}.{uuid4().hex}"
+            hidden = place / f".{name}"
+            parquet.write_table(mine, hidden)
+            hidden.rename(place / f"{name}.parquet")
+
+    return store
+
+
+def rows(kind: str, lake: Path) -> Iterator[Row]:
+    """Everything a reader of the sink sees."""
+    for path in _files(kind, lake):
+        columns = ["shard_id", "sequence_number", "sub_sequence_number", "key", "number"]
+        for batch in parquet.ParquetFile(path).iter_batches(columns=columns):
+            for values in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+                shard, sequence, sub_sequence, key, number = values
+                yield Row(shard, int(sequence), sub_sequence, key, number, str(path))
+
+
+def count(kind: str, lake: Path) -> int:
+    """How many rows a reader sees; for telling how things go."""
+    return sum(parquet.read_metadata(path).num_rows for path in _files(kind, lake))
+
+
+def _files(kind: str, lake: Path) -> list[Path]:
+    place = lake / kind
+    match kind:
+        case "delta":
+            return _delta_files(place)
+        case "iceberg":
+            return _iceberg_files(lake)
+        case "foreach":
+            return _first_of_each(place)
+    return sorted(path for path in place.rglob("*.parquet") if not path.name.startswith((".", "_")))
+
+
+def _delta_files(place: Path) -> list[Path]:
+    from deltalake import DeltaTable
+
+    if not DeltaTable.is_deltatable(str(place)):
+        return []
+    return [Path(uri.removeprefix("file://")) for uri in DeltaTable(str(place)).file_uris()]
+
+
+def _iceberg_files(lake: Path) -> list[Path]:
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import NoSuchTableError
+
+    if not (lake / "iceberg" / "catalog.db").exists():
+        return []
+    try:
+        table = load_catalog(CATALOG, **catalog(lake)).load_table(TABLE)
+    except NoSuchTableError:
+        return []
+    return [Path(task.file.file_path.removeprefix("file://")) for task in table.scan().plan_files()]
+
+
+def _first_of_each(place: Path) -> list[Path]:
+    """For each (shard, number) one file of those that hold it: what the identity is for."""
+    chosen: dict[str, Path] = {}
+    for path in sorted(place.glob("*.parquet")):
+        chosen.setdefault(path.name.rsplit(".", 2)[0], path)
+    return list(chosen.values())
+
+
+def conflicts(lake: Path) -> list[str]:
+    """Calls of user code with the same identity and other records."""
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    wrong = []
+    for path in sorted((lake / "foreach").glob("*.parquet")):
+        identity = path.name.rsplit(".", 2)[0]
+        table = parquet.read_table(path, columns=["sequence_number", "sub_sequence_number", "key", "number"])
+        content = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        if found.setdefault(identity, content) != content:
+            wrong.append(f"foreach: batch {identity} came again with other records")
+    return wrong

@@ -1,0 +1,147 @@
+"""`python -m tests.chaos.worker PLAN MASTER`: a worker run as the worker job makes it, without Dagster around it.
+
+It starts Spark, says "ready" on standard output, and waits to be told on standard input which slot and run it is:
+a spare that takes a slot over needs no seconds for its JVM.
+"""
+
+import json
+import logging
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dagster import AssetCheckEvaluation, AssetKey
+from pyspark.sql import DataFrame, SparkSession
+
+import kcl_dagster as kcl
+from kcl_dagster.emulator.embedded import CREDENTIAL
+from kcl_dagster.errors import SinkError
+from kcl_dagster.orchestration import watchdog
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.worker_run import WorkerRun
+from kcl_dagster.spark.session import SparkSettings, start_session
+from kcl_dagster.worker.batch import Batch, Sink
+from kcl_dagster.worker.stop import StopReason, StopSignal
+from kcl_dagster.worker.surroundings import Watch
+from tests.chaos import lakes, orders
+from tests.chaos.journal import Journal
+from tests.chaos.plan import Plan
+
+REGION = "us-east-1"
+SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # half the processor time of a start
+FAILS = 0.15  # of the writes while sinks fail, half of them before and half of them after storing
+
+
+class Sinks:
+    """Gives every batch to all the sinks under test, in an order of chance, and writes that down."""
+
+    def __init__(self, sinks: dict[str, Sink[DataFrame]], journal: Journal, fails: Callable[[], bool]) -> None:
+        self._sinks = sinks
+        self._journal = journal
+        self._fails = fails
+
+    def write(self, data: DataFrame, batch: Batch) -> None:
+        for kind, sink in random.sample(sorted(self._sinks.items()), len(self._sinks)):
+            self._journal.add("begin", kind, batch)
+            try:
+                self._maybe_fail(kind)
+                sink.write(data, batch)
+            except BaseException:
+                self._journal.add("failed", kind, batch)
+                raise
+            self._journal.add("end", kind, batch)
+            self._maybe_fail(kind)
+
+    def _maybe_fail(self, kind: str) -> None:
+        if self._fails() and random.random() < FAILS / 2:
+            raise SinkError(f"{kind}: told to fail")
+
+
+def consumer(plan: Plan, slot: str, run_id: str) -> Consumer:
+    """The application as a user would define it, with sinks that keep a journal."""
+
+    def open_sinks(transform: Callable[[Any], Any], s3: Any) -> Sinks:
+        opened = {kind: lakes.choice(kind, plan.lake).open(transform, s3) for kind in plan.sinks}
+        journal = Journal(plan.journals / f"{slot}.{run_id}.jsonl")
+        return Sinks(opened, journal, plan.sinks_fail.exists)
+
+    sinks = kcl.SinkChoice("chaos", str(plan.lake), open_sinks)
+    return kcl.kcl_consumer(application=plan.application, sink=sinks, name="clicks")(lakes.transform)
+
+
+def run_is_over(plan: Plan, run_id: str) -> Watch:
+    """What the worker job asks Dagster, asked of the orchestrator's file."""
+
+    def check() -> str | None:
+        return f"run {run_id} is over" if run_id in orders.read_runs(plan.runs).finished else None
+
+    return check
+
+
+def spark_session(plan: Plan, master: str) -> SparkSession:
+    local = plan.directory / "spark" / str(os.getpid())
+    conf = {
+        "spark.local.dir": str(local),
+        "spark.sql.warehouse.dir": str(local / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.executor.memory": "512m",
+        "spark.log.level": "ERROR",
+        "spark.driver.extraJavaOptions": SHORT_LIVED,
+        "spark.executor.extraJavaOptions": SHORT_LIVED,
+    }
+    if master.startswith("local-cluster"):
+        return start_session(SparkSettings(mode="cluster", url=master, conf=conf), "chaos")
+    return start_session(SparkSettings(slots=2, memory="512m", conf=conf), "chaos")
+
+
+def work(plan: Plan, spark: SparkSession, slot: str, run_id: str, stop: StopSignal) -> StopReason:
+    log = logging.getLogger(f"{slot}:{run_id[:8]}")
+    asset = AssetKey("clicks")
+
+    def loss(message: str) -> AssetCheckEvaluation:
+        return AssetCheckEvaluation(asset, "nothing_lost", passed=False, metadata={"message": message})
+
+    diary = Diary(asset, slot, lambda event: log.info("%s", event), log, loss)
+    kcl_resource = kcl.KclResource(
+        endpoint_url=plan.endpoint_url,
+        region_name=REGION,
+        aws_access_key_id=CREDENTIAL,
+        aws_secret_access_key=CREDENTIAL,
+    )
+    watches = (watchdog.parent_is_gone(), run_is_over(plan, run_id))
+    return WorkerRun(consumer(plan, slot, run_id), kcl_resource, spark, slot, run_id, diary, watches).work(stop)
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    for loud in ("botocore", "boto3", "urllib3", "py4j", "pyiceberg"):
+        logging.getLogger(loud).setLevel(logging.WARNING)
+    plan = Plan.read(Path(sys.argv[1]))
+    spark = spark_session(plan, sys.argv[2])
+    spark.range(2).count()
+    stop = StopSignal()
+    for number in (signal.SIGTERM, signal.SIGINT):  # after Spark, which installs a handler of its own
+        signal.signal(number, lambda *_: stop.request(StopReason.ASKED, "interrupted"))
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    told = sys.stdin.readline()
+    if not told or stop.is_requested():
+        spark.stop()
+        return 0
+    identity = json.loads(told)
+    reason = work(plan, spark, identity["slot"], identity["run_id"], stop)
+    logging.getLogger(__name__).info("stopped: %s", reason)
+    spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
