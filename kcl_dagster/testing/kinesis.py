@@ -43,6 +43,7 @@ class FakeKinesis:
         self.service = service or KinesisService(
             self.clock.now, limits or Limits.aws(), transition_seconds=transition_seconds
         )
+        self._strict = strict
         if strict:
             check_requests(self, "kinesis")
 
@@ -76,7 +77,7 @@ class FakeKinesis:
         """Clients have it; there is nothing to close."""
 
     def _finished(self, answer: Response) -> Response:
-        headers = {"date": formatdate(self.service.now(), usegmt=True)}
+        headers = {"date": formatdate(self.service.now(), usegmt=True)} if self._strict else {}
         metadata = {"HTTPStatusCode": 200, "HTTPHeaders": headers, "RetryAttempts": 0}
         return {**_with_datetimes(answer), "ResponseMetadata": metadata}
 

@@ -39,7 +39,8 @@ class FakeDynamoDB(ControlPlane):
     staleness: called with the operation's name for each read that is not consistent; answers how many seconds
         old what is read may be. Reads of an index are never consistent.
     creation_seconds: how long tables and indexes stay CREATING.
-    strict: check parameters against the service's own model, as boto3 does. Costs about 0.1 ms a call.
+    strict: check parameters against the service's own model, as boto3 does, and meter what would be paid for.
+        Costs about 0.1 ms a call.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class FakeDynamoDB(ControlPlane):
         region: str = "us-east-1",
         strict: bool = True,
     ) -> None:
-        super().__init__(clock or SystemClock(), region=region, creation_seconds=creation_seconds)
+        super().__init__(
+            clock or SystemClock(), region=region, creation_seconds=creation_seconds, is_metered=strict
+        )
         self.page_items = page_items
         self._staleness = staleness or _now
         self._remember = staleness is not None

@@ -20,11 +20,12 @@ def answer(**members: Any) -> Response:
 class ControlPlane:
     """Table operations of one account in one region."""
 
-    def __init__(self, clock: Clock, *, region: str, creation_seconds: float) -> None:
+    def __init__(self, clock: Clock, *, region: str, creation_seconds: float, is_metered: bool) -> None:
         self.clock = clock
         self.tables: dict[str, Table] = {}
         self._region = region
         self._creation_seconds = creation_seconds
+        self._is_metered = is_metered
 
     def _find(self, name: str) -> Table:
         table = self.tables.get(name.rsplit("/", 1)[-1])
@@ -45,6 +46,7 @@ class ControlPlane:
             raise in_use(f"Table already exists: {name}")
         now = self.clock.now()
         table = new_table(request, now, now + self._creation_seconds)
+        table.is_metered = self._is_metered
         self.tables[name] = table
         return answer(TableDescription=describe(table, now, self._region))
 

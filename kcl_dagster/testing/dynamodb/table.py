@@ -90,6 +90,7 @@ class Table:
     indexes: dict[str, Index] = field(default_factory=dict)
     items: dict[Key, Item] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    is_metered: bool = True
     point_in_time_recovery: bool = False
     read_units: float = 0.0
     write_units: float = 0.0
@@ -101,7 +102,8 @@ class Table:
         old = self.items.get(key)
         if item is not None:
             self._check(item)
-        self.write_units += self._units(old, item)
+        if self.is_metered:
+            self.write_units += self._units(old, item)
         if remember:
             self._history.append((now, key, old))
             while self._history[0][0] < now - HISTORY_SECONDS:
@@ -114,7 +116,7 @@ class Table:
             self._order = None
 
     def _check(self, item: Item) -> None:
-        if item_size(item) > LARGEST_ITEM_BYTES:
+        if self.is_metered and item_size(item) > LARGEST_ITEM_BYTES:
             raise validation_error("Item size has exceeded the maximum allowed size")
         for index in self.indexes.values():
             if index.holds(item):
@@ -174,9 +176,9 @@ class Table:
             if start is None or (place, key) > start:
                 yield key, view[key]
 
-    def account_read(self, items: Iterable[Item], *, consistent: bool) -> float:
+    def account_read(self, items: Iterable[Item], *, consistent: bool) -> None:
         """Read units are charged for what was evaluated, not for what was returned."""
+        if not self.is_metered:
+            return
         size = sum(item_size(item) for item in items)
-        units = max(1, -(-size // 4096)) * (1.0 if consistent else 0.5)
-        self.read_units += units
-        return units
+        self.read_units += max(1, -(-size // 4096)) * (1.0 if consistent else 0.5)

@@ -103,6 +103,7 @@ class Simulation:
     fleet_changed: float = 0.0
     _memories: list[Item] = field(default_factory=list)
     _restarts: int = 0
+    _has_guest: bool = False
 
     def __post_init__(self) -> None:
         scenario = self.scenario
@@ -171,7 +172,7 @@ class Simulation:
 
     def _open(self) -> None:
         scenario = self.scenario
-        self.streams.open(scenario.shards)
+        self.streams.open(scenario.shards, scenario.history)
         if scenario.legacy_tables:
             for table, key in (("CoordinatorState", "key"), ("WorkerMetricStats", "wid")):
                 self._create_table(f"{scenario.application.name}-{table}", key)
@@ -273,6 +274,9 @@ class Simulation:
             self._begun(new)
         if table == self.scenario.application.lease_table:
             self.ledger.changed(old, new, self.kernel.acting)
+            if not self._has_guest:
+                self._has_guest = True
+                self._by_hand(lambda: _done(self.tables.put_item(TableName=table, Item=FOREIGN_ROW)))
 
     def _begun(self, row: Item) -> None:
         stream = row["stream"]["S"]
@@ -390,12 +394,13 @@ class Simulation:
         return self.scenario.application.lease_table, "leaseKey"
 
     def _by_hand(self, action: Callable[[], None]) -> None:
+        acting, self.kernel.acting = self.kernel.acting, None
         self.ledger.by_hand = True
-        self.kernel.acting = None
         try:
             action()
         finally:
             self.ledger.by_hand = False
+            self.kernel.acting = acting
 
     def lose_memory(self) -> None:
         table, key = self._memory_table()

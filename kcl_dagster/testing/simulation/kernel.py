@@ -183,6 +183,12 @@ class Kernel:
         """Let a waiting strand go on now."""
         self._push(self.now, strand, strand.turn, said)
 
+    def skip(self, seconds: float) -> None:
+        """Let time pass before anything is on the agenda."""
+        if self._agenda:
+            raise AssertionError("there are things to do meanwhile")
+        self.now += seconds
+
     def run(self, until: float, stop: Callable[[], bool] | None = None) -> None:
         """Let time pass up to `until`, or until `stop` says so after a step."""
         steps_here, here = 0, self.now

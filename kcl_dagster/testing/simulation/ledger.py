@@ -92,6 +92,8 @@ class Ledger:
     covered: set[str] = field(default_factory=set)
     _changed: dict[str, float] = field(default_factory=dict)
     _handed: dict[str, float] = field(default_factory=dict)
+    _writers: dict[str, Process] = field(default_factory=dict)
+    """The process behind a worker's name, from its first write on."""
 
     def changed(self, old: Item | None, new: Item | None, actor: Process | None) -> None:
         """One item of the lease table."""
@@ -115,6 +117,8 @@ class Ledger:
 
     def _judge(self, before: LeaseRow | None, after: LeaseRow | None, actor: Process | None) -> None:
         worker = self.worker_of(actor)
+        if worker is not None and actor is not None and self._writers.setdefault(worker, actor) is not actor:
+            self.violations.add("S10", f"{_named(actor)} writes as {worker}, as {self._writers[worker]} does")
         if before is None or after is None:
             if after is None and before is not None and not before.is_finished:
                 self.violations.add("S1", f"{_named(actor)} deleted unfinished {before}")

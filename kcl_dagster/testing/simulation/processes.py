@@ -123,7 +123,7 @@ class WorkerProcess:
                 self.application,
                 dynamodb=self.dynamodb,
                 kinesis=self.kinesis,
-                engine=MemoryEngine(self.kinesis, runtime, limits=ShardLimits.unlimited(idle_seconds=1.0)),
+                engine=MemoryEngine(self.kinesis, runtime, limits=ShardLimits.unlimited(idle_seconds=self.nap)),
                 sink=self.sink,
                 runtime=runtime,
                 watches=(self._run_is_over,) if self.watchdog else (),

@@ -27,7 +27,7 @@ EPOCH: Final = 1_798_761_600.0
 
 # Every duration of a run is stretched by one of these. The protocol does not care; a stretched run covers more
 # hours for the same work, an unstretched one has timeouts that matter next to its intervals.
-STRETCHES: Final = (1, 8, 40)
+STRETCHES: Final = (1, 20, 150)
 ACTIVE_SECONDS: Final = 900.0  # of faults, before stretching
 CALM_SECONDS: Final = 420.0  # of healing, before stretching
 
@@ -122,6 +122,9 @@ class Scenario:
     record_seconds: float
     """Between two records."""
 
+    history: int
+    """How often the streams were resharded before the application began."""
+
     legacy_tables: bool
     page_items: int
     staleness: float
@@ -157,6 +160,7 @@ def draw(seed: int) -> Scenario:
         watchdog=random.random() < 0.7,
         monitor_seconds=random.choice([5.0, 60.0, 180.0]) * (1 + random.random()),
         record_seconds=stretch * random.choice([2.0, 5.0, 15.0]),
+        history=random.choice([0, 0, 1, 3]),
         legacy_tables=random.random() < 0.25,
         page_items=random.choice([1, 3, 100]),
         staleness=random.choice([0.0, 0.5, 3.0]) * stretch,

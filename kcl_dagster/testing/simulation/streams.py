@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
 from kcl_dagster.testing.kinesis import FakeKinesis
 from kcl_dagster.testing.simulation.kernel import Kernel
 from kcl_dagster.testing.simulation.lake import Lake
+
+# Hours. Stretched runs last for days, and nothing is to be lost by waiting.
+LONGEST_RETENTION: Final = 8760
+RECORDS_OF_THE_PAST: Final = 5
 
 
 @dataclass(slots=True)
@@ -24,10 +28,18 @@ class Streams:
     produced: int = 0
     is_producing: bool = True
 
-    def open(self, shards: tuple[int, ...]) -> None:
+    def open(self, shards: tuple[int, ...], history: int) -> None:
+        """Create the streams, and let them have been used and resharded."""
         for name, count in zip(self.names, shards, strict=True):
             self.kinesis.create_stream(StreamName=name, ShardCount=count)
+            self.kinesis.increase_stream_retention_period(StreamName=name, RetentionPeriodHours=LONGEST_RETENTION)
             self.look(name)
+        for _ in range(history):
+            self.kernel.skip(1.0)
+            self._put(RECORDS_OF_THE_PAST)
+            self.kernel.skip(1.0)
+            self.random.choice([self.split, self.split, self.merge])()
+        self.kernel.skip(1.0)
         self._produce_later()
 
     def look(self, stream: str) -> list[dict[str, Any]]:
@@ -42,6 +54,7 @@ class Streams:
 
     def begin_now(self, stream: str) -> None:
         """The application begins at LATEST: what is in its shards may be left out, what follows may not."""
+        self.look(stream)
         for (name, _), truth in self.lake.shards.items():
             if name == stream:
                 truth.start_limit = len(truth.numbers)
@@ -51,10 +64,13 @@ class Streams:
         self.kernel.call_at(self.kernel.now + pause, self._produce)
 
     def _produce(self) -> None:
-        if not self.is_producing:
-            return
+        if self.is_producing:
+            self._put(self.random.choice([1, 1, 1, 4]))
+            self._produce_later()
+
+    def _put(self, count: int) -> None:
         stream = self.random.choice(self.names)
-        for _ in range(self.random.choice([1, 1, 1, 4])):
+        for _ in range(count):
             self.produced += 1
             payload = f"record {self.produced}".encode()
             answer = self.kinesis.put_record(
@@ -67,7 +83,6 @@ class Streams:
             if key not in self.lake.shards:
                 self.look(stream)
             self.lake.put(*key, answer["SequenceNumber"], payload)
-        self._produce_later()
 
     def split(self) -> None:
         """One open shard of one stream, in the middle."""

@@ -1,0 +1,100 @@
+"""Many seeds, one after another or side by side, and what to say about them."""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+from kcl_dagster.testing.simulation.properties import Violation
+from kcl_dagster.testing.simulation.scenario import draw
+from kcl_dagster.testing.simulation.shrink import run
+
+SECONDS_PER_HOUR = 3600.0
+SECONDS_PER_MINUTE = 60.0
+# Seeds handed to each process before their turn: enough to keep it busy while an earlier one takes long.
+AHEAD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished seed, small enough to travel between processes."""
+
+    seed: int
+    violations: tuple[Violation, ...]
+    digest: int
+    hours: float
+    cpu_seconds: float
+    steps: int
+    records: int
+    faults: int
+
+
+def run_seed(seed: int) -> Result:
+    began = time.process_time()
+    outcome = run(draw(seed))
+    return Result(
+        seed=seed,
+        violations=tuple(outcome.violations),
+        digest=outcome.digest,
+        hours=outcome.simulated / SECONDS_PER_HOUR,
+        cpu_seconds=time.process_time() - began,
+        steps=outcome.steps,
+        records=outcome.records,
+        faults=len(outcome.scenario.faults),
+    )
+
+
+def run_seeds(seeds: Iterable[int], jobs: int = 1) -> Iterator[Result]:
+    """In the order of the seeds. With several jobs each has its own process; the results are the same."""
+    if jobs == 1:
+        yield from map(run_seed, seeds)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for seed in seeds:
+                waiting.append(pool.submit(run_seed, seed))
+                if len(waiting) > AHEAD * jobs:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+@dataclass(slots=True)
+class Tally:
+    """What many results add up to."""
+
+    seeds: int = 0
+    hours: float = 0.0
+    cpu_seconds: float = 0.0
+    steps: int = 0
+    records: int = 0
+    faults: int = 0
+    failed: list[Result] = field(default_factory=list)
+
+    def add(self, result: Result) -> None:
+        self.seeds += 1
+        self.hours += result.hours
+        self.cpu_seconds += result.cpu_seconds
+        self.steps += result.steps
+        self.records += result.records
+        self.faults += result.faults
+        if result.violations:
+            self.failed.append(result)
+
+    @property
+    def hours_per_cpu_minute(self) -> float:
+        return self.hours / max(self.cpu_seconds / SECONDS_PER_MINUTE, 1e-9)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seeds} seeds, {self.faults} faults, {self.hours:,.0f} fleet-hours, {self.records:,} records, "
+            f"{self.steps:,} steps in {self.cpu_seconds:.0f} CPU-seconds "
+            f"({self.hours_per_cpu_minute:,.0f} fleet-hours per CPU-minute): "
+            + (f"{len(self.failed)} failed" if self.failed else "all properties held")
+        )
