@@ -5,6 +5,7 @@ import dagster as dg
 import kcl_dagster as kcl
 from assets.clicks import clicks
 from assets.sessions import sessions
+from jobs.compact import compaction, hourly_compaction
 from resources.aws import kcl_resource
 from resources.spark import pyspark, worker_spark
 
@@ -12,6 +13,8 @@ defs = dg.Definitions.merge(
     kcl.build_kcl_definitions(clicks, resources={"kcl": kcl_resource(), "spark": worker_spark()}),
     dg.Definitions(
         assets=[sessions],
+        jobs=[compaction],
+        schedules=[hourly_compaction],
         resources={"pyspark": pyspark()},
         sensors=[
             dg.AutomationConditionSensorDefinition(
