@@ -53,7 +53,7 @@ def with_decoded(
     The hook for schema registries: `make_decoder` may ask the registry, read credentials of the executor, and keep
     what it learns. It is sent to the executors by name or by value, so it may not hold open connections itself.
     """
-    decode = F.udf(_Decoding(make_decoder, is_strict=malformed == "fail"), schema)
+    decode = F.udf(_Decoding(make_decoder, is_strict=malformed == "fail"), schema, useArrow=False)
     return records.withColumn(into, decode("data"))
 
 

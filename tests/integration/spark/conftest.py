@@ -59,7 +59,7 @@ def new_stream(aws: Emulator, shards: int = 3) -> Iterator[Stream]:
     name = f"stream-{next(_numbers)}"
     kinesis.create_stream(StreamName=name, ShardCount=shards)
     yield Stream(name, kinesis)
-    kinesis.delete_stream(StreamName=name)
+    kinesis.delete_stream(StreamName=name, EnforceConsumerDeletion=True)
 
 
 @contextmanager
