@@ -10,6 +10,7 @@ from kcl_dagster.orchestration.assets import build_kcl_asset_specs
 from kcl_dagster.orchestration.check_definitions import build_kcl_checks
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor
+from kcl_dagster.orchestration.pruning import build_kcl_prune_job, build_kcl_prune_schedule
 from kcl_dagster.orchestration.spark_resource import KclSparkResource
 from kcl_dagster.orchestration.translator import KclTranslator
 from kcl_dagster.orchestration.worker_job import build_worker_asset, build_worker_job
@@ -47,13 +48,15 @@ def build_kcl_definitions(
     # Two applications may read one stream, which is one asset.
     specs = {spec.key: spec for consumer in consumers for spec in build_kcl_asset_specs(consumer, translator)}
     jobs = {consumer.application.name: build_worker_job(consumer, translator) for consumer in consumers}
+    prunings = [build_kcl_prune_job(consumer, translator) for consumer in consumers]
     return Definitions(
         assets=[
             *specs.values(),
             *(build_worker_asset(c, translator, kcl_key=kcl_key, spark_key=spark_key) for c in consumers),
         ],
         asset_checks=[build_kcl_checks(c, translator, kcl_key=kcl_key) for c in consumers],
-        jobs=list(jobs.values()),
+        jobs=[*jobs.values(), *prunings],
+        schedules=[build_kcl_prune_schedule(c, p) for c, p in zip(consumers, prunings, strict=True)],
         sensors=[
             build_kcl_leader_sensor(c, job=jobs[c.application.name], translator=translator, kcl_key=kcl_key)
             for c in consumers

@@ -5,7 +5,7 @@ from typing import Any
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
 
-from kcl_dagster.spark.session import SparkSettings, start_session
+from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 
 
 class KclSparkResource(ConfigurableResource[Any]):
@@ -48,4 +48,4 @@ class KclSparkResource(ConfigurableResource[Any]):
     def teardown_after_execution(self, context: InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
         session, self._session = self._session, None
         if session is not None and self.mode != "existing":
-            session.stop()
+            stop_session(session)

@@ -5,6 +5,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from kcl_dagster.errors import BatchError
 from kcl_dagster.model.worker import worker_id
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
@@ -35,7 +36,11 @@ class WorkerRun:
     watches: tuple[Watch, ...] = ()
 
     def work(self, stop: StopSignal) -> StopReason:
-        """Consume until there is a reason to stop. Blocks for hours."""
+        """Consume until there is a reason to stop. Blocks for hours.
+
+        Raises BatchError when the reason is that Spark is gone: the leases are released then, and the run should be
+        seen to have failed.
+        """
         runtime = system()
         application, choice = self.consumer.application, self.consumer.sink
         engine = SparkEngine(
@@ -55,12 +60,16 @@ class WorkerRun:
                 runtime=runtime,
                 dead_letters=self._dead_letters(),
                 utilization=measured(runtime.clock),
-                watches=self.watches,
+                watches=(*self.watches, engine.health.why_lost),
                 on_batch=self.diary.batch,
                 on_event=self.diary.event,
             )
             identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
-            return Worker(surroundings, identity, runtime).run(stop)
+            reason = Worker(surroundings, identity, runtime).run(stop)
+            lost = engine.health.why_lost()
+            if lost is not None:
+                raise BatchError(f"{identity.worker} released its leases and ended: {lost}")
+            return reason
         finally:
             engine.close()
 
