@@ -51,7 +51,7 @@ class ReadAhead:
             return None
         try:
             return future.result()
-        except (KclError, PySparkException, RuntimeError):
+        except (KclError, PySparkException, RuntimeError, OSError):
             return None
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class ReadAhead:
 
     def _interrupt(self) -> None:
         # SparkSession.interruptTag knows nothing of the jobs of a Classic session's collect().
-        with suppress(PySparkException, Py4JError, RuntimeError):
+        with suppress(PySparkException, Py4JError, RuntimeError, OSError):
             if is_classic(self._spark):
                 self._spark.sparkContext.cancelJobsWithTag(self._name)
             else:

@@ -19,6 +19,7 @@ from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.ahead import ReadAhead
 from kcl_dagster.spark.fetch import Connection, FetchPlan, FetchTask, ShardPlan
 from kcl_dagster.spark.frozen import Batch, FrozenRanges
+from kcl_dagster.spark.health import SessionHealth
 from kcl_dagster.spark.schema import SPARK_SCHEMA
 from kcl_dagster.streams.consumers import ensure_consumer
 from kcl_dagster.streams.pacing import ShardLimits
@@ -75,9 +76,17 @@ class SparkEngine:
         self._consumers: dict[str, str] = {}
         self._lock = threading.Lock()
         self._ahead = ReadAhead(spark, self._read, f"kcl-prefetch-{self._runtime.new_id()}")
+        self.health = SessionHealth(spark)
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> Batch:
         """See `worker.batch.Engine.fetch`."""
+        try:
+            return self._fetch(ranges, budget)
+        except Exception as error:
+            self.health.failed(error)
+            raise
+
+    def _fetch(self, ranges: Sequence[Range], budget: Budget) -> Batch:
         parts: list[FrozenRanges] = []
         missing = list(ranges)
         ahead = self._ahead.take(ranges)

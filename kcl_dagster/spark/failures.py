@@ -30,7 +30,7 @@ def fetch_failures() -> Iterator[None]:
     """For jobs that run nothing but our fetch."""
     try:
         yield
-    except (PySparkException, Py4JError) as error:
+    except (PySparkException, Py4JError, OSError) as error:  # OSError: nothing listens where the JVM was
         if is_content_changed(error):
             raise BatchContentChanged("Spark lost the fetched records before they were used") from error
         raise BatchError(f"the fetch failed in Spark: {first_line(error)}") from error

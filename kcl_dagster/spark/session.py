@@ -2,8 +2,10 @@
 
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated, Final, Literal
 
+from py4j.protocol import Py4JError
 from pydantic import BaseModel, ConfigDict, Field
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -90,6 +92,12 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
         return builder.getOrCreate()
     except (PySparkException, RuntimeError, OSError) as error:
         raise ConfigurationError(f"the Spark session ({settings.mode}) could not be started: {error}") from error
+
+
+def stop_session(spark: SparkSession) -> None:
+    """Stop a session, also one whose JVM is gone already."""
+    with suppress(PySparkException, Py4JError, OSError):
+        spark.stop()
 
 
 def is_classic(spark: SparkSession) -> bool:

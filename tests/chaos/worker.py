@@ -24,7 +24,7 @@ from kcl_dagster.orchestration import watchdog
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.worker_run import WorkerRun
-from kcl_dagster.spark.session import SparkSettings, start_session
+from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 from kcl_dagster.worker.batch import Batch, Sink
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.surroundings import Watch
@@ -139,7 +139,7 @@ def main() -> int:
     identity = json.loads(told)
     reason = work(plan, spark, identity["slot"], identity["run_id"], stop)
     logging.getLogger(__name__).info("stopped: %s", reason)
-    spark.stop()
+    stop_session(spark)
     return 0
 
 
