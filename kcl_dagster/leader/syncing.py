@@ -176,7 +176,8 @@ class Syncer:
                 f"{self._application.name} belong to the old one. Reset them with `kcl-dagster reset`"
             )
         if state.start is None:
-            state.start = _start_now(identifier, settings.start, epoch, self._clock.now())
+            now = facts.answered if facts.answered is not None else self._clock.now()
+            state.start = _start_now(identifier, settings.start, epoch, now)
         return state
 
     def _sync(
@@ -262,10 +263,15 @@ class Syncer:
 
 
 def _start_now(identifier: StreamIdentifier, start: StartAt, created: int, now: float) -> StartPosition:
+    """`now` by the service's clock: a moment that lies in its future would lose what comes before it."""
     moment: int | None = None
     if start.position is Position.LATEST:
         moment = int(now * 1000)
     elif start.timestamp is not None:
+        if start.timestamp.timestamp() > now:
+            raise StreamError(
+                f"its start at {start.timestamp} lies in the future; leases are made when it has come"
+            )
         moment = int(start.timestamp.timestamp() * 1000)
     return StartPosition(str(identifier), start.position, moment, created)
 

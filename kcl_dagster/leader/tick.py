@@ -33,7 +33,9 @@ from kcl_dagster.leader.report import Launch, StageOutcome, TickReport
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.streams import Streams
 from kcl_dagster.leader.syncing import Syncer, SyncOutcome
+from kcl_dagster.model.lease import Lease
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.layout import Layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
@@ -63,6 +65,7 @@ class LeaderTables:
     lock: LeaderLock
     memory: MemoryRow
     starts: StartTable
+    control: ControlRow
 
     @classmethod
     def open(
@@ -82,6 +85,7 @@ class LeaderTables:
             LeaderLock(*common, identity),
             MemoryRow(*common),
             StartTable(*common),
+            ControlRow(*common),
         )
 
 
@@ -114,6 +118,7 @@ class Leader:
         self.balances_every = policies.balances_every(application)
         self.balanced_at: float | None = None
         self.saved: tuple[float, str] | None = None
+        self.control = Control()
         self.began = runtime.clock.monotonic()
         self._remembers = False
         self._lock = runtime.new_lock()
@@ -230,10 +235,18 @@ class _Tick:
 
     def _observe(self) -> None:
         clock = self.leader.runtime.clock
+        self._obey()
         scan = twice(self.leader.tables.leases.scan)
         self.sight = self.observer.observe(scan, replace(self.runs, finished=self._finished), clock.now())
         for slot in self.runs.slots:
             self.memory.saw_run(slot)
+
+    def _obey(self) -> None:
+        """What an operator wants. Where that cannot be read, what was wanted last still holds."""
+        try:
+            self.leader.control = self.leader.tables.control.load()
+        except KclError as problem:
+            self.notes.append(f"whether the application is paused could not be read: {problem}")
 
     def _finished(self, run_ids: Collection[str]) -> Collection[str]:
         """An orchestrator that does not answer is no reason to stand still: counters tell the same, later."""
@@ -256,6 +269,9 @@ class _Tick:
         return "; ".join(problems) or None
 
     def _decide_fleet(self) -> None:
+        if self.leader.control.paused:
+            self._stand_down()
+            return
         if not self.runs.launches:
             return
         clock = self.leader.runtime.clock
@@ -291,6 +307,16 @@ class _Tick:
             for worker in plan.drain:
                 self.leader.tables.workers.request_drain(worker)
 
+    def _stand_down(self) -> None:
+        """The application is paused: whoever of ours is left finishes. Workers of the KCL know no such thing."""
+        self.notes.append(f"the application is paused by {self.leader.control.changed_by or 'somebody'}")
+        sight = self._seen()
+        for seen in sight.workers:
+            if seen.alive and seen.row.slot is not None and not seen.row.drain_requested:
+                self.notes.append(f"{seen.id} is asked to drain: the application is paused")
+                if not self.dry:
+                    self.leader.tables.workers.request_drain(seen.id)
+
     def _launch(self, slot: str, because: str) -> None:
         clock, standing = self.leader.runtime.clock, self.memory.standing
         pause = self.leader.launches.pause(slot, clock.now())
@@ -310,7 +336,9 @@ class _Tick:
         return not self.synced.errors or bool(self.sight is not None and self.sight.leases)
 
     def _assign(self) -> str | None:
-        sight = self._seen()
+        if self.leader.control.paused:
+            return None
+        sight = self._without_paused(self._seen())
         expected = self.fleet.expected + len(self.launches) if self.fleet is not None else 0
         now = self.leader.runtime.clock.monotonic()
         balance = self.leader.balanced_at is None or now - self.leader.balanced_at >= self.leader.balances_every
@@ -330,6 +358,21 @@ class _Tick:
         if self.moved.postponed:
             problems.append(f"{self.moved.postponed} moves are postponed: the tick ran out of time")
         return "; ".join(problems) or None
+
+    def _without_paused(self, sight: Sight) -> Sight:
+        """Paused leases are taken from whoever has them, who notices with its next write, and given to nobody."""
+        paused = self.leader.control.leases
+        for lease in sight.unfinished:
+            if lease.key in paused and lease.actual_owner is not None and not self.dry:
+                self.notes.append(f"{lease.key} is paused: it is taken from {lease.actual_owner}")
+                self._evict(lease)
+        return sight.without(paused)
+
+    def _evict(self, lease: Lease) -> None:
+        """Twice where it is being handed over: the first release gives it to its next owner."""
+        released = self.leader.tables.leases.release(lease)
+        if released is not None and released.owner is not None:
+            self.leader.tables.leases.release(released)
 
     def _clean(self) -> str | None:
         sight = self._seen()

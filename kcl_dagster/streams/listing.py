@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, Literal
 
 from kcl_dagster.aws import Client, RequestRefused, ResourceBusy, ResourceMissing, call, retried
@@ -15,7 +16,10 @@ LISTING_SECONDS: Final = 30.0  # a listing that is throttled for longer is tried
 
 @dataclass(frozen=True, slots=True)
 class StreamDescription:
-    """A stream as DescribeStreamSummary tells it. `created` is epoch seconds."""
+    """A stream as DescribeStreamSummary tells it. `created` is epoch seconds.
+
+    `answered` is the service's own clock when it did, in whole epoch seconds; None where the answer has no date.
+    """
 
     name: str
     arn: str
@@ -24,6 +28,7 @@ class StreamDescription:
     mode: Literal["PROVISIONED", "ON_DEMAND"]
     status: Literal["CREATING", "ACTIVE", "UPDATING", "DELETING"]
     open_shards: int
+    answered: float | None = None
 
     @property
     def account(self) -> str:
@@ -38,13 +43,14 @@ def describe(client: Client, stream: str, *, runtime: Runtime | None = None) -> 
     """What the stream is. Raises StreamNotFound when there is none of that name."""
     runtime = runtime or system()
     try:
-        summary = retried(
+        answer = retried(
             lambda: call(client, "describe_stream_summary", StreamName=stream),
             runtime,
             runtime.clock.monotonic() + LISTING_SECONDS,
-        )["StreamDescriptionSummary"]
+        )
     except ResourceMissing as error:
         raise _not_found(client, stream) from error
+    summary = answer["StreamDescriptionSummary"]
     created = summary["StreamCreationTimestamp"]
     return StreamDescription(
         name=summary["StreamName"],
@@ -54,7 +60,17 @@ def describe(client: Client, stream: str, *, runtime: Runtime | None = None) -> 
         mode=summary.get("StreamModeDetails", {}).get("StreamMode", "PROVISIONED"),
         status=summary["StreamStatus"],
         open_shards=summary["OpenShardCount"],
+        answered=_date_of(answer),
     )
+
+
+def _date_of(answer: Mapping[str, Any]) -> float | None:
+    """When the service answered. Our own clock may be wrong, and Kinesis refuses to read from the future."""
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    try:
+        return parsedate_to_datetime(date).timestamp() if date else None
+    except ValueError:
+        return None
 
 
 def list_shards(

@@ -77,7 +77,8 @@ class FakeKinesis:
         """Clients have it; there is nothing to close."""
 
     def _finished(self, answer: Response) -> Response:
-        headers = {"date": formatdate(self.service.now(), usegmt=True)} if self._strict else {}
+        dated = self._strict or "StreamDescriptionSummary" in answer
+        headers = {"date": formatdate(self.service.now(), usegmt=True)} if dated else {}
         metadata = {"HTTPStatusCode": 200, "HTTPHeaders": headers, "RetryAttempts": 0}
         return {**_with_datetimes(answer), "ResponseMetadata": metadata}
 

@@ -128,6 +128,25 @@ def test_a_start_at_the_tip_is_written_down_and_stays() -> None:
     assert start.timestamp_ms == int(began * 1000)
 
 
+def test_the_tip_is_a_moment_of_the_stream_and_not_of_our_clock() -> None:
+    """Kinesis reads nothing from the future, and what was written before that future came would be lost."""
+    streams = (StreamSettings(name="orders", start=StartAt(position=Position.LATEST)),)
+    town = Town(Application(name="tip-app", streams=streams, fleet=FLEET), shards=2, clock_ahead=180.0)
+    town.tick()
+    [start] = town.leader.tables.starts.all().values()
+    assert start.timestamp_ms is not None
+    assert town.clock.now() - 181.0 <= start.timestamp_ms / 1000 <= town.clock.now() - 180.0
+
+
+def test_a_start_in_the_future_is_waited_for() -> None:
+    moment = datetime.fromtimestamp(1_798_761_600 + 60, UTC)
+    start = StartAt(position=Position.AT_TIMESTAMP, timestamp=moment)
+    streams = (StreamSettings(name="orders", start=start),)
+    town = Town(Application(name="future-app", streams=streams, fleet=FLEET), shards=2)
+    assert "lies in the future" in (town.tick().stage("sync").error or "")  # type: ignore[union-attr]
+    assert town.until(lambda report: len(report.leases) == 2) >= 60.0
+
+
 def test_a_start_that_was_cut_off_is_completed_even_if_shards_were_closed_meanwhile() -> None:
     """The first leader wrote down the moment and dies before it has made all leases."""
     streams = (StreamSettings(name="orders", start=StartAt(position=Position.LATEST)),)

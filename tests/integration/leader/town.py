@@ -8,7 +8,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from kcl_dagster.application import Application
-from kcl_dagster.emulator.kinesis import Limits
+from kcl_dagster.emulator.kinesis import KinesisService, Limits
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.leader.runs import RunView, SlotRun
@@ -108,12 +108,16 @@ class Worker:
 class Town:
     """Everything around a leader. `step` is five seconds: workers act, then the leader ticks."""
 
-    def __init__(self, application: Application, shards: int | dict[str, int] = 4) -> None:
+    def __init__(
+        self, application: Application, shards: int | dict[str, int] = 4, clock_ahead: float = 0.0
+    ) -> None:
+        """`clock_ahead`: by how much the clocks of our machines are ahead of the service's."""
         self.application = application
         self.clock = FakeClock()
         numbers = itertools.count()
         self.runtime = Runtime(clock=self.clock, new_id=lambda: f"id-{next(numbers)}", random=Random(5))
-        self.fake_kinesis = FakeKinesis(self.clock, limits=Limits.none())
+        service = KinesisService(lambda: self.clock.now() - clock_ahead, Limits.none())
+        self.fake_kinesis = FakeKinesis(self.clock, service=service)
         self.dynamodb = Client(FakeDynamoDB(self.clock), self.clock)
         self.kinesis = Client(self.fake_kinesis, self.clock)
         for stream in application.streams:
