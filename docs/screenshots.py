@@ -33,8 +33,8 @@ class Picture:
 
 
 PICTURES = (
-    Picture("lineage", GROUP, ("sessions", "Materialized"), (1500, 720)),
-    Picture("leases", "/assets/clicks-to-lake/leases", ("distribution", "shardId-", "served"), (1400, 1180)),
+    Picture("lineage", GROUP, ("sessions", "Materialized"), (1500, 900)),
+    Picture("leases", "/assets/clicks-to-lake/leases", ("distribution", "shard 0", "served"), (1400, 1120)),
     Picture("workers", "/assets/clicks-to-lake/workers", ("worker-000", "running"), (1400, 900)),
     Picture("lag", "/assets/clicks-to-lake/lag", ("seconds behind",), (1400, 1100), click="Plots"),
     Picture("decisions", "/assets/clicks-to-lake/decisions", ("what",), (1400, 760)),

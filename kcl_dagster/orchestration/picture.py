@@ -47,6 +47,14 @@ def _image(bars: Sequence[tuple[str, int, str]]) -> str:
     return f"![leases per worker](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
 
 
+def shard(lease_key: str) -> str:
+    """A lease by its shard's number, with the stream where the key names one: `shard 3`, `clicks shard 3`."""
+    *stream, shard_id = lease_key.split(":")
+    number = shard_id.rpartition("-")[2].lstrip("0") or "0"
+    name = f"shard {number}" if number.isdigit() else shard_id
+    return f"{stream[1]} {name}" if len(stream) > 1 else name
+
+
 def shortened(sequence: str, keep: int = 8) -> str:
     """The end of a sequence number: 56 digits widen every table, and only the end changes. Words stay whole."""
     ends_in_digits = sequence[-1:].isdigit() and len(sequence) > keep + 1

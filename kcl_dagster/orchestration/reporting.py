@@ -125,19 +125,19 @@ def _lease_table(seen: Observation) -> MetadataValue[Any]:
     rows = [
         TableRecord(
             {
-                "lease": picture.shortened(lease.key, 24),
-                "owner": str(lease.actual_owner or "nobody"),
-                "checkpoint": picture.shortened(str(lease.checkpoint or "none")),
-                "still for (s)": round(seen.ages.get(lease.key, 0.0)),
-                "KB/s": round(lease.throughput_kbps or 0.0, 1),
+                "lease": picture.shard(lease.key),
+                "owner": _slot(str(lease.actual_owner or "nobody")),
                 "state": _state(lease, unserved=lease.key in unserved),
+                "KB/s": round(lease.throughput_kbps or 0.0, 1),
+                "still (s)": round(seen.ages.get(lease.key, 0.0)),
+                "checkpoint": picture.shortened(str(lease.checkpoint or "none")),
             }
         )
         for lease in sorted(seen.open_leases, key=badness, reverse=True)[:MAX_ROWS]
     ]
-    columns = {"lease": "string", "owner": "string", "checkpoint": "string"}
-    columns |= {"still for (s)": "int", "KB/s": "float", "state": "string"}
-    schema = TableSchema([TableColumn(name, kind) for name, kind in columns.items()])
+    kinds = {"KB/s": "float", "still (s)": "int"}
+    columns = ("lease", "owner", "state", "KB/s", "still (s)", "checkpoint")
+    schema = TableSchema([TableColumn(name, kinds.get(name, "string")) for name in columns])
     return MetadataValue.table(rows, schema)
 
 

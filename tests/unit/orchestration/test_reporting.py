@@ -102,7 +102,7 @@ def test_the_lease_table_stays_short_and_shows_the_worst_first(reporter: Reporte
     table = metadata(reporter.events(seen, 0.0), "leases")["leases"]
     rows = [record.data for record in table.records]
     assert len(rows) == MAX_ROWS
-    assert rows[0]["lease"] == bad.key
+    assert rows[0]["lease"] == "shard 77"
     assert rows[0]["state"] == "unserved"
     assert all(len(str(value)) <= 24 for value in rows[0].values())
 
@@ -170,6 +170,19 @@ def test_without_leases_and_workers_there_is_no_picture() -> None:
 )
 def test_sequence_numbers_are_shortened_and_words_are_not(text: str, short: str) -> None:
     assert picture.shortened(text) == short
+
+
+@pytest.mark.parametrize(
+    ("key", "short"),
+    [
+        ("shardId-000000000000", "shard 0"),
+        ("shardId-000000000120", "shard 120"),
+        ("123456789012:clicks:1700000000:shardId-000000000003", "clicks shard 3"),
+        ("oddly-named", "oddly-named"),
+    ],
+)
+def test_leases_are_named_by_their_shards_number(key: str, short: str) -> None:
+    assert picture.shard(key) == short
 
 
 class Pages:
