@@ -160,6 +160,18 @@ def test_a_tick_that_runs_out_of_time_is_continued_by_the_next() -> None:
     assert last.unserved == {}
 
 
+def test_a_leader_that_is_only_busy_keeps_leading() -> None:
+    timings = Timings(tick_budget=2.0)
+    application = Application(name="orders-app", streams="orders", timings=timings)
+    town = Town(application, shards=300)
+    town.tick()
+    town.start("worker-000")
+    town.dynamodb.latency = 0.03
+    for _ in range(12):
+        assert town.tick().leading
+    assert town.reports[-1].unserved == {}
+
+
 def test_replayed_and_lost_memory_breaks_nothing(town: Town) -> None:
     town.tick()
     first = town.start("worker-000")

@@ -1,0 +1,330 @@
+"""One tick of the leader.
+
+    lead -> observe -> sync -> fleet -> assign -> clean -> report
+
+A function of the tables, the orchestrator's view of the runs, what was observed before, and now. Stages are
+isolated: one that fails is reported and the next ones go on with what there is. A tick has a budget; what it does
+not get to is decided again at the next one, from the tables. Every write is conditional, so two leaders, a repeated
+tick, and one that is cut off half-way do no harm.
+"""
+
+import copy
+import json
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from kcl_dagster.errors import KclError
+from kcl_dagster.leader import expiry, handoff
+from kcl_dagster.leader.failures import twice
+from kcl_dagster.leader.fleet import FleetPlan, FleetSight, decide_fleet
+from kcl_dagster.leader.liveness import lag_of
+from kcl_dagster.leader.memory import LAUNCH, TARGET, Memory
+from kcl_dagster.leader.moving import MoveOutcome, decide
+from kcl_dagster.leader.observation import Observer, Sight
+from kcl_dagster.leader.report import Launch, StageOutcome, TickReport
+from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.syncing import SyncOutcome
+from kcl_dagster.model.lease import Lease
+
+if TYPE_CHECKING:
+    from kcl_dagster.leader.tick import Leader
+
+log = logging.getLogger(__name__)
+
+# Part of the lease duration that a counter must have stood to be worth remembering: a healthy one changes earlier.
+_WORTH_REMEMBERING: Final = 0.5
+# A leader that is young writes down what stood for this part of its life: it may not get older, nor the next one.
+_WORTH_REMEMBERING_YOUNG: Final = 0.5
+# The memory is written at most this often while only what is of no urgency grows older.
+_SAVE_SECONDS: Final = 30.0
+# Part of the budget after which sync leaves the rest to the next tick, so that assignment always gets its turn.
+_SYNC_SHARE: Final = 0.5
+
+
+@dataclass(slots=True)
+class Tick:
+    """One evaluation. `dry`: decide everything, write nothing."""
+
+    leader: "Leader"
+    runs: RunView
+    dry: bool = False
+    stages: list[StageOutcome] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    sight: Sight | None = None
+    synced: SyncOutcome = field(default_factory=SyncOutcome)
+    fleet: FleetPlan | None = None
+    moved: MoveOutcome = field(default_factory=MoveOutcome)
+    launches: list[Launch] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    leading: bool = False
+    owner: str | None = None
+    deadline: float = 0.0
+    started: float = 0.0
+    memory: Memory = field(init=False)
+    observer: Observer = field(init=False)
+
+    def __post_init__(self) -> None:
+        # A dry tick thinks with a copy of the leader's memory.
+        kept = self.leader.memory, self.leader.observer
+        self.memory, self.observer = copy.deepcopy(kept) if self.dry else kept
+        self.started = self.leader.runtime.clock.monotonic()
+        self.deadline = self.started + self.leader.application.timings.tick_budget
+
+    def run(self) -> TickReport:
+        if not self.dry and not self._stage("lead", self._lead):
+            return self._report()
+        if not self.dry and not self.leading:
+            return self._report()
+        self._stage("observe", self._observe)
+        self._stage("sync", self._sync)
+        self._stage("fleet", self._decide_fleet)
+        self._stage("assign", self._assign)
+        if not self.dry:
+            self._stage("clean", self._clean)
+            self._stage("report", self._save)
+            self._count_failures()
+        return self._report()
+
+    def _stage(self, name: str, work: Callable[[], str | None]) -> bool:
+        """Run one stage. `work` returns what went wrong without stopping it."""
+        clock = self.leader.runtime.clock
+        started = clock.monotonic()
+        if started >= self.deadline:
+            self.stages.append(
+                StageOutcome(name, ok=False, seconds=0.0, error="postponed: the tick ran out of time")
+            )
+            return False
+        try:
+            error = work()
+        except KclError as problem:
+            error = str(problem)
+            self.broken.add(name)
+        except Exception as problem:  # a mistake of ours in one stage must not silence the others
+            log.exception("stage %s of the leader of %s failed", name, self.leader.application.name)
+            error = f"{type(problem).__name__}: {problem}"
+            self.broken.add(name)
+        self.stages.append(StageOutcome(name, ok=error is None, seconds=clock.monotonic() - started, error=error))
+        return error is None
+
+    def _lead(self) -> None:
+        self.leader.remember()
+        view = self.leader.tables.lock.hold(self.memory.standing)
+        self.leading, self.owner = view.held, view.owner
+        if not view.held:
+            self.leader.forget_leadership()
+
+    def _observe(self) -> None:
+        clock = self.leader.runtime.clock
+        self._obey()
+        scan = twice(self.leader.tables.leases.scan)
+        self.sight = self.observer.observe(scan, replace(self.runs, finished=self._finished), clock.now())
+        for slot in self.runs.slots:
+            self.memory.saw_run(slot)
+
+    def _obey(self) -> None:
+        """What an operator wants. Where that cannot be read, what was wanted last still holds."""
+        try:
+            self.leader.control = self.leader.tables.control.load()
+        except KclError as problem:
+            self.notes.append(f"whether the application is paused could not be read: {problem}")
+
+    def _finished(self, run_ids: Collection[str]) -> Collection[str]:
+        """An orchestrator that does not answer is no reason to stand still: counters tell the same, later."""
+        try:
+            return self.runs.finished(run_ids)
+        except Exception as problem:
+            self.notes.append(f"which runs are over could not be found out: {problem}")
+            return ()
+
+    def _sync(self) -> str | None:
+        sight = self._seen()
+        share = self.leader.application.timings.tick_budget * _SYNC_SHARE
+        self.synced = self.leader.syncer.run(sight.leases, self.started + share, dry=self.dry)
+        self.sight = sight.with_created(self.synced.created).without(lease.key for lease in self.synced.former)
+        problems = self.synced.errors
+        if not self.dry:
+            notes, more = self.leader.former.run(self.synced.former, self.started + share)
+            self.notes += notes
+            problems += more
+        return "; ".join(problems) or None
+
+    def _decide_fleet(self) -> None:
+        if self.leader.control.paused:
+            self._stand_down()
+            return
+        if not self.runs.launches:
+            return
+        clock = self.leader.runtime.clock
+        sight, book, standing = self.sight, self.observer.book, self.memory.standing
+        plan = decide_fleet(
+            self.leader.application.fleet,
+            FleetSight(
+                slots=self.runs.slots,
+                workers=sight.workers if sight is not None else (),
+                open_leases=len(sight.unfinished) if sight is not None and self._is_synced() else None,
+                unserved=len(sight.unserved) if sight is not None else 0,
+                lag_ms=lag_of(sight.workers) if sight is not None else None,
+                kbps=sum(book.kbps(lease) or 0.0 for lease in sight.unfinished) if sight is not None else 0.0,
+                target=self.memory.target,
+                target_stood=standing.stood_for(TARGET, str(self.memory.target)),
+                now=clock.now(),
+            ),
+            self.leader.application.policy.max_throughput_kbps_per_worker,
+        )
+        self.fleet = plan
+        self.memory.target = plan.target
+        moment = clock.monotonic()
+        standing.observe(TARGET, str(plan.target), moment, moment)
+        if not self.dry:
+            self.leader.launches.see(self.runs.slots, clock.now())
+        for slot, because in plan.launch.items():
+            self._launch(slot, because)
+        self.notes += plan.notes
+        self.notes += [f"{worker} is asked to drain: {why}" for worker, why in plan.drain.items()]
+        if sight is not None:
+            self.sight = sight.with_draining(plan.drain)
+        if not self.dry:
+            for worker in plan.drain:
+                self.leader.tables.workers.request_drain(worker)
+
+    def _stand_down(self) -> None:
+        """The application is paused: whoever of ours is left finishes. Workers of the KCL know no such thing."""
+        self.notes.append(f"the application is paused by {self.leader.control.changed_by or 'somebody'}")
+        sight = self._seen()
+        for seen in sight.workers:
+            if seen.alive and seen.row.slot is not None and not seen.row.drain_requested:
+                self.notes.append(f"{seen.id} is asked to drain: the application is paused")
+                if not self.dry:
+                    self.leader.tables.workers.request_drain(seen.id)
+
+    def _launch(self, slot: str, because: str) -> None:
+        clock, standing = self.leader.runtime.clock, self.memory.standing
+        pause = self.leader.launches.pause(slot, clock.now())
+        if pause > 0:
+            ended = self.leader.launches.short_runs(slot)
+            self.notes.append(f"{slot} ended early {ended} times in a row; it is launched again in {pause:.0f} s")
+            return
+        known = self.memory.generations.get(slot)
+        waited = standing.stood_for(LAUNCH + slot, str(known.number)) if known is not None else 0.0
+        number = self.memory.generation(slot, clock.now(), waited=waited)
+        moment = clock.monotonic()
+        standing.observe(LAUNCH + slot, str(number), moment, moment)
+        self.launches.append(Launch(slot, number, because))
+
+    def _is_synced(self) -> bool:
+        """Whether the number of leases says how many shards there are."""
+        return not self.synced.errors or bool(self.sight is not None and self.sight.leases)
+
+    def _assign(self) -> str | None:
+        if self.leader.control.paused:
+            return None
+        sight = self._without_paused(self._seen())
+        expected = self.fleet.expected + len(self.launches) if self.fleet is not None else 0
+        now = self.leader.runtime.clock.monotonic()
+        balance = self.leader.balanced_at is None or now - self.leader.balanced_at >= self.leader.balances_every
+        assignment = decide(
+            self.leader.policy,
+            sight,
+            self.observer.book,
+            self.leader.application.policy,
+            expected=expected,
+            balance=balance,
+        )
+        self.observer.book.note_outside(assignment.outside)
+        if balance and not self.dry:
+            self.leader.balanced_at = now
+        self.moved = self.leader.mover.run(sight, assignment, self.deadline, dry=self.dry)
+        problems = list(self.moved.errors)
+        if problems and not self.moved.written:
+            self.broken.add("assign")
+        if self.moved.postponed:
+            problems.append(f"{self.moved.postponed} moves are postponed: the tick ran out of time")
+        return "; ".join(problems) or None
+
+    def _without_paused(self, sight: Sight) -> Sight:
+        """Paused leases are taken from whoever has them, who notices with its next write, and given to nobody."""
+        paused = self.leader.control.leases
+        for lease in sight.unfinished:
+            if lease.key in paused and lease.actual_owner is not None and not self.dry:
+                self.notes.append(f"{lease.key} is paused: it is taken from {lease.actual_owner}")
+                self._evict(lease)
+        return sight.without(paused)
+
+    def _evict(self, lease: Lease) -> None:
+        """Twice where it is being handed over: the first release gives it to its next owner."""
+        released = self.leader.tables.leases.release(lease)
+        if released is not None and released.owner is not None:
+            self.leader.tables.leases.release(released)
+
+    def _clean(self) -> str | None:
+        sight = self._seen()
+        gives_up = self.leader.application.batch.on_data_loss == "continue"
+        lost = {event.lease for outcome in self.synced.streams for event in outcome.lost} if gives_up else set()
+        listings = self.leader.syncer.listings()
+        problems = self.leader.cleaner.run(sight, listings, self.deadline, abandoned=lost)
+        return "; ".join(problems) or None
+
+    def _save(self) -> None:
+        """Write down what the next leader should know, if it changed."""
+        leader, now = self.leader, self.leader.runtime.clock.monotonic()
+        worth = min(
+            leader.application.timings.lease_duration * _WORTH_REMEMBERING,
+            (now - leader.began) * _WORTH_REMEMBERING_YOUNG,
+        )
+        document = self.memory.to_document(max(worth, 1.0))
+        decisions = json.dumps({**document, "standing": None}, sort_keys=True)
+        urgent = any(key.startswith((expiry.LEASE, handoff.HANDOFF)) for key in self.memory.standing_in(document))
+        if leader.saved is not None and not urgent:
+            saved_at, saved = leader.saved
+            if saved == decisions and now - saved_at < _SAVE_SECONDS:
+                return
+        leader.tables.memory.save(document)
+        leader.saved = now, decisions
+
+    def _count_failures(self) -> None:
+        """A leader that cannot read or assign lets another one try."""
+        if self.broken.isdisjoint({"observe", "assign"}):
+            self.leader.failures.succeeded()
+        elif self.leader.failures.failed():
+            self.leader.failures.succeeded()
+            self._stage("resign", self._resign)
+
+    def _resign(self) -> None:
+        self.leader.resign()
+        self.leading = False
+
+    def _seen(self) -> Sight:
+        if self.sight is None:
+            raise KclError("the tables could not be read in this tick")
+        return self.sight
+
+    def _report(self) -> TickReport:
+        sight = self.sight
+        report = TickReport(
+            leading=self.leading,
+            leader=self.owner,
+            stages=tuple(self.stages),
+            moves=() if self.dry else self.moved.written,
+            planned=self.moved.planned,
+            launches=tuple(self.launches),
+            target_workers=self.fleet.target if self.fleet is not None else None,
+            streams=tuple(outcome.sight for outcome in self.synced.streams),
+            data_loss=tuple(event for outcome in self.synced.streams for event in outcome.lost),
+            notes=tuple(self.notes),
+        )
+        if self.fleet is not None:
+            drained = {worker.rpartition(":")[0] for worker in self.fleet.drain}
+            report = replace(report, retire=tuple(sorted(drained | set(self.fleet.cancel))))
+        if sight is None:
+            return report
+        left = self.moved.left if self.moved.left is not None else sight.unserved
+        return replace(
+            report,
+            leases=sight.leases,
+            workers=sight.workers,
+            unserved=dict(left),
+            unreadable=sight.unreadable,
+            lag_ms=lag_of(sight.workers),
+        )
