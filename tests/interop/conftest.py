@@ -64,6 +64,7 @@ def application() -> Application:
             "timings": {"lease_duration": LEASE_SECONDS, "handoff_timeout": HANDOFF_SECONDS, "heartbeat": 2.0},
             "batch": {"max_seconds": 1.0, "max_records": 40, "idle_seconds": 0.2},
             "fleet": {"min_workers": 0, "max_workers": 1},
+            "policy": {"name": "count"},  # what little traffic there is says nothing about load
         }
     )
 
