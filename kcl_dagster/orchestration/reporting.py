@@ -29,9 +29,9 @@ Event = AssetMaterialization | AssetObservation | AssetCheckEvaluation
 LIVELY_SECONDS = 300.0  # after a change somebody is probably looking
 LIVELY_PACE_SECONDS = 30.0
 CALM_PACE_SECONDS = 60.0  # of lag, four numbers: 4 MB a day
-TABLE_PACE_SECONDS = 600.0  # of what is only interesting when it changes
+TABLE_PACE_SECONDS = 900.0  # of what is only interesting when it changes
 LEAST_PACE_SECONDS = 5.0  # a fleet that changes at every tick is still worth one event a tick
-CHECK_PACE_SECONDS = 3600.0  # of a check whose answer stays the same
+CHECK_PACE_SECONDS = 4 * 3600.0  # of a check whose answer stays the same
 MAX_ROWS = 12  # more than that Dagster hides behind a button
 
 

@@ -67,10 +67,10 @@ def failing(events: Sequence[Event]) -> dict[str, str | None]:
 def test_calm_costs_an_event_a_minute(reporter: Reporter) -> None:
     told = [event for tick in range(17_280) for event in reporter.events(CALM, tick * 5.0)]
     per_day = {last: keys(told).count(last) for last in ("lag", "leases", "workers", "stream")}
-    # The lively minutes after the start apart: lag once a minute, everything else every ten minutes.
+    # The lively minutes after the start apart: lag once a minute, everything else every quarter of an hour.
     assert 1440 <= per_day["lag"] <= 1455
-    assert 144 <= per_day["leases"] == per_day["workers"] <= 160
-    assert sum(isinstance(e, AssetCheckEvaluation) for e in told) <= 24 * len(checks.CHECKS)
+    assert 96 <= per_day["leases"] == per_day["workers"] <= 110
+    assert sum(isinstance(e, AssetCheckEvaluation) for e in told) <= 6 * len(checks.CHECKS)
 
 
 def test_a_change_is_told_at_once(reporter: Reporter) -> None:
