@@ -108,7 +108,7 @@ class _Pass:
         moves: list[Move] = []
         for key, (to, because) in self.moved.items():
             lease = by_key[key]
-            if lease.pinned or to == lease.owner:
+            if (lease.pinned and not lease.unserved) or to == lease.owner:
                 continue  # found out by the KCL, too, only when it writes
             moves.append(Move(key, to, "unserved" if lease.unserved else "balance", because))
         return Assignment(tuple(moves), tuple(self.unplaced))

@@ -70,6 +70,15 @@ def test_the_target_of_a_worker(number: int, fleet: int, most: int | None, targe
     assert target_leases(number, fleet, most) == target
 
 
+@pytest.mark.parametrize("policy", [Variance(Random(0).shuffle), lease_count, taker(), balanced])
+def test_a_handoff_between_two_dead_workers_is_nobodys_and_is_served(policy: Policy) -> None:
+    gone, next_gone = WorkerId("gone"), WorkerId("gone too")
+    orphan = LeaseLoad(
+        LeaseKey("orphan"), gone, next_owner=next_gone, unserved=f"the run of {gone} is over", pinned=True, age=99.0
+    )
+    assert [move.lease for move in policy([orphan, *leases(1, "w0")], workers(2), ALL).moves] == ["orphan"]
+
+
 # --- 2.x ----------------------------------------------------------------------------------------------------------
 
 
