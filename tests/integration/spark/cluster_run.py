@@ -5,6 +5,8 @@ a worker does when that fails: read the same range again, pinned, and write agai
 verdict in JSON.
 
     python cluster_run.py MASTER ENDPOINT FOLDER ROUND...     ROUND: none, fetch, before-write, write
+
+MASTER may be a Spark Connect server (`sc://host:port`); executors are then left alone.
 """
 
 import json
@@ -77,13 +79,17 @@ def kill_one(app: str) -> None:
         os.kill(pids[0], signal.SIGKILL)
 
 
+def settings_for(master: str) -> SparkSettings:
+    if master.startswith("sc://"):
+        return SparkSettings(mode="connect", url=master)
+    conf = {"spark.ui.enabled": "false", "spark.executor.memory": "512m", "spark.cores.max": "2"}
+    return SparkSettings(mode="cluster", url=master, conf=conf | {"spark.log.level": "OFF"})
+
+
 def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str, Any]:
     kinesis = client("kinesis", endpoint_url=endpoint, **KEYS)
     kinesis.create_stream(StreamName="clicks", ShardCount=SHARDS)
-    conf = {"spark.ui.enabled": "false", "spark.executor.memory": "512m", "spark.cores.max": "2"}
-    spark = start_session(
-        SparkSettings(mode="cluster", url=master, conf=conf | {"spark.log.level": "OFF"}), "chaos"
-    )
+    spark = start_session(settings_for(master), "chaos")
     engine = SparkEngine(
         spark,
         Connection(endpoint_url=endpoint, **KEYS),
@@ -115,7 +121,7 @@ def one_batch(
     spark: SparkSession, engine: SparkEngine, sink: ParquetSink, ranges: list[Range], kind: str
 ) -> tuple[list[Range], int, int]:
     """What a worker does for a batch, and again until it is written. `kind` says when an executor dies."""
-    app = spark.sparkContext.applicationId
+    app = "" if kind in ("none", "last") else spark.sparkContext.applicationId
     pinned, tries = ranges, 0
     while True:
         try:

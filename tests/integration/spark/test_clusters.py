@@ -51,64 +51,94 @@ def test_executors_may_die_at_any_moment_of_a_batch(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def standalone(tmp_path: Path) -> Iterator[str]:
-    """A standalone cluster of one master and two workers, made of what the pyspark package ships."""
-    home = str(Path(pyspark.__file__).parent)
-    port = free_port()
-    environment = os.environ | {
-        "SPARK_HOME": home,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_NO_DAEMONIZE": "1",
-    }
-    url = f"spark://127.0.0.1:{port}"
+def daemons(tmp_path: Path) -> Iterator["Daemons"]:
     with ExitStack() as stack:
+        yield Daemons(stack, tmp_path)
 
-        def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
-            log = stack.enter_context((tmp_path / f"{name}.log").open("wb"))
-            process = subprocess.Popen(
-                [f"{home}/bin/spark-class", *arguments], env=environment, stdout=log, stderr=log, cwd=tmp_path
-            )
-            stack.callback(process.wait, 30)
-            stack.callback(process.terminate)
-            return process
 
-        start(
-            "master",
-            "org.apache.spark.deploy.master.Master",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--webui-port",
-            "0",
+class Daemons:
+    """Spark's own processes, of what the pyspark package ships."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self._stack = stack
+        self._folder = folder
+        self._home = str(Path(pyspark.__file__).parent)
+        self._environment = os.environ | {
+            "SPARK_HOME": self._home,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_DAEMON_MEMORY": "512m",  # a Connect server refuses to start with less
+            "SPARK_NO_DAEMONIZE": "1",
+        }
+
+    def start(self, name: str, ready: str, *arguments: str) -> None:
+        """Run a class of Spark's until the test ends; returns when its log says `ready`."""
+        path = self._folder / f"{name}.log"
+        log = self._stack.enter_context(path.open("wb"))
+        process = subprocess.Popen(
+            [f"{self._home}/bin/spark-class", *arguments],
+            env=self._environment,
+            stdout=log,
+            stderr=log,
+            cwd=self._folder,
         )
-        wait_for(tmp_path / "master.log", "I have been elected leader")
-        for name in ("one", "two"):
-            options = [
-                "--host",
-                "127.0.0.1",
-                "--webui-port",
-                "0",
-                "-c",
-                "1",
-                "-m",
-                "1g",
-                "-d",
-                str(tmp_path / name),
-            ]
-            start(name, "org.apache.spark.deploy.worker.Worker", *options, url)
-            wait_for(tmp_path / f"{name}.log", "Successfully registered with master")
-        yield url
+        self._stack.callback(process.wait, 30)
+        self._stack.callback(process.terminate)
+        wait_for(path, ready, process)
 
 
-def wait_for(log: Path, text: str) -> None:
+@pytest.fixture
+def standalone(daemons: Daemons, tmp_path: Path) -> str:
+    """A standalone cluster of one master and two workers."""
+    port = str(free_port())
+    master = "org.apache.spark.deploy.master.Master"
+    daemons.start(
+        "master", "I have been elected leader", master, "--host", "127.0.0.1", "--port", port, "--webui-port", "0"
+    )
+    url = f"spark://127.0.0.1:{port}"
+    for name in ("one", "two"):
+        options = ["--host", "127.0.0.1", "--webui-port", "0", "-c", "1", "-m", "1g", "-d", str(tmp_path / name)]
+        worker = "org.apache.spark.deploy.worker.Worker"
+        daemons.start(name, "Successfully registered with master", worker, *options, url)
+    return url
+
+
+@pytest.fixture
+def connect(daemons: Daemons) -> str:
+    """A Spark Connect server over a local Spark."""
+    for package in ("grpc", "grpc_status", "google.rpc"):
+        pytest.importorskip(package, reason="pyspark[connect] is not installed")
+    port = free_port()
+    daemons.start(
+        "connect",
+        "Spark Connect server started",
+        "org.apache.spark.deploy.SparkSubmit",
+        "--class",
+        "org.apache.spark.sql.connect.service.SparkConnectServer",
+        "--name",
+        "connect",
+        "--master",
+        "local[2]",
+        "--conf",
+        f"spark.connect.grpc.binding.port={port}",
+        "--conf",
+        "spark.ui.enabled=false",
+        "spark-internal",
+    )
+    return f"sc://127.0.0.1:{port}"
+
+
+def wait_for(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while text not in log.read_text(errors="replace"):
-        assert time.monotonic() < deadline, log.read_text(errors="replace")[-2000:]
+        running = process.poll() is None and time.monotonic() < deadline
+        assert running, log.read_text(errors="replace")[-2000:]
         time.sleep(0.1)
 
 
 def test_a_standalone_cluster_runs_the_same_code(standalone: str, tmp_path: Path) -> None:
     check(run(standalone, tmp_path / "lake", "none", "before-write"))
+
+
+def test_spark_connect_runs_the_same_code(connect: str, tmp_path: Path) -> None:
+    check(run(connect, tmp_path / "lake", "none", "none"))
