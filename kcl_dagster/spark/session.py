@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.spark.executors import check_executors
 from kcl_dagster.spark.java import find_java
 
 # Twice the cores: a fetch spends its time waiting for the network.
@@ -39,7 +40,8 @@ class SparkSettings(BaseModel):
     """How a worker gets its session.
 
     `local` starts one in this process. `existing` takes what the environment provides (spark-submit, Databricks,
-    EMR, Kubernetes) and changes nothing about it. `connect` talks to a Spark Connect server at `url`.
+    EMR, Kubernetes) and changes nothing about it. `connect` talks to the Spark Connect server at `url`, `cluster`
+    starts a driver here for the master at `url`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,7 +66,8 @@ class SparkSettings(BaseModel):
 def start_session(settings: SparkSettings, name: str) -> SparkSession:
     """The session that `settings` ask for. Takes 5 to 10 seconds where a JVM has to be started.
 
-    Raises JavaMissing without a Java runtime, ConfigurationError when the session cannot be had.
+    Raises JavaMissing without a Java runtime, ConfigurationError when the session cannot be had, or its executors
+    cannot run our code.
     """
     builder: SparkSession.Builder = SparkSession.builder.appName(name)
     match settings.mode:
@@ -89,9 +92,12 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
     for key, value in (conf | settings.conf).items():
         builder = builder.config(key, value)
     try:
-        return builder.getOrCreate()
+        session = builder.getOrCreate()
     except (PySparkException, RuntimeError, OSError) as error:
         raise ConfigurationError(f"the Spark session ({settings.mode}) could not be started: {error}") from error
+    if settings.mode != "local":
+        check_executors(session)
+    return session
 
 
 def stop_session(spark: SparkSession) -> None:

@@ -1,0 +1,50 @@
+"""Whether the executors of a session can do our work: asked once at start, not found out by the first batch."""
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Final
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.spark.failures import first_line
+
+OLDEST_SPARK: Final = (4, 0)
+_SCHEMA: Final = pa.schema([("kcl_dagster", pa.string())])
+
+SHIP_IT: Final = (
+    "Executors need the same version of kcl-dagster, with boto3, pandas and pyarrow: install it in their image or "
+    "cluster library, or ship an environment with --archives"
+)
+
+
+def check_executors(spark: SparkSession) -> None:
+    """Raises ConfigurationError when Spark is too old, or executors lack our package or have another version.
+
+    Runs one small job. Needless in a local session, where the executors are this very environment.
+    """
+    release = tuple(int(part) for part in spark.version.split(".")[:2])
+    if release < OLDEST_SPARK:
+        raise ConfigurationError(f"Spark {spark.version} is too old: kcl-dagster needs 4.0 or newer")
+    try:
+        (row,) = spark.range(0, 1, 1, 1).mapInArrow(_say_version, "kcl_dagster string").collect()
+    except (PySparkException, Py4JError) as error:
+        missing = next((line for line in str(error).splitlines() if "ModuleNotFoundError" in line), None)
+        raise ConfigurationError(
+            f"the executors cannot run our code: {missing or first_line(error)}. {SHIP_IT}"
+        ) from error
+    here = version("kcl-dagster")
+    if row.kcl_dagster != here:
+        raise ConfigurationError(
+            f"executors have kcl-dagster {row.kcl_dagster} and the driver has {here}. {SHIP_IT}"
+        )
+
+
+def _say_version(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import kcl_dagster.spark.fetch  # noqa: F401 - what every batch will need
+
+    for batch in batches:
+        yield pa.RecordBatch.from_pylist([{"kcl_dagster": version("kcl-dagster")}] * batch.num_rows, schema=_SCHEMA)

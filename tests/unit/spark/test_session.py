@@ -1,0 +1,89 @@
+"""Settings of a session, without starting one."""
+
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.spark.engine import _fitting_tasks
+from kcl_dagster.spark.executors import check_executors
+from kcl_dagster.spark.session import SparkSettings, start_session
+
+
+@pytest.mark.parametrize("mode", ["connect", "cluster"])
+def test_a_mode_that_needs_a_url_says_so(mode: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{mode} needs a url"):
+        start_session(SparkSettings(mode=mode), "x")
+
+
+@pytest.mark.parametrize("wrong", [{"slots": 0}, {"mode": "yarn"}, {"attempts": 0}, {"unknown": 1}])
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        SparkSettings(**wrong)
+
+
+class Conf:
+    def __init__(self, master: str | None) -> None:
+        self._master = master
+
+    def get(self, key: str, default: str | None = None) -> str | None:
+        return self._master if key == "spark.master" and self._master is not None else default
+
+
+class Session:
+    """As much of a session as is asked for."""
+
+    def __init__(self, version: str = "4.3.0", master: str | None = None, answer: Any = None) -> None:
+        self.version = version
+        self.conf = Conf(master)
+        self._answer = answer
+
+    def range(self, *_: int) -> "Session":
+        return self
+
+    def mapInArrow(self, *_: Any) -> "Session":  # noqa: N802 - Spark's name
+        return self
+
+    def collect(self) -> Any:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return [self._answer]
+
+
+@pytest.mark.parametrize(
+    ("master", "tasks"),
+    [
+        ("local", 1),
+        ("local[1]", 1),
+        ("local[2]", 1),
+        ("local[4]", 2),
+        ("local[16,4]", 2),
+        ("spark://x:1", 2),
+        (None, 2),
+    ],
+)
+def test_a_fetch_leaves_half_of_a_local_session_to_the_batch_before(master: str | None, tasks: int) -> None:
+    session: Any = Session(master=master)
+    assert _fitting_tasks(session) == tasks
+
+
+class Row:
+    kcl_dagster = "0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("session", "problem"),
+    [
+        (Session("3.5.6"), "too old"),
+        (Session(answer=Row()), "executors have kcl-dagster 0.0.1"),
+        (
+            Session(answer=PySparkException("job aborted\nModuleNotFoundError: No module named 'kcl_dagster'\n")),
+            "No module named 'kcl_dagster'. Executors need",
+        ),
+        (Session(answer=PySparkException("no executors")), "no executors. Executors need"),
+    ],
+)
+def test_executors_that_cannot_do_the_work_are_found_at_start(session: Any, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        check_executors(session)
