@@ -168,8 +168,8 @@ class Syncer:
             identifier = StreamIdentifier.single(settings.name)
         if identifier != state.identifier:
             self._states[settings.name] = state = StreamState(settings, identifier)
-        if state.start is None:
-            state.start = self._starts.get(str(identifier))
+        # Read again each time: a reset decides anew where a stream starts.
+        state.start = self._starts.get(str(identifier)) or state.start
         if state.start is not None and state.start.stream_created != epoch:
             raise StreamRecreated(
                 f"it was deleted and created again at {_moment(epoch * 1000):%Y-%m-%d %H:%M:%S} UTC; the leases of "

@@ -1,0 +1,83 @@
+"""What every operation on a stopped or running application needs: its tables, its streams, and who asks."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from kcl_dagster.application import Application
+from kcl_dagster.aws import Client
+from kcl_dagster.errors import KclError, TableNotFound
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.streams.listing import StreamDescription, describe
+from kcl_dagster.tables.audit import AuditTable
+from kcl_dagster.tables.control import ControlRow
+from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.lock import LeaderLock
+from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.reading import ScanResult
+from kcl_dagster.tables.starts import StartTable
+from kcl_dagster.tables.workers import WorkerTable
+
+
+class Unsafe(KclError):
+    """Refused: what was asked for would work against somebody, or lose something. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """One application's tables and streams, opened by an operator."""
+
+    application: Application
+    dynamodb: Client
+    kinesis: Client
+    runtime: Runtime
+    layout: Layout
+    by: str
+    """Who asks; goes into the audit."""
+
+    @classmethod
+    def open(cls, application: Application, dynamodb: Client, kinesis: Client, runtime: Runtime, by: str) -> Self:
+        """Reads only. Raises LayoutRefused for tables that must not be touched."""
+        return cls(application, dynamodb, kinesis, runtime, detect_layout(dynamodb, application, runtime), by)
+
+    @property
+    def leases(self) -> LeaseTable:
+        return LeaseTable(self.dynamodb, self.application, self.layout, self.runtime)
+
+    @property
+    def workers(self) -> WorkerTable:
+        return WorkerTable(self.dynamodb, self.application, self.layout, self.runtime)
+
+    @property
+    def starts(self) -> StartTable:
+        return StartTable(self.dynamodb, self.application, self.layout, self.runtime)
+
+    @property
+    def control(self) -> ControlRow:
+        return ControlRow(self.dynamodb, self.application, self.layout, self.runtime)
+
+    @property
+    def audit(self) -> AuditTable:
+        return AuditTable(self.dynamodb, self.application, self.layout, self.runtime)
+
+    def leader(self) -> str | None:
+        return LeaderLock(self.dynamodb, self.application, self.layout, self.runtime, self.by).peek()
+
+    def scan(self) -> ScanResult:
+        try:
+            return self.leases.scan()
+        except TableNotFound:
+            name = self.application.name
+            raise TableNotFound(
+                f"application {name} has no lease table: is this its region, and has its leader run once?"
+            ) from None
+
+    def stream(self, name: str) -> tuple[StreamIdentifier, StreamDescription]:
+        """A stream of the application as its leases name it."""
+        facts = describe(self.kinesis, name, runtime=self.runtime)
+        if not self.application.multi_stream:
+            return StreamIdentifier.single(name), facts
+        settings = next(stream for stream in self.application.streams if stream.name == name)
+        epoch = settings.creation_epoch or int(facts.created)
+        return StreamIdentifier(name, settings.account or facts.account, epoch), facts

@@ -1,0 +1,58 @@
+"""What the doctor says."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARN = "warn"  # works, and will not always, or not as well as it could
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check's answer. `check` is a stable name; `do` is what helps, empty where nothing needs to be done."""
+
+    check: str
+    verdict: Verdict
+    says: str
+    do: str = ""
+
+    def to_document(self) -> dict[str, str]:
+        return {"check": self.check, "verdict": self.verdict.value, "says": self.says, "do": self.do}
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All findings, in the order in which they were made."""
+
+    findings: Sequence[Finding]
+
+    @property
+    def is_well(self) -> bool:
+        """Nothing fails; warnings are allowed."""
+        return all(finding.verdict is not Verdict.FAIL for finding in self.findings)
+
+    def not_ok(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.verdict is not Verdict.OK]
+
+    def to_document(self) -> dict[str, Any]:
+        return {"well": self.is_well, "findings": [finding.to_document() for finding in self.findings]}
+
+
+def ok(check: str, says: str) -> Finding:
+    return Finding(check, Verdict.OK, says)
+
+
+def warn(check: str, says: str, do: str) -> Finding:
+    return Finding(check, Verdict.WARN, says, do)
+
+
+def fail(check: str, says: str, do: str) -> Finding:
+    return Finding(check, Verdict.FAIL, says, do)
+
+
+Findings = Iterable[Finding]

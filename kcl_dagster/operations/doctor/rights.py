@@ -1,0 +1,112 @@
+"""Which actions the credentials allow, asked one by one with requests that change nothing.
+
+Writes carry a condition that can never hold: DynamoDB checks the right first and the condition then.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from kcl_dagster import aws
+from kcl_dagster.errors import AccessDenied, CredentialsRefused, EndpointUnreachable, KclError, Throttled
+from kcl_dagster.operations.doctor.finding import Finding, fail, ok, warn
+from kcl_dagster.tables.attributes import OWNER, OWNER_INDEX
+from kcl_dagster.tables.places import Place
+
+PROBE_KEY: Final = "kdDoctor"  # no row has this key, and none gets it
+_NEVER: Final = "attribute_exists(#key) AND attribute_not_exists(#key)"
+
+Probe = Callable[[], Any]
+
+
+def table_rights(client: aws.Client, place: Place) -> Iterator[Finding]:
+    """What every application needs of a table that exists."""
+    key = {place.key: {"S": PROBE_KEY}}
+    never = {"ConditionExpression": _NEVER, "ExpressionAttributeNames": {"#key": place.key}}
+    probes: dict[str, dict[str, Any]] = {
+        "get_item": {"Key": key},
+        "scan": {"Limit": 1},
+        "put_item": {"Item": key, **never},
+        "update_item": {"Key": key, **never},
+        "delete_item": {"Key": key, **never},
+    }
+    for method, parameters in probes.items():
+        yield probed(client, "dynamodb", method, place.table, TableName=place.table, **parameters)
+
+
+def index_right(client: aws.Client, table: str) -> Finding:
+    finding = probed(
+        client,
+        "dynamodb",
+        "query",
+        f"{table}/index/{OWNER_INDEX}",
+        TableName=table,
+        IndexName=OWNER_INDEX,
+        KeyConditionExpression=f"{OWNER} = :owner",
+        ExpressionAttributeValues={":owner": {"S": PROBE_KEY}},
+        Limit=1,
+    )
+    if finding.verdict != "fail":
+        return finding
+    # Our workers scan instead, which costs more; Java workers stand still without it.
+    return warn(finding.check, f"{finding.says}; workers scan for their leases instead", finding.do)
+
+
+def stream_rights(client: aws.Client, stream: str) -> Iterator[Finding]:
+    """What reading a stream that exists needs."""
+    shards: list[Any] = []
+    iterators: list[str] = []
+
+    def list_shards() -> None:
+        shards.extend(aws.call(client, "list_shards", StreamName=stream, MaxResults=1)["Shards"])
+
+    def get_iterator() -> None:
+        shard = shards[0]["ShardId"]
+        answer = aws.call(
+            client, "get_shard_iterator", StreamName=stream, ShardId=shard, ShardIteratorType="LATEST"
+        )
+        iterators.append(answer["ShardIterator"])
+
+    yield _judged("kinesis:ListShards", stream, list_shards)
+    if shards:
+        yield _judged("kinesis:GetShardIterator", stream, get_iterator)
+    if iterators:
+        yield _judged(
+            "kinesis:GetRecords",
+            stream,
+            lambda: aws.call(client, "get_records", ShardIterator=iterators[0], Limit=1),
+        )
+
+
+def probed(client: aws.Client, service: str, method: str, resource: str, **parameters: Any) -> Finding:
+    """One action by one request."""
+    action = "".join(part.capitalize() for part in method.split("_"))
+    return _judged(f"{service}:{action}", resource, lambda: aws.call(client, method, **parameters))
+
+
+def _judged(action: str, resource: str, probe: Probe) -> Finding:
+    check = f"iam {action}"
+    try:
+        probe()
+    except AccessDenied as error:
+        if "KMS" in str(error):
+            return fail(
+                "encryption",
+                f"{resource} is encrypted and its key may not be used ({error})",
+                "allow kms:Decrypt on the stream's key",
+            )
+        return fail(check, f"{action} on {resource} is denied", f"allow {action} on {resource} in the policy")
+    except CredentialsRefused as error:
+        return fail("credentials", str(error), "correct the credentials")
+    except Throttled:
+        return warn(
+            check,
+            f"{action} on {resource} is throttled: others use up its limit",
+            "find out who else reads the stream, or register a fan-out consumer",
+        )
+    except EndpointUnreachable as error:
+        return fail(check, str(error), "check endpoint, region and network")
+    except (aws.ConditionFailed, aws.ResourceMissing):
+        return ok(check, f"{action} on {resource} is allowed")
+    except KclError as error:
+        return fail(check, str(error), "see the message of AWS")
+    return ok(check, f"{action} on {resource} is allowed")

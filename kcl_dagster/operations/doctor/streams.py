@@ -1,0 +1,59 @@
+"""What can be wrong with a stream. Pure, from what DescribeStreamSummary and ListStreamConsumers answer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from kcl_dagster.application import Application, Retrieval
+from kcl_dagster.operations.doctor.finding import Finding, fail, ok, warn
+
+LAG_WORTH_A_WARNING: Final = 0.5  # of the retention; time is left to add workers, or to lengthen it
+LAG_CRITICAL: Final = 0.8  # of the retention; records are lost soon
+_SECONDS_PER_HOUR: Final = 3600
+
+
+def judge_stream(stream: str, summary: Mapping[str, Any]) -> Iterator[Finding]:
+    status = summary["StreamStatus"]
+    if status == "ACTIVE":
+        yield ok("stream", f"{stream} is active, {summary['OpenShardCount']} open shards")
+    elif status == "UPDATING":
+        yield ok("stream", f"{stream} is being resharded or changed; it can be read")
+    else:
+        yield fail("stream", f"{stream} is {status}", "wait until it is ACTIVE, or correct the stream's name")
+    mode = summary.get("StreamModeDetails", {}).get("StreamMode", "PROVISIONED")
+    yield ok("stream mode", f"{stream} is {mode}")
+    if summary.get("EncryptionType", "NONE") != "NONE":
+        yield ok("encryption", f"{stream} is encrypted with {summary.get('KeyId')}")
+    distribution = summary.get("RecordDistributionStrategy")
+    if distribution == "AUTO":
+        yield warn(
+            "record distribution",
+            f"{stream} distributes records AUTO: one key's records are spread over shards and have no order",
+            "do not rely on the order of a key, or choose the strategy by partition key",
+        )
+
+
+def judge_consumers(application: Application, stream: str, consumers: Sequence[Mapping[str, Any]]) -> Finding:
+    """Fan-out consumers have throughput of their own. Who else polls, nobody can be asked."""
+    names = [str(consumer["ConsumerName"]) for consumer in consumers]
+    if application.batch.retrieval is Retrieval.POLLING:
+        others = f"; fan-out consumers, which do not count: {', '.join(names)}" if names else ""
+        return ok("consumers", f"{stream} is polled: all who poll share 5 reads a second and shard{others}")
+    ours = application.batch.consumer_name or application.name
+    found = next((consumer for consumer in consumers if consumer["ConsumerName"] == ours), None)
+    if found is None:
+        return warn("consumers", f"{stream} has no fan-out consumer {ours}", "the first worker will register it")
+    if found["ConsumerStatus"] != "ACTIVE":
+        return warn("consumers", f"fan-out consumer {ours} is {found['ConsumerStatus']}", "wait until it is ACTIVE")
+    return ok("consumers", f"{stream} is read by fan-out consumer {ours}")
+
+
+def judge_lag(stream: str, retention_hours: int, lag_ms: int | None) -> Finding:
+    """`lag_ms`: of the worker furthest behind; None while no worker has told."""
+    if lag_ms is None:
+        return ok("retention", f"{stream} keeps records for {retention_hours} h; no worker has told how far it is")
+    used = lag_ms / 1000 / (retention_hours * _SECONDS_PER_HOUR)
+    says = f"{stream} keeps records for {retention_hours} h; the worker furthest behind has used {used:.0%} of that"
+    do = "lengthen the retention now, then find out why the worker is slow; more workers help if there are shards"
+    if used >= LAG_CRITICAL:
+        return fail("retention", says, do)
+    return warn("retention", says, do) if used >= LAG_WORTH_A_WARNING else ok("retention", says)

@@ -1,0 +1,298 @@
+"""Putting an application to another place in its streams.
+
+Refused while anybody works on the leases, and where the order of records would suffer. Every lease is written
+conditionally, so a worker that appears meanwhile wins its lease and the report says so. What was read before is
+delivered again, under new batch numbers: a sink keeps it twice unless it is emptied first.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kcl_dagster import aws
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.leader.sync import in_order, new_lease
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.shard import Shard
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.operations.desk import Desk, Unsafe
+from kcl_dagster.operations.target import Target
+from kcl_dagster.streams.listing import StreamDescription, list_shards
+from kcl_dagster.tables.control import Control
+from kcl_dagster.tables.coordination import LEADER_KEY
+from kcl_dagster.tables.starts import StartPosition
+
+EVICTOR = WorkerId("kcl-dagster-reset")
+"""Owns a dead worker's lease for the moment between taking and releasing it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """A stream as it is now, and where the application says that it began."""
+
+    identifier: StreamIdentifier
+    shards: tuple[Shard, ...]
+    created: int
+    start: StartPosition | None = None
+
+    @property
+    def is_recreated(self) -> bool:
+        return self.start is not None and self.start.stream_created != self.created
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReset:
+    """What is to be done to the leases of one stream. `forget`: leases of a stream that is no more, which the
+    leader makes anew. `start`: the moment that its leases will mean."""
+
+    view: StreamView
+    rewind: tuple[Lease, ...] = ()
+    create: tuple[Lease, ...] = ()
+    forget: tuple[Lease, ...] = ()
+    start: StartPosition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResetReport:
+    """What was done, or with `dry` what would be. `overtaken`: leases that somebody touched meanwhile."""
+
+    target: Target
+    dry: bool
+    changed: Mapping[LeaseKey, str | None]
+    """Where each lease was."""
+
+    created: tuple[LeaseKey, ...] = ()
+    forgotten: tuple[LeaseKey, ...] = ()
+    overtaken: tuple[LeaseKey, ...] = ()
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "to": str(self.target),
+            "dry_run": self.dry,
+            "from": dict(self.changed),
+            "created": list(self.created),
+            "forgotten": list(self.forgotten),
+            "overtaken": list(self.overtaken),
+        }
+
+
+# --- decisions ---------------------------------------------------------------------------------------------------
+
+
+def refusals(
+    leases: Sequence[Lease], control: Control, leader: str | None, dead: Collection[LeaseKey] = ()
+) -> list[str]:
+    """Why the leases must not be reset now. `dead`: leases whose counter was watched standing still."""
+    problems = [
+        f"{lease.key} is owned by {lease.actual_owner}"
+        for lease in leases
+        if lease.actual_owner is not None and lease.key not in dead
+    ]
+    if leader is not None and not control.paused and not {lease.key for lease in leases} <= control.leases:
+        problems.append(f"{leader} leads and may give them away at any moment")
+    return problems
+
+
+def plan_reset(view: StreamView, leases: Sequence[Lease], target: Target, chosen: Collection[str]) -> StreamReset:
+    """What one stream's reset consists of. `leases`: all of the stream; `chosen`: shards, empty for all.
+
+    Raises Unsafe where the order of records would suffer, or where leases that are not chosen would move along.
+    """
+    mine = [lease for lease in leases if not chosen or lease.shard_id in chosen]
+    known = {lease.shard_id for lease in leases} | {shard.id for shard in view.shards}
+    if unknown := sorted(set(chosen) - known):
+        raise ConfigurationError(f"stream {view.identifier.name} has no shard {', '.join(unknown)}")
+    if view.is_recreated:
+        return _forget_all(view, leases, target, chosen)
+    _refuse_to_pass_children(mine, leases, target)
+    listed = {shard.id for shard in view.shards}
+    rewind = tuple(lease for lease in mine if lease.shard_id in listed)
+    held = {lease.shard_id for lease in leases}
+    stream = view.identifier if view.identifier.is_multi else None
+    create = tuple(
+        new_lease(shard, target.checkpoint, stream)
+        for shard in in_order(view.shards)
+        if shard.id not in held and (not chosen or shard.id in chosen)
+    )
+    return StreamReset(view, rewind, create, start=_start(view, leases, target, chosen))
+
+
+def _forget_all(view: StreamView, leases: Sequence[Lease], target: Target, chosen: Collection[str]) -> StreamReset:
+    if chosen or target.is_record:
+        raise Unsafe(
+            f"stream {view.identifier.name} was deleted and created again: only the whole stream can be reset, to "
+            "trim_horizon, latest or a moment"
+        )
+    start = StartPosition(str(view.identifier), target.position, target.timestamp_ms, view.created)
+    return StreamReset(view, forget=tuple(leases), start=start)
+
+
+def _refuse_to_pass_children(mine: Sequence[Lease], leases: Sequence[Lease], target: Target) -> None:
+    """A parent that is read again while its child goes on would deliver old records after new ones."""
+    if target.checkpoint.is_shard_end:
+        return
+    going_back = {lease.shard_id for lease in mine}
+    for lease in leases:
+        passed = sorted(lease.parents & going_back)
+        if passed and lease.shard_id not in going_back and _has_begun(lease):
+            raise Unsafe(
+                f"shard {lease.shard_id} follows {', '.join(passed)} and was read through {lease.checkpoint}: name "
+                "it in --shards too, or reset the whole stream"
+            )
+
+
+def _has_begun(lease: Lease) -> bool:
+    return lease.checkpoint is not None and not lease.checkpoint.is_initial_position
+
+
+def _start(
+    view: StreamView, leases: Sequence[Lease], target: Target, chosen: Collection[str]
+) -> StartPosition | None:
+    """The moment is the stream's: all leases that stand at LATEST or AT_TIMESTAMP mean the same one."""
+    if target.is_record or (chosen and target.timestamp_ms is None):
+        return None
+    others = [
+        lease.shard_id
+        for lease in leases
+        if chosen
+        and lease.shard_id not in chosen
+        and lease.checkpoint is not None
+        and lease.checkpoint.sequence in {"LATEST", "AT_TIMESTAMP"}
+    ]
+    if others:
+        raise Unsafe(
+            f"{', '.join(others)} have not begun and would move to {target}, too: name them in --shards, or reset "
+            "the whole stream"
+        )
+    return StartPosition(str(view.identifier), target.position, target.timestamp_ms, view.created)
+
+
+# --- carrying out ------------------------------------------------------------------------------------------------
+
+
+def reset(
+    desk: Desk,
+    target: Target,
+    *,
+    streams: Collection[str] = (),
+    shards: Collection[str] = (),
+    wait_for_dead: bool = False,
+    dry: bool = False,
+) -> ResetReport:
+    """Put leases to `target`: all of the application, or those of some streams or shards.
+
+    `wait_for_dead` watches owned leases for a lease duration and takes those that nobody renews.
+    Raises Unsafe and ConfigurationError with nothing changed.
+    """
+    names = [stream.name for stream in desk.application.streams if not streams or stream.name in streams]
+    if unknown := sorted(set(streams) - set(names)):
+        raise ConfigurationError(f"application {desk.application.name} does not read {', '.join(unknown)}")
+    if target.is_record and len(shards) != 1:
+        raise ConfigurationError("a sequence number belongs to one shard: name it with --shards")
+    if shards and len(names) != 1:
+        raise ConfigurationError("shards belong to a stream: name it with --of-stream")
+    scan = desk.scan()
+    if scan.unreadable:
+        raise Unsafe(f"rows that nobody can read stand in the way: {scan.unreadable[0]}")
+    plans = [_plan_stream(desk, name, scan.leases, target, shards) for name in names]
+    affected = [lease for plan in plans for lease in (*plan.rewind, *plan.forget)]
+    control = desk.control.load()
+    leader = None if control.paused else desk.leader()
+    dead = _watch(desk, affected, leader) if wait_for_dead else frozenset()
+    problems = refusals(affected, control, None if wait_for_dead else leader, dead)
+    if problems:
+        raise Unsafe(
+            f"{'; '.join(problems[:5])}{'; ...' if len(problems) > 5 else ''}. Pause the application first "
+            "(kcl-dagster pause), or if its processes are dead, add --wait-for-dead"
+        )
+    return _carry_out(desk, plans, target, dead, dry=dry)
+
+
+def _plan_stream(
+    desk: Desk, name: str, leases: Iterable[Lease], target: Target, chosen: Collection[str]
+) -> StreamReset:
+    identifier, facts = desk.stream(name)
+    listed = tuple(list_shards(desk.kinesis, name, runtime=desk.runtime))
+    view = StreamView(identifier, listed, int(facts.created), desk.starts.get(str(identifier)))
+    mine = [lease for lease in leases if lease.stream == (identifier if identifier.is_multi else None)]
+    if target.is_record:
+        _find_record(desk, facts, next(iter(chosen)), target)
+    return plan_reset(view, mine, target, chosen)
+
+
+def _find_record(desk: Desk, facts: StreamDescription, shard: str, target: Target) -> None:
+    """The record must be in the shard: from a number that is not, nobody could tell whether records were lost."""
+    sequence = target.checkpoint.sequence
+    try:
+        iterator = aws.call(
+            desk.kinesis,
+            "get_shard_iterator",
+            StreamName=facts.name,
+            ShardId=shard,
+            ShardIteratorType="AT_SEQUENCE_NUMBER",
+            StartingSequenceNumber=sequence,
+        )["ShardIterator"]
+        records = aws.call(desk.kinesis, "get_records", ShardIterator=iterator, Limit=1)["Records"]
+    except aws.RequestRefused as error:
+        raise ConfigurationError(f"shard {shard} has no record {sequence}: {error}") from error
+    if not records or int(records[0]["SequenceNumber"]) != int(sequence):
+        raise ConfigurationError(f"shard {shard} has no record {sequence} (any more)")
+
+
+def _watch(desk: Desk, leases: Sequence[Lease], leader: str | None) -> frozenset[LeaseKey]:
+    """Leases that nobody renewed for a lease duration, by our own clock. Raises Unsafe when a leader is alive."""
+    seconds = desk.application.timings.lease_duration
+    before = _beats(desk)
+    desk.runtime.clock.sleep(seconds)
+    now = {lease.key: lease for lease in desk.scan().leases}
+    if leader is not None and _beats(desk) != before:
+        raise Unsafe(f"{leader} leads and is alive: pause the application first (kcl-dagster pause)")
+    return frozenset(lease.key for lease in leases if lease.key in now and now[lease.key].counter == lease.counter)
+
+
+def _beats(desk: Desk) -> dict[str, Any] | None:
+    key = {desk.layout.coordinator.key: {"S": LEADER_KEY}}
+    answer = aws.call(
+        desk.dynamodb, "get_item", TableName=desk.layout.coordinator.table, Key=key, ConsistentRead=True
+    )
+    return answer.get("Item")
+
+
+def _carry_out(
+    desk: Desk, plans: Sequence[StreamReset], target: Target, dead: Collection[LeaseKey], *, dry: bool
+) -> ResetReport:
+    before = {
+        lease.key: None if lease.checkpoint is None else str(lease.checkpoint)
+        for plan in plans
+        for lease in plan.rewind
+    }
+    created = [lease for plan in plans for lease in plan.create]
+    forgotten = [lease for plan in plans for lease in plan.forget]
+    planned = ResetReport(
+        target, dry, before, tuple(lease.key for lease in created), tuple(lease.key for lease in forgotten)
+    )
+    if dry:
+        return planned
+    desk.audit.write("reset", desk.by, planned.to_document())
+    overtaken: list[LeaseKey] = []
+    for plan in plans:
+        if plan.start is not None:
+            desk.starts.replace(plan.start)
+        for lease in plan.rewind:
+            free = _freed(desk, lease) if lease.key in dead else lease
+            if free is None or desk.leases.rewind(free, target.checkpoint) is None:
+                overtaken.append(lease.key)
+        overtaken += [lease.key for lease in plan.create if not desk.leases.create(lease)]
+        for lease in plan.forget:
+            free = _freed(desk, lease) if lease.key in dead else lease
+            if free is None or not desk.leases.delete(free, forced=True):
+                overtaken.append(lease.key)
+    return ResetReport(target, dry, before, planned.created, planned.forgotten, tuple(overtaken))
+
+
+def _freed(desk: Desk, lease: Lease) -> Lease | None:
+    """A dead worker's lease, unowned. None: it is alive after all."""
+    if lease.actual_owner is None:
+        return lease
+    taken = desk.leases.take(lease, EVICTOR)
+    return None if taken is None else desk.leases.release(taken)

@@ -1,0 +1,95 @@
+"""Who changed what by hand: a row for each intervention, never changed again.
+
+Interventions are rare, so the rows are few; they are kept until somebody deletes them.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kcl_dagster import aws
+from kcl_dagster.application import Application
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, Reader, n, s
+from kcl_dagster.tables.expressions import Request, put
+from kcl_dagster.tables.places import Layout, Place
+from kcl_dagster.tables.scanning import scan_items
+from kcl_dagster.tables.sending import DEADLINE_SECONDS, Sender
+
+AUDIT_PREFIX: Final = "kdAudit:"
+AUDIT: Final = "KD_AUDIT"
+ACTION: Final = "did"
+BY: Final = "changedBy"
+AT: Final = "changedAt"  # epoch milliseconds
+DETAIL: Final = "detail"  # JSON
+LARGEST_DETAIL: Final = 300 * 1024  # bytes; DynamoDB takes 400 KB an item. About 2,000 leases with both positions.
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One intervention. `at` in epoch milliseconds."""
+
+    action: str
+    by: str
+    at: int
+    detail: Mapping[str, Any]
+
+
+class AuditTable:
+    """Writes and reads entries."""
+
+    def __init__(
+        self,
+        client: aws.Client,
+        application: Application,  # noqa: ARG002 (the shape all tables share)
+        layout: Layout,
+        runtime: Runtime,
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self._sender = Sender(client, runtime, deadline_seconds)
+        self._place = layout.coordinator
+        self._runtime = runtime
+
+    def write(self, action: str, by: str, detail: Mapping[str, Any]) -> AuditEntry:
+        """Write down what is about to be done."""
+        entry = AuditEntry(action, by, int(self._runtime.clock.now() * 1000), detail)
+        self._sender.overwrite(write_entry(self._place, entry, self._runtime.new_id()))
+        return entry
+
+    def all(self) -> list[AuditEntry]:
+        """Oldest first. Scans: for people, not for every tick."""
+        items = scan_items(
+            self._sender,
+            self._place.table,
+            consistent=True,
+            FilterExpression=f"{ENTITY_TYPE} = :kind",
+            ExpressionAttributeValues={":kind": s(AUDIT)},
+        )
+        return sorted((_entry(item, self._place.key) for item in items), key=lambda entry: entry.at)
+
+
+def write_entry(place: Place, entry: AuditEntry, entry_id: str) -> Request:
+    detail = json.dumps(entry.detail, sort_keys=True)
+    if len(detail.encode()) > LARGEST_DETAIL:
+        detail = json.dumps({"too long": f"{len(entry.detail)} facts, {len(detail)} bytes"})
+    item: Item = {
+        place.key: s(f"{AUDIT_PREFIX}{entry.at}:{entry_id}"),
+        ENTITY_TYPE: s(AUDIT),
+        ACTION: s(entry.action),
+        BY: s(entry.by),
+        AT: n(entry.at),
+        DETAIL: s(detail),
+    }
+    return put(place.table, place.key, item, None)
+
+
+def _entry(item: Mapping[str, Any], key: str) -> AuditEntry:
+    reader = Reader(item, key)
+    return AuditEntry(
+        reader.required_text(ACTION),
+        reader.required_text(BY),
+        reader.required_whole(AT),
+        json.loads(reader.required_text(DETAIL)),
+    )

@@ -1,0 +1,80 @@
+"""What an operator wants of a running application: one row that leaders obey."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from kcl_dagster import aws
+from kcl_dagster.application import Application
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, Reader, n, names, s
+from kcl_dagster.tables.expressions import Request, put
+from kcl_dagster.tables.places import Layout, Place
+from kcl_dagster.tables.sending import DEADLINE_SECONDS, Sender
+
+CONTROL_KEY: Final = "kdControl"
+CONTROL: Final = "KD_CONTROL"
+PAUSED: Final = "paused"
+PAUSED_LEASES: Final = "pausedLeases"
+CHANGED_BY: Final = "changedBy"
+CHANGED_AT: Final = "changedAt"  # epoch milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """`paused`: no leases are given, no runs launched, and workers are drained. `leases`: those that stay unowned
+    although the others are served."""
+
+    paused: bool = False
+    leases: frozenset[LeaseKey] = field(default_factory=frozenset)
+    changed_by: str | None = None
+    changed_at: int | None = None
+
+
+class ControlRow:
+    """Loads and saves the row. The last writer wins: two operators who disagree must talk to each other."""
+
+    def __init__(
+        self,
+        client: aws.Client,
+        application: Application,  # noqa: ARG002 (the shape all tables share)
+        layout: Layout,
+        runtime: Runtime,
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self._sender = Sender(client, runtime, deadline_seconds)
+        self._place = layout.coordinator
+
+    def load(self) -> Control:
+        """What stands there; nothing is paused where there is no row. Raises UnreadableItem."""
+        item = self._sender.get(self._place.table, {self._place.key: s(CONTROL_KEY)})
+        if item is None:
+            return Control()
+        reader = Reader(item, self._place.key)
+        if reader.text(ENTITY_TYPE) != CONTROL:
+            reader.refuse(ENTITY_TYPE, f"should be {CONTROL}")
+        return Control(
+            paused=reader.raw(PAUSED, "BOOL") is True,
+            leases=frozenset(LeaseKey(name) for name in reader.names(PAUSED_LEASES)),
+            changed_by=reader.text(CHANGED_BY),
+            changed_at=reader.whole(CHANGED_AT),
+        )
+
+    def save(self, control: Control) -> None:
+        self._sender.overwrite(save_control(self._place, control))
+
+
+def save_control(place: Place, control: Control) -> Request:
+    item: Item = {
+        place.key: s(CONTROL_KEY),
+        ENTITY_TYPE: s(CONTROL),
+        PAUSED: {"BOOL": control.paused},
+    }
+    if control.leases:
+        item[PAUSED_LEASES] = names(control.leases)
+    if control.changed_by is not None:
+        item[CHANGED_BY] = s(control.changed_by)
+    if control.changed_at is not None:
+        item[CHANGED_AT] = n(control.changed_at)
+    return put(place.table, place.key, item, None)

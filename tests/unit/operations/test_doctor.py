@@ -1,0 +1,230 @@
+"""Each misconfiguration is named by the check that found it, and nothing else is."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcl_dagster.errors import JavaMissing
+from kcl_dagster.operations.doctor import Diagnosis, Verdict, diagnose
+from kcl_dagster.operations.doctor.diagnosis import Patient
+from kcl_dagster.operations.doctor.machine import judge_clock
+from kcl_dagster.spark.java import Java
+from tests.unit.operations.conftest import ANNA, MADE_BY_OTHERS, STREAM, Shop
+
+GOOD_INSTANCE: Mapping[str, Any] = {
+    "concurrency": {
+        "runs": {"max_concurrent_runs": 50, "tag_concurrency_limits": [{"key": "kcl/worker", "limit": 1}]}
+    },
+    "run_monitoring": {"enabled": True},
+    "sensors": {"use_threads": True},
+}
+
+
+def java_17(_: Mapping[str, str]) -> Java:
+    return Java(Path("/opt/java"), 17)
+
+
+def no_java(_: Mapping[str, str]) -> Java:
+    raise JavaMissing("Spark needs Java 17 or newer and none was found")
+
+
+def healthy() -> Shop:
+    shop = Shop()
+    shop.serve()
+    # The leader goes on ticking while the doctor watches.
+    for seconds in range(5, 60, 5):
+        shop.tick_in(seconds)
+    return shop
+
+
+def examine(shop: Shop, **changes: Any) -> Diagnosis:
+    settings: dict[str, Any] = {"instance": GOOD_INSTANCE, "java": java_17, **changes}
+    patient = Patient(shop.application, shop.dynamodb, shop.kinesis, shop.runtime, **settings)
+    return diagnose(patient)
+
+
+def named(diagnosis: Diagnosis) -> set[tuple[str, str]]:
+    return {(finding.check, finding.verdict.value) for finding in diagnosis.not_ok()}
+
+
+def test_a_healthy_application_has_no_findings() -> None:
+    diagnosis = examine(healthy())
+    assert diagnosis.not_ok() == []
+    assert diagnosis.is_well
+    assert len(diagnosis.findings) > 15
+
+
+def denied(method: str, on: str = "dynamodb", code: str = "AccessDeniedException") -> Callable[[Shop], None]:
+    def seed(shop: Shop) -> None:
+        client = shop.dynamodb if on == "dynamodb" else shop.kinesis
+        client.denied[method] = code
+
+    return seed
+
+
+def summary(**members: Any) -> Callable[[Shop], None]:
+    def seed(shop: Shop) -> None:
+        shop.kinesis.changed["describe_stream_summary"] = lambda answer: answer["StreamDescriptionSummary"].update(
+            members
+        )
+
+    return seed
+
+
+def without_index(shop: Shop) -> None:
+    shop.dynamodb.update_table(
+        TableName=shop.application.lease_table,
+        GlobalSecondaryIndexUpdates=[{"Delete": {"IndexName": "LeaseOwnerToLeaseKeyIndex"}}],
+    )
+
+
+def broken_row(shop: Shop) -> None:
+    item = {"leaseKey": {"S": "shardId-7"}, "leaseCounter": {"S": "many"}}
+    shop.dynamodb.put_item(TableName=shop.application.lease_table, Item=item)
+
+
+def from_2x(shop: Shop) -> None:
+    shop.dynamodb.delete_item(TableName=shop.application.lease_table, Key={"leaseKey": {"S": "Migration3.0"}})
+
+
+def migrating(shop: Shop) -> None:
+    table = shop.application.coordinator_table
+    shop.dynamodb.create_table(
+        TableName=table,
+        KeySchema=[{"AttributeName": "key", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": "key", "AttributeType": "S"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    item = {
+        "key": {"S": "TableMigration3.5"},
+        "entityType": {"S": "TABLE_MIGRATION"},
+        "tm": {"S": "TABLE_MIGRATION_STATUS_PENDING"},
+    }
+    shop.dynamodb.put_item(TableName=table, Item=item)
+
+
+def nearly_too_late(shop: Shop) -> None:
+    shop.beat(ANNA, lag_ms=22 * 3_600_000)
+
+
+def half_too_late(shop: Shop) -> None:
+    shop.beat(ANNA, lag_ms=13 * 3_600_000)
+
+
+def clock_askew(shop: Shop) -> None:
+    at = "Fri, 01 Jan 2027 00:20:00 GMT"
+    shop.kinesis.changed["describe_stream_summary"] = lambda answer: answer["ResponseMetadata"].update(
+        HTTPHeaders={"date": at}
+    )
+
+
+def no_stream(shop: Shop) -> None:
+    shop.kinesis.delete_stream(StreamName=STREAM)
+
+
+SEEDED: list[Any] = [
+    pytest.param(denied("update_item"), {("iam dynamodb:UpdateItem", "fail"), ("leader", "fail")}, id="UpdateItem"),
+    pytest.param(denied("put_item"), {("iam dynamodb:PutItem", "fail")}, id="PutItem"),
+    pytest.param(denied("delete_item"), {("iam dynamodb:DeleteItem", "fail")}, id="DeleteItem"),
+    pytest.param(denied("query"), {("iam dynamodb:Query", "warn")}, id="Query on the index"),
+    pytest.param(denied("get_records", "kinesis"), {("iam kinesis:GetRecords", "fail")}, id="GetRecords"),
+    pytest.param(denied("list_shards", "kinesis"), {("iam kinesis:ListShards", "fail")}, id="ListShards"),
+    pytest.param(
+        denied("list_stream_consumers", "kinesis"),
+        {("iam kinesis:ListStreamConsumers", "warn")},
+        id="ListStreamConsumers",
+    ),
+    pytest.param(
+        denied("get_records", "kinesis", "KMSAccessDeniedException"), {("encryption", "fail")}, id="KMS key"
+    ),
+    pytest.param(
+        denied("get_records", "kinesis", "ProvisionedThroughputExceededException"),
+        {("iam kinesis:GetRecords", "warn")},
+        id="others use up the reads",
+    ),
+    pytest.param(
+        denied("describe_table", code="UnrecognizedClientException"), {("credentials", "fail")}, id="credentials"
+    ),
+    pytest.param(without_index, {("index", "warn")}, id="no index"),
+    pytest.param(broken_row, {("rows", "fail")}, id="a row nobody can read"),
+    pytest.param(from_2x, {("layout", "fail")}, id="tables of KCL 2.x"),
+    pytest.param(migrating, {("layout", "fail")}, id="tables on their way"),
+    pytest.param(no_stream, {("stream", "fail")}, id="no stream"),
+    pytest.param(summary(StreamStatus="CREATING"), {("stream", "fail")}, id="stream not ready"),
+    pytest.param(
+        summary(RecordDistributionStrategy="AUTO"), {("record distribution", "warn")}, id="no order per key"
+    ),
+    pytest.param(half_too_late, {("retention", "warn")}, id="half of the retention"),
+    pytest.param(nearly_too_late, {("retention", "fail")}, id="records are lost soon"),
+    pytest.param(clock_askew, {("clock", "fail")}, id="clock"),
+]
+
+
+@pytest.mark.parametrize(("seed", "expected"), SEEDED)
+def test_what_is_wrong_with_aws_is_named_exactly(
+    seed: Callable[[Shop], None], expected: set[tuple[str, str]]
+) -> None:
+    shop = healthy()
+    seed(shop)
+    diagnosis = examine(shop)
+    assert named(diagnosis) == expected
+    assert all(finding.do for finding in diagnosis.not_ok())
+    assert diagnosis.is_well == all(verdict == "warn" for _, verdict in expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"java": no_java}, {("java", "fail")}),
+        ({"instance": {**GOOD_INSTANCE, "run_monitoring": {}}}, {("run monitoring", "warn")}),
+        ({"instance": {**GOOD_INSTANCE, "sensors": {}}}, {("sensor threads", "warn")}),
+        ({"instance": {**GOOD_INSTANCE, "concurrency": {}}}, {("one run per slot", "warn")}),
+        (
+            {
+                "instance": {
+                    **GOOD_INSTANCE,
+                    "concurrency": {
+                        "runs": {"max_concurrent_runs": 4, "tag_concurrency_limits": [{"key": "kcl/worker"}]}
+                    },
+                }
+            },
+            {("run queue", "fail")},
+        ),
+        ({"instance": None}, set()),
+    ],
+)
+def test_what_is_wrong_with_the_machine_or_the_instance_is_named_exactly(
+    changes: dict[str, Any], expected: set[tuple[str, str]]
+) -> None:
+    assert named(examine(healthy(), **changes)) == expected
+
+
+def test_a_leader_that_stands_still_is_named() -> None:
+    shop = Shop()
+    shop.serve()
+    assert named(examine(shop)) == {("leader", "fail")}
+
+
+def test_an_application_without_tables_is_new_unless_others_make_them() -> None:
+    assert named(examine(Shop())) == set()
+    assert named(examine(Shop(tables=MADE_BY_OTHERS))) == {("tables", "fail")}
+
+
+@pytest.mark.parametrize(
+    ("sent", "verdict"),
+    [(0.0, Verdict.OK), (0.9, Verdict.OK), (20.0, Verdict.WARN), (-20.0, Verdict.WARN), (-400.0, Verdict.FAIL)],
+)
+def test_a_clock_is_judged_to_the_second_that_the_header_tells(sent: float, verdict: Verdict) -> None:
+    theirs = 1_798_761_600.0
+    finding = judge_clock({"date": "Fri, 01 Jan 2027 00:00:00 GMT"}, theirs + sent, theirs + sent + 0.05)
+    assert finding.verdict is verdict
+
+
+def test_the_doctor_writes_nothing() -> None:
+    shop = Shop()
+    shop.serve()
+    before = shop.dynamodb.scan(TableName=shop.application.lease_table)["Items"]
+    examine(shop)
+    assert shop.dynamodb.scan(TableName=shop.application.lease_table)["Items"] == before

@@ -1,0 +1,204 @@
+"""Putting an application somewhere else, and refusing to."""
+
+from dataclasses import replace
+
+import pytest
+
+from kcl_dagster.application import Position
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.model.checkpoint import LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.operations.desk import Unsafe
+from kcl_dagster.operations.reset import reset
+from kcl_dagster.operations.target import Target
+from kcl_dagster.tables.control import Control
+from tests.unit.operations.conftest import ANNA, STREAM, Shop
+
+FIRST, SECOND = "shardId-000000000000", "shardId-000000000001"
+NOW = 1_798_761_600.0
+
+
+@pytest.mark.parametrize(
+    ("text", "checkpoint", "timestamp_ms"),
+    [
+        ("trim_horizon", "TRIM_HORIZON", None),
+        ("LATEST", "LATEST", 1_798_761_600_000),
+        ("2026-12-31T23:00:00Z", "AT_TIMESTAMP", 1_798_758_000_000),
+        ("2027-01-01T00:30:00+01:00", "AT_TIMESTAMP", 1_798_759_800_000),
+        ("49587497311274533994574834252742144236107130636007899138", None, None),
+    ],
+)
+def test_a_target_is_what_was_typed(text: str, checkpoint: str | None, timestamp_ms: int | None) -> None:
+    target = Target.parse(text, NOW)
+    assert target.checkpoint.sequence == (checkpoint or text)
+    assert target.timestamp_ms == timestamp_ms
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2026-12-31T23:00:00", "2027-06-01T00:00:00Z", ""])
+def test_a_target_that_means_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="--to"):
+        Target.parse(text, NOW)
+
+
+def progressed(shop: Shop) -> str:
+    """Leases with a checkpoint and without an owner, the application paused."""
+    sequences = shop.put(b"one", b"two", b"three")
+    shop.serve()
+    lease = shop.leases()[FIRST]
+    shop.desk.leases.checkpoint(lease, Checkpoint(sequences[1]), batch=7)
+    for lease in shop.leases().values():
+        shop.desk.leases.release(lease)
+    shop.desk.control.save(Control(paused=True, changed_by="olga"))
+    return sequences[1]
+
+
+def target(shop: Shop, text: str) -> Target:
+    return Target.parse(text, shop.clock.now())
+
+
+def test_a_dry_run_says_what_it_would_do_and_writes_nothing(shop: Shop) -> None:
+    sequence = progressed(shop)
+    before = shop.leases()
+    report = reset(shop.desk, target(shop, "trim_horizon"), dry=True)
+    assert report.changed == {FIRST: sequence, SECOND: "TRIM_HORIZON"}
+    assert shop.leases() == before
+    assert shop.desk.audit.all() == []
+
+
+def test_leases_go_to_the_beginning_and_keep_their_batch_number(shop: Shop) -> None:
+    progressed(shop)
+    counter = shop.leases()[FIRST].counter
+    report = reset(shop.desk, target(shop, "trim_horizon"))
+    lease = shop.leases()[FIRST]
+    assert (lease.checkpoint, lease.batch, lease.owner) == (TRIM_HORIZON, 7, None)
+    assert lease.counter > counter
+    assert report.overtaken == ()
+
+
+def test_who_did_it_when_from_where_and_to_where_is_kept(shop: Shop) -> None:
+    sequence = progressed(shop)
+    reset(shop.desk, target(shop, "latest"))
+    [entry] = shop.desk.audit.all()
+    assert (entry.action, entry.by, entry.at) == ("reset", "olga@laptop", int(shop.clock.now() * 1000))
+    assert entry.detail["from"][FIRST] == sequence
+    assert entry.detail["to"].startswith("LATEST")
+
+
+def test_latest_means_the_moment_of_the_reset_for_whoever_reads_then(shop: Shop) -> None:
+    progressed(shop)
+    moment = int(shop.clock.now() * 1000)
+    reset(shop.desk, target(shop, "latest"))
+    start = shop.desk.starts.get(STREAM)
+    assert start is not None
+    assert (start.position, start.timestamp_ms) == (Position.LATEST, moment)
+    assert shop.leases()[FIRST].checkpoint == LATEST
+
+
+def test_owned_leases_are_not_touched(shop: Shop) -> None:
+    shop.serve()
+    before = shop.leases()
+    with pytest.raises(Unsafe, match=f"{FIRST} is owned by {ANNA}.*kcl-dagster pause"):
+        reset(shop.desk, target(shop, "trim_horizon"))
+    assert shop.leases() == before
+
+
+def test_a_leader_that_may_give_the_leases_away_is_a_reason_to_refuse(shop: Shop) -> None:
+    shop.tick()
+    with pytest.raises(Unsafe, match="dagster leads"):
+        reset(shop.desk, target(shop, "trim_horizon"))
+
+
+def test_leases_of_dead_workers_are_taken_after_they_were_watched(shop: Shop) -> None:
+    shop.serve()
+    began = shop.clock.monotonic()
+    report = reset(shop.desk, target(shop, "trim_horizon"), wait_for_dead=True)
+    assert shop.clock.monotonic() - began >= shop.application.timings.lease_duration
+    assert report.overtaken == ()
+    assert {lease.owner for lease in shop.leases().values()} == {None}
+
+
+def test_a_worker_that_renews_while_it_is_watched_keeps_its_leases(shop: Shop) -> None:
+    shop.serve()
+    lease = shop.leases()[FIRST]
+
+    def renew() -> None:
+        shop.desk.leases.renew(lease)
+
+    shop.clock.call_in(10, renew)
+    with pytest.raises(Unsafe, match=f"{FIRST} is owned by"):
+        reset(shop.desk, target(shop, "trim_horizon"), wait_for_dead=True)
+
+
+def test_a_leader_that_ticks_while_it_is_watched_is_alive(shop: Shop) -> None:
+    shop.serve()
+    shop.tick_in(10)
+    with pytest.raises(Unsafe, match="dagster leads and is alive"):
+        reset(shop.desk, target(shop, "trim_horizon"), wait_for_dead=True)
+
+
+def test_one_shard_goes_to_a_record_that_it_has(shop: Shop) -> None:
+    progressed(shop)
+    [sequence] = shop.put(b"four")
+    reset(shop.desk, target(shop, sequence), shards=[FIRST])
+    assert shop.leases()[FIRST].checkpoint == Checkpoint(sequence)
+    assert shop.leases()[SECOND].checkpoint == TRIM_HORIZON
+
+
+def test_a_record_of_another_shard_is_refused(shop: Shop) -> None:
+    sequence = progressed(shop)
+    with pytest.raises(ConfigurationError, match="has no record"):
+        reset(shop.desk, target(shop, sequence), shards=[SECOND])
+
+
+def test_a_shard_that_is_not_there_is_refused(shop: Shop) -> None:
+    progressed(shop)
+    with pytest.raises(ConfigurationError, match="no shard shardId-9"):
+        reset(shop.desk, target(shop, "trim_horizon"), shards=["shardId-9"])
+
+
+def test_a_parent_is_not_read_again_behind_the_back_of_its_child(shop: Shop) -> None:
+    progressed(shop)
+    lease = shop.leases()[SECOND]
+    child = replace(lease, key=LeaseKey("shardId-000000000002"), shard_id="shardId-000000000002")
+    child = replace(child, parents=frozenset({FIRST}), checkpoint=Checkpoint("99999999999999"), counter=0)
+    assert shop.desk.leases.create(child)
+    with pytest.raises(Unsafe, match="shardId-000000000002 follows shardId-000000000000"):
+        reset(shop.desk, target(shop, "trim_horizon"), shards=[FIRST])
+
+
+def test_a_moment_is_not_moved_under_leases_that_were_not_named(shop: Shop) -> None:
+    progressed(shop)
+    reset(shop.desk, target(shop, "latest"))
+    with pytest.raises(Unsafe, match=f"{SECOND} have not begun"):
+        reset(shop.desk, target(shop, "2026-12-31T23:00:00Z"), shards=[FIRST])
+
+
+def test_shards_without_a_lease_get_one(shop: Shop) -> None:
+    progressed(shop)
+    assert shop.desk.leases.delete(shop.leases()[SECOND], forced=True)
+    report = reset(shop.desk, target(shop, "trim_horizon"))
+    assert report.created == (SECOND,)
+    assert shop.leases()[SECOND].checkpoint == TRIM_HORIZON
+
+
+def test_finished_leases_of_closed_shards_are_read_again(shop: Shop) -> None:
+    progressed(shop)
+    assert shop.desk.leases.rewind(shop.leases()[FIRST], SHARD_END)
+    reset(shop.desk, target(shop, "trim_horizon"))
+    assert shop.leases()[FIRST].checkpoint == TRIM_HORIZON
+
+
+def test_a_recreated_stream_is_begun_anew(shop: Shop) -> None:
+    progressed(shop)
+    shop.kinesis.delete_stream(StreamName=STREAM)
+    shop.clock.advance(60)
+    shop.kinesis.create_stream(StreamName=STREAM, ShardCount=3)
+    with pytest.raises(Unsafe, match="deleted and created again"):
+        reset(shop.desk, target(shop, "trim_horizon"), shards=[FIRST])
+    report = reset(shop.desk, target(shop, "trim_horizon"))
+    assert report.forgotten == (FIRST, SECOND)
+    shop.clock.advance(120)
+    shop.desk.control.save(Control())
+    report_of_tick = shop.tick()
+    assert report_of_tick.ok, report_of_tick.stages
+    assert len(shop.leases()) == 3
