@@ -127,9 +127,11 @@ class Lake:
         found = [(int(row.sequence_number), row.data) for row in rows]
         if found != expected:
             name = "S1" if len(found) < len(expected) else "S2"
+            held = {row.data for row in rows}
+            missing = [data.decode() for _, data in expected if data not in held]
             self.violations.add(
                 name,
-                f"{_named(part)} should hold {len(expected)} records and holds {len(found)}: {found} {expected}",
+                f"{_named(part)} should hold {len(expected)} records and holds {len(found)}; not {missing[:5]}",
             )
 
     def _check_place(self, part: Part, truth: ShardTruth) -> None:
