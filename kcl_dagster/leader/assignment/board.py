@@ -4,9 +4,16 @@ import heapq
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from kcl_dagster.leader.assignment.policy import Limits, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
+
+EPSILON: Final = 1e-9  # sums of floats differ in the last digits
+
+
+def weight_of(entry: tuple[float, LeaseKey]) -> float:
+    return entry[0]
 
 
 @dataclass(slots=True)

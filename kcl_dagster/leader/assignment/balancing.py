@@ -1,0 +1,161 @@
+"""Handoffs that make load even."""
+
+import heapq
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from kcl_dagster.leader.assignment.board import EPSILON, Queue, Seat, weight_of
+from kcl_dagster.model.lease import LeaseKey
+
+if TYPE_CHECKING:
+    from kcl_dagster.leader.assignment.placing import Round
+
+# Imbalance this many times the band is acted on at once; less must persist.
+URGENT: Final = 2.0
+# Where balancing stops, in parts of the band: well inside, so that jitter does not lead back out.
+STOP_ABOVE: Final = 0.5
+# While there is no load to speak of: a worker with this many times its part of the leases is relieved when another
+# one comes. Less is left as it was.
+GROSS: Final = 2.0
+# Donors looked at to fill one receiver. The most loaded come first; further ones have nothing to spare.
+DONORS_TRIED: Final = 64
+# Receivers looked at for one donor. The least loaded come first; caps are why one of them may not do.
+RECEIVERS_TRIED: Final = 16
+
+
+class Balancing:
+    """Handoffs that bring every worker well inside of the band."""
+
+    def __init__(self, round_: "Round") -> None:
+        self.round = round_
+        self.share = round_.share
+        band = round_.limits.imbalance
+        self.high = self.share * (1 + band * STOP_ABOVE)
+        self.low = self.share * (1 - band)
+        self.band = self.share * band
+        self.queue = Queue(seat for seat in round_.takers if seat.worker.ready)
+        self.budget = round_.limits.moves
+
+    def run(self) -> None:
+        if self.round.measure.idle:
+            # A handoff of a silent shard silences nothing, so these are not rationed.
+            self.budget = len(self.round.kbps)
+            self._fill([seat for seat in self.round.takers if seat.worker.ready and seat.count == 0])
+            self._relieve(self.share * GROSS)
+        else:
+            self._relieve(self.high)
+            self._fill([seat for seat in self.round.takers if seat.worker.ready and seat.load < self.low])
+
+    def _relieve(self, most: float) -> None:
+        """Every worker with a load above `most` gives leases away, the most loaded one first."""
+        donors = [(-seat.load, seat.id) for seat in self.round.takers]
+        heapq.heapify(donors)
+        while donors and self.budget > 0:
+            _, name = heapq.heappop(donors)
+            donor = self.round.board.seats[name]
+            allowed = self.round.ideal(donor) * most / self.share
+            if donor.load > allowed + EPSILON and self._relieve_once(donor):
+                heapq.heappush(donors, (-donor.load, name))
+
+    def _relieve_once(self, donor: Seat) -> bool:
+        """One lease of `donor` to one of the least loaded workers that can take it."""
+        tried: list[Seat] = []
+        found: tuple[LeaseKey, Seat] | None = None
+        while found is None and len(tried) < RECEIVERS_TRIED:
+            receiver = self._receiver(donor) if not tried else self.queue.least()
+            if receiver is None or receiver is donor:
+                break
+            lease = self._pick(donor, receiver)
+            if lease is not None:
+                found = lease, receiver
+            elif receiver is self.queue.least():
+                self.queue.drop()
+                tried.append(receiver)
+            else:
+                tried.append(donor)  # the near one does not fit; go on with the others
+        for seat in tried:
+            self.queue.push(seat)
+        return found is not None and self._move(found[0], donor, found[1])
+
+    def _receiver(self, donor: Seat) -> Seat | None:
+        """The least loaded; or one in the donor's zone that is about as idle."""
+        least = self.queue.least()
+        near = self.queue.least(donor.worker.zone) if donor.worker.zone is not None else None
+        if near is not None and near is not donor and least is not None:
+            return near if near.load <= least.load + (self.high - self.share) else least
+        return least
+
+    def _pick(self, donor: Seat, receiver: Seat) -> LeaseKey | None:
+        """The lease that brings `donor` to its share best: one that suffices alone, or else the heaviest.
+
+        Neither side may end up outside of the band; where leases are too heavy for that, one may move that makes
+        the fuller side much better. A lease that is heavier than the share may go to a worker that has nothing
+        else, if its present one has.
+        """
+        ideal = self.round.ideal(donor)
+        excess = donor.load - ideal
+        enough = donor.load - ideal * self.high / self.share
+        spare = min(
+            max(excess, donor.load - self.low) / donor.factor, (self.high - receiver.load) / receiver.factor
+        )
+        lease = self._nearest(donor, receiver, enough / donor.factor, excess / donor.factor, spare)
+        if lease is None and donor.count > 1 and receiver.count == 0:
+            weight, heaviest = donor.movable[-1] if donor.movable else (0.0, None)
+            if weight * receiver.factor > self.share and self._may_hold(receiver, heaviest):
+                return heaviest
+        return lease if lease is not None else self._coarse(donor, receiver)
+
+    def _coarse(self, donor: Seat, receiver: Seat) -> LeaseKey | None:
+        """The lease that evens the two out best, if that lowers the fuller one by more than jitter can pretend."""
+        between = donor.load - receiver.load
+        factor = max(donor.factor, receiver.factor)
+        lease = self._nearest(donor, receiver, 0.0, between / 2 / factor, (between - self.band * URGENT) / factor)
+        worth = lease is not None and self.round.measure.weights[lease] * donor.factor >= self.band
+        return lease if worth else None
+
+    def _nearest(self, donor: Seat, receiver: Seat, enough: float, best: float, at_most: float) -> LeaseKey | None:
+        """Of the weights in `enough`..`at_most` the one nearest to `best`, or else the heaviest below."""
+        movable = donor.movable
+        end = bisect_right(movable, at_most + EPSILON, key=weight_of)
+        start = bisect_left(movable, enough - EPSILON, hi=end, key=weight_of)
+        middle = bisect_left(movable, best, lo=start, hi=end, key=weight_of)
+        near = sorted(movable[max(start, middle - 1) : min(end, middle + 1)], key=lambda one: abs(one[0] - best))
+        for weight, lease in (*near, *reversed(movable[:end])):
+            if weight > 0 and self._may_hold(receiver, lease):
+                return lease
+        return None
+
+    def _fill(self, hungry: Sequence[Seat]) -> None:
+        """These workers get the heaviest leases that the most loaded can spare."""
+        for receiver in sorted(hungry, key=lambda seat: (seat.load, seat.id)):
+            while self.budget > 0 and receiver.load < self.low and self._fill_once(receiver):
+                pass
+
+    def _fill_once(self, receiver: Seat) -> bool:
+        room = (self.high - receiver.load) / receiver.factor
+        best: tuple[float, Seat, LeaseKey] | None = None
+        for donor in heapq.nlargest(DONORS_TRIED, self.round.takers, key=lambda seat: seat.load):
+            spare = (donor.load - self.low) / donor.factor
+            if donor is receiver or spare <= 0:
+                continue
+            lease = self._nearest(donor, receiver, math.inf, math.inf, min(room, spare))
+            if lease is not None and (best is None or self.round.measure.weights[lease] > best[0] + EPSILON):
+                best = self.round.measure.weights[lease], donor, lease
+        return best is not None and self._move(best[2], best[1], receiver)
+
+    def _may_hold(self, receiver: Seat, lease: LeaseKey | None) -> bool:
+        return lease is not None and self.round.may_hold(receiver, lease)
+
+    def _move(self, lease: LeaseKey, donor: Seat, receiver: Seat) -> bool:
+        unit = self.round.measure.unit
+        because = (
+            f"{donor.id} is at {donor.load / self.share:.0%} and {receiver.id} at {receiver.load / self.share:.0%} "
+            f"of an even share of {unit}"
+        )
+        self.round.give(lease, donor, receiver, "balance", because)
+        self.queue.push(receiver)
+        self.queue.push(donor)
+        self.budget -= 1
+        return True

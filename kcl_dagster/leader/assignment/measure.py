@@ -1,0 +1,48 @@
+"""How leases weigh and what work costs, by CPU, by throughput or by number."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kcl_dagster.leader.assignment.policy import LeaseLoad, WorkerLoad
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+
+# Below this mean throughput of a worker, load is noise: a single core reads a hundred times as much.
+IDLE_KBPS: Final = 64.0
+# What a lease costs beside its bytes (renewals, empty reads), as a part of the mean lease: small enough not to
+# distort shares of bytes, large enough that equally loaded workers hold equally many leases.
+BASE_WEIGHT: Final = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How leases weigh, what work costs on each worker, and whether there is enough load to speak of."""
+
+    weights: Mapping[LeaseKey, float]
+    factors: Mapping[WorkerId, float]
+    idle: bool
+    unit: str
+
+
+def by_count(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad]) -> Measure:
+    return Measure({lease.key: 1.0 for lease in leases}, {w.id: 1.0 for w in workers}, idle=False, unit="leases")
+
+
+def by_throughput(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad]) -> Measure:
+    known = [lease.kbps for lease in leases if lease.kbps is not None]
+    total = sum(known)
+    if total < IDLE_KBPS * max(1, sum(worker.accepts for worker in workers)):
+        return replace(by_count(leases, workers), idle=True)
+    mean = total / len(known)
+    weights = {lease.key: (mean if lease.kbps is None else lease.kbps) + mean * BASE_WEIGHT for lease in leases}
+    return Measure(weights, {worker.id: 1.0 for worker in workers}, idle=False, unit="KB/s")
+
+
+def by_cpu(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad]) -> Measure:
+    measure = by_throughput(leases, workers)
+    costs = {worker.id: worker.cost for worker in workers if worker.cost is not None and worker.cost > 0}
+    if measure.idle or not costs:
+        return measure
+    mean = sum(costs.values()) / len(costs)
+    factors = {worker.id: costs.get(worker.id, mean) / mean for worker in workers}
+    return replace(measure, factors=factors, unit="CPU")

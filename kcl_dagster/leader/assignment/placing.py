@@ -1,0 +1,195 @@
+"""One decision of our policies: who gets what nobody serves, what a draining worker has, and whether to balance."""
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kcl_dagster.leader.assignment.balancing import STOP_ABOVE, URGENT, Balancing
+from kcl_dagster.leader.assignment.board import EPSILON, Board, Queue, Seat, fair_share, weight_of
+from kcl_dagster.leader.assignment.measure import Measure
+from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Move, MoveKind, WorkerLoad
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+
+# Workers looked at for a lease that the caps keep from the least loaded. As load goes with throughput, one that the
+# least loaded worker may not hold is rarely for any other.
+SEATS_TRIED: Final = 256
+
+
+class Round:
+    """One decision. Mutable inside, pure outside."""
+
+    def __init__(
+        self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits, measure: Measure
+    ) -> None:
+        self.limits = limits
+        self.measure = measure
+        self.kbps = {lease.key: lease.kbps or 0.0 for lease in leases}
+        seats = [Seat(worker, measure.factors[worker.id]) for worker in workers]
+        self.board = Board(seats, measure.weights, limits)
+        self.by_slot = {seat.worker.slot: seat for seat in seats if seat.worker.slot is not None}
+        self.takers = [seat for seat in seats if seat.worker.accepts and not seat.worker.drains]
+        self.moves: list[Move] = []
+        self.unplaced: list[LeaseKey] = []
+        self.homeless: list[LeaseLoad] = []
+        self.draining: list[tuple[LeaseLoad, Seat]] = []
+        shared: list[float] = []
+        for lease in leases:
+            weight = measure.weights[lease.key]
+            holder = self.board.seats.get(lease.holder) if lease.holder is not None else None
+            if lease.unserved:
+                self.homeless.append(lease)
+                shared.append(weight)
+                continue
+            if holder is None:
+                continue  # its owner is not in sight, and not yet known to be gone
+            if holder.worker.drains and not lease.pinned:
+                self.draining.append((lease, holder))
+            if holder.worker.accepts or holder.worker.drains:
+                shared.append(weight)
+            self.board.put(lease.key, self.kbps[lease.key], holder, movable=not lease.pinned)
+        self.share = fair_share(shared, [seat.factor for seat in self.takers])
+
+    def run(self) -> Assignment:
+        self._serve()
+        self._drain()
+        outside = self._outside(1.0)
+        if self.share > 0 and self._is_worth_it(outside, changed=bool(self.moves)):
+            Balancing(self).run()
+        noticed = frozenset[WorkerId]() if self.measure.idle else frozenset(outside)
+        return Assignment(tuple(self.moves), tuple(self.unplaced), noticed)
+
+    def give(self, lease: LeaseKey, source: Seat | None, to: Seat, kind: MoveKind, because: str) -> None:
+        if source is not None:
+            self.board.take(lease, self.kbps[lease], source)
+        self.board.put(lease, self.kbps[lease], to, movable=False)  # once a round is enough
+        self.moves.append(Move(lease, to.id, kind, because))
+
+    def may_hold(self, seat: Seat, lease: LeaseKey) -> bool:
+        return self.board.may_hold(seat, self.kbps[lease])
+
+    def _receivers(self) -> list[Seat]:
+        """Workers that read at once come first; while there are none, those that are starting."""
+        return [seat for seat in self.takers if seat.worker.ready] or self.takers
+
+    def _serve(self) -> None:
+        receivers = self._receivers()
+        waiting = self.limits.expected if not any(seat.worker.ready for seat in receivers) else 0
+        # Workers that are starting cannot read yet, so nothing is lost by leaving the share of those that were
+        # launched with them: it saves handing it over in a minute.
+        most = self.share * len(self.takers) / (len(self.takers) + waiting) if waiting and self.takers else None
+        queue = Queue(receivers)
+        crowded = _Crowded(receivers, self.share * (1 + self.limits.imbalance * STOP_ABOVE))
+        for lease in sorted(self.homeless, key=lambda lease: (-self.measure.weights[lease.key], lease.key)):
+            weight = self.measure.weights[lease.key]
+            to = self._intended(lease) or self._home(lease, weight) or self._first_fit(queue, lease.key)
+            if to is None or (most is not None and to.count and to.load + weight > most * (1 + EPSILON)):
+                self.unplaced.append(lease.key)
+                continue
+            if self.share > 0:
+                to = crowded.better(to, weight, lambda seat: self.may_hold(seat, lease.key))  # noqa: B023
+            self.give(lease.key, None, to, "unserved", lease.unserved or "")
+            queue.push(to)
+
+    def _drain(self) -> None:
+        queue = Queue(seat for seat in self._receivers() if seat.worker.ready)
+        order = sorted(self.draining, key=lambda pair: (-self.measure.weights[pair[0].key], pair[0].key))
+        for lease, source in order:
+            to = self._first_fit(queue, lease.key, source.worker.zone)
+            if to is not None:
+                self.give(lease.key, source, to, "drain", f"{source.id} is draining")
+                queue.push(to)
+
+    def _intended(self, lease: LeaseLoad) -> Seat | None:
+        """The next owner of a handoff whose old owner is gone."""
+        seat = self.board.seats.get(lease.next_owner) if lease.next_owner is not None else None
+        can = seat is not None and seat.worker.ready and not seat.worker.drains and self.may_hold(seat, lease.key)
+        return seat if can else None
+
+    def _home(self, lease: LeaseLoad, weight: float) -> Seat | None:
+        """The slot that held it last, unless it has enough to do."""
+        seat = self.by_slot.get(lease.home) if lease.home is not None else None
+        if seat is None or not (seat.worker.accepts and seat.worker.ready) or seat.worker.drains:
+            return None
+        fits = seat.load + weight * seat.factor <= self.share * (1 + self.limits.imbalance * STOP_ABOVE)
+        return seat if fits and self.may_hold(seat, lease.key) else None
+
+    def _first_fit(self, queue: Queue, lease: LeaseKey, zone: str | None = None) -> Seat | None:
+        """The least loaded worker whose caps allow it, in its zone if that one is about as idle as any."""
+        least = queue.least()
+        near = queue.least(zone) if zone is not None else None
+        if (
+            near is not None
+            and least is not None
+            and near.load <= least.load + self.share * self.limits.imbalance
+            and self.may_hold(near, lease)
+        ):
+            return near
+        skipped: list[Seat] = []
+        found = None
+        while (seat := queue.least()) is not None and len(skipped) < SEATS_TRIED:
+            if self.may_hold(seat, lease):
+                found = seat
+                break
+            queue.drop()
+            if not self.board.is_full(seat):
+                skipped.append(seat)
+        for seat in skipped:
+            queue.push(seat)
+        return found
+
+    def ideal(self, seat: Seat) -> float:
+        """The share, or the one lease that is heavier than the share."""
+        return max(self.share, seat.heaviest * seat.factor)
+
+    def _outside(self, bands: float) -> list[WorkerId]:
+        width = self.limits.imbalance * bands
+        return [
+            seat.id
+            for seat in self.takers
+            if seat.worker.ready
+            and (seat.load > self.ideal(seat) * (1 + width) or seat.load < self.share * (1 - width) - EPSILON)
+        ]
+
+    def _is_worth_it(self, outside: Sequence[WorkerId], *, changed: bool) -> bool:
+        """`changed`: the fleet or its leases just did, so what is out of balance now is no jitter."""
+        if self.measure.idle:
+            # Load says nothing now, and yesterday's placement may be right again tomorrow. Only a worker that
+            # has nothing at all gets its part.
+            return any(seat.count == 0 and seat.worker.ready for seat in self.takers)
+        if changed and outside:
+            return True
+        return bool(self._outside(URGENT)) or not self.limits.settled.isdisjoint(outside)
+
+
+class _Crowded:
+    """Where a lease goes when every worker has its share already: to one that can pass on something small for it.
+
+    The least loaded worker is no good if all it holds is heavy: nothing could bring it back into the band.
+    """
+
+    def __init__(self, seats: Sequence[Seat], high: float) -> None:
+        self._high = high
+        self._seats = seats
+        self._spare: list[tuple[float, WorkerId, Seat]] | None = None
+
+    def better(self, seat: Seat, weight: float, may_hold: Callable[[Seat], bool]) -> Seat:
+        """`seat`, or a worker that can make more room for `weight`."""
+        over = seat.load + weight * seat.factor - self._high
+        if over <= 0 or seat.count == 0:
+            return seat
+        if self._spare is None:
+            self._spare = [(-self._small(each), each.id, each) for each in self._seats]
+            heapq.heapify(self._spare)
+        spare, name, roomiest = self._spare[0]
+        needed = roomiest.load + weight * roomiest.factor - self._high
+        if -spare < needed or roomiest is seat or not may_hold(roomiest):
+            return seat
+        heapq.heapreplace(self._spare, (spare + max(0.0, needed), name, roomiest))
+        return roomiest
+
+    def _small(self, seat: Seat) -> float:
+        """How much of its load fits into the room that others have."""
+        room = self._high - min(each.load for each in self._seats[:SEATS_TRIED])
+        end = bisect_right(seat.movable, room, key=weight_of)
+        return sum(weight for weight, _ in seat.movable[:end]) * seat.factor
