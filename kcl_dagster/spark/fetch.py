@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kcl_dagster.aws import Client
 from kcl_dagster.aws import client as make_client
@@ -273,9 +274,9 @@ def _batches(range_: Range, columns: Columns) -> Iterator[pa.RecordBatch]:
 
 def _record_batch(range_: Range, columns: Columns) -> pa.RecordBatch:
     rows = len(columns)
-    arrivals = (
-        pa.array(columns.arrival_ms, pa.int64()).cast(pa.timestamp("ms", tz="UTC")).cast(_type("arrival_timestamp"))
-    )
+    # In milliseconds, which is what Kinesis means; the float has noise behind them.
+    arrival_ms = pc.cast(pc.round(pc.multiply(pa.array(columns.arrival, pa.float64()), 1000.0)), pa.int64())
+    arrivals = arrival_ms.cast(pa.timestamp("ms", tz="UTC")).cast(_type("arrival_timestamp"))
     values: dict[str, Any] = {
         "data": pa.array(columns.data, pa.binary()),
         "partition_key": pa.array(columns.partition_key, pa.string()),

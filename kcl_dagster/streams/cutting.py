@@ -44,7 +44,8 @@ class RangeCut:
             return page
         self._check_anchor(page[0]["SequenceNumber"])
         if self.last_sequence is None:
-            page = [record for record in page if not self._is_early(record)]
+            begin = next((index for index, record in enumerate(page) if not self._is_early(record)), len(page))
+            page = page[begin:] if begin else page
         mine = self._through_the_end(page)
         self.has_more = len(mine) < len(page)
         if mine:

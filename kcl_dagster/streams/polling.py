@@ -64,6 +64,7 @@ class ShardReader:
         self._iterator = bookmark.iterator if bookmark else None
         self._record_bytes = bookmark.record_bytes if bookmark else ASSUMED_RECORD_BYTES
         self._not_before = runtime.clock.monotonic() + (bookmark.wait_seconds if bookmark else 0.0)
+        self._page_bytes = 0
         self._failures = 0  # since the last answer
         self._cut = RangeCut(bounds, f"{shard_id} of stream {stream}", goes_on=bookmark is not None)
 
@@ -111,7 +112,7 @@ class ShardReader:
             # The checkpoint's own record is no answer, or a budget that others have spent would end here each time.
             answered = answered or not (self._cut.is_only_anchor(records) and self.millis_behind)
             if records:
-                allowance.spend(len(records), size_of(records))
+                allowance.spend(len(records), self._page_bytes)
                 yield records
         if pinned and not self._cut.is_complete and not is_stopped():
             raise self._cut.lost_the_end()
@@ -145,7 +146,7 @@ class ShardReader:
             self._recover(error, give_up)
             return None
         self._failures = 0
-        size = size_of(answer["Records"])
+        size = self._page_bytes = size_of(answer["Records"])
         # A page can be empty far from the tip; only at the tip there is nothing to hurry for.
         is_at_tip = size == 0 and not answer.get("MillisBehindLatest")
         self._not_before = began + self._limits.wait_after(size, is_at_tip=is_at_tip)
@@ -199,7 +200,7 @@ class ShardReader:
         self.millis_behind = answer.get("MillisBehindLatest", self.millis_behind)
         page: list[StreamRecord] = answer["Records"]
         if page:
-            self._record_bytes = max(size_of(page) / len(page), 1.0)
+            self._record_bytes = max(self._page_bytes / len(page), 1.0)
         mine = self._cut.keep(page)
         if self._iterator is None and not self._cut.has_more:
             self.is_ended = True

@@ -1,6 +1,7 @@
 """What GetRecords and SubscribeToShard answer with: records, and the children of a shard that has ended."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypedDict
 
 from kcl_dagster.model.shard import ChildShard, HashRange
@@ -17,11 +18,22 @@ class StreamRecord(TypedDict):
 
 def arrival_millis(record: StreamRecord) -> int | None:
     """When the record arrived, in epoch milliseconds; None when the stream did not say."""
-    arrival = record.get("ApproximateArrivalTimestamp")
-    if arrival is None:
-        return None
-    seconds = arrival if isinstance(arrival, (int, float)) else arrival.timestamp()
-    return round(seconds * 1000)
+    return millis(arrival_seconds([record])[0])
+
+
+def arrival_seconds(records: Sequence[StreamRecord]) -> list[float | None]:
+    """When the records arrived, in epoch seconds; None where the stream did not say."""
+    try:
+        found: list[Any] = [record["ApproximateArrivalTimestamp"] for record in records]
+    except KeyError:
+        found = [record.get("ApproximateArrivalTimestamp") for record in records]
+    if found and isinstance(found[0], datetime):
+        return [moment and moment.timestamp() for moment in found]
+    return found
+
+
+def millis(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
 
 
 def size_of(records: Iterable[StreamRecord]) -> int:

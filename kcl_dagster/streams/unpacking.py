@@ -8,41 +8,24 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.streams.deaggregation import MAGIC, Aggregate, deaggregate
 from kcl_dagster.streams.position import Bounds
-from kcl_dagster.streams.records import StreamRecord, arrival_millis
+from kcl_dagster.streams.records import StreamRecord, arrival_seconds, millis
 
 
 @dataclass(slots=True)
 class Columns:
-    """User records, one list per column. `problem` says why a record was left as an unopened aggregate."""
+    """User records, one list per column. `arrival` is epoch seconds; `problem` says why a record was left as an
+    unopened aggregate."""
 
     data: list[bytes] = field(default_factory=list)
     partition_key: list[str] = field(default_factory=list)
     explicit_hash_key: list[str | None] = field(default_factory=list)
     sequence_number: list[str] = field(default_factory=list)
     sub_sequence_number: list[int] = field(default_factory=list)
-    arrival_ms: list[int | None] = field(default_factory=list)
+    arrival: list[float | None] = field(default_factory=list)
     problem: list[str | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.data)
-
-    def add(
-        self,
-        data: bytes,
-        partition_key: str,
-        explicit_hash_key: str | None,
-        sequence_number: str,
-        sub_sequence_number: int,
-        arrival_ms: int | None,
-        problem: str | None,
-    ) -> None:
-        self.data.append(data)
-        self.partition_key.append(partition_key)
-        self.explicit_hash_key.append(explicit_hash_key)
-        self.sequence_number.append(sequence_number)
-        self.sub_sequence_number.append(sub_sequence_number)
-        self.arrival_ms.append(arrival_ms)
-        self.problem.append(problem)
 
 
 class Unpacker:
@@ -63,11 +46,18 @@ class Unpacker:
 
     def unpack(self, page: Sequence[StreamRecord], into: Columns) -> None:
         """Append the user records of a page that belong to the range. No record may lie beyond the pinned end."""
-        if self.first is not None and not (self._opens_aggregates and any(map(_looks_aggregated, page))):
-            self._add_plain(page, into)
+        begin = 0
+        while self.first is None and begin < len(page):
+            self._unpack_one(page[begin], into)
+            begin += 1
+        rest = page[begin:] if begin else page
+        if not rest:
             return
-        for record in page:
-            self._unpack_one(record, into)
+        if self._opens_aggregates and any(map(_looks_aggregated, rest)):
+            for record in rest:
+                self._unpack_one(record, into)
+        else:
+            self._add_plain(rest, into)
 
     def _unpack_one(self, record: StreamRecord, into: Columns) -> None:
         data, sequence = record["Data"], record["SequenceNumber"]
@@ -81,39 +71,67 @@ class Unpacker:
         last_index = aggregate.last_index if aggregate else 0
         if self.first is None and self._bounds.is_before(sequence, last_index):
             return  # the record at which the range begins
-        arrival = arrival_millis(record)
+        arrival = arrival_seconds([record])[0]
         if self.first is None:
-            self.first, self.first_arrival_ms = sequence, arrival
+            self.first, self.first_arrival_ms = sequence, millis(arrival)
         self._reach(sequence, last_index, arrival)
         if aggregate is not None:
             self._add_parts(aggregate, sequence, arrival, into)
         else:
             self.broken_aggregates += problem is not None
-            into.add(data, record["PartitionKey"], None, sequence, 0, arrival, problem)
-            self._count(1, len(data))
+            into.data.append(data)
+            into.partition_key.append(record["PartitionKey"])
+            into.explicit_hash_key.append(None)
+            into.sub_sequence_number.append(0)
+            self._fill(into, 1, [sequence], [arrival], problem, len(data))
 
     def _add_plain(self, page: Sequence[StreamRecord], into: Columns) -> None:
         """The rest of a range, where nothing has to be opened or left out: most of what a consumer ever reads."""
         rows = len(page)
         data = [record["Data"] for record in page]
-        arrivals = [arrival_millis(record) for record in page]
+        sequences = [record["SequenceNumber"] for record in page]
+        arrivals = arrival_seconds(page)
         into.data += data
         into.partition_key += [record["PartitionKey"] for record in page]
         into.explicit_hash_key += [None] * rows
-        into.sequence_number += [record["SequenceNumber"] for record in page]
         into.sub_sequence_number += [0] * rows
-        into.arrival_ms += arrivals
-        into.problem += [None] * rows
-        self._reach(page[-1]["SequenceNumber"], 0, arrivals[-1])
-        self._count(rows, sum(map(len, data)))
+        self._fill(into, rows, sequences, arrivals, None, sum(map(len, data)))
+        self._reach(sequences[-1], 0, arrivals[-1])
 
-    def _add_parts(self, aggregate: Aggregate, sequence: str, arrival: int | None, into: Columns) -> None:
+    def _add_parts(self, aggregate: Aggregate, sequence: str, arrival: float | None, into: Columns) -> None:
         self.misplaced += aggregate.misplaced
-        bounds, all_mine = self._bounds, not self._is_cut(sequence)
-        for index, partition_key, explicit_hash_key, data in aggregate.records:
-            if all_mine or not (bounds.is_before(sequence, index) or bounds.is_beyond(sequence, index)):
-                into.add(data, partition_key, explicit_hash_key, sequence, index, arrival, None)
-                self._count(1, len(data))
+        records = aggregate.records
+        if self._is_cut(sequence):
+            bounds = self._bounds
+            records = [
+                record
+                for record in records
+                if not (bounds.is_before(sequence, record[0]) or bounds.is_beyond(sequence, record[0]))
+            ]
+        if not records:
+            return
+        places, partition_keys, explicit_hash_keys, data = zip(*records, strict=True)
+        into.data += data
+        into.partition_key += partition_keys
+        into.explicit_hash_key += explicit_hash_keys
+        into.sub_sequence_number += places
+        rows = len(records)
+        self._fill(into, rows, [sequence] * rows, [arrival] * rows, None, sum(map(len, data)))
+
+    def _fill(
+        self,
+        into: Columns,
+        rows: int,
+        sequences: list[str],
+        arrivals: list[float | None],
+        problem: str | None,
+        bytes_: int,
+    ) -> None:
+        into.sequence_number += sequences
+        into.arrival += arrivals
+        into.problem += [problem] * rows
+        self.records += rows
+        self.bytes += bytes_
 
     def _is_cut(self, sequence: str) -> bool:
         """Whether the range begins or ends at this record, perhaps inside it."""
@@ -122,15 +140,11 @@ class Unpacker:
             bounds.through is not None and int(sequence) == int(bounds.through.sequence)
         )
 
-    def _reach(self, sequence: str, last_index: int, arrival: int | None) -> None:
+    def _reach(self, sequence: str, last_index: int, arrival: float | None) -> None:
         end = self._bounds.through
         is_end = end is not None and int(sequence) == int(end.sequence)
         self.through = end if is_end else Checkpoint(sequence, last_index)
-        self.last_arrival_ms = arrival
-
-    def _count(self, records: int, bytes_: int) -> None:
-        self.records += records
-        self.bytes += bytes_
+        self.last_arrival_ms = millis(arrival)
 
 
 def _looks_aggregated(record: StreamRecord) -> bool:

@@ -73,7 +73,7 @@ def test_columns_and_counts_describe_the_user_records() -> None:
     _, unpacker, columns = unpacked(Bounds(TRIM_HORIZON), [STREAM])
     assert columns.data[:3] == [b"1", b"2.0", b"2.1"]
     assert columns.partition_key[:3] == ["outer", "inner", "inner"]
-    assert columns.arrival_ms[:3] == [1000125, 1000250, 1000250]
+    assert columns.arrival[:3] == [1000.125, 1000.25, 1000.25]
     assert columns.problem == [None] * 9
     assert unpacker.bytes == sum(map(len, columns.data))
     assert (unpacker.first_arrival_ms, unpacker.last_arrival_ms) == (1000125, 1000625)
