@@ -46,7 +46,7 @@ class WorkerRun:
         engine = SparkEngine(
             self.spark,
             Connection(**self.kcl.connection("kinesis")),
-            EngineSettings(opens_aggregates=application.batch.deaggregate),
+            EngineSettings.of(application),
             runtime=runtime,
         )
         try:

@@ -9,10 +9,11 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Self
 
 from pyspark.sql import SparkSession
 
+from kcl_dagster.application import Application, Retrieval
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
@@ -45,6 +46,16 @@ class EngineSettings:
     """Read by enhanced fan-out under this name, which is registered with each stream; by polling when left out."""
 
     opens_aggregates: bool = True
+
+    @classmethod
+    def of(cls, application: Application) -> Self:
+        """As the application asks for."""
+        batch = application.batch
+        by_fanout = batch.retrieval is Retrieval.FANOUT
+        return cls(
+            consumer_name=(batch.consumer_name or application.name) if by_fanout else None,
+            opens_aggregates=batch.deaggregate,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
+from kcl_dagster.application import Application
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.spark.engine import _fitting_tasks
+from kcl_dagster.spark.engine import EngineSettings, _fitting_tasks
 from kcl_dagster.spark.executors import check_executors
 from kcl_dagster.spark.session import SparkSettings, start_session
 
@@ -66,6 +67,20 @@ class Session:
 def test_a_fetch_leaves_half_of_a_local_session_to_the_batch_before(master: str | None, tasks: int) -> None:
     session: Any = Session(master=master)
     assert _fitting_tasks(session) == tasks
+
+
+@pytest.mark.parametrize(
+    ("batch", "name"),
+    [
+        ({}, None),
+        ({"consumer_name": "x"}, None),
+        ({"retrieval": "fanout"}, "my-app"),
+        ({"retrieval": "fanout", "consumer_name": "x"}, "x"),
+    ],
+)
+def test_an_engine_reads_as_its_application_asks(batch: dict[str, Any], name: str | None) -> None:
+    application = Application.model_validate({"name": "my-app", "streams": ["clicks"], "batch": batch})
+    assert EngineSettings.of(application) == EngineSettings(consumer_name=name)
 
 
 class Row:
