@@ -93,7 +93,7 @@ class Shop:
 
     def beat(self, worker: WorkerId = ANNA, **fields: Any) -> None:
         row = WorkerRow(worker, int(self.clock.now()), averages={}, slot=worker[:10], run_id="anna", **fields)
-        self.desk.workers.put(row)
+        self.leader.tables.workers.put(row)
 
     def tick_in(self, seconds: float) -> None:
         """The leader goes on by itself."""

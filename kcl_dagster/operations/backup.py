@@ -1,0 +1,210 @@
+"""Leases as JSON lines, out of a table and back into one.
+
+An export keeps every attribute, also those that nobody knows. An import leaves out who owned the leases: whoever
+that was does not own them in the table that is written to.
+"""
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kcl_dagster.errors import ConfigurationError, TableNotFound, UnreadableItem
+from kcl_dagster.operations.desk import Desk, Unsafe
+from kcl_dagster.operations.reset import refusals
+from kcl_dagster.tables import attributes as a
+from kcl_dagster.tables.attributes import Item
+from kcl_dagster.tables.expressions import Request, put
+from kcl_dagster.tables.items import lease_from_item
+from kcl_dagster.tables.layout import create_tables
+from kcl_dagster.tables.outcomes import Verdict
+from kcl_dagster.tables.scanning import scan_items
+from kcl_dagster.tables.sending import Applied, Sender
+
+_OWNERSHIP = (a.OWNER, a.CHECKPOINT_OWNER)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """Lease keys. `overtaken`: rows that somebody wrote meanwhile."""
+
+    created: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    overtaken: tuple[str, ...] = ()
+
+    def to_document(self) -> dict[str, list[str]]:
+        return {
+            "created": list(self.created),
+            "replaced": list(self.replaced),
+            "unchanged": list(self.unchanged),
+            "overtaken": list(self.overtaken),
+        }
+
+
+# --- lines -------------------------------------------------------------------------------------------------------
+
+
+def to_line(item: Mapping[str, Any]) -> str:
+    """One item as DynamoDB's JSON writes it: bytes as base64."""
+    return json.dumps({name: _out(value) for name, value in item.items()}, sort_keys=True)
+
+
+def from_line(line: str, number: int) -> Item:
+    """The item of a line. Raises ConfigurationError, naming the line."""
+    try:
+        document = json.loads(line)
+        item = {name: _in(value) for name, value in document.items()}
+        lease = lease_from_item(item)
+    except (ValueError, AttributeError, TypeError, UnreadableItem) as error:
+        raise ConfigurationError(f"line {number} is no exported lease: {error}") from error
+    if lease is None:
+        raise ConfigurationError(f"line {number} is a row of another kind than a lease")
+    return item
+
+
+def _out(value: Mapping[str, Any]) -> dict[str, Any]:
+    [(kind, content)] = value.items()
+    match kind:
+        case "B":
+            return {kind: base64.b64encode(bytes(content)).decode()}
+        case "BS":
+            return {kind: [base64.b64encode(bytes(one)).decode() for one in content]}
+        case "L":
+            return {kind: [_out(one) for one in content]}
+        case "M":
+            return {kind: {name: _out(one) for name, one in content.items()}}
+        case _:
+            return {kind: content}
+
+
+def _in(value: Mapping[str, Any]) -> dict[str, Any]:
+    [(kind, content)] = value.items()
+    match kind:
+        case "B":
+            return {kind: base64.b64decode(content, validate=True)}
+        case "BS":
+            return {kind: [base64.b64decode(one, validate=True) for one in content]}
+        case "L":
+            return {kind: [_in(one) for one in content]}
+        case "M":
+            return {kind: {name: _in(one) for name, one in content.items()}}
+        case _:
+            return {kind: content}
+
+
+# --- export ------------------------------------------------------------------------------------------------------
+
+
+def export_leases(desk: Desk) -> Iterator[str]:
+    """A line for each lease, by key; those that cannot be read as well. Reads while the application may run."""
+    for _, item in sorted(_items(desk).items()):
+        yield to_line(item)
+
+
+def _items(desk: Desk) -> dict[str, Item]:
+    desk.scan()  # says what is wrong where there is no table
+    sender = Sender(desk.dynamodb, desk.runtime)
+    items = scan_items(sender, desk.layout.leases.table, consistent=True)
+    is_lease = {None, a.LEASE}
+    return {
+        item[a.LEASE_KEY]["S"]: item
+        for item in items
+        if item.get(a.ENTITY_TYPE, {}).get("S") in is_lease and a.COUNTER in item
+    }
+
+
+# --- import ------------------------------------------------------------------------------------------------------
+
+
+def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry: bool = False) -> ImportReport:
+    """Write exported leases, unowned. Makes the tables where there are none.
+
+    `force` replaces leases that are there and differ, unless somebody owns them. Counters only grow.
+    Raises Unsafe and ConfigurationError with nothing changed.
+    """
+    items = [from_line(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+    keys = [item[a.LEASE_KEY]["S"] for item in items]
+    if len(set(keys)) != len(keys):
+        raise ConfigurationError("the file has a lease twice")
+    for item in items:
+        try:
+            lease_from_item(item, multi_stream=desk.application.multi_stream)
+        except UnreadableItem as error:
+            raise ConfigurationError(
+                f"the file is not of an application like {desk.application.name}: {error}"
+            ) from error
+    here = _here(desk, dry=dry)
+    differing = [key for item, key in zip(items, keys, strict=True) if key in here and _differs(item, here[key])]
+    if differing and not force:
+        raise Unsafe(f"{len(differing)} leases are there and differ, {differing[0]} for one: --force replaces them")
+    _refuse_if_at_work(desk, differing)
+    report = ImportReport(
+        created=tuple(key for key in keys if key not in here),
+        replaced=tuple(differing),
+        unchanged=tuple(key for key in keys if key in here and key not in differing),
+    )
+    if dry:
+        return report
+    desk.audit.write("import", desk.by, report.to_document())
+    sender = Sender(desk.dynamodb, desk.runtime)
+    overtaken = []
+    for item, key in zip(items, keys, strict=True):
+        if key in report.unchanged:
+            continue
+        request = _write(desk.layout.leases.table, item, here.get(key))
+        if not isinstance(sender.write(request, _is(request.parameters["Item"])), Applied):
+            overtaken.append(key)
+    done = set(overtaken)
+    return ImportReport(
+        tuple(key for key in report.created if key not in done),
+        tuple(key for key in report.replaced if key not in done),
+        report.unchanged,
+        tuple(overtaken),
+    )
+
+
+def _here(desk: Desk, *, dry: bool) -> dict[str, Item]:
+    try:
+        return _items(desk)
+    except TableNotFound:
+        if not dry:
+            create_tables(desk.dynamodb, desk.application, desk.layout, desk.runtime)
+        return {}
+
+
+def _refuse_if_at_work(desk: Desk, keys: Sequence[str]) -> None:
+    if not keys:
+        return
+    leases = [lease for lease in desk.scan().leases if lease.key in set(keys)]
+    problems = refusals(leases, desk.control.load(), desk.leader())
+    if problems:
+        raise Unsafe(f"{'; '.join(problems[:5])}. Pause the application first (kcl-dagster pause)")
+
+
+def _differs(item: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """In more than who owns it and how often it was written."""
+    beside = {*_OWNERSHIP, a.COUNTER, a.SWITCHES}
+    return to_line({k: v for k, v in item.items() if k not in beside}) != to_line(
+        {k: v for k, v in here.items() if k not in beside}
+    )
+
+
+def _write(table: str, item: Item, known: Item | None) -> Request:
+    new = {name: value for name, value in item.items() if name not in _OWNERSHIP}
+    if known is None:
+        return put(table, a.LEASE_KEY, new, "attribute_not_exists(#key)")
+    counter = max(int(item[a.COUNTER]["N"]), int(known[a.COUNTER]["N"])) + 1
+    new[a.COUNTER] = {"N": str(counter)}
+    unowned = " AND ".join(f"attribute_not_exists({name})" for name in _OWNERSHIP)
+    return put(table, a.LEASE_KEY, new, f"{a.COUNTER} = :known AND {unowned}", {":known": known[a.COUNTER]})
+
+
+def _is(wanted: Item) -> Any:
+    def judge(item: Item | None) -> Verdict:
+        if item is not None and to_line(item) == to_line(wanted):
+            return Verdict.APPLIED
+        return Verdict.SUPERSEDED
+
+    return judge

@@ -1,0 +1,90 @@
+"""Pausing an application or some of its shards, and draining workers.
+
+Our leaders obey the control row at their next tick. Workers and leaders of the KCL know nothing of it, so what they
+take part in cannot be paused.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.operations.desk import Desk, Unsafe
+from kcl_dagster.tables.control import Control
+
+
+def leases_of(shards: Collection[str], leases: Sequence[Lease]) -> frozenset[LeaseKey]:
+    """Leases by shard or by lease key. Raises ConfigurationError for what there is none of, or several."""
+    found = set()
+    for name in shards:
+        named = [lease.key for lease in leases if name in {lease.key, lease.shard_id}]
+        if not named:
+            raise ConfigurationError(f"there is no lease of shard {name}")
+        if len(named) > 1:
+            raise ConfigurationError(f"shard {name} is in several streams: say {' or '.join(sorted(named))}")
+        found.add(named[0])
+    return frozenset(found)
+
+
+def pause(desk: Desk, shards: Collection[str] = (), *, dry: bool = False) -> Control:
+    """Pause the application, or only some shards. Returns what the leader is told.
+
+    Workers finish their batch and end; a paused shard is taken from its owner, whose open batch is repeated later.
+    """
+    scan = desk.scan()
+    foreign = sorted(row.id for row in scan.workers if row.slot is None)
+    if foreign:
+        raise Unsafe(f"{', '.join(foreign[:3])} are workers of the KCL, which knows no pause: stop them instead")
+    known = desk.control.load()
+    if shards:
+        wanted = replace(known, leases=known.leases | leases_of(shards, scan.leases))
+    else:
+        wanted = replace(known, paused=True)
+    return _change(desk, "pause", wanted, shards, dry=dry)
+
+
+def resume(desk: Desk, shards: Collection[str] = (), *, dry: bool = False) -> Control:
+    """Let the application go on, all of it, or only some shards."""
+    known = desk.control.load()
+    if shards:
+        named = frozenset(
+            key for key in known.leases if any(key == one or key.endswith(f":{one}") for one in shards)
+        )
+        if not named:
+            raise ConfigurationError(f"none of {', '.join(sorted(shards))} is paused")
+        wanted = replace(known, leases=known.leases - named)
+    else:
+        wanted = Control()
+    return _change(desk, "resume", wanted, shards, dry=dry)
+
+
+def drain(desk: Desk, name: str, *, wanted: bool = True, dry: bool = False) -> list[WorkerId]:
+    """Ask a worker, or all workers of a slot, to hand their leases over and end; or no longer.
+
+    The leader launches another one if the fleet needs it. Raises ConfigurationError when there is no such worker.
+    """
+    rows = [row for row in desk.scan().workers if name in {row.id, row.slot}]
+    if not rows:
+        raise ConfigurationError(f"there is no worker or slot {name}: kcl-dagster status lists them")
+    _refuse_foreign(rows)
+    if not dry:
+        desk.audit.write("drain", desk.by, {"workers": [row.id for row in rows], "wanted": wanted})
+        rows = [row for row in rows if desk.workers.request_drain(row.id, wanted)]
+    return [row.id for row in rows]
+
+
+def _refuse_foreign(rows: Sequence[WorkerRow]) -> None:
+    foreign = [row.id for row in rows if row.slot is None]
+    if foreign:
+        raise Unsafe(
+            f"{', '.join(foreign)} is a worker of the KCL, which cannot be asked to drain: stop it instead"
+        )
+
+
+def _change(desk: Desk, action: str, wanted: Control, shards: Collection[str], *, dry: bool) -> Control:
+    wanted = replace(wanted, changed_by=desk.by, changed_at=int(desk.runtime.clock.now() * 1000))
+    if not dry:
+        desk.audit.write(action, desk.by, {"shards": sorted(shards) or "all"})
+        desk.control.save(wanted)
+    return wanted

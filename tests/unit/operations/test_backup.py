@@ -1,0 +1,122 @@
+"""Leases out of a table and back."""
+
+import json
+from typing import Any
+
+import pytest
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.operations.backup import export_leases, from_line, import_leases, to_line
+from kcl_dagster.operations.desk import Unsafe
+from kcl_dagster.operations.pausing import pause
+from tests.unit.operations.conftest import Shop
+
+FIRST, SECOND = "shardId-000000000000", "shardId-000000000001"
+
+
+def raw(shop: Shop, key: str = FIRST) -> dict[str, Any]:
+    found = shop.dynamodb.get_item(TableName=shop.application.lease_table, Key={"leaseKey": {"S": key}})
+    item: dict[str, Any] = found["Item"]
+    return item
+
+
+def with_strange_attributes(shop: Shop) -> None:
+    shop.tick()
+    strange = {
+        "theirs": {"M": {"list": {"L": [{"B": b"\x00\xff"}, {"NULL": True}, {"N": "1.50"}]}}},
+        "blobs": {"BS": [b"\x01", b"\x02"]},
+        "names": {"SS": ["a", "b"]},
+    }
+    shop.dynamodb.put_item(TableName=shop.application.lease_table, Item={**raw(shop), **strange})
+
+
+def test_a_line_is_the_item_and_back() -> None:
+    item = {
+        "leaseKey": {"S": FIRST},
+        "leaseCounter": {"N": "3"},
+        "ownerSwitchesSinceCheckpoint": {"N": "0"},
+        "checkpoint": {"S": "TRIM_HORIZON"},
+        "pendingCheckpointState": {"B": b"\x00\x01\xfe"},
+        "unknown": {"L": [{"BS": [b"x"]}, {"M": {"deep": {"BOOL": False}}}]},
+    }
+    assert from_line(to_line(item), 1) == item
+
+
+@pytest.mark.parametrize(
+    "line", ["no json", "[]", "7", '{"leaseKey": "x"}', '{"leaseKey": {"S": "x"}, "leaseCounter": {"S": "1"}}']
+)
+def test_what_is_no_lease_is_named_by_its_line(line: str) -> None:
+    with pytest.raises(ConfigurationError, match="line 3 is no exported lease"):
+        from_line(line, 3)
+
+
+def test_only_leases_are_exported_with_everything_in_them(shop: Shop) -> None:
+    with_strange_attributes(shop)
+    lines = list(export_leases(shop.desk))
+    assert [json.loads(line)["leaseKey"]["S"] for line in lines] == [FIRST, SECOND]
+    assert from_line(lines[0], 1) == raw(shop)
+
+
+def test_an_export_makes_a_new_table_with_the_same_leases(shop: Shop) -> None:
+    with_strange_attributes(shop)
+    shop.beat()
+    shop.tick()
+    lines = list(export_leases(shop.desk))
+    other = Shop()
+    report = import_leases(other.desk, lines)
+    assert report.created == (FIRST, SECOND)
+    copy, original = raw(other), raw(shop)
+    assert original.pop("leaseOwner")
+    assert copy == original
+    assert import_leases(other.desk, lines).unchanged == (FIRST, SECOND)
+
+
+def test_a_dry_run_makes_nothing(shop: Shop) -> None:
+    shop.tick()
+    other = Shop()
+    assert import_leases(other.desk, export_leases(shop.desk), dry=True).created == (FIRST, SECOND)
+    assert other.dynamodb.list_tables()["TableNames"] == []
+
+
+def changed_meanwhile(shop: Shop) -> list[str]:
+    """An export, and a lease that went on after it."""
+    [sequence] = shop.put(b"one")
+    shop.serve()
+    lines = list(export_leases(shop.desk))
+    lease = shop.leases()[FIRST]
+    shop.desk.leases.checkpoint(lease, Checkpoint(sequence))
+    return lines
+
+
+def test_leases_that_went_on_are_not_replaced_unless_forced(shop: Shop) -> None:
+    lines = changed_meanwhile(shop)
+    with pytest.raises(Unsafe, match=r"1 leases are there and differ.*--force"):
+        import_leases(shop.desk, lines)
+
+
+def test_owned_leases_are_not_replaced_even_if_forced(shop: Shop) -> None:
+    lines = changed_meanwhile(shop)
+    before = raw(shop)
+    with pytest.raises(Unsafe, match="is owned by"):
+        import_leases(shop.desk, lines, force=True)
+    assert raw(shop) == before
+
+
+def test_forced_leases_go_back_and_their_counters_do_not(shop: Shop) -> None:
+    lines = changed_meanwhile(shop)
+    pause(shop.desk)
+    for lease in shop.leases().values():
+        shop.desk.leases.release(lease)
+    counter = shop.leases()[FIRST].counter
+    assert import_leases(shop.desk, lines, force=True).replaced == (FIRST,)
+    assert shop.leases()[FIRST].checkpoint == TRIM_HORIZON
+    assert shop.leases()[FIRST].counter > counter
+    assert [entry.action for entry in shop.desk.audit.all()] == ["pause", "import"]
+
+
+def test_a_file_that_has_a_lease_twice_is_refused(shop: Shop) -> None:
+    shop.tick()
+    lines = list(export_leases(shop.desk))
+    with pytest.raises(ConfigurationError, match="twice"):
+        import_leases(shop.desk, [*lines, lines[0]])

@@ -1,0 +1,81 @@
+"""What an operator may ask of a running application."""
+
+import pytest
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.operations.desk import Unsafe
+from kcl_dagster.operations.pausing import drain, pause, resume
+from kcl_dagster.tables.control import Control
+from tests.unit.operations.conftest import ANNA, Shop
+
+FIRST = LeaseKey("shardId-000000000000")
+
+
+def test_a_pause_is_written_down_with_who_and_when(shop: Shop) -> None:
+    shop.tick()
+    pause(shop.desk)
+    control = shop.desk.control.load()
+    assert control == Control(paused=True, changed_by="olga@laptop", changed_at=int(shop.clock.now() * 1000))
+    assert [entry.action for entry in shop.desk.audit.all()] == ["pause"]
+
+
+def test_a_shard_is_paused_and_resumed_alone(shop: Shop) -> None:
+    shop.tick()
+    pause(shop.desk, [FIRST])
+    assert shop.desk.control.load().leases == {FIRST}
+    assert not shop.desk.control.load().paused
+    resume(shop.desk, [FIRST])
+    assert shop.desk.control.load().leases == frozenset()
+
+
+def test_resuming_everything_resumes_shards_too(shop: Shop) -> None:
+    shop.tick()
+    pause(shop.desk, [FIRST])
+    pause(shop.desk)
+    resume(shop.desk)
+    control = shop.desk.control.load()
+    assert (control.paused, control.leases) == (False, frozenset())
+
+
+def test_a_dry_run_changes_nothing(shop: Shop) -> None:
+    shop.serve()
+    assert pause(shop.desk, dry=True).paused
+    assert drain(shop.desk, ANNA, dry=True) == [ANNA]
+    assert shop.desk.control.load() == Control()
+    row = shop.desk.workers.get(ANNA)
+    assert row is not None
+    assert not row.drain_requested
+
+
+def test_what_is_not_there_cannot_be_paused_resumed_or_drained(shop: Shop) -> None:
+    shop.tick()
+    with pytest.raises(ConfigurationError, match="no lease of shard shardId-9"):
+        pause(shop.desk, ["shardId-9"])
+    with pytest.raises(ConfigurationError, match="none of shardId-9 is paused"):
+        resume(shop.desk, ["shardId-9"])
+    with pytest.raises(ConfigurationError, match="no worker or slot worker-7"):
+        drain(shop.desk, "worker-7")
+
+
+@pytest.mark.parametrize("name", [str(ANNA), "worker-000"])
+def test_a_worker_is_drained_by_its_name_or_its_slot(shop: Shop, name: str) -> None:
+    shop.serve()
+    assert drain(shop.desk, name) == [ANNA]
+    row = shop.desk.workers.get(ANNA)
+    assert row is not None
+    assert row.drain_requested
+    drain(shop.desk, name, wanted=False)
+    row = shop.desk.workers.get(ANNA)
+    assert row is not None
+    assert not row.drain_requested
+
+
+def test_java_workers_can_neither_be_paused_nor_drained(shop: Shop) -> None:
+    shop.tick()
+    shop.desk.workers.put(WorkerRow(WorkerId("java"), int(shop.clock.now()), averages={}))
+    with pytest.raises(Unsafe, match="java are workers of the KCL"):
+        pause(shop.desk)
+    with pytest.raises(Unsafe, match="cannot be asked to drain"):
+        drain(shop.desk, "java")
