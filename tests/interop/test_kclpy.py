@@ -61,7 +61,7 @@ def test_what_the_python_kcl_left_is_read_and_nothing_twice(
         subprocess.Popen(command, stdout=log, stderr=log, env=environment) as daemon,
     ):
         try:
-            until(lambda: len(seen()) == 50, PATIENCE, "the Python KCL consumes")
+            until(lambda: len(seen()) == 50, 2 * PATIENCE, "the Python KCL consumes")
             until(lambda: "TRIM_HORIZON" not in _checkpoints(tables), 30.0, "and checkpoints")
             daemon.send_signal(signal.SIGTERM)
             daemon.wait(PATIENCE)
@@ -69,7 +69,8 @@ def test_what_the_python_kcl_left_is_read_and_nothing_twice(
             daemon.kill()
     stream.put(30)
     with leading(aws, application) as leader, working(aws, application) as ours:
-        until(lambda: len(ours.rows()) >= 30, 120.0, "we go on", leader, ours)
+        # The daemon keeps the leader lock when it is told to end, so its two minutes have to pass.
+        until(lambda: len(ours.rows()) >= 30, 300.0, "we go on", leader, ours)
         leader.resign()
         ours.stop()
     assert Counter([*seen(), *texts(ours)]) == Counter(stream.produced)

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from kcl_dagster.application import Application
 from kcl_dagster.emulator import Emulator
+from kcl_dagster.emulator.embedded import CREDENTIAL
 from kcl_dagster.emulator.kinesis.service import DEFAULT_REGION
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.engine import SparkEngine
@@ -27,7 +28,10 @@ pytestmark = pytest.mark.spark
 
 @contextmanager
 def with_spark(spark: SparkSession, aws: Emulator, lake: Path) -> Iterator[Processing]:
-    engine = SparkEngine(spark, Connection(region=DEFAULT_REGION, endpoint_url=aws.endpoint_url))
+    connection = Connection(
+        region=DEFAULT_REGION, endpoint_url=aws.endpoint_url, access_key=CREDENTIAL, secret_key=CREDENTIAL
+    )
+    engine = SparkEngine(spark, connection)
 
     def rows() -> list[Row]:
         files = sorted(str(file) for file in lake.rglob("*.parquet"))
@@ -49,7 +53,6 @@ def with_spark(spark: SparkSession, aws: Emulator, lake: Path) -> Iterator[Proce
         yield Processing(engine, ParquetSink(str(lake)), rows, list)
 
 
-@pytest.mark.usefixtures("aws_environment")
 def test_a_spark_job_goes_on_after_the_checkpoints_of_java_and_java_after_its_own(
     kcl: Kcl,
     aws: Emulator,
