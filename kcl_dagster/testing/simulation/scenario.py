@@ -168,7 +168,7 @@ def draw(seed: int) -> Scenario:
         active=active,
         calm=CALM_SECONDS * stretch,
     )
-    count = random.choice([0, 3, 8, 20])
+    count = random.choice([0, 6, 15, 40])
     kinds = _weather(random)
     faults = tuple(_fault(random, scenario, number, kinds) for number in range(count))
     return replace(scenario, faults=tuple(sorted(faults, key=lambda fault: (fault.at, fault.id))))
