@@ -29,6 +29,7 @@ from kcl_dagster.leader.standby import lead
 from kcl_dagster.leader.streams import KinesisStreams
 from kcl_dagster.leader.tick import Leader, LeaderTables
 from kcl_dagster.operations.status import Status, read_status
+from kcl_dagster.operations.terminal import Verbs
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.layout import detect_layout
 
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="for machines")
     standby = verb("lead", _lead, "lead as a standby: takes over when no other leader is alive; launches no runs")
     standby.add_argument("--once", action="store_true", help="one tick, then resign")
+    Verbs(_application, _client).register(verb)
     verbs.add_parser("emulator", help="an embedded AWS for trying things out", add_help=False)
     return parser
 

@@ -1,0 +1,266 @@
+"""The operations as verbs of the command line: what they are called, what they take, how they answer.
+
+0: done, or well. 1: something is wrong with the application, or somebody was faster for a part of it. Errors, and
+with them refusals, are the caller's to show.
+"""
+
+import argparse
+import getpass
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import yaml  # type: ignore[import-untyped]  # comes with Dagster, without types
+from rich.console import Console
+from rich.table import Table
+
+from kcl_dagster.application import Application
+from kcl_dagster.aws import Client
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.operations.backup import export_leases, import_leases
+from kcl_dagster.operations.cost import READ_PRICE, WRITE_PRICE, Prices, estimate
+from kcl_dagster.operations.desk import Desk
+from kcl_dagster.operations.doctor import Verdict, diagnose
+from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
+from kcl_dagster.operations.pausing import drain, pause, resume
+from kcl_dagster.operations.peek import peek
+from kcl_dagster.operations.reset import reset
+from kcl_dagster.operations.takeover import take_over_2x
+from kcl_dagster.operations.target import Target
+from kcl_dagster.runtime import system
+from kcl_dagster.tables.control import Control
+
+WELL: Final = 0
+WRONG: Final = 1
+_STYLES: Final = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
+
+Options = argparse.Namespace
+
+
+class AddVerb(Protocol):
+    """Adds a verb that takes the options which name an application."""
+
+    def __call__(self, name: str, run: Callable[[Options], int], text: str) -> argparse.ArgumentParser: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verbs:
+    """Runs the verbs. `application` and `client` turn options into what they name."""
+
+    application: Callable[[Options], Application]
+    client: Callable[[Options, str], Client]
+
+    def register(self, verb: AddVerb) -> None:
+        doctor = verb("doctor", self._doctor, "whether all that the application depends on is as it should be")
+        doctor.add_argument("--watch", type=float, default=WATCH_SECONDS, help="seconds to watch the leader for")
+        doctor.add_argument("--dagster-home", help="where dagster.yaml is; left out: DAGSTER_HOME")
+        stop = verb("pause", self._pause, "stop the application, or some shards, until resumed")
+        go = verb("resume", self._resume, "let it go on")
+        for one in (stop, go):
+            one.add_argument("--shards", nargs="+", default=(), help="only these")
+        away = verb("drain", self._drain, "ask a worker to hand its leases over and to end")
+        away.add_argument("--worker", required=True, help="its name, or its slot")
+        away.add_argument("--undo", action="store_true", help="not any more")
+        back = verb("reset", self._reset, "put leases to another place in the stream")
+        back.add_argument("--to", required=True, help="trim_horizon, latest, 2027-01-31T12:00:00Z, or a record")
+        back.add_argument("--shards", nargs="+", default=(), help="only these")
+        back.add_argument("--of-stream", action="append", default=[], help="only this one of several streams")
+        back.add_argument("--wait-for-dead", action="store_true", help="take what nobody renews while we watch")
+        out = verb("export", self._export, "leases as JSON lines")
+        out.add_argument("--file", type=Path, help="left out: standard output")
+        into = verb("import", self._import, "write exported leases, unowned")
+        into.add_argument("--file", type=Path, required=True)
+        into.add_argument("--force", action="store_true", help="replace leases that differ, if nobody owns them")
+        cost = verb("cost", self._cost, "what the tables cost a month, estimated")
+        cost.add_argument("--shards", type=int, required=True)
+        cost.add_argument("--workers", type=int, required=True)
+        cost.add_argument("--busy", type=float, default=1.0, help="part of the time in which shards have records")
+        cost.add_argument("--write-price", type=float, default=WRITE_PRICE, help="dollars for a million units")
+        cost.add_argument("--read-price", type=float, default=READ_PRICE, help="dollars for a million units")
+        look = verb("peek", self._peek, "the last records of a shard, de-aggregated, as JSON lines")
+        look.add_argument("--shard", required=True)
+        look.add_argument("--of-stream", help="of several streams this one")
+        look.add_argument("--limit", type=int, default=10)
+        look.add_argument("--first", action="store_true", help="the first records instead of the last")
+        over = verb("take-over-2x", self._take_over, "go on with the leases of KCL 1.x or 2.x, for good")
+        over.add_argument("--workers-are-stopped", action="store_true", help="you have stopped all of its workers")
+        for one in (stop, go, away, back, into, over):
+            one.add_argument("--dry-run", action="store_true", help="say what would be done, and do not do it")
+        for one in (doctor, back, cost):
+            one.add_argument("--json", action="store_true", help="for machines")
+
+    def _desk(self, options: Options) -> Desk:
+        return Desk.open(
+            self.application(options),
+            self.client(options, "dynamodb"),
+            self.client(options, "kinesis"),
+            system(),
+            whoami(),
+        )
+
+    # --- verbs
+
+    def _doctor(self, options: Options) -> int:
+        patient = Patient(
+            self.application(options),
+            self.client(options, "dynamodb"),
+            self.client(options, "kinesis"),
+            system(),
+            os.environ,
+            instance_settings(options.dagster_home or os.environ.get("DAGSTER_HOME")),
+            watch_seconds=options.watch,
+        )
+        diagnosis = diagnose(patient)
+        if options.json:
+            _tell(json.dumps(diagnosis.to_document(), indent=2))
+        else:
+            table = Table(box=None, show_header=False)
+            for finding in diagnosis.findings:
+                style = _STYLES[finding.verdict]
+                table.add_row(finding.verdict.value, finding.check, finding.says, finding.do, style=style)
+            Console().print(table)
+        return WELL if diagnosis.is_well else WRONG
+
+    def _pause(self, options: Options) -> int:
+        return _tell_control(pause(self._desk(options), options.shards, dry=options.dry_run))
+
+    def _resume(self, options: Options) -> int:
+        return _tell_control(resume(self._desk(options), options.shards, dry=options.dry_run))
+
+    def _drain(self, options: Options) -> int:
+        asked = drain(self._desk(options), options.worker, wanted=not options.undo, dry=options.dry_run)
+        _tell("\n".join(f"{worker} is asked {'to go on' if options.undo else 'to finish'}" for worker in asked))
+        return WELL if asked else WRONG
+
+    def _reset(self, options: Options) -> int:
+        runtime = system()
+        report = reset(
+            self._desk(options),
+            Target.parse(options.to, runtime.clock.now()),
+            streams=options.of_stream,
+            shards=options.shards,
+            wait_for_dead=options.wait_for_dead,
+            dry=options.dry_run,
+        )
+        if options.json:
+            _tell(json.dumps(report.to_document(), indent=2))
+        else:
+            for key, before in report.changed.items():
+                _tell(
+                    f"{key}: {before or 'nowhere'} -> {'overtaken' if key in report.overtaken else report.target}"
+                )
+            for what, keys in (("created", report.created), ("forgotten", report.forgotten)):
+                for key in keys:
+                    _tell(f"{key}: {what}")
+            if report.dry:
+                _tell("nothing was changed")
+        return WRONG if report.overtaken else WELL
+
+    def _export(self, options: Options) -> int:
+        lines = list(export_leases(self._desk(options)))
+        text = "".join(f"{line}\n" for line in lines)
+        if options.file is None:
+            sys.stdout.write(text)
+        else:
+            options.file.write_text(text)
+            _tell(f"{len(lines)} leases")
+        return WELL
+
+    def _import(self, options: Options) -> int:
+        try:
+            lines = options.file.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{options.file} cannot be read: {error}") from None
+        report = import_leases(self._desk(options), lines, force=options.force, dry=options.dry_run)
+        _tell(", ".join(f"{len(keys)} {what}" for what, keys in report.to_document().items()))
+        return WRONG if report.overtaken else WELL
+
+    def _cost(self, options: Options) -> int:
+        cost = estimate(
+            self.application(options),
+            shards=options.shards,
+            workers=options.workers,
+            busy=options.busy,
+            prices=Prices(options.write_price, options.read_price),
+        )
+        if options.json:
+            _tell(json.dumps(cost.to_document(), indent=2))
+        else:
+            for line in cost.lines:
+                _tell(
+                    f"{line.dollars(cost.prices):10.2f} $  {line.purpose} "
+                    f"({line.writes:.2f} write and {line.reads:.2f} read units a second)"
+                )
+            _tell(f"{cost.dollars:10.2f} $  a month, for DynamoDB on demand")
+        return WELL
+
+    def _peek(self, options: Options) -> int:
+        application = self.application(options)
+        stream = options.of_stream or application.streams[0].name
+        if stream not in {one.name for one in application.streams}:
+            raise ConfigurationError(f"application {application.name} does not read {stream}")
+        found = peek(
+            self.client(options, "kinesis"),
+            stream,
+            options.shard,
+            system(),
+            limit=options.limit,
+            first=options.first,
+        )
+        for record in found:
+            _tell(json.dumps(record.to_document()))
+        return WELL
+
+    def _take_over(self, options: Options) -> int:
+        application = self.application(options)
+        take_over_2x(
+            application,
+            self.client(options, "dynamodb"),
+            system(),
+            whoami(),
+            workers_are_stopped=options.workers_are_stopped,
+            dry=options.dry_run,
+        )
+        done = "can be" if options.dry_run else "is"
+        _tell(f"{application.name} {done} taken over; start its leader")
+        return WELL
+
+
+def whoami() -> str:
+    """Who is at the keyboard, for the audit."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a user database
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def instance_settings(home: str | None) -> Mapping[str, Any] | None:
+    """What dagster.yaml says; None without a home. An instance without the file has Dagster's defaults."""
+    if not home:
+        return None
+    path = Path(home) / "dagster.yaml"
+    try:
+        settings = yaml.safe_load(path.read_text()) if path.exists() else {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+    return settings or {}
+
+
+def _tell_control(control: Control) -> int:
+    if control.paused:
+        _tell("all of it is paused: workers finish their batch and end")
+    for key in sorted(control.leases):
+        _tell(f"{key} is paused")
+    if not control.paused and not control.leases:
+        _tell("nothing is paused")
+    return WELL
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
