@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from kcl_dagster.errors import BatchContentChanged, BatchError, SinkError
@@ -38,17 +38,32 @@ def fetch_failures() -> Iterator[None]:
 
 @contextmanager
 def write_failures(sink: str) -> Iterator[None]:
-    """For jobs that run a user's transform and a sink's writer. What neither marks is left as it is: user code."""
+    """For jobs that run a user's transform and a sink's writer. What is neither a changed batch, nor marked by our
+    writers, nor the end of Spark itself is left as it is: it came from user code."""
     try:
         yield
-    except (PySparkException, Py4JError) as error:
+    except (PySparkException, Py4JError, OSError) as error:
         if is_content_changed(error):
             raise BatchContentChanged(
                 "Spark would have evaluated other records than were pinned; the batch has to be read again"
             ) from error
         if SINK_FAILED in str(error):
             raise SinkError(f"sink {sink}: {_marked_line(error)}") from error
+        if _is_from_py4j(error):
+            raise BatchError(f"Spark went away while {sink} was written: {first_line(error)}") from error
         raise
+
+
+def _is_from_py4j(error: BaseException) -> bool:
+    """Whether talking to the JVM failed, as opposed to what was said: no record can be blamed for that."""
+    if isinstance(error, PySparkException | Py4JJavaError):
+        return False
+    if isinstance(error, Py4JError):
+        return True
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and str(frame.tb_frame.f_globals.get("__name__")).startswith("py4j.")
 
 
 def first_line(error: BaseException) -> str:

@@ -7,6 +7,7 @@ counted on the driver. The comparison is one CASE expression, on a plan without 
 everything else lets Spark's optimizer skip it under some user filter.
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -24,6 +25,8 @@ from kcl_dagster.spark.failures import CONTENT_CHANGED, fetch_failures
 from kcl_dagster.spark.fetch import Trailer
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS
 from kcl_dagster.worker.batch import PoisonRecord, Progress, Range
+
+log = logging.getLogger(__name__)
 
 
 class FrozenRanges:
@@ -53,6 +56,9 @@ class FrozenRanges:
                 self.failures[range_.lease] = _failure(*trailer.failure)
             else:
                 self.progress[range_.lease] = _progress(range_, trailer)
+            if trailer.misplaced:
+                # Normal for a while after a reshard: the producer library sends them again.
+                log.info("%s: %d aggregated records belong to other shards", range_.lease, trailer.misplaced)
 
     def data(self, leases: Collection[LeaseKey]) -> DataFrame:
         """The records of these leases. Evaluating it fails if Spark holds other records than were counted."""

@@ -1,0 +1,68 @@
+"""Telling apart what goes wrong in Spark."""
+
+import socket
+from types import ModuleType
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark.errors import PySparkException
+
+from kcl_dagster.errors import BatchContentChanged, BatchError, SinkError
+from kcl_dagster.spark.failures import CONTENT_CHANGED, SINK_FAILED, fetch_failures, write_failures
+
+
+def refused_by_the_jvm() -> None:
+    """What py4j raises when nothing listens any more, raised in a module of its name."""
+    module: Any = ModuleType("py4j.java_gateway")
+    source = "def connect(address):\n    raise ConnectionRefusedError(111, 'Connection refused')\n"
+    exec(source, module.__dict__)
+    module.connect(None)
+
+
+CASES: list[tuple[Exception, type[Exception]]] = [
+    (PySparkException(f"job aborted\n  {CONTENT_CHANGED}"), BatchContentChanged),
+    (
+        PySparkException("[CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND] Checkpoint block rdd_1_1 not found"),
+        BatchContentChanged,
+    ),
+    (Py4JNetworkError("Answer from Java side is empty"), BatchError),
+]
+
+
+@pytest.mark.parametrize(("error", "expected"), CASES)
+@pytest.mark.parametrize("guard", [fetch_failures, lambda: write_failures("lake")])
+def test_errors_of_spark_itself_are_ours(error: Exception, expected: type[Exception], guard: Any) -> None:
+    with pytest.raises(expected) as caught, guard():
+        raise error
+    assert type(caught.value) is expected
+    assert caught.value.__cause__ is error
+
+
+def test_a_failed_fetch_says_why_in_one_line() -> None:
+    with pytest.raises(BatchError) as caught, fetch_failures():
+        raise PySparkException("\n  Job aborted: no space left  \n  at java.lang...\n")
+    assert str(caught.value) == "the fetch failed in Spark: Job aborted: no space left"
+
+
+def test_a_writer_that_failed_is_the_sink() -> None:
+    text = (
+        f"PythonException:\nTraceback...\nSinkError: {SINK_FAILED}: x.parquet could not be written: disk full\n at"
+    )
+    with pytest.raises(SinkError) as caught, write_failures("lake"):
+        raise PySparkException(text)
+    assert str(caught.value) == "sink lake: x.parquet could not be written: disk full"
+
+
+def test_a_jvm_that_is_gone_is_not_the_fault_of_a_record() -> None:
+    with pytest.raises(BatchError, match="went away"), write_failures("lake"):
+        refused_by_the_jvm()
+
+
+def test_what_user_code_raises_stays_what_it_is() -> None:
+    for error in (PySparkException("division by zero"), ValueError("mine"), KeyError("mine")):
+        with pytest.raises(type(error)) as caught, write_failures("lake"):
+            raise error
+        assert caught.value is error
+    with pytest.raises(ConnectionRefusedError), write_failures("lake"), socket.socket() as probe:
+        probe.connect(("127.0.0.1", 1))
