@@ -19,6 +19,7 @@
     │   ├── UnreadableItem        an item no KCL wrote
     │   └── LayoutRefused         a fleet or a migration that must not be interfered with
     ├── LeaseLost                 another worker owns the lease now
+    ├── Unsafe                    refused: it would work against somebody, or lose something
     ├── BatchError                a batch could not be processed
     │   ├── BatchContentChanged   Spark would have evaluated other records than were pinned
     │   ├── BrokenAggregate       a KPL record with a good checksum and a bad body
@@ -113,6 +114,10 @@ class LeaseLost(KclError):
     def __init__(self, lease_key: str, why: str) -> None:
         super().__init__(f"lease {lease_key} is no longer ours: {why}")
         self.lease_key = lease_key
+
+
+class Unsafe(KclError):
+    """Refused: what was asked for would work against somebody, or lose something. Nothing was changed."""
 
 
 class BatchError(KclError):

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kcl_dagster.errors import ConfigurationError, TableNotFound, UnreadableItem
-from kcl_dagster.operations.desk import Desk, Unsafe
+from kcl_dagster.errors import ConfigurationError, TableNotFound, UnreadableItem, Unsafe
+from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.reset import refusals
 from kcl_dagster.tables import attributes as a
 from kcl_dagster.tables.attributes import Item

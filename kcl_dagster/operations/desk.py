@@ -5,7 +5,7 @@ from typing import Self
 
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
-from kcl_dagster.errors import KclError, TableNotFound
+from kcl_dagster.errors import TableNotFound
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.listing import StreamDescription, describe
@@ -18,10 +18,6 @@ from kcl_dagster.tables.places import Layout
 from kcl_dagster.tables.reading import ScanResult
 from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.tables.workers import WorkerTable
-
-
-class Unsafe(KclError):
-    """Refused: what was asked for would work against somebody, or lose something. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)

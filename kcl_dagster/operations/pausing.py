@@ -7,10 +7,10 @@ take part in cannot be paused.
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
-from kcl_dagster.operations.desk import Desk, Unsafe
+from kcl_dagster.operations.desk import Desk
 from kcl_dagster.tables.control import Control
 
 

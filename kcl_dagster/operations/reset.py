@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kcl_dagster import aws
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.leader.sync import in_order, new_lease
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.operations.desk import Desk, Unsafe
+from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.target import Target
 from kcl_dagster.streams.listing import StreamDescription, list_shards
 from kcl_dagster.tables.control import Control
@@ -199,6 +200,8 @@ def reset(
     control = desk.control.load()
     leader = None if control.paused else desk.leader()
     dead = _watch(desk, affected, leader) if wait_for_dead else frozenset()
+    if any(plan.start is not None for plan in plans) and target.timestamp_ms is not None:
+        _refuse_to_mislead(scan.workers, desk.scan().workers if wait_for_dead else None)
     problems = refusals(affected, control, None if wait_for_dead else leader, dead)
     if problems:
         raise Unsafe(
@@ -237,6 +240,24 @@ def _find_record(desk: Desk, facts: StreamDescription, shard: str, target: Targe
         raise ConfigurationError(f"shard {shard} has no record {sequence}: {error}") from error
     if not records or int(records[0]["SequenceNumber"]) != int(sequence):
         raise ConfigurationError(f"shard {shard} has no record {sequence} (any more)")
+
+
+def _refuse_to_mislead(workers: Sequence[WorkerRow], later: Sequence[WorkerRow] | None) -> None:
+    """A worker asks once which moment its stream's leases mean; one that lives on would go on with the old one.
+
+    `later`: the rows after a while, in which those of the dead did not change.
+    """
+    before = {row.id: (row.last_update, row.beat) for row in workers}
+    alive = [
+        row.id
+        for row in (workers if later is None else later)
+        if later is None or before.get(row.id) != (row.last_update, row.beat)
+    ]
+    if alive:
+        raise Unsafe(
+            f"{', '.join(alive[:3])} would go on with the moment that it knows: pause the whole application first "
+            "(kcl-dagster pause) and wait until its workers have ended, or if they are dead, add --wait-for-dead"
+        )
 
 
 def _watch(desk: Desk, leases: Sequence[Lease], leader: str | None) -> frozenset[LeaseKey]:

@@ -2,8 +2,7 @@
 
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
-from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.operations.desk import Unsafe
+from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.audit import AuditTable
 from kcl_dagster.tables.layout import create_tables, detect_layout

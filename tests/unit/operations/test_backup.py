@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.operations.backup import export_leases, from_line, import_leases, to_line
-from kcl_dagster.operations.desk import Unsafe
 from kcl_dagster.operations.pausing import pause
 from tests.unit.operations.conftest import Shop
 

@@ -12,7 +12,7 @@ import pytest
 from kcl_dagster import aws, cli
 from kcl_dagster.operations import terminal
 from kcl_dagster.operations.pausing import pause
-from tests.unit.operations.conftest import Shop
+from tests.unit.operations.conftest import ANNA, Shop
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -30,6 +30,9 @@ def prepared(verb: str, text: str) -> Shop:
         pause(shop.desk)
         for lease in shop.leases().values():
             shop.desk.leases.release(lease)
+        worker = shop.desk.workers.get(ANNA)
+        assert worker is not None
+        shop.desk.workers.delete(worker)
     elif verb == "take-over-2x":
         shop.dynamodb.delete_item(TableName=shop.application.lease_table, Key={"leaseKey": {"S": "Migration3.0"}})
     elif verb == "doctor":

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from kcl_dagster.application import Position
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.checkpoint import LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.operations.desk import Unsafe
 from kcl_dagster.operations.reset import reset
 from kcl_dagster.operations.target import Target
 from kcl_dagster.tables.control import Control
@@ -48,6 +47,9 @@ def progressed(shop: Shop) -> str:
     shop.desk.leases.checkpoint(lease, Checkpoint(sequences[1]), batch=7)
     for lease in shop.leases().values():
         shop.desk.leases.release(lease)
+    worker = shop.desk.workers.get(ANNA)
+    assert worker is not None
+    assert shop.desk.workers.delete(worker)
     shop.desk.control.save(Control(paused=True, changed_by="olga"))
     return sequences[1]
 
@@ -134,6 +136,23 @@ def test_a_leader_that_ticks_while_it_is_watched_is_alive(shop: Shop) -> None:
     shop.tick_in(10)
     with pytest.raises(Unsafe, match="dagster leads and is alive"):
         reset(shop.desk, target(shop, "trim_horizon"), wait_for_dead=True)
+
+
+def test_a_moment_is_not_changed_under_a_worker_that_lives(shop: Shop) -> None:
+    progressed(shop)
+    shop.beat()
+    with pytest.raises(Unsafe, match=f"{ANNA} would go on with the moment"):
+        reset(shop.desk, target(shop, "latest"))
+    shop.clock.call_in(10, lambda: shop.beat(beat=1))
+    with pytest.raises(Unsafe, match="would go on with the moment"):
+        reset(shop.desk, target(shop, "latest"), wait_for_dead=True)
+    assert reset(shop.desk, target(shop, "trim_horizon")).overtaken == ()
+
+
+def test_the_row_of_a_dead_worker_is_no_obstacle_to_a_moment(shop: Shop) -> None:
+    shop.serve()
+    reset(shop.desk, target(shop, "latest"), wait_for_dead=True)
+    assert shop.leases()[FIRST].checkpoint == LATEST
 
 
 def test_one_shard_goes_to_a_record_that_it_has(shop: Shop) -> None:
