@@ -254,9 +254,13 @@ class Tick:
 
     def _evict(self, lease: Lease) -> None:
         """Twice where it is being handed over: the first release gives it to its next owner."""
-        released = self.leader.tables.leases.release(lease)
-        if released is not None and released.owner is not None:
-            self.leader.tables.leases.release(released)
+        leases = self.leader.tables.leases
+        try:
+            released = leases.release(lease)
+            if released is not None and released.owner is not None:
+                leases.release(released)
+        except KclError as problem:
+            self.notes.append(f"{lease.key} could not be taken away: {problem}")
 
     def _clean(self) -> str | None:
         sight = self._seen()

@@ -34,6 +34,9 @@ class Denying:
         self.denied: dict[str, str] = {}
         """Method -> error code."""
 
+        self.denied_key: str | None = None
+        """A row that may not be updated."""
+
         self.changed: dict[str, Callable[[dict[str, Any]], object]] = {}
 
     def __getattr__(self, method: str) -> Any:
@@ -42,9 +45,12 @@ class Denying:
             return real
 
         def call(**request: Any) -> Any:
-            if method in self.denied:
+            code = self.denied.get(method)
+            if method == "update_item" and request["Key"] == {"leaseKey": {"S": self.denied_key}}:
+                code = "AccessDeniedException"
+            if code is not None:
                 action = "".join(part.capitalize() for part in method.split("_"))
-                raise ClientError({"Error": {"Code": self.denied[method], "Message": "not yours"}}, action)
+                raise ClientError({"Error": {"Code": code, "Message": "not yours"}}, action)
             answer = real(**request)
             if method in self.changed:
                 self.changed[method](answer)

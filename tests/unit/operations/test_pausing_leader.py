@@ -75,3 +75,14 @@ def test_a_leader_that_cannot_read_the_row_keeps_to_what_it_knew(shop: Shop) -> 
     report = shop.tick()
     assert not report.moves
     assert any("whether the application is paused could not be read" in note for note in report.notes)
+
+
+def test_a_lease_that_cannot_be_taken_away_does_not_keep_others_from_being_served(shop: Shop) -> None:
+    shop.serve()
+    shop.desk.control.save(Control(leases=frozenset({FIRST})))
+    shop.desk.leases.release(shop.leases()[SECOND])
+    shop.dynamodb.denied_key = FIRST
+    shop.beat()
+    report = shop.tick()
+    assert shop.leases()[SECOND].actual_owner == ANNA
+    assert any(f"{FIRST} could not be taken away" in note for note in report.notes)
