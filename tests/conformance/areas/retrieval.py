@@ -202,7 +202,7 @@ def _delivered(
 
 
 def _told(names: Names, columns: Columns, reached: Checkpoint | None, after: Checkpoint, given: Given) -> Observed:
-    inherited = all(arrival == _ARRIVAL * 1000 for arrival in columns.arrival_ms)
+    inherited = all(arrival == _ARRIVAL for arrival in columns.arrival)
     largest: object = None
     if reached is not None:
         largest = [names.text(reached.sequence), reached.sub_sequence]
