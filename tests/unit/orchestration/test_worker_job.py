@@ -1,0 +1,186 @@
+"""A worker run in this process, against the embedded AWS, with the leader ticking beside it."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow.dataset as dataset
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus
+from pyspark.sql import SparkSession
+
+import kcl_dagster as kcl
+from kcl_dagster.emulator import Emulator
+from kcl_dagster.operations.status import read_status
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.runtime import system
+from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.workers import WorkerTable
+from tests.unit.orchestration.conftest import Bench
+
+pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(300)]
+
+RECORDS = 200
+
+
+@dataclass
+class SharedSpark:
+    """The session of the test process, which outlives the run. Anything with a `spark_session` will do."""
+
+    spark_session: SparkSession
+
+
+def consumer_of(name: str, lake: Path) -> Consumer:
+    @kcl.kcl_consumer(
+        application=name,
+        stream=name,
+        sink=kcl.parquet(str(lake)),
+        fleet=kcl.FleetSettings(min_workers=1, max_workers=1),
+        timings=kcl.Timings(lease_duration=10, heartbeat=1, handoff_timeout=2, shard_audit=5),
+        batch=kcl.BatchSettings(max_seconds=1, idle_seconds=0.2),
+        name="things",
+    )
+    def things(records: Any) -> Any:
+        return records.selectExpr("lease_key", "cast(data as string) as body")
+
+    return things
+
+
+@pytest.fixture
+def stream(aws: Emulator, request: pytest.FixtureRequest) -> str:
+    """A stream of two shards, named after the test, with RECORDS records."""
+    name = f"{request.node.name[:40]}-{os.getpid()}".replace("_", "-").replace("[", "-").replace("]", "")
+    kinesis = aws.client("kinesis")
+    kinesis.create_stream(StreamName=name, ShardCount=2)
+    put_records(aws, name, 0, RECORDS)
+    return name
+
+
+def put_records(aws: Emulator, stream: str, first: int, number: int) -> None:
+    records = [{"Data": f"{n}".encode(), "PartitionKey": f"key-{n % 7}"} for n in range(first, first + number)]
+    aws.client("kinesis").put_records(StreamName=stream, Records=records)
+
+
+def bodies(lake: Path) -> list[int]:
+    if not lake.exists():
+        return []
+    table = dataset.dataset(lake, format="parquet", exclude_invalid_files=True).to_table(columns=["body"])
+    return sorted(int(body) for body in table["body"].to_pylist())
+
+
+@contextmanager
+def leading(bench: Bench) -> Iterator[None]:
+    """The leader sensor, evaluated every second."""
+    stop = threading.Event()
+
+    def tick() -> None:
+        while not stop.wait(1.0):
+            bench.evaluate()
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def execute(bench: Bench, spark: SparkSession, slot: str = "worker-000") -> dg.ExecuteInProcessResult:
+    """Run the worker job of a slot until the worker ends."""
+    name = bench.consumer.application.name.replace("-", "_")
+    definitions = kcl.build_kcl_definitions(
+        bench.consumer, resources={"kcl": bench.resource, "spark": SharedSpark(spark)}
+    )
+    bench.instance.add_dynamic_partitions(f"{name}_slots", [slot])
+    return definitions.resolve_job_def(f"{name}_worker").execute_in_process(
+        instance=bench.instance, partition_key=slot, raise_on_error=True
+    )
+
+
+def open_bench(consumer: Consumer, resource: kcl.KclResource, instance: DagsterInstance) -> Bench:
+    bench = Bench(consumer, resource, instance)
+    bench.tick()  # makes the tables
+    return bench
+
+
+def materializations(instance: DagsterInstance) -> list[dict[str, Any]]:
+    records = instance.fetch_materializations(dg.AssetKey("things"), limit=100).records
+    return [
+        {name: value.value for name, value in record.asset_materialization.metadata.items()}
+        for record in reversed(records)
+        if record.asset_materialization is not None
+    ]
+
+
+@contextmanager
+def when_stored(lake: Path, act: Callable[[], object]) -> Iterator[None]:
+    """Does something as soon as every record is in the lake."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.2):
+            if len(bodies(lake)) == RECORDS:
+                act()
+                return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_drained_worker_ends_its_run_and_lets_go(
+    stream: str, spark: SparkSession, resource: kcl.KclResource, instance: DagsterInstance, tmp_path: Path
+) -> None:
+    bench = open_bench(consumer_of(stream, tmp_path / "lake"), resource, instance)
+    dynamodb, application = resource.client("dynamodb"), bench.consumer.application
+
+    def drain() -> None:
+        layout = detect_layout(dynamodb, application)
+        table = WorkerTable(dynamodb, application, layout, system())
+        for row in table.list():
+            table.request_drain(row.id)
+
+    with leading(bench), when_stored(tmp_path / "lake", drain):
+        result = execute(bench, spark)
+    assert result.success
+    assert bodies(tmp_path / "lake") == list(range(RECORDS))
+    told = materializations(instance)
+    assert len(told) >= 2, "the first records at once, and the end"
+    assert told[-1]["records in total"] == RECORDS
+    assert {frozenset(metadata) for metadata in told} == {frozenset(told[0])}
+    status = read_status(application, dynamodb, system())
+    assert {lease.owner for lease in status.leases} == {None}
+    assert status.workers == []
+
+
+def test_an_interrupt_ends_the_batch_and_the_run_is_a_success(
+    stream: str, spark: SparkSession, resource: kcl.KclResource, instance: DagsterInstance, tmp_path: Path
+) -> None:
+    """As Dagster terminates runs, and a terminal's Ctrl-C everything."""
+    bench = open_bench(consumer_of(stream, tmp_path / "lake"), resource, instance)
+    with leading(bench), when_stored(tmp_path / "lake", lambda: os.kill(os.getpid(), signal.SIGINT)):
+        result = execute(bench, spark)
+    assert result.success
+    assert bodies(tmp_path / "lake") == list(range(RECORDS))
+
+
+def test_a_second_run_of_a_slot_ends_without_touching_anything(
+    stream: str, spark: SparkSession, resource: kcl.KclResource, instance: DagsterInstance, tmp_path: Path
+) -> None:
+    bench = open_bench(consumer_of(stream, tmp_path / "lake"), resource, instance)
+    bench.add_run("worker-000", DagsterRunStatus.STARTED)
+    result = execute(bench, spark)
+    assert result.success
+    assert materializations(instance) == []
+    assert read_status(bench.consumer.application, resource.client("dynamodb"), system()).workers == []
