@@ -16,6 +16,7 @@ from kcl_dagster.orchestration.processes import Process
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 300.0  # Spark and Dagster on a busy machine
+NOTHING_LEFT_SECONDS = 10.0  # promised, whatever way the demo is stopped
 
 
 def free_port() -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.family import demo, free_port
+from tests.acceptance.family import NOTHING_LEFT_SECONDS, demo, free_port, wait_for
 
 VERDICT = re.compile(r"^produced (\d+), stored (\d+), duplicates 0, lost 0, out of order 0$", re.MULTILINE)
 
@@ -27,4 +27,4 @@ def test_every_record_is_stored_once_and_in_order_through_a_reshard_and_a_crash(
         assert re.search(r"killed worker-00\d \(pid \d+\)", told)
         assert re.search(r"worker-00\d:\w{8} took shardId-\d{12} over from worker-00\d", told)
         assert "Traceback" not in told
-        assert not running.family()
+        wait_for(lambda: not running.family(), "the last process ends", NOTHING_LEFT_SECONDS)

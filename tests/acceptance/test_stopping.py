@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.family import Demo, demo, free_port, wait_for
-
-NOTHING_LEFT_SECONDS = 10.0
+from tests.acceptance.family import NOTHING_LEFT_SECONDS, Demo, demo, free_port, wait_for
 
 
 def interrupt_the_group(running: Demo) -> None:
