@@ -98,15 +98,16 @@ class SparkEngine:
             raise
 
     def _fetch(self, ranges: Sequence[Range], budget: Budget) -> Batch:
-        parts: list[FrozenRanges] = []
+        parts: list[tuple[FrozenRanges, set[LeaseKey]]] = []
         missing = list(ranges)
         ahead = self._ahead.take(ranges)
         if ahead is not None:
-            parts.append(ahead)
+            # A lease whose last batch failed is asked for again and stands in there with the range after it.
+            parts.append((ahead, {range_.lease for range_ in ranges if range_ in ahead.ranges}))
             missing = [range_ for range_ in ranges if range_ not in ahead.ranges]
         if missing:
-            parts.append(self._read(missing, budget))
-        return Batch(parts, {range_.lease for range_ in ranges})
+            parts.append((self._read(missing, budget), {range_.lease for range_ in missing}))
+        return Batch(parts)
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
         """See `worker.batch.Engine.prefetch`."""

@@ -110,20 +110,26 @@ class FrozenRanges:
 class Batch:
     """One or several fetch jobs as the worker sees them: `worker.batch.Fetched`."""
 
-    def __init__(self, parts: Sequence[FrozenRanges], wanted: Collection[LeaseKey]) -> None:
-        self._parts = tuple(parts)
+    def __init__(self, parts: Sequence[tuple[FrozenRanges, Collection[LeaseKey]]]) -> None:
+        """Of each job the leases that are taken from it, and no lease twice: a job may hold more, even another
+        range of a lease that is taken from another job."""
+        self._parts = tuple(part for part, _ in parts)
+        self._part_of = {lease: part for part, leases in parts for lease in leases}
+        if len(self._part_of) != sum(len(leases) for _, leases in parts):
+            raise BatchError(f"a shard is read twice in one batch: {[sorted(leases) for _, leases in parts]}")
         self.progress: Mapping[LeaseKey, Progress] = {
-            lease: progress for part in parts for lease, progress in part.progress.items() if lease in wanted
+            lease: part.progress[lease] for lease, part in self._part_of.items() if lease in part.progress
         }
         self.failures: Mapping[LeaseKey, Exception] = {
-            lease: error for part in parts for lease, error in part.failures.items() if lease in wanted
+            lease: part.failures[lease] for lease, part in self._part_of.items() if lease in part.failures
         }
 
     def data(self, leases: Collection[LeaseKey]) -> DataFrame:
+        read = [lease for lease in leases if lease in self.progress]
         frames = [
             part.data(mine)
             for part in self._parts
-            if (mine := [lease for lease in leases if lease in part.progress])
+            if (mine := [lease for lease in read if self._part_of[lease] is part])
         ]
         if not frames:
             raise BatchError(f"none of {sorted(leases)} was fetched")
@@ -133,17 +139,14 @@ class Batch:
         return whole
 
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
-        return self._part_of(lease).midpoint(lease)
+        return self._part_of[lease].midpoint(lease)
 
     def records(self, lease: LeaseKey) -> Sequence[PoisonRecord]:
-        return self._part_of(lease).records(lease)
+        return self._part_of[lease].records(lease)
 
     def release(self) -> None:
         for part in self._parts:
             part.release()
-
-    def _part_of(self, lease: LeaseKey) -> FrozenRanges:
-        return next(part for part in self._parts if lease in part.progress)
 
 
 def _progress(range_: Range, trailer: Trailer) -> Progress:

@@ -5,8 +5,7 @@ the batch number as its version: a part whose version is there is not added agai
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.schema import LEASE_KEY
-from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key
+from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key, table_errors
 from kcl_dagster.spark.sinks.writing import WrittenFile, file_stem, write_files
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
@@ -65,14 +64,14 @@ class DeltaSink:
 
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
-        with self._errors():
+        with table_errors(f"delta at {self.path}"):
             if self._compare(batch.parts).is_stored:
                 return
         attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
         names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
         with write_failures(f"delta at {self.path}"):
             files = write_files(data, self._transform, self._store, names, self._partition_by)
-        with self._errors():
+        with table_errors(f"delta at {self.path}"):
             self._commit(batch, files)
 
     def _commit(self, batch: Batch, files: Sequence[WrittenFile]) -> None:
@@ -93,15 +92,6 @@ class DeltaSink:
                     ) from error
             else:
                 return
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        from deltalake.exceptions import DeltaError
-
-        try:
-            yield
-        except (DeltaError, OSError) as error:  # delta-rs has OSError for whatever the store answers
-            raise SinkError(f"delta at {self.path}: {error}") from error
 
     def _append(self, parts: Sequence[Part], files: Sequence[WrittenFile]) -> None:
         from deltalake import CommitProperties, Transaction

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
+from kcl_dagster.errors import ConfigurationError, PackageMissing
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.schema import LEASE_KEY
-from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key
+from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key, table_errors
 from kcl_dagster.spark.sinks.writing import (
     WrittenFile,
     check_partition_columns,
@@ -73,17 +73,24 @@ class IcebergSink:
     def path(self) -> str:
         return self._identifier
 
+    @property
+    def _name(self) -> str:
+        return f"iceberg table {self._identifier}"
+
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
-        table = self._load()
+        with table_errors(self._name):
+            table = self._load()
+            if table is not None and _compare(table, batch.parts).is_stored:
+                return
         if table is None:
-            table = self._create(output_schema(data, self._transform, [part.lease for part in batch.parts]))
-        elif _compare(table, batch.parts).is_stored:
-            return
+            schema = output_schema(data, self._transform, [part.lease for part in batch.parts])
+            with table_errors(self._name):
+                table = self._create(schema)
         root = f"{table.location().rstrip('/')}/data"
         attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
         names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
-        with write_failures(f"iceberg table {self._identifier}"):
+        with write_failures(self._name):
             files = write_files(
                 data,
                 self._transform,
@@ -92,7 +99,8 @@ class IcebergSink:
                 self._partition_by,
                 keeps_partition_columns=True,
             )
-        self._commit(batch, files, root)
+        with table_errors(self._name):
+            self._commit(batch, files, root)
 
     def _commit(self, batch: Batch, files: Sequence[WrittenFile], root: str) -> None:
         from pyiceberg.exceptions import CommitFailedException
@@ -100,7 +108,7 @@ class IcebergSink:
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
             table = self._catalog.load_table(self._identifier)
             found = _compare(table, batch.parts)
-            found.refuse_strange(f"iceberg table {self._identifier}", files)
+            found.refuse_strange(self._name, files)
             parts, leases = found.missing, {part.lease for part in found.missing}
             if not parts:
                 return
@@ -111,14 +119,10 @@ class IcebergSink:
                     transaction.set_properties(NO_RETRIES | record)
                     if paths:
                         transaction.add_files(paths, snapshot_properties=record, check_duplicate_files=False)
-            except CommitFailedException as error:
+            except CommitFailedException:
                 if attempt == COMMIT_ATTEMPTS:
-                    raise SinkError(
-                        f"iceberg table {self._identifier}: {attempt} commits failed: {error}"
-                    ) from error
+                    raise
                 self._runtime.clock.sleep(self._runtime.random.uniform(0, LONGEST_PAUSE))
-            except (ValueError, TypeError) as error:
-                raise SinkError(f"iceberg table {self._identifier} does not take the output: {error}") from error
             else:
                 return
 
@@ -132,7 +136,6 @@ class IcebergSink:
 
     def _create(self, schema: pa.Schema) -> "Table":
         from pyiceberg.exceptions import TableAlreadyExistsError
-        from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
         from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
         from pyiceberg.transforms import IdentityTransform
 
@@ -146,8 +149,6 @@ class IcebergSink:
                     with transaction.update_spec() as spec:
                         for name in self._partition_by:
                             spec.add_field(name, IdentityTransform(), name)
-        except UnsupportedPyArrowTypeException as error:
-            raise SinkError(f"iceberg table {self._identifier} does not take the output: {error}") from error
         except TableAlreadyExistsError:
             pass  # another worker's first batch
         return self._catalog.load_table(self._identifier)

@@ -1,11 +1,12 @@
 """What a table remembers of the parts it holds, so that a part is never added twice."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
-from kcl_dagster.errors import SinkError
+from kcl_dagster.errors import KclError, SinkError
 from kcl_dagster.spark.sinks.writing import WrittenFile
 from kcl_dagster.worker.batch import Part
 
@@ -34,6 +35,17 @@ class StoredPart:
 def owner_key(part: Part) -> str:
     """Names the writer of a shard's parts inside a table: several applications may share one."""
     return f"kcl-dagster/{part.application}/{part.stream}/{part.shard_id}"
+
+
+@contextmanager
+def table_errors(table: str) -> Iterator[None]:
+    """For what a table's own library does. No user code runs in there, so whatever it raises is the sink's."""
+    try:
+        yield
+    except KclError:
+        raise
+    except Exception as error:
+        raise SinkError(f"{table}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
