@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 from kcl_dagster.leader.runs import RunStatus, SlotRun
@@ -79,10 +80,16 @@ class Crew:
         runs = [*self.active.values(), *self.beside]
         return sorted((run for run in runs if run.is_alive), key=lambda run: run.name)
 
+    def at_work(self) -> list[Run]:
+        """Those who have stored something and are not frozen: whom it is worth to disturb."""
+        return [run for run in self.living() if not run.frozen and self._journal(run).exists()]
+
     def can_lose_one(self) -> bool:
         """Whether somebody is there to go on. A fleet without anybody stores nothing that could be wrong."""
-        awake = [run for run in self.living() if not run.frozen]
-        return len(awake) > 1 or any(_is_ready(spare) for spare in self.spares)
+        return len(self.at_work()) + any(_is_ready(spare) for spare in self.spares) > 1
+
+    def _journal(self, run: Run) -> Path:
+        return self.plan.journals / f"{run.slot}.{run.run_id}.jsonl"
 
     # Every moment
 
@@ -161,7 +168,7 @@ class Crew:
             busy += 1
 
     def _start_spare(self) -> None:
-        master = CLUSTER if self._started % 3 == 1 else LOCAL
+        master = CLUSTER if self._started % 2 else LOCAL
         name = f"process-{self._started:02d}"
         self._started += 1
         self.spares.append(Child.start(name, "tests.chaos.worker", [str(self.plan.path), master], self.plan.logs))

@@ -66,6 +66,8 @@ class Faults:
 
     def can_apply(self, planned: Planned) -> bool:
         """Whether it should be done now; later otherwise."""
+        if planned.fault is Fault.KILL_EXECUTOR:
+            return bool(self._executors())
         return planned.fault not in TAKES_A_WORKER or self.crew.can_lose_one()
 
     def apply(self, planned: Planned) -> str:
@@ -129,8 +131,8 @@ class Faults:
     # Workers
 
     def _worker(self, planned: Planned) -> tuple[Run, hands.Child]:
-        """A living worker that is not frozen."""
-        run = _pick([run for run in self.crew.living() if not run.frozen], planned)
+        """Raises IndexError when nobody is at work."""
+        run = _pick(self.crew.at_work(), planned)
         assert run.child is not None
         return run, run.child
 
@@ -152,10 +154,12 @@ class Faults:
         return f"pid {process.pid} of {run.name}"
 
     def _kill_executor(self, planned: Planned) -> str:
-        owners = [(run, p) for run in self.crew.living() if run.child for p in hands.executors(run.child)]
-        run, process = _pick(owners, planned)
+        run, process = _pick(self._executors(), planned)
         hands.send(signal.SIGKILL, [process])
         return f"pid {process.pid} of {run.name}"
+
+    def _executors(self) -> list[tuple[Run, Process]]:
+        return [(run, p) for run in self.crew.at_work() if run.child for p in hands.executors(run.child)]
 
     def _kill_jvm(self, planned: Planned) -> str:
         run, child = self._worker(planned)
@@ -199,13 +203,13 @@ class Faults:
         return f"{frozen}; next is {self.crew.queue(run.slot).name}"
 
     def _active(self, planned: Planned) -> tuple[Run, hands.Child]:
-        runs = [run for run in self.crew.living() if not run.frozen and run in self.crew.active.values()]
+        runs = [run for run in self.crew.at_work() if run in self.crew.active.values()]
         run = _pick(runs, planned)
         assert run.child is not None
         return run, run.child
 
     def _twin(self, planned: Planned) -> str:
-        run, _ = self._worker(planned)
+        run = _pick(self.crew.living(), planned)
         twin = self.crew.twin(run.slot)
         seconds = _between(BESIDE_SECONDS, planned)
 

@@ -43,12 +43,17 @@ class Journal:
     """One worker's file. Used on the worker's main thread."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        """The file is made with the first event."""
+        self._path = path
 
     def add(self, event: Event, sink: str, batch: Batch) -> None:
         at = time.monotonic()
         lines = [json.dumps(asdict(_entry(at, event, sink, batch.worker, part))) + "\n" for part in batch.parts]
-        os.write(self._file, "".join(lines).encode())
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            os.write(file, "".join(lines).encode())
+        finally:
+            os.close(file)
 
 
 def read(directory: Path) -> Iterator[Entry]:

@@ -128,6 +128,26 @@ def test_a_shard_that_was_lost_meanwhile_takes_no_part(stream: Stream, engine: S
     assert fetched.data([ranges[0].lease]).count() == fetched.progress[ranges[0].lease].records
 
 
+def test_a_shard_whose_batch_has_to_be_repeated_is_not_read_from_what_was_read_ahead(
+    stream: Stream, engine: SparkEngine
+) -> None:
+    ranges = stream.ranges()
+    stream.produce(90)
+    first = engine.fetch(ranges, GENEROUS)
+    stream.produce(90)
+    ahead = following(first, ranges)
+    engine.prefetch(ahead, GENEROUS)
+    done = first.progress[ranges[0].lease]
+    repeated = replace(ranges[0], through=done.through, first=done.first)
+    second = engine.fetch([repeated, *ahead[1:]], GENEROUS)
+    assert second.progress[repeated.lease].through == done.through
+    assert numbers(second.data([repeated.lease])) == numbers(first.data([repeated.lease]))
+    whole = second.data([r.lease for r in ranges])
+    assert whole.count() == sum(progress.records for progress in second.progress.values())
+    assert len(second.records(repeated.lease)) == done.records
+    assert second.midpoint(repeated.lease) == first.midpoint(repeated.lease)
+
+
 def test_a_read_ahead_that_nobody_wants_is_stopped(stream: Stream, engine: SparkEngine) -> None:
     stream.produce(30)
     began = time.monotonic()

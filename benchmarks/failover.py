@@ -1,0 +1,381 @@
+"""How long shards stay unread after their worker is gone, beside the KCL 3.1.3.
+
+    python -m benchmarks.failover [--lease 10] [--repeats 5] [--java-repeats 2]     0 for no Java
+
+Two workers share a stream on the embedded AWS; one of them is killed or stopped. The figure is the time from that
+moment until the other one has been handed new records of every shard the first one had. Real processes, real
+tables; our workers read without Spark (the engine of `kcl_dagster.testing`), as a JVM adds nothing to a takeover
+by a worker that runs already.
+
+    by counter    kill -9; nobody tells the leader, it watches the leases' counters    bar: lease + 2 ticks
+    run seen dead kill -9; the orchestrator saw the process end, as Dagster does       bar: 2 ticks
+    clean stop    SIGTERM; the worker finishes its batch and releases                  bar: 1 tick
+
+A tick is 5 s. Both sides have the same failover time. Prints a table and one JSON line for each figure.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+from benchmarks.failover_process import TICK_SECONDS, Plan
+from kcl_dagster.application import Application
+from kcl_dagster.emulator import Emulator, environment
+from kcl_dagster.leader.runs import SlotRun
+from kcl_dagster.model.lease import Lease
+from kcl_dagster.model.worker import slot_name, worker_id
+from kcl_dagster.runtime import system
+from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.leases import LeaseTable
+from tests.chaos import orders
+
+SEED = 20_270_101
+SHARDS = 8
+STREAM = "clicks"
+PUT_SECONDS = 0.25  # between two rounds of a record for every shard: what a reader can miss of a figure
+SETTLE_SECONDS = 90.0  # until both workers read their half
+GIVE_UP_SECONDS = 240.0
+LOOK_SECONDS = 0.05
+
+Way = Literal["by counter", "run seen dead", "clean stop"]
+WAYS: tuple[Way, ...] = ("by counter", "run seen dead", "clean stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Seconds without a reader. `bar`: what they may be at most; the KCL has none here."""
+
+    who: str
+    way: str
+    lease_seconds: float
+    seconds: tuple[float, ...]
+    bar: float | None = None
+
+    def to_json(self) -> str:
+        summary = {"median": statistics.median(self.seconds), "worst": max(self.seconds)}
+        holds = None if self.bar is None else max(self.seconds) <= self.bar
+        return json.dumps({"benchmark": "failover", **asdict(self), **summary, "holds": holds})
+
+
+def bar_of(way: Way, lease_seconds: float) -> float:
+    match way:
+        case "by counter":
+            return lease_seconds + 2 * TICK_SECONDS
+        case "run seen dead":
+            return 2 * TICK_SECONDS
+        case "clean stop":
+            return TICK_SECONDS
+
+
+@contextmanager
+def traffic(emulator: Emulator) -> Iterator[None]:
+    """A record for every shard, over and over. Keys are found that spread over all of them."""
+    kinesis = emulator.client("kinesis")
+    kinesis.create_stream(StreamName=STREAM, ShardCount=SHARDS)
+    width = 2**128 // SHARDS
+    stop = threading.Event()
+
+    def produce() -> None:
+        while not stop.wait(PUT_SECONDS):
+            kinesis.put_records(
+                StreamName=STREAM,
+                Records=[
+                    {"Data": b"x" * 100, "PartitionKey": "k", "ExplicitHashKey": str(shard * width + 1)}
+                    for shard in range(SHARDS)
+                ],
+            )
+
+    thread = threading.Thread(target=produce, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+# --- ours ---
+
+
+@dataclass
+class OurWorker:
+    slot: str
+    run_id: str
+    process: "subprocess.Popen[bytes]"
+    said: Path
+
+    @property
+    def id(self) -> str:
+        return worker_id(self.slot, self.run_id)
+
+    def read_after(self, moment: float) -> dict[str, float]:
+        """When it first had records of each shard, of those it had after `moment`."""
+        found: dict[str, float] = {}
+        for line in self.said.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                at, shard = line.split()
+                if float(at) > moment:
+                    found.setdefault(shard, float(at))
+        return found
+
+
+@dataclass
+class OurFleet:
+    """A leader and workers, each a process; and the orchestrator, which is this process."""
+
+    emulator: Emulator
+    lease_seconds: float
+    directory: Path
+    random: Random
+    workers: dict[str, OurWorker] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+    _numbers: "count[int]" = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        application = Application.model_validate(
+            {
+                "name": "failover",
+                "streams": [STREAM],
+                "timings": {"lease_duration": self.lease_seconds, "tick_interval": 4},
+                "batch": {"max_seconds": 1.0, "idle_seconds": 0.2},
+                "fleet": {"min_workers": 2, "max_workers": 2},
+            }
+        )
+        self.application = application
+        self.plan = Plan(
+            application=application,
+            endpoint_url=self.emulator.endpoint_url,
+            runs=self.directory / "runs.json",
+        )
+        self._plan_path = self.directory / "plan.json"
+        self._plan_path.write_text(self.plan.model_dump_json())
+        self._publish()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        leader = self._start("leader", "leader")
+        try:
+            wait_for(self._leases, "the leader makes the leases", SETTLE_SECONDS)
+            yield
+        finally:
+            for process in (*(worker.process for worker in self.workers.values()), leader):
+                process.kill()
+                process.wait()
+
+    def measure(self, way: Way) -> float:
+        self._settle()
+        victim, other = self.random.sample(sorted(self.workers.values(), key=lambda worker: worker.slot), 2)
+        shards = {lease.shard_id for lease in self._leases() if lease.actual_owner == victim.id}
+        time.sleep(self.random.uniform(0, TICK_SECONDS))  # ticks and renewals come at any moment
+        began = time.monotonic()
+        victim.process.send_signal(signal.SIGTERM if way == "clean stop" else signal.SIGKILL)
+        victim.process.wait()
+        del self.workers[victim.slot]
+        if way != "by counter":
+            self.finished.add(victim.run_id)
+        self._publish(hides=victim if way == "by counter" else None)
+        wait_for(lambda: shards <= other.read_after(began).keys(), f"{other.id} reads {sorted(shards)}")
+        read = other.read_after(began)
+        return max(read[shard] for shard in shards) - began
+
+    def _settle(self) -> None:
+        """Two workers, each of which reads half of the shards."""
+        for slot in map(slot_name, range(2)):
+            if slot not in self.workers:
+                number = next(self._numbers)
+                run_id = f"{number:08d}-run"
+                process = self._start(f"{slot}-{number}", "worker", slot, run_id)
+                self.workers[slot] = OurWorker(slot, run_id, process, self.directory / f"{slot}-{number}.out")
+        self._publish()
+
+        def is_settled() -> bool:
+            owners = [lease.actual_owner for lease in self._leases() if not lease.in_handoff]
+            return all(owners.count(worker.id) == SHARDS // 2 for worker in self.workers.values())  # type: ignore[arg-type]
+
+        wait_for(is_settled, "both workers have half of the shards", SETTLE_SECONDS)
+        now = time.monotonic()
+        wait_for(
+            lambda: sum(len(worker.read_after(now)) for worker in self.workers.values()) == SHARDS,
+            "every shard is read",
+            SETTLE_SECONDS,
+        )
+
+    def _publish(self, hides: OurWorker | None = None) -> None:
+        """`hides`: a worker whose death nobody noticed, so that its run is still said to be running."""
+        workers = [*self.workers.values(), *([hides] if hides else [])]
+        active = {
+            worker.slot: SlotRun(worker.run_id, worker_id(worker.slot, worker.run_id), "running", time.time())
+            for worker in workers
+        }
+        orders.write_runs(self.plan.runs, orders.Runs(active, frozenset(self.finished)))
+
+    def _leases(self) -> list[Lease]:
+        dynamodb = self.emulator.client("dynamodb")
+        if self.application.lease_table not in dynamodb.list_tables()["TableNames"]:
+            return []
+        layout = detect_layout(dynamodb, self.application)
+        return list(LeaseTable(dynamodb, self.application, layout, system()).scan().leases)
+
+    def _start(self, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
+        role, *more = arguments
+        command = [sys.executable, "-m", "benchmarks.failover_process", role, str(self._plan_path), *more]
+        with (
+            (self.directory / f"{name}.out").open("wb") as output,
+            (self.directory / f"{name}.log").open("wb") as log,
+        ):
+            return subprocess.Popen(
+                command,
+                cwd=Path(__file__).parents[1],
+                env={**os.environ, **environment(self.emulator.endpoint_url, "us-east-1")},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=log,
+            )
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = GIVE_UP_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"within {seconds:g} s: {what}")
+        time.sleep(LOOK_SECONDS)
+
+
+def ours(lease_seconds: float, repeats: int) -> list[Figure]:
+    figures = []
+    for way in WAYS:
+        with ExitStack() as stack:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            emulator = stack.enter_context(Emulator())
+            stack.enter_context(traffic(emulator))
+            fleet = OurFleet(emulator, lease_seconds, directory, Random(f"{SEED} {way}"))
+            stack.enter_context(fleet.running())
+            seconds = []
+            for _ in range(repeats):
+                seconds.append(round(fleet.measure(way), 2))
+                print(f"kcl_dagster, {way}: {seconds[-1]:.2f} s", file=sys.stderr, flush=True)
+        figures.append(Figure("kcl_dagster", way, lease_seconds, tuple(seconds), bar_of(way, lease_seconds)))
+    return figures
+
+
+# --- the KCL ---
+
+
+def java(lease_seconds: float, repeats: int) -> list[Figure]:
+    """The KCL 3.1.3, started anew for each repetition: it needs minutes to share shards with a late worker."""
+    from tests.interop import java_kcl
+
+    try:
+        kcl = java_kcl.legacy()
+    except java_kcl.Unavailable as why:
+        print(f"no Java KCL here: {why}", file=sys.stderr)
+        return []
+    figures = []
+    for way in ("kill -9", "clean stop"):
+        seconds = []
+        for _ in range(repeats):
+            measured = _java_once(kcl, lease_seconds, way)
+            seconds.append(measured)
+            print(f"KCL {kcl.version}, {way}: {measured:.2f} s", file=sys.stderr, flush=True)
+        figures.append(Figure(f"KCL {kcl.version}", way, lease_seconds, tuple(seconds)))
+    return figures
+
+
+def _java_once(kcl: Any, lease_seconds: float, way: str) -> float:
+    from tests.interop import java_kcl
+
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        emulator = stack.enter_context(Emulator())
+        stack.enter_context(traffic(emulator))
+        workers = [
+            stack.enter_context(
+                java_kcl.worker(
+                    kcl,
+                    endpoint=emulator.endpoint_url,
+                    application="failover",
+                    stream=STREAM,
+                    worker_id=f"java-{number}",
+                    log=directory / f"java-{number}.log",
+                    settings={"failoverMillis": int(lease_seconds * 1000)},
+                )
+            )
+            for number in range(2)
+        ]
+
+        def reads(worker: Any, moment: float) -> dict[str, float]:
+            found: dict[str, float] = {}
+            for record in list(worker.records):
+                if record.at > moment:
+                    found.setdefault(record.shard_id, record.at)
+            return found
+
+        def recent() -> list[set[str]]:
+            return [set(reads(worker, time.monotonic() - 2.0)) for worker in workers]
+
+        wait_for(lambda: all(recent()) and len(set.union(*recent())) == SHARDS, "both Java workers read")
+        time.sleep(lease_seconds)  # to be past the first assignments
+        victim, other = workers
+        shards = recent()[0]
+        began = time.monotonic()
+        if way == "kill -9":
+            victim.quit()
+        else:
+            victim.stop()
+        wait_for(lambda: shards <= reads(other, began).keys(), f"java-1 reads {sorted(shards)}")
+        read = reads(other, began)
+        return round(max(read[shard] for shard in shards) - began, 2)
+
+
+def show(figures: list[Figure]) -> None:
+    layout = "{:<13} {:<14} {:>8} {:>8} {:>8} {:>8} {:>4}  {}"
+    print(layout.format("", "", "median", "worst", "bar", "lease", "n", ""))
+    for figure in figures:
+        bar = "" if figure.bar is None else f"{figure.bar:.0f} s"
+        verdict = "" if figure.bar is None else "holds" if max(figure.seconds) <= figure.bar else "MISSED"
+        print(
+            layout.format(
+                figure.who,
+                figure.way,
+                f"{statistics.median(figure.seconds):.1f} s",
+                f"{max(figure.seconds):.1f} s",
+                bar,
+                f"{figure.lease_seconds:g} s",
+                len(figure.seconds),
+                verdict,
+            )
+        )
+    print(f"\n{SHARDS} shards, 2 workers, a tick is {TICK_SECONDS:g} s; our workers read without Spark\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lease", type=float, default=10.0, help="seconds; the KCL's failover time as well")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--java-repeats", type=int, default=2)
+    options = parser.parse_args()
+    figures = ours(options.lease, options.repeats)
+    if options.java_repeats:
+        figures += java(options.lease, options.java_repeats)
+    show(figures)
+    for figure in figures:
+        print(figure.to_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The processes of `benchmarks.failover`: `python -m benchmarks.failover_process worker|leader PLAN ...`.
+
+Worker and leader as in production, but for two things: the worker's engine reads without Spark, so that a process
+starts in a second and what is measured is the failover; and runs are read from a file instead of from Dagster.
+"""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from kcl_dagster import aws
+from kcl_dagster.application import Application
+from kcl_dagster.leader.opening import open_leader
+from kcl_dagster.model.worker import worker_id
+from kcl_dagster.runtime import system
+from kcl_dagster.testing.engine import MemoryEngine, Row
+from kcl_dagster.worker.batch import Batch
+from kcl_dagster.worker.heartbeat import Identity
+from kcl_dagster.worker.loop import Worker
+from kcl_dagster.worker.opening import open_surroundings
+from kcl_dagster.worker.stop import StopReason, StopSignal
+from tests.chaos import orders
+
+TICK_SECONDS = 5.0  # what Dagster makes of a sensor whose minimum interval is 4
+
+
+class Plan(BaseModel):
+    """What the processes share; a file of its own for each measurement."""
+
+    application: Application
+    endpoint_url: str
+    runs: Path
+    """What the orchestrator says of the workers' runs."""
+
+
+class Telling:
+    """A sink that says when it got records of which shard."""
+
+    def write(self, data: Sequence[Row], batch: Batch) -> None:  # noqa: ARG002 - what is in it does not matter
+        at = time.monotonic()
+        sys.stdout.write("".join(f"{at} {part.shard_id}\n" for part in batch.parts))
+        sys.stdout.flush()
+
+
+def work(plan: Plan, slot: str, run_id: str) -> None:
+    runtime = system()
+    stop = StopSignal()
+    signal.signal(signal.SIGTERM, lambda *_: stop.request(StopReason.ASKED))
+    kinesis = aws.client("kinesis", endpoint_url=plan.endpoint_url)
+    surroundings = open_surroundings(
+        plan.application,
+        dynamodb=aws.client("dynamodb", endpoint_url=plan.endpoint_url),
+        kinesis=kinesis,
+        engine=MemoryEngine(kinesis, runtime),
+        sink=Telling(),
+        runtime=runtime,
+    )
+    Worker(surroundings, Identity(worker_id(slot, run_id), slot, run_id), runtime).run(stop)
+
+
+def lead(plan: Plan) -> None:
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    leader = open_leader(
+        plan.application,
+        dynamodb=aws.client("dynamodb", endpoint_url=plan.endpoint_url),
+        kinesis=aws.client("kinesis", endpoint_url=plan.endpoint_url),
+        identity="bench",
+    )
+    due = time.monotonic()
+    while not stop.is_set():
+        report = leader.tick(orders.read_runs(plan.runs).view())
+        sys.stdout.write("".join(f"{time.monotonic():.2f} {move}\n" for move in report.moves))
+        sys.stdout.flush()
+        due += TICK_SECONDS
+        stop.wait(max(0.0, due - time.monotonic()))
+    leader.resign()
+
+
+def main(arguments: list[str]) -> int:
+    role, path, *more = arguments
+    plan = Plan.model_validate_json(Path(path).read_text())
+    if role == "worker":
+        work(plan, *more)
+    else:
+        lead(plan)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
