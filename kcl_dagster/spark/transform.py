@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -49,11 +50,11 @@ def gathered(pieces: Sequence[DataFrame], records: DataFrame) -> DataFrame:
     They do so from the start. A shuffle is added only where the transform's plan may have moved them, or cannot
     be looked at; the rows of a lease are then put in the order of the shard again, as far as they say it.
     """
-    leaf = _leaf(_plan(records))
     whole = pieces[0]
     for piece in pieces[1:]:
         whole = whole.unionAll(piece)
-    if leaf is not None and all(_keeps_partitions(_plan(piece), leaf) for piece in pieces):
+    source = _plan(records)
+    if source is not None and all(_keeps_partitions(_plan(piece), source) for piece in pieces):
         return whole
     order = [F.length("sequence_number"), F.col("sequence_number")] if "sequence_number" in whole.columns else []
     if "sub_sequence_number" in whole.columns:
@@ -68,27 +69,31 @@ _KEEPS_PARTITIONS: Final = frozenset(
 _NODE: Final = re.compile(r"(?:[:+\- ]*)(?:\*\(\d+\) )?(\w+)")
 
 
-def _plan(frame: DataFrame) -> list[str] | None:
-    """The physical plan, a line for each operator, from the output down. None where Spark does not show it."""
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A physical plan: its operators above the one leaf, and the number of the RDD that the leaf reads."""
+
+    operators: tuple[str, ...]
+    rdd: int
+
+
+def _plan(frame: DataFrame) -> _Plan | None:
+    """None where there is not exactly one RDD at the bottom, or Spark does not say (Spark Connect)."""
     described: Any = frame
     try:
-        text = (
-            described._jdf.queryExecution().executedPlan().toString()  # noqa: SLF001
-            if hasattr(described, "_jdf")
-            else described._explain_string()  # noqa: SLF001
-        )
+        plan = described._jdf.queryExecution().executedPlan()  # noqa: SLF001
+        leaves = plan.collectLeaves()
+        if leaves.size() != 1:
+            return None
+        # A checkpoint that user code makes looks like ours in every word; only the RDD is another.
+        rdd = int(leaves.apply(0).rdd().id())
+        lines = [line for line in plan.toString().splitlines() if line.strip()]
     except Exception:
         return None
-    return [line for line in text.splitlines() if line.strip() and not line.startswith("==")]
+    nodes = [_NODE.match(line) for line in lines[:-1]]
+    return _Plan(tuple(node[1] if node else "?" for node in nodes), rdd)
 
 
-def _leaf(plan: list[str] | None) -> str | None:
-    return plan[-1].lstrip(":+- ").split(") ", 1)[-1] if plan else None
-
-
-def _keeps_partitions(plan: list[str] | None, leaf: str) -> bool:
+def _keeps_partitions(plan: _Plan | None, source: _Plan) -> bool:
     """Whether the plan is a chain of harmless operators over the records themselves."""
-    if plan is None or _leaf(plan) != leaf:
-        return False
-    nodes = [_NODE.match(line) for line in plan[:-1]]
-    return all(node is not None and node[1] in _KEEPS_PARTITIONS for node in nodes)
+    return plan is not None and plan.rdd == source.rdd and set(plan.operators) <= _KEEPS_PARTITIONS
