@@ -66,6 +66,8 @@ def dagster_dev(installed: Path, aws: Emulator, tmp_path: Path) -> Iterator[Path
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        # A shell that runs the tests in the background ignores Ctrl-C on behalf of all of them.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     yield tmp_path / "lake"
     family = processes.descendants(process.pid, processes.snapshot())
