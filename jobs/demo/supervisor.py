@@ -160,9 +160,8 @@ class Supervisor:
                 story.tell(step)
             if elapsed >= duration and (story.is_told or elapsed >= duration + READY_PATIENCE_SECONDS):
                 if not story.is_told:
-                    self._fail(
-                        f"no two workers were ready in time ({self._dagster.log} says more) for: {', '.join(story.steps[len(story.done) :])}"
-                    )
+                    left = ", ".join(story.steps[len(story.done) :])
+                    self._fail(f"no two workers were ready in time for {left}; {self._dagster.log} says more")
                 return
 
     def _look(self) -> None:

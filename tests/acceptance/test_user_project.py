@@ -34,6 +34,12 @@ def orders(records):
 
 defs = kcl.build_kcl_definitions(orders, resources={"kcl": kcl.KclResource()})
 '''
+# A shell that runs the tests in the background ignores Ctrl-C on behalf of all they start.
+HEARS_INTERRUPTS = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, "-m", "dagster", *sys.argv[1:]])
+"""
 ORDERS = [json.dumps({"order": number}) for number in range(300)]
 
 
@@ -54,7 +60,18 @@ def dagster_dev(installed: Path, aws: Emulator, tmp_path: Path) -> Iterator[Path
     (tmp_path / "project.py").write_text(PROJECT)
     log = (tmp_path / "dagster.log").open("wb")
     process = subprocess.Popen(
-        [sys.executable, "-m", "dagster", "dev", "-f", "project.py", "-h", "127.0.0.1", "-p", str(free_port())],
+        [
+            sys.executable,
+            "-c",
+            HEARS_INTERRUPTS,
+            "dev",
+            "-f",
+            "project.py",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(free_port()),
+        ],
         cwd=tmp_path,
         env={
             **os.environ,
@@ -66,8 +83,6 @@ def dagster_dev(installed: Path, aws: Emulator, tmp_path: Path) -> Iterator[Path
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        # A shell that runs the tests in the background ignores Ctrl-C on behalf of all of them.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     yield tmp_path / "lake"
     family = processes.descendants(process.pid, processes.snapshot())
