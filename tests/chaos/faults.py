@@ -75,7 +75,7 @@ class Faults:
         try:
             if weather.rules(fault):
                 return self._weather(planned)
-            return f"{fault}: {self._ACTIONS[fault](self, planned)}"
+            return f"{fault}: {self.ACTIONS[fault](self, planned)}"
         except (KclError, IndexError) as error:
             return f"{fault}: nothing done, {str(error) or 'nobody is there'}"
 
@@ -314,7 +314,7 @@ class Faults:
     def _open_shards(self) -> list[Shard]:
         return [s for s in list_shards(self._kinesis, STREAM, runtime=self._runtime) if s.is_open]
 
-    _ACTIONS = {
+    ACTIONS = {
         Fault.SINK_FAILS: _sink_fails,
         Fault.KILL_WORKER: _kill_worker,
         Fault.KILL_CONTAINER: _kill_container,
