@@ -106,8 +106,10 @@ class Ledger:
         if old is not None and new is not None and old.get("entityType") != new.get("entityType"):
             self.violations.add("S11", f"{_named(actor)} changed the kind of {some}")
         if new is not None:
-            for problem in unreadable_for_the_kcl(new):
-                self.violations.add("S11", f"{_named(actor)} wrote what the KCL cannot read: {problem}: {new}")
+            problems = list(unreadable_for_the_kcl(new))
+            if problems:
+                self.violations.add("S11", f"{_named(actor)} wrote what the KCL cannot read: {problems}: {new}")
+                return
         if kind == _LEASE:
             before = read_lease(old) if old is not None else None
             after = read_lease(new) if new is not None and "leaseCounter" in new else None

@@ -170,6 +170,9 @@ def draw(seed: int) -> Scenario:
     )
     count = random.choice([0, 6, 15, 40])
     kinds = _weather(random)
+    if application.policy.name == "kcl":
+        # The KCL does not repair a merge one of whose parents lost its lease, and neither do its rules here.
+        kinds = [kind for kind in kinds if kind is not FaultKind.DELETE_LEASE]
     faults = tuple(_fault(random, scenario, number, kinds) for number in range(count))
     return replace(scenario, faults=tuple(sorted(faults, key=lambda fault: (fault.at, fault.id))))
 

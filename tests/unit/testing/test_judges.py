@@ -1,0 +1,256 @@
+"""The judges of the simulator find what they are there for. A judge that is always content proves nothing."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.testing.engine import Row
+from kcl_dagster.testing.simulation.kernel import Kernel, Process
+from kcl_dagster.testing.simulation.lake import Lake
+from kcl_dagster.testing.simulation.ledger import Ledger
+from kcl_dagster.testing.simulation.properties import Violations
+from kcl_dagster.testing.simulation.rows import unreadable_for_the_kcl
+from kcl_dagster.worker.batch import Part
+
+Item = dict[str, Any]
+FULL = {"startingHashKey": {"S": "0"}, "endingHashKey": {"S": str(2**128 - 1)}}
+LEASE_DURATION, HANDOFF_TIMEOUT = 30.0, 60.0
+
+
+def lease(counter: int = 5, owner: str | None = "a", giver: str | None = None, **more: dict[str, Any]) -> Item:
+    item: Item = {
+        "leaseKey": {"S": "shard-0"},
+        "entityType": {"S": "LEASE"},
+        "leaseCounter": {"N": str(counter)},
+        "ownerSwitchesSinceCheckpoint": {"N": "0"},
+        "checkpoint": {"S": "100"},
+        "checkpointSubSequenceNumber": {"N": "0"},
+        **FULL,
+        **more,
+    }
+    if owner is not None:
+        item["leaseOwner"] = {"S": owner}
+    if giver is not None:
+        item["checkpointOwner"] = {"S": giver}
+    return item
+
+
+@dataclass
+class Court:
+    """A ledger, workers a and b, and a daemon."""
+
+    now: float = 0.0
+    over: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        kernel = Kernel()
+        self.processes = {name: Process(kernel, name) for name in ("a", "b", "daemon")}
+        self.violations = Violations(lambda: self.now)
+        self.ledger = Ledger(
+            self.violations,
+            lambda: self.now,
+            LEASE_DURATION,
+            HANDOFF_TIMEOUT,
+            lambda _actor, worker: worker in self.over,
+            lambda actor: actor.name if actor is not None and actor.name != "daemon" else None,
+            lambda _lease: None,
+        )
+
+    def change(self, old: Item | None, new: Item | None, by: str, after: float = 0.0) -> list[str]:
+        """The names of the properties this change violates."""
+        self.now += after
+        before = len(self.violations.found)
+        self.ledger.changed(old, new, self.processes[by])
+        return [violation.name for violation in self.violations.found[before:]]
+
+
+@pytest.fixture
+def court() -> Court:
+    court = Court()
+    court.ledger.by_hand = True
+    court.change(None, lease(), "daemon")
+    court.ledger.by_hand = False
+    return court
+
+
+def test_the_owner_may_renew_and_move_its_checkpoint(court: Court) -> None:
+    assert court.change(lease(), lease(6), "a") == []
+    assert court.change(lease(6), lease(7, checkpoint={"S": "200"}), "a") == []
+
+
+@pytest.mark.parametrize(
+    ("new", "by", "names"),
+    [
+        pytest.param(lease(4), "a", ["S5"], id="counter goes back"),
+        pytest.param(lease(6, checkpoint={"S": "99"}), "a", ["S4"], id="checkpoint goes back"),
+        pytest.param(lease(6, checkpoint={"S": "200"}), "b", ["S3"], id="another worker checkpoints"),
+        pytest.param(lease(5, checkpoint={"S": "200"}), "a", ["S5"], id="checkpoint without counting"),
+        pytest.param(lease(6, owner="b"), "b", ["S8"], id="taken at once"),
+        pytest.param(lease(5, owner="b"), "daemon", ["S5", "S8"], id="moved without counting"),
+        pytest.param(lease(6), "b", ["S8"], id="renewed by another worker"),
+        pytest.param(None, "daemon", ["S1"], id="deleted with records left"),
+        pytest.param({**lease(6), "checkpoint": {"S": "abc"}}, "a", ["S11"], id="no number"),
+    ],
+)
+def test_what_must_not_happen_to_a_lease_is_noticed(
+    court: Court, new: Item | None, by: str, names: list[str]
+) -> None:
+    assert court.change(lease(), new, by) == names
+
+
+def test_a_lease_may_be_taken_when_it_stood_for_its_duration(court: Court) -> None:
+    assert court.change(lease(), lease(6, owner="b"), "daemon", after=LEASE_DURATION) == []
+
+
+def test_a_lease_may_be_taken_when_the_run_of_its_owner_is_over(court: Court) -> None:
+    court.over.add("a")
+    assert court.change(lease(), lease(6, owner="b"), "daemon") == []
+
+
+def test_the_owner_may_let_go_and_a_handoff_may_be_forced_only_after_its_time(court: Court) -> None:
+    handed = lease(owner="b", giver="a")
+    assert court.change(lease(), handed, "daemon") == []
+    assert court.change(handed, lease(6, owner="b"), "a") == []
+    assert court.change(lease(6, owner="b"), lease(6, owner="a", giver="b"), "daemon") == []
+    early = court.change(lease(6, owner="a", giver="b"), lease(7, owner="a"), "daemon", after=HANDOFF_TIMEOUT / 3)
+    assert early == ["S8"]
+
+
+def test_a_handoff_that_took_too_long_may_be_forced(court: Court) -> None:
+    handed = lease(owner="b", giver="a")
+    court.change(lease(), handed, "daemon")
+    for counter in range(6, 20):  # the old owner lives
+        court.change(lease(counter - 1, "b", "a"), lease(counter, "b", "a"), "a", after=HANDOFF_TIMEOUT / 10)
+    assert court.change(lease(19, "b", "a"), lease(20, "b"), "daemon") == []
+
+
+def test_rows_of_others_are_not_to_be_touched(court: Court) -> None:
+    guest = {"leaseKey": {"S": "x"}, "entityType": {"S": "STREAM"}}
+    assert court.change(guest, None, "daemon") == ["S11"]
+    assert court.change(lease(), {**lease(6), "entityType": {"S": "LEADER"}}, "a")[0] == "S11"
+
+
+def test_two_processes_of_one_name_are_noticed(court: Court) -> None:
+    court.change(lease(), lease(6), "a")
+    twin = Process(Kernel(), "a")
+    court.ledger.changed(lease(6), lease(7), twin)
+    assert [violation.name for violation in court.violations.found] == ["S10"]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        {"leaseCounter": {"S": "5"}},
+        {"leaseCounter": {"N": "1.5"}},
+        {"checkpoint": {"S": "LATER"}},
+        {"checkpoint": {"S": ""}},
+        {"parentShardId": {"L": []}},
+        {"streamName": {"S": "1:s:2"}},
+        {"startingHashKey": {"N": "0"}},
+    ],
+)
+def test_a_lease_that_a_java_worker_could_not_read_is_noticed(problem: Item) -> None:
+    assert list(unreadable_for_the_kcl(lease() | problem))
+
+
+@pytest.mark.parametrize("name", ["leaseCounter", "ownerSwitchesSinceCheckpoint", "checkpoint", "endingHashKey"])
+def test_a_lease_without_what_a_java_worker_needs_is_noticed(name: str) -> None:
+    item = lease()
+    del item[name]
+    assert list(unreadable_for_the_kcl(item))
+
+
+def test_rows_that_the_kcl_reads_are_fine() -> None:
+    assert list(unreadable_for_the_kcl(lease())) == []
+    worker: Item = {
+        "leaseKey": {"S": "w"},
+        "entityType": {"S": "WORKER_METRIC_STATS"},
+        "lut": {"N": "1"},
+        "sts": {"M": {}},
+        "opr": {"M": {}},
+    }
+    assert list(unreadable_for_the_kcl(worker)) == []
+    assert list(unreadable_for_the_kcl(worker | {"sts": {"M": {"C": {"L": []}}}}))
+    assert list(unreadable_for_the_kcl({"entityType": {"S": "LEADER"}, "ownerName": {"S": "x"}}))
+
+
+# The lake
+
+
+@pytest.fixture
+def lake() -> Lake:
+    """Shard 0 with records 1 to 4, and its child 1 with record 5."""
+    lake = Lake(Violations(lambda: 0.0))
+    lake.opened("clicks", "s0", [])
+    lake.opened("clicks", "s1", ["s0"])
+    for number in range(1, 5):
+        lake.put("clicks", "s0", str(number), f"record {number}".encode())
+    lake.put("clicks", "s1", "5", b"record 5")
+    return lake
+
+
+def part(after: Checkpoint, through: int, number: int, shard: str = "s0") -> Part:
+    key = LeaseKey(shard)
+    return Part("app", key, StreamIdentifier.single("clicks"), shard, after, Checkpoint(str(through)), number, 1, 1)
+
+
+def rows(*numbers: int, shard: str = "s0") -> tuple[Row, ...]:
+    return tuple(Row(LeaseKey(shard), str(n), 0, "k", f"record {n}".encode()) for n in numbers)
+
+
+def found(lake: Lake) -> list[str]:
+    return [violation.name for violation in lake.violations.found]
+
+
+def test_parts_that_follow_each_other_are_fine_and_may_come_again(lake: Lake) -> None:
+    lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))
+    lake.store(part(Checkpoint("2"), 4, 2), rows(3, 4))
+    lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))
+    lake.store(part(TRIM_HORIZON, 5, 1, "s1"), rows(5, shard="s1"))
+    assert found(lake) == []
+    assert lake.missing() == []
+
+
+def test_a_record_that_is_left_out_of_a_part_is_noticed(lake: Lake) -> None:
+    lake.store(part(TRIM_HORIZON, 3, 1), rows(1, 3))
+    assert found(lake) == ["S1"]
+
+
+def test_records_in_the_wrong_order_are_noticed(lake: Lake) -> None:
+    lake.store(part(TRIM_HORIZON, 2, 1), rows(2, 1))
+    assert found(lake) == ["S2"]
+
+
+def test_a_gap_between_two_parts_is_noticed(lake: Lake) -> None:
+    lake.store(part(TRIM_HORIZON, 1, 1), rows(1))
+    lake.store(part(Checkpoint("2"), 3, 2), rows(3))
+    assert found(lake) == ["S1"]
+    assert lake.missing() == ["clicks/s0: 1 of 4", "clicks/s1: 1 of 1"]
+
+
+def test_a_record_in_two_parts_is_noticed(lake: Lake) -> None:
+    lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))
+    lake.store(part(Checkpoint("1"), 3, 2), rows(2, 3))
+    assert found(lake) == ["S12"]
+
+
+def test_a_part_that_comes_again_with_other_records_is_noticed(lake: Lake) -> None:
+    lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))
+    lake.store(part(TRIM_HORIZON, 2, 1), rows(1))
+    assert found(lake) == ["S12"]
+
+
+def test_a_batch_number_that_does_not_grow_is_noticed(lake: Lake) -> None:
+    lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))
+    lake.store(part(Checkpoint("2"), 4, 1), rows(3, 4))
+    assert found(lake) == ["S12"]
+
+
+def test_a_child_that_is_read_before_its_parent_is_noticed(lake: Lake) -> None:
+    lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))
+    lake.store(part(TRIM_HORIZON, 5, 1, "s1"), rows(5, shard="s1"))
+    assert found(lake) == ["S6"]
