@@ -15,6 +15,7 @@ from docs.browser import BrowserMissing, Page, browser
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs/images"
 PATIENCE_SECONDS = 600.0  # until the demo has something to show
+PAGE_SECONDS = 60.0
 SETTLE_SECONDS = 2.0  # Dagster's pages fade things in
 WORTH_SEEING_SECONDS = 60.0  # so that plots have more than a point
 
@@ -44,11 +45,12 @@ PICTURES = (
 )
 
 
-def take(page: Page, base: str, picture: Picture, images: Path) -> None:
+def take(page: Page, base: str, picture: Picture, images: Path, patience: float = PAGE_SECONDS) -> None:
+    """Write `images/<name>.png`. Raises AssertionError when the page does not show what it should in time."""
     page.size(*picture.size, scale=1.5)
     page.open(base + picture.path, showing=picture.showing[0])
     for text in picture.showing[1:]:
-        page.wait_for(text)
+        page.wait_for(text, patience)
     if picture.click:
         page.click(picture.click)
     time.sleep(SETTLE_SECONDS)

@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dagster import (
@@ -142,6 +142,8 @@ def build_kcl_leader_sensor(
             seen = observation.of_tick(
                 report, _ages(leader, report), runs.slots, seat.runtime.clock.now(), seat.retention(kcl)
             )
+            now = seat.runtime.clock.monotonic()
+            seen = replace(seen, decisions=seat.reporter.news(seen.decisions, now))
             for line in seen.decisions:
                 context.log.info(line)
             known = set(instance.get_dynamic_partitions(slots.name or ""))
@@ -151,7 +153,7 @@ def build_kcl_leader_sensor(
                 run_requests=requests or None,
                 skip_reason=None if requests else SkipReason(_summary(report)),
                 dynamic_partitions_requests=[slots.build_add_request(new)] if new else None,
-                asset_events=seat.reporter.events(seen, seat.runtime.clock.monotonic()),
+                asset_events=seat.reporter.events(seen, now),
                 cursor=seat.cursor(context.cursor),
             )
         finally:

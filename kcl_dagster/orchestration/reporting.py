@@ -4,6 +4,7 @@ Dagster keeps every event for ever and evaluates us 17,000 times a day, so event
 something changed, often for a while after that, seldom in calm.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,8 @@ CALM_PACE_SECONDS = 60.0  # of lag, four numbers: 4 MB a day
 TABLE_PACE_SECONDS = 900.0  # of what is only interesting when it changes
 LEAST_PACE_SECONDS = 5.0  # a fleet that changes at every tick is still worth one event a tick
 CHECK_PACE_SECONDS = 4 * 3600.0  # of a check whose answer stays the same
+# Durations and shares change from tick to tick while what they are part of stays the same.
+_PASSING = re.compile(r"\d+(\.\d+)?( ?s\b|%)")
 MAX_ROWS = 12  # more than that Dagster hides behind a button
 
 
@@ -47,10 +50,23 @@ class Reporter:
     _checked: dict[str, tuple[bool, float]] = field(default_factory=dict)
     _wrong_since: dict[str, float] = field(default_factory=dict)
     _answered: set[str] = field(default_factory=set)
+    _decided: dict[str, float] = field(default_factory=dict)
 
     def recall(self, evaluated: Iterable[str]) -> None:
         """Checks that were evaluated before this process; those that must be acknowledged stay as they are."""
         self._answered.update(evaluated)
+
+    def news(self, decisions: Iterable[str], now: float) -> list[str]:
+        """Those decisions that were not told lately. A launch is asked for until its run is seen, a problem noted
+        for as long as it lasts; only the first time is news."""
+        self._decided = {text: at for text, at in self._decided.items() if now - at < TABLE_PACE_SECONDS}
+        fresh = []
+        for line in decisions:
+            text = _PASSING.sub("", line)
+            if text not in self._decided:
+                fresh.append(line)
+            self._decided.setdefault(text, now)
+        return fresh
 
     def events(self, seen: Observation, now: float) -> list[Event]:
         """What is worth telling now; `now` is monotonic."""

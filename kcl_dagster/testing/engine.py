@@ -12,6 +12,7 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.pacing import Allowance, ShardLimits
 from kcl_dagster.streams.polling import Bookmark, ShardReader
 from kcl_dagster.streams.position import Bounds
+from kcl_dagster.streams.records import millis
 from kcl_dagster.streams.unpacking import Columns, Unpacker
 from kcl_dagster.worker.batch import Budget, PoisonRecord, Progress, Range
 
@@ -60,7 +61,7 @@ class MemoryFetch:
                 sequence_number=found.sequence_number[i],
                 sub_sequence_number=found.sub_sequence_number[i],
                 explicit_hash_key=found.explicit_hash_key[i],
-                arrival_ms=found.arrival_ms[i],
+                arrival_ms=millis(found.arrival[i]),
             )
             for i in range(len(found))
         ]

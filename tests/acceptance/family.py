@@ -56,14 +56,18 @@ class Demo:
 
 
 @contextmanager
-def demo(directory: Path, *arguments: str, through: tuple[str, ...] = ()) -> Iterator[Demo]:
-    """Run the demo; whatever is left of it at the end is killed. `through`: a command that runs the demo."""
+def demo(directory: Path, *arguments: str, under_make: bool = False) -> Iterator[Demo]:
+    """Run the demo; whatever is left of it at the end is killed. `under_make`: as the child of a process that is
+    called make, and is the one that `Demo.process` names."""
     mark = f"KCL_ACCEPTANCE={os.getpid()}-{directory.name}"
     name, _, value = mark.partition("=")
-    command = through or (sys.executable, "-m", "jobs.demo")
+    command = [sys.executable, "-m", "jobs.demo", *arguments]
+    if under_make:
+        command = ["make", "-c", 'MAKELEVEL=1 "$0" "$@" & wait', *command]
     with (directory / "output.txt").open("wb") as output:
         process = subprocess.Popen(
-            [*command, *arguments],
+            command,
+            executable="/bin/sh" if under_make else None,
             cwd=ROOT,
             env={**os.environ, name: value, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,

@@ -27,7 +27,12 @@ def kill_dagster(running: Demo) -> None:
     os.kill(running.find("dagster dev").pid, signal.SIGKILL)
 
 
-WAYS = [interrupt_the_group, terminate_the_demo, kill_the_demo, kill_dagster]
+def kill_make(running: Demo) -> None:
+    """Only make hears of it: its child has to notice."""
+    running.process.kill()
+
+
+WAYS = [interrupt_the_group, terminate_the_demo, kill_the_demo, kill_dagster, kill_make]
 
 
 @pytest.mark.slow
@@ -36,7 +41,8 @@ WAYS = [interrupt_the_group, terminate_the_demo, kill_the_demo, kill_dagster]
 @pytest.mark.parametrize("stop", WAYS, ids=lambda way: way.__name__)
 def test_nothing_is_left_ten_seconds_after(stop: object, tmp_path: Path) -> None:
     assert callable(stop)
-    with demo(tmp_path, "--port", str(free_port()), "--directory", str(tmp_path / "demo")) as running:
+    arguments = ("--port", str(free_port()), "--directory", str(tmp_path / "demo"))
+    with demo(tmp_path, *arguments, under_make=stop is kill_make) as running:
         wait_for(lambda: "worker-0" in running.output, "a worker takes a lease")
         members = running.family()
         assert len(members) > 5, "supervisor, producer, emulator, Dagster and its services, workers, JVMs"

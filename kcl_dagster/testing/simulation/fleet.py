@@ -324,7 +324,7 @@ class Simulation:
         kernel.note("calm", "the faults stop")
         self.weather.clear()
         for process in self._processes():
-            process.paused_until = min(process.paused_until, kernel.now)
+            process.resume()
         for deployment, orchestrator in enumerate(self.orchestrators):
             for run in orchestrator.runs.values():
                 if run.process is not None and not run.process.is_alive:

@@ -35,7 +35,10 @@ class Process:
         self.booted = booted  # what the monotonic clock showed at the beginning of time
         self.is_alive = True
         self.paused_until = 0.0
-        self.suspended = 0.0  # seconds for which the machine slept: its monotonic clock did not count them
+        self.waiting: list[WakeUp] = []
+        """What fell due while the process was paused, in order."""
+
+        self._sleeps: list[tuple[float, float]] = []
         self.strands: list[Strand] = []
         self._on_end: list[Callable[[], None]] = []
 
@@ -72,10 +75,31 @@ class Process:
     def pause(self, seconds: float, *, suspend: bool = False) -> None:
         """Nothing of this process runs for a while. With `suspend` its machine sleeps, clocks and all."""
         self.kernel.note("suspend" if suspend else "pause", f"{self.name} for {seconds:.3f} s")
-        until = self.kernel.now + seconds
+        now = self.kernel.now
+        until = max(self.paused_until, now + seconds)
         if suspend:
-            self.suspended += max(0.0, until - max(self.paused_until, self.kernel.now))
-        self.paused_until = max(self.paused_until, until)
+            self._sleeps.append((max(self.paused_until, now), until))
+        self.paused_until = until
+        self.kernel.call_at(until, self._release)
+
+    def resume(self) -> None:
+        """Whatever it waits for, it goes on now."""
+        now = self.kernel.now
+        self._sleeps = [(start, min(end, now)) for start, end in self._sleeps if start < now]
+        self.paused_until = now
+        self._release()
+
+    def _release(self) -> None:
+        if self.kernel.now >= self.paused_until:
+            waiting, self.waiting = self.waiting, []
+            for wake_up in waiting:
+                self.kernel.repeat(wake_up)
+
+    @property
+    def suspended(self) -> float:
+        """Seconds for which the machine slept: its monotonic clock did not count them."""
+        now = self.kernel.now
+        return sum(min(end, now) - start for start, end in self._sleeps if start < now)
 
     def __repr__(self) -> str:
         return f"Process({self.name})"
@@ -124,6 +148,9 @@ class Strand:
             self._greenlet.throw(Killed())
         finally:
             kernel.running = running
+
+
+WakeUp = tuple[Strand, int, Any]
 
 
 class Kernel:
@@ -189,6 +216,11 @@ class Kernel:
             raise AssertionError("there are things to do meanwhile")
         self.now += seconds
 
+    def repeat(self, wake_up: "WakeUp") -> None:
+        """Wake a strand that could not be woken when it was due."""
+        strand, turn, said = wake_up
+        self._push(self.now, strand, turn, said)
+
     def run(self, until: float, stop: Callable[[], bool] | None = None) -> None:
         """Let time pass up to `until`, or until `stop` says so after a step."""
         steps_here, here = 0, self.now
@@ -197,9 +229,8 @@ class Kernel:
             if isinstance(what, Strand):
                 if what.turn != turn or what.is_done:
                     continue
-                resumes = what.process.paused_until
-                if resumes > when:
-                    self._push(resumes, what, turn, said)
+                if what.process.paused_until > when:
+                    what.process.waiting.append((what, turn, said))
                     continue
             self.now = max(self.now, when)
             self.steps += 1

@@ -96,6 +96,19 @@ def test_decisions_are_told_with_their_reasons(reporter: Reporter) -> None:
     }
 
 
+def test_what_is_decided_again_and_again_is_told_once(reporter: Reporter) -> None:
+    told: list[str] = []
+    for tick in range(170):  # not quite a quarter of an hour
+        waiting = f"worker-001 ended early; it is launched again in {170 - tick} s"
+        told += reporter.news([waiting, "launch worker-000: 4 shards are open"], tick * 5.0)
+    assert told == [
+        "worker-001 ended early; it is launched again in 170 s",
+        "launch worker-000: 4 shards are open",
+    ]
+    assert reporter.news(["shardId-000000000001 to worker-000"], 900.0) == ["shardId-000000000001 to worker-000"]
+    assert reporter.news(["shardId-000000000002 to worker-000"], 900.0) == ["shardId-000000000002 to worker-000"]
+
+
 def test_the_lease_table_stays_short_and_shows_the_worst_first(reporter: Reporter) -> None:
     bad = lease(77, None)
     seen = replace(CALM, leases=[*(lease(n) for n in range(50)), bad], unserved=[bad.key])
