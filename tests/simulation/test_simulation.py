@@ -20,7 +20,7 @@ from tests.simulation.mutants import MUTANTS, Mutant
 FRESH_SECONDS = 20.0
 
 # Seeds that found something once; docs/track-record.md says what.
-REGRESSIONS = (3, 28, 41, 44)
+REGRESSIONS = (3, 28, 41, 44, 2006, 2085, 4063)
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS)

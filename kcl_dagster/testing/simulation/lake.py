@@ -155,6 +155,10 @@ class Lake:
             if not truth.is_drained
         ]
 
+    def behind(self) -> int:
+        """How many records are not stored."""
+        return sum(len(truth.numbers) - truth.stored_to for truth in self.shards.values() if not truth.is_drained)
+
 
 def _named(part: Part) -> str:
     return f"part {part.number} of {part.shard_id} ({part.after}, {part.through}]"
