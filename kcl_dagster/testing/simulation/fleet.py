@@ -172,7 +172,7 @@ class Simulation:
         )
 
     def _catch_up(self) -> None:
-        """Small budgets and slow sinks may take longer than the calm lasts. What counts is that the rest shrinks."""
+        """Small budgets may take longer than the calm lasts. What counts is that the rest shrinks."""
         behind = self.lake.behind()
         while behind and not self._is_decided():
             self.kernel.run(self.kernel.now + _SHRINKING_SECONDS * self.scenario.stretch, self._is_decided)
