@@ -28,6 +28,7 @@ def test_a_seed_that_once_found_a_bug_finds_it_no_more(seed: int) -> None:
     assert run_seed(seed).violations == ()
 
 
+@pytest.mark.timeout(1200)
 def test_seeds_that_nobody_has_run_before_are_safe() -> None:
     """Safety alone: how soon a fleet recovers is judged by `make simulate`, see the open findings in
     docs/track-record.md."""
@@ -66,6 +67,8 @@ def first_failure(seeds: range) -> Outcome:
     raise AssertionError("the bug was not found")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("impatient_children")
 def test_a_bug_is_found_and_its_run_made_small() -> None:
     outcome = first_failure(range(1, 60))
