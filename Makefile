@@ -65,7 +65,7 @@ interop: $(READY)  ## side by side with the real Java KCL (needs Java; Maven for
 simulate: $(READY)  ## simulated fleets under faults: SEEDS=1-200
 	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),1-200) $(ARGS)
 
-simulate-mutants: $(READY)  ## the simulator must find every planted bug
+simulate-mutants: $(READY)  ## plant bugs and count the seeds each survives
 	@$(BIN)/python -m tests.simulation.mutants $(ARGS)
 
 spec: $(READY)  ## model-check the protocol
