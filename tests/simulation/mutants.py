@@ -116,14 +116,6 @@ MUTANTS: Final = (
         "applied = pin == (now.pending_checkpoint, now.pending_state, now.batch) and not was_there_before",
         "applied = True",
     ),
-    Mutant(
-        "a renewal is taken for ours whoever owns the lease",
-        _OUTCOMES,
-        "        if now is None or now.actual_owner != before.actual_owner:\n"
-        "            return Verdict.SUPERSEDED\n"
-        "        return _by_counter(before, now, applied=True)",
-        "        if now is None:\n            return Verdict.SUPERSEDED\n        return Verdict.APPLIED",
-    ),
     # The batch protocol
     Mutant(
         "the sink is written before the pin",
@@ -177,19 +169,6 @@ MUTANTS: Final = (
         "return (0, self.sequence[::-1], self.sub_sequence)",
     ),
     # Reading
-    Mutant(
-        "an expired iterator is replaced by one at the tip",
-        _POLLING,
-        '                "ShardIteratorType": "AFTER_SEQUENCE_NUMBER",\n'
-        '                "StartingSequenceNumber": self._last_sequence,\n',
-        '                "ShardIteratorType": "LATEST",\n',
-    ),
-    Mutant(
-        "the last page of a pinned range is not cut",
-        _POLLING,
-        '        mine = [record for record in page if int(record["SequenceNumber"]) <= end]',
-        "        mine = page",
-    ),
     Mutant(
         "a range begins after its checkpoint's successor",
         _POSITION,
@@ -289,12 +268,6 @@ MUTANTS: Final = (
         _RENEWAL,
         "        return list(dict.fromkeys(at_rest + overdue))",
         "        return list(dict.fromkeys(at_rest + overdue))[:0]",
-    ),
-    Mutant(
-        "handoffs are forced at once",
-        _HANDOFF,
-        "stood > self.timeout + self.notice",
-        "stood >= 0",
     ),
     Mutant(
         "a lease in handoff is acquired",
