@@ -5,10 +5,10 @@ lease duration. One thing is ours: when the orchestrator says that the owner's r
 once. Both are safe, because taking a lease changes its counter and owner, which fences the old owner off.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from kcl_dagster.model.lease import Lease, WorkerId
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 
 LEASE: Final = "lease/"  # prefix of the keys under which leases are observed
 
@@ -37,3 +37,18 @@ def why_unserved(
     if stood > duration:
         return f"{owner} has not renewed it for {stood:.0f} s"
     return None
+
+
+# A lease duration is often a multiple of the tick: a counter that then lacks some milliseconds to its full duration
+# would cost its shard another whole tick of silence.
+_WORTH_WAITING: Final = 1.0  # seconds; ticks and reads are not late by more
+_NEARLY: Final = 0.1  # of the duration; a counter that was only just seen is far from it, however short it is
+_MARGIN: Final = 0.01  # seconds; a counter must have stood longer than the duration
+
+
+def rest(leases: Iterable[Lease], ages: Mapping[LeaseKey, float], duration: float) -> float | None:
+    """How long to watch on, so that leases which are all but expired are; None when there are none."""
+    lacking = [duration - ages[lease.key] for lease in leases if lease.actual_owner and not lease.is_finished]
+    most = min(_WORTH_WAITING, duration * _NEARLY)
+    worth = [lack for lack in lacking if 0 <= lack <= most]
+    return max(worth) + _MARGIN if worth else None

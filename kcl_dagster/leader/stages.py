@@ -118,10 +118,19 @@ class Tick:
     def _observe(self) -> None:
         clock = self.leader.runtime.clock
         self._obey()
-        scan = twice(self.leader.tables.leases.scan)
-        self.sight = self.observer.observe(scan, replace(self.runs, finished=self._finished), clock.now())
+        self.sight = self._look()
+        timings = self.leader.application.timings
+        rest = expiry.rest(self.sight.leases, self.sight.ages, timings.lease_duration)
+        if rest is not None and not self.dry and clock.monotonic() + rest < self.deadline:
+            clock.sleep(rest)
+            self.sight = self._look()
         for slot in self.runs.slots:
             self.memory.saw_run(slot)
+
+    def _look(self) -> Sight:
+        scan = twice(self.leader.tables.leases.scan)
+        runs = replace(self.runs, finished=self._finished)
+        return self.observer.observe(scan, runs, self.leader.runtime.clock.now())
 
     def _obey(self) -> None:
         """What an operator wants. Where that cannot be read, what was wanted last still holds."""

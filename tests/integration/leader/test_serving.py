@@ -63,6 +63,17 @@ def test_a_worker_that_dies_unseen_loses_its_leases_after_the_lease_duration_and
     assert lost <= set(heir.shards())
 
 
+def test_a_counter_that_lacks_next_to_nothing_is_watched_to_the_end_within_the_tick(town: Town) -> None:
+    dead, _ = settled(town, 2)
+    shard = dead.shards()[0]
+    counter = town.lease(shard).counter
+    town.until(lambda _: town.lease(shard).counter != counter)
+    town.kill(dead, seen=False)
+    assert LEASE_DURATION % TICK == 0, "at a tick the counter will have stood for exactly the duration"
+    took = town.until(lambda report: any(move.lease == shard for move in report.moves))
+    assert LEASE_DURATION < took < LEASE_DURATION + TICK
+
+
 def test_a_worker_whose_run_is_over_loses_its_leases_with_the_next_tick(town: Town) -> None:
     dead, heir = settled(town, 2)
     lost = set(dead.shards())
