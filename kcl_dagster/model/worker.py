@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kcl_dagster.model.lease import WorkerId
+from kcl_dagster.model.lease import LeaseKey, WorkerId
 
 # Metric short names of the KCL.
 CPU = "C"
@@ -12,6 +12,8 @@ MEMORY = "M"
 NETWORK_IN = "NI"
 NETWORK_OUT = "NO"
 THROUGHPUT = "T"
+
+SHARDS_TOLD = 12  # of a worker's shards, in its row: what a table of Dagster's shows, and half a KB at most
 
 
 class WorkerState(StrEnum):
@@ -26,7 +28,7 @@ class WorkerState(StrEnum):
 class WorkerRow:
     """A row of worker metrics. `averages` and `operating_range` are the KCL's `sts` and `opr`.
 
-    Everything from `slot` to `lag_ms` is ours; the KCL ignores and preserves it.
+    Everything from `slot` to `stopped` is ours; the KCL ignores and preserves it.
     """
 
     id: WorkerId
@@ -42,6 +44,12 @@ class WorkerRow:
     zone: str | None = None
     drain_requested: bool = False
     lag_ms: int | None = None  # furthest behind of its shards
+    behind: Mapping[LeaseKey, int] | None = None
+    """Milliseconds, of the SHARDS_TOLD shards furthest behind."""
+
+    stopped: tuple[LeaseKey, ...] | None = None
+    """Shards that keep failing and do not go on, SHARDS_TOLD at most."""
+
     properties: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kcl_dagster.model.lease import WorkerId
+from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow, WorkerState
 from kcl_dagster.tables.attributes import ENTITY_TYPE, LEASE_KEY, WORKER, Item, Reader, Value, java_double, n, s
 
@@ -21,6 +21,8 @@ BEAT: Final = "kdBeat"
 ZONE: Final = "kdZone"
 DRAIN: Final = "kdDrain"
 LAG: Final = "kdLagMs"
+BEHIND: Final = "kdBehindMs"
+STOPPED: Final = "kdStopped"
 
 OLDEST_REPORT: Final = 60  # seconds; the KCL refuses to write a row that its readers would call dead
 
@@ -51,6 +53,8 @@ def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> Wo
         zone=reader.text(ZONE),
         drain_requested=reader.flag(DRAIN) or False,
         lag_ms=reader.whole(LAG),
+        behind=_behind(reader),
+        stopped=_stopped(reader),
         properties=_properties(reader),
     )
 
@@ -72,6 +76,8 @@ def worker_row_values(row: WorkerRow) -> dict[str, Value]:
         BEAT: None if row.slot is None else n(row.beat),
         ZONE: None if row.zone is None else s(row.zone),
         LAG: None if row.lag_ms is None else n(row.lag_ms),
+        BEHIND: None if row.behind is None else {"M": {lease: n(ms) for lease, ms in row.behind.items()}},
+        STOPPED: None if row.stopped is None else {"L": [s(lease) for lease in row.stopped]},
     }
     return {name: value for name, value in values.items() if value is not None}
 
@@ -142,6 +148,24 @@ def _ranges(reader: Reader) -> dict[str, tuple[int, ...]] | None:
         if any(v != int(v) for v in values):
             reader.refuse(OPERATING_RANGE, f"should hold whole numbers under {metric!r}")
     return {metric: tuple(int(v) for v in values) for metric, values in series.items()}
+
+
+def _behind(reader: Reader) -> dict[LeaseKey, int] | None:
+    members = reader.mapping(BEHIND)
+    if members is None:
+        return None
+    shards = Reader({**members, LEASE_KEY: s(reader.key)}, LEASE_KEY)
+    return {LeaseKey(lease): shards.required_whole(lease) for lease in members}
+
+
+def _stopped(reader: Reader) -> tuple[LeaseKey, ...] | None:
+    entries = reader.raw(STOPPED, "L")
+    if entries is None:
+        return None
+    texts = [entry.get("S") if isinstance(entry, Mapping) else None for entry in entries]
+    if not all(isinstance(text, str) and text for text in texts):
+        reader.refuse(STOPPED, "should hold names of leases only")
+    return tuple(LeaseKey(str(text)) for text in texts)
 
 
 def _properties(reader: Reader) -> dict[str, str]:

@@ -1,10 +1,11 @@
 """The worker's row: that it lives, how it is doing, and whether it was asked to leave."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kcl_dagster.errors import KclError
-from kcl_dagster.model.lease import WorkerId
+from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow, WorkerState
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.workers import WorkerTable
@@ -48,7 +49,8 @@ class Unmeasured:
 
 
 class Heartbeat:
-    """One thread calls `step` every `timings.heartbeat` seconds; another may set `state` and `lag_ms`."""
+    """One thread calls `step` every `timings.heartbeat` seconds; another may set `state`, `lag_ms`,
+    `behind` and `stopped`."""
 
     def __init__(
         self,
@@ -66,6 +68,8 @@ class Heartbeat:
         self._is_written = False
         self.state = WorkerState.STARTING
         self.lag_ms: int | None = None
+        self.behind: Mapping[LeaseKey, int] = {}
+        self.stopped: tuple[LeaseKey, ...] = ()
         self.drain_requested = False
 
     def measure(self) -> None:
@@ -83,6 +87,8 @@ class Heartbeat:
             state=self.state,
             beat=self._row.beat + 1,
             lag_ms=self.lag_ms,
+            behind=self.behind,
+            stopped=self.stopped,
         )
         self._is_written = True  # even if the answer is lost
         self.drain_requested = self._table.put(self._row).drain_requested

@@ -32,5 +32,11 @@ class Lag:
         self._behind = {key: seen for key, seen in self._behind.items() if key in held}
         return max((self._of(millis, now - at) for millis, at in self._behind.values()), default=None)
 
+    def worst(self, shards: int) -> dict[LeaseKey, int]:
+        """Milliseconds by shard, of those furthest behind; the worst first."""
+        now = self._clock.monotonic()
+        behind = {key: self._of(millis, now - at) for key, (millis, at) in self._behind.items()}
+        return dict(sorted(behind.items(), key=lambda item: (-item[1], item[0]))[:shards])
+
     def _of(self, millis: int, age: float) -> int:
         return millis + (round(age * 1000) if age > self._patience else 0)

@@ -16,7 +16,7 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.taking import TakingRules
-from kcl_dagster.model.worker import WorkerState
+from kcl_dagster.model.worker import SHARDS_TOLD, WorkerState
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.worker.batch import D
 from kcl_dagster.worker.discovery import Discoverer
@@ -182,8 +182,12 @@ class Worker(Generic[D]):
     def step_batch(self) -> BatchReport:
         """One round of the batch protocol. Main thread."""
         report = self.protocol.run_once(self.stop.is_requested)
+        lag = self._lag.see(report.leases, self.holdings.keys())
+        if lag is not None or self.heartbeat.lag_ms is not None:
+            self.heartbeat.lag_ms = lag or 0  # a worker whose leases have all gone is not behind any more
+        self.heartbeat.behind = self._lag.worst(SHARDS_TOLD)
+        self.heartbeat.stopped = report.stopped[:SHARDS_TOLD]
         if report.leases:
-            self.heartbeat.lag_ms = self._lag.see(report.leases, self.holdings.keys())
             self._around.on_batch(report)
         return report
 

@@ -344,6 +344,8 @@ class TestWorkerRows:
             zone="z",
             drain_requested=True,
             lag_ms=17,
+            behind={LeaseKey("shardId-000000000001"): 17},
+            stopped=(LeaseKey("shardId-000000000001"),),
         )
         assert worker_row_from_item(worker_row_to_item(row, key=key), key=key) == row
 
@@ -361,6 +363,8 @@ class TestWorkerRows:
             ("kdState", {"S": "asleep"}),
             ("kdDrain", {"BOOL": "yes"}),
             ("kdBeat", {"N": "-1"}),
+            ("kdBehindMs", {"L": []}),
+            ("kdStopped", {"L": [{"N": "1"}]}),
         ],
     )
     def test_what_nobody_writes_is_refused_by_name(self, attribute: str, value: Any) -> None:

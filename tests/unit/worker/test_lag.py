@@ -19,6 +19,8 @@ def test_the_shard_furthest_behind_counts_whichever_was_read_last() -> None:
     assert lag.see([], {A, B}) is None
     assert lag.see([READ, replace(READ, lease=B, millis_behind=5000)], {A, B}) == 5000
     assert lag.see([READ], {A, B}) == 5000
+    assert list(lag.worst(12).items()) == [(B, 5000), (A, 100)]
+    assert lag.worst(1) == {B: 5000}
     assert lag.see([replace(READ, lease=B, outcome=Outcome.FINISHED)], {A, B}) == 100
     assert lag.see([READ], {B}) is None
 
@@ -45,3 +47,9 @@ def test_the_lag_is_in_the_worker_row() -> None:
     run.worker.step_heartbeat()
     [row] = world.worker_table(world.service).list()
     assert row.lag_ms == 5000  # five records, a second each
+    assert (row.behind, row.stopped) == ({"shardId-000000000000": 5000}, ())
+    run.worker.holdings.release(LeaseKey("shardId-000000000000"))
+    run.round()
+    run.worker.step_heartbeat()
+    [row] = world.worker_table(world.service).list()
+    assert (row.lag_ms, row.behind) == (0, {})
