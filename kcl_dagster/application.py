@@ -29,10 +29,20 @@ class Position(StrEnum):
 
 
 class StartAt(_Settings):
-    """An initial position. `timestamp` belongs to AT_TIMESTAMP and only to it; it must carry a zone."""
+    """An initial position, for shards that have no checkpoint. Resolved once, when the application first sees the
+    stream, and then written down.
+
+    Example:
+        .. code-block:: python
+
+            kcl.StartAt(position="AT_TIMESTAMP", timestamp=datetime(2026, 11, 1, tzinfo=UTC))
+    """
 
     position: Position = Position.TRIM_HORIZON
+    """The oldest record that the stream still has; or what arrives from the first tick on; or a moment."""
+
     timestamp: datetime | None = None
+    """Belongs to AT_TIMESTAMP and only to it; must carry a zone."""
 
     @model_validator(mode="after")
     def _timestamp_fits(self) -> Self:
@@ -46,17 +56,35 @@ class StartAt(_Settings):
 
 
 class StreamSettings(_Settings):
-    """One stream of an application. `account` and `creation_epoch` are needed with several streams only;
-    when they are left out they are looked up."""
+    """One stream of an application.
+
+    Example:
+        .. code-block:: python
+
+            kcl.StreamSettings(name="clicks", start=kcl.StartAt(position="LATEST"))
+    """
 
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.-]+$")]
+    """As Kinesis knows it."""
+
     account: Annotated[str, Field(pattern=r"^\d{12}$")] | None = None
+    """Part of the lease keys of an application of several streams; looked up when left out."""
+
     creation_epoch: Annotated[int, Field(gt=0)] | None = None
+    """As `account`: tells a stream from another one of its name that came before it. Looked up when left out."""
+
     start: StartAt = StartAt()
+    """Where a shard without a checkpoint begins."""
 
 
 class Timings(_Settings):
-    """How often, and how long until. All in seconds."""
+    """How often, and how long until. All in seconds.
+
+    Example:
+        .. code-block:: python
+
+            kcl.Timings(lease_duration=10, heartbeat=2)  # beside Java workers with their default of 10 s
+    """
 
     lease_duration: Seconds = 30.0
     """A lease whose counter stood still this long is up for taking. Java's name: failoverTimeMillis; a fleet
@@ -105,17 +133,34 @@ class Billing(StrEnum):
 
 
 class TableSettings(_Settings):
-    """Names and creation options. Options are applied to tables we create, never to existing ones."""
+    """Names and creation options. Options are applied to tables we create, never to existing ones.
+
+    Example:
+        .. code-block:: python
+
+            kcl.TableSettings(point_in_time_recovery=True, deletion_protection=True, tags={"team": "web"})
+    """
 
     lease_table: str | None = None
     """The application's name when left out, as in the KCL."""
 
     billing: Billing = Billing.PAY_PER_REQUEST
+    """On demand, or with a capacity of its own."""
+
     read_capacity: Annotated[int, Field(ge=1)] = 10
+    """Read units a second, with PROVISIONED."""
+
     write_capacity: Annotated[int, Field(ge=1)] = 10
+    """Write units a second, with PROVISIONED."""
+
     point_in_time_recovery: bool = False
+    """Keep 35 days of backups."""
+
     deletion_protection: bool = False
+    """Refuse to delete the table until this is switched off."""
+
     tags: dict[str, str] = {}
+    """Put on the tables."""
     create: bool = True
     """False where tables are made by others: a missing table is then an error, never created."""
 
@@ -127,11 +172,23 @@ class TableSettings(_Settings):
 
 
 class PolicySettings(_Settings):
-    """Which worker gets which lease."""
+    """Which worker gets which lease.
+
+    Example:
+        .. code-block:: python
+
+            kcl.PolicySettings(name="throughput", max_leases_per_worker=50)
+    """
 
     name: Literal["balanced", "count", "throughput", "kcl", "taker"] = "balanced"
+    """What is made even: CPU where workers publish it, else throughput; the number of leases; throughput. Or as
+    KCL 3.5.1 does it, mistakes included; or by the rules of KCL 2.x."""
+
     max_leases_per_worker: Annotated[int, Field(ge=1)] | None = None
+    """A worker is never given more."""
+
     max_throughput_kbps_per_worker: Annotated[float, Field(gt=0)] | None = None
+    """A worker is never given more than it reads with, in KB/s; the fleet grows when it would have to be."""
     moves_per_tick: Annotated[int, Field(ge=1)] = 50
     """Balancing handoffs started in one tick; unserved leases are never held back by it."""
 
@@ -139,13 +196,24 @@ class PolicySettings(_Settings):
     """A worker within this fraction of the mean load is balanced."""
 
     graceful: bool = True
+    """Ask the old owner to finish its batch before a lease moves; otherwise it is fenced off at once."""
 
 
 class FleetSettings(_Settings):
-    """How many workers there are, and for how long each lives."""
+    """How many workers there are, and for how long each lives.
+
+    Example:
+        .. code-block:: python
+
+            kcl.FleetSettings(min_workers=2, max_workers=20, shards_per_worker=8)
+    """
 
     min_workers: Annotated[int, Field(ge=0)] = 1
+    """Never fewer, as long as there are shards for them."""
+
     max_workers: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Never more. Dagster must allow as many runs at once, and some for other jobs."""
+
     scale_up_lag: Seconds = 60.0
     """A stream further behind than this asks for another worker."""
 
@@ -156,10 +224,13 @@ class FleetSettings(_Settings):
     """Open shards one worker is meant to read; the fleet grows with the stream."""
 
     cooldown: Seconds = 120.0
+    """From one change of the number of workers to the next."""
+
     lifetime: Seconds = 6 * 3600.0
     """A worker is drained and relaunched after this: new code, bounded logs, bounded event log."""
 
     zone: str | None = None
+    """Availability zone of the workers, in their rows. A lease stays in its zone where that is as good as any."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -184,12 +255,25 @@ class FailureAction(StrEnum):
 
 
 class FailurePolicy(_Settings):
-    """Retries come first, with backoff; then the action."""
+    """Retries come first, with backoff; then the action.
+
+    Example:
+        .. code-block:: python
+
+            kcl.FailurePolicy(action="dead_letter", dead_letter_path="s3://lake/dead", attempts=3)
+    """
 
     action: FailureAction = FailureAction.STOP
+    """Stop the shard; or look for the failing record, and then stop, store it elsewhere, or leave it out."""
+
     attempts: Annotated[int, Field(ge=1)] = 5
+    """How often a shard's batch is tried before the action."""
+
     max_age: Seconds | None = None
+    """The action comes at once when the oldest record of the batch is older than this."""
+
     dead_letter_path: str | None = None
+    """A directory or `s3://bucket/prefix`, for dead_letter."""
 
     @model_validator(mode="after")
     def _has_a_place(self) -> Self:
@@ -200,37 +284,77 @@ class FailurePolicy(_Settings):
 
 
 class BatchSettings(_Settings):
-    """When a batch is closed: whichever comes first."""
+    """What a batch is made of. It is closed by the first of its three limits that is reached.
+
+    Example:
+        .. code-block:: python
+
+            kcl.BatchSettings(max_seconds=30, retrieval="fanout")
+    """
 
     max_seconds: Seconds = 5.0
+    """Time for reading. Fewer, larger batches cost less and make larger files."""
+
     max_records: Annotated[int, Field(ge=1)] = 100_000
+    """Of all shards of the worker together."""
+
     max_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
+    """Of all shards of the worker together. The driver's heap should be five times this."""
+
     idle_seconds: Seconds = 1.0
     """Pause between batches when every shard is at its tip."""
 
     retrieval: Retrieval = Retrieval.POLLING
+    """GetRecords, with at most five calls a second and shard; or enhanced fan-out."""
+
     consumer_name: str | None = None
     """Fan-out consumer; the application's name when left out."""
 
     deaggregate: bool = True
+    """Open what the Kinesis Producer Library packed into one record."""
+
     prefetch: bool = True
+    """Read the next batch while this one is written."""
+
     on_data_loss: Literal["stop", "continue"] = "stop"
+    """What a shard does when records left the stream before they were read."""
+
     failure: FailurePolicy = FailurePolicy()
+    """What to do with records that your code cannot process."""
 
 
 class Application(_Settings):
-    """One consumer application. Its name is the lease table's name and the fan-out consumer's."""
+    """One consumer application.
+
+    Example:
+        .. code-block:: python
+
+            kcl.Application(name="clicks-to-lake", streams=("clicks", "taps"), multi_stream=True)
+    """
 
     name: Annotated[str, Field(min_length=3, max_length=200, pattern=r"^[a-zA-Z0-9_.-]+$")]
+    """Also the name of the lease table and of the fan-out consumer, unless those are named."""
+
     streams: Annotated[tuple[StreamSettings, ...], Field(min_length=1)]
+    """Names, or their settings; several with `multi_stream`."""
+
     multi_stream: bool = False
     """Lease keys carry the stream. Must be set with several streams, may be set with one."""
 
     timings: Timings = Timings()
+    """How often, and how long until."""
+
     tables: TableSettings = TableSettings()
+    """Names and options of the tables."""
+
     policy: PolicySettings = PolicySettings()
+    """Which worker gets which lease."""
+
     fleet: FleetSettings = FleetSettings()
+    """How many workers."""
+
     batch: BatchSettings = BatchSettings()
+    """How records are read and processed."""
 
     @field_validator("streams", mode="before")
     @classmethod

@@ -93,6 +93,7 @@ def kcl_consumer(
 
             import kcl_dagster as kcl
 
+
             @kcl.kcl_consumer(application="clicks-to-lake", stream="clicks", sink=kcl.parquet("s3://lake/clicks"))
             def clicks(records):
                 return records.selectExpr("cast(data as string) as json", "arrival_timestamp")
