@@ -227,9 +227,9 @@ class Holdings:
             self._tell(EventKind.LEASE_LOST, "somebody else ended the handoff", key)
         return done
 
-    def release(self, key: LeaseKey) -> bool:
-        """Give the lease up so that the next owner need not wait; a handoff is completed instead. The lease is
-        dropped whatever happens. True when the table says so."""
+    def release(self, key: LeaseKey, heir: WorkerId | None = None) -> bool:
+        """Give the lease to `heir`, or up if that is not possible, so that the next owner need not wait; a handoff
+        is completed instead. The lease is dropped whatever happens. True when the table says so."""
         held = self._held.get(key)
         if held is None:
             return False
@@ -237,10 +237,17 @@ class Holdings:
             if self._held.get(key) is not held:
                 return False
             self._forget(held)
-            done = self._release(held.lease)
+            inherited = heir is not None and self._bequeath(held.lease, heir)
+            done = inherited or self._release(held.lease)
         if done:
-            self._tell(EventKind.LEASE_RELEASED, "given up", key)
+            self._tell(EventKind.LEASE_RELEASED, f"given to {heir}" if inherited else "given up", key)
         return done
+
+    def _bequeath(self, lease: Lease, heir: WorkerId) -> bool:
+        """Conditional on the counter, too: whoever was paused may not own it any more, and then gives nothing."""
+        if lease.in_handoff or lease.is_finished:
+            return False
+        return self._table.assign(lease, heir, counter=lease.counter) is not None
 
     def _release(self, lease: Lease) -> bool:
         if self._table.release(lease) is not None:

@@ -3,7 +3,7 @@
     start          row written, background threads begin: renewals; discovery, heartbeat, watches
     round          plan, fetch, prepare, write, commit: see `kcl_dagster.worker.protocol`
     drain          asked to, or at the end of its lifetime: goes on until the leader has moved its leases
-    stop           the batch is finished or given up, leases are released, the row goes
+    stop           the batch is finished or given up, leases go to workers that run, the row goes
 
 Everything is a step: `run` and its threads call the steps in real time, a simulator calls them one by one.
 """
@@ -37,6 +37,7 @@ from kcl_dagster.worker.retention import RetentionWatch
 from kcl_dagster.worker.settings import WorkerSettings
 from kcl_dagster.worker.shard_end import ShardEnds
 from kcl_dagster.worker.stop import StopReason, StopSignal
+from kcl_dagster.worker.succession import Succession
 from kcl_dagster.worker.surroundings import Surroundings
 from kcl_dagster.worker.taking import Taker
 from kcl_dagster.worker.threads import Steps, Threads
@@ -110,6 +111,9 @@ class Worker(Generic[D]):
         self._leader_due = Every(self.settings.lease_duration / LOOKS_PER_LEASE)
         rules = TakingRules(self.settings.lease_duration, surroundings.application.policy.max_leases_per_worker)
         self.taker = Taker(surroundings.leases, identity.worker, rules, runtime, self._tell)
+        self.succession = Succession(
+            surroundings.leases, surroundings.application, identity.worker, self._clock, self._tell
+        )
         self._started: float | None = None
         self._draining_since: float | None = None
         self._stop_seen: float | None = None
@@ -261,6 +265,8 @@ class Worker(Generic[D]):
         now = self._clock.monotonic()
         if self._stop_seen is None:
             self._stop_seen = now
+            self.heartbeat.state = WorkerState.DRAINING  # nobody who stops as well makes this worker its heir
+            self.step_heartbeat()
         if now - self._stop_seen >= self.settings.stop_patience and self.holdings.keys():
             self._release_all()
 
@@ -283,8 +289,10 @@ class Worker(Generic[D]):
         self.discoverer.give_back()
 
     def _release_all(self) -> None:
-        for key in sorted(self.holdings.keys()):
+        held = self.holdings.keys()
+        heirs = self.succession.heirs(held)
+        for key in sorted(held):
             try:
-                self.holdings.release(key)
+                self.holdings.release(key, heirs.get(key))
             except KclError as error:  # it expires by itself
                 self._tell(WorkerEvent(EventKind.RENEWAL_FAILED, f"not released: {error}", key))

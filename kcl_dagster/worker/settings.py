@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from kcl_dagster.application import Application
 from kcl_dagster.worker.batch import Budget
 
-DISCOVERY_SECONDS = 2.0  # an index query costs half a read unit: 40,000 a day and worker, about one cent
+DISCOVERY_SECONDS = 1.0  # an index query costs half a read unit: 43,000 units a day and worker, about one cent
 PARENT_POLL_SECONDS = 2.0  # one consistent read per blocked lease; the silence of a reshard is about this long
 ROUNDS_TO_WAIT = 5  # a batch may take several times its fetch to be written
 DRAIN_PATIENCE = 2.0  # handoff timeouts a draining worker waits for the leader before it lets go by itself

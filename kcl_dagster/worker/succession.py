@@ -1,0 +1,121 @@
+"""Who goes on with the leases of a worker that stops.
+
+Released leases wait for the leader's next tick, and longer while there is no leader. So a worker that stops gives
+each of its leases to a worker that runs: the KCL's assignment, conditional on owner and counter. What it cannot
+give it releases. The choice need not be perfect, as the leader balances what comes of it.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_dagster.application import Application
+from kcl_dagster.errors import KclError
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.runtime import Clock
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
+
+FRESH_BEATS: Final = 2.5  # a row older than this may be of a worker that has just died
+LEASE_KBPS: Final = 16.0  # what a lease costs beside its bytes: silent shards are shared by number
+_POLICIES_OF_THE_KCL: Final = frozenset({"kcl", "taker"})  # whose workers release and leave the rest to others
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessionRules:
+    """`fresh_seconds`: how old the row of a worker may be. Caps are per worker."""
+
+    fresh_seconds: float
+    max_leases: int | None = None
+    max_kbps: float | None = None
+
+
+@dataclass(slots=True)
+class _Heir:
+    id: WorkerId
+    leases: int = 0
+    kbps: float = 0.0
+
+    def take(self, lease: Lease) -> None:
+        self.leases += 1
+        self.kbps += lease.throughput_kbps or 0.0
+
+    def may_hold(self, lease: Lease, rules: SuccessionRules) -> bool:
+        if rules.max_leases is not None and self.leases >= rules.max_leases:
+            return False
+        kbps = self.kbps + (lease.throughput_kbps or 0.0)
+        return rules.max_kbps is None or self.leases == 0 or kbps <= rules.max_kbps
+
+    @property
+    def load(self) -> float:
+        return self.kbps + self.leases * LEASE_KBPS
+
+
+def choose_heirs(
+    leaving: Collection[LeaseKey],
+    leases: Sequence[Lease],
+    rows: Sequence[WorkerRow],
+    me: WorkerId,
+    now: float,
+    rules: SuccessionRules,
+) -> dict[LeaseKey, WorkerId]:
+    """The heaviest leases first, each to the least loaded worker that may hold it. `now` in epoch seconds.
+
+    Only workers of ours that run and wrote their row lately are considered: a Java worker of the older generations
+    does not look for leases that others gave it.
+    """
+    heirs = {row.id: _Heir(row.id) for row in rows if row.id != me and _goes_on(row, now, rules)}
+    for lease in leases:
+        if not lease.is_finished and lease.owner in heirs:
+            heirs[lease.owner].take(lease)
+    chosen: dict[LeaseKey, WorkerId] = {}
+    wanted = [lease for lease in leases if lease.key in leaving and not lease.is_finished]
+    for lease in sorted(wanted, key=lambda lease: (-(lease.throughput_kbps or 0.0), lease.key)):
+        able = [heir for heir in heirs.values() if heir.may_hold(lease, rules)]
+        if able:
+            heir = min(able, key=lambda heir: (heir.load, heir.leases, heir.id))
+            heir.take(lease)
+            chosen[lease.key] = heir.id
+    return chosen
+
+
+def _goes_on(row: WorkerRow, now: float, rules: SuccessionRules) -> bool:
+    if row.slot is None or row.last_update is None:
+        return False
+    is_running = row.state is WorkerState.RUNNING and not row.drain_requested
+    return is_running and abs(now - row.last_update) <= rules.fresh_seconds
+
+
+class Succession:
+    """Asked once, when a worker lets go of everything."""
+
+    def __init__(
+        self,
+        table: LeaseTable,
+        application: Application,
+        worker: WorkerId,
+        clock: Clock,
+        on_event: OnEvent = ignore,
+    ) -> None:
+        self._table = table
+        self._worker = worker
+        self._clock = clock
+        self._on_event = on_event
+        self._applies = application.policy.name not in _POLICIES_OF_THE_KCL
+        self._rules = SuccessionRules(
+            application.timings.heartbeat * FRESH_BEATS,
+            application.policy.max_leases_per_worker,
+            application.policy.max_throughput_kbps_per_worker,
+        )
+
+    def heirs(self, leaving: Collection[LeaseKey]) -> dict[LeaseKey, WorkerId]:
+        """One scan. Empty where there is nobody, or where the tables do not answer."""
+        if not leaving or not self._applies:
+            return {}
+        try:
+            scan = self._table.scan()
+        except KclError as error:
+            self._on_event(WorkerEvent(EventKind.DISCOVERY_FAILED, f"looking for heirs: {error}"))
+            return {}
+        return choose_heirs(leaving, scan.leases, scan.workers, self._worker, self._clock.now(), self._rules)
