@@ -14,6 +14,11 @@ def build_kcl_asset_specs(consumer: Consumer, translator: KclTranslator | None =
     """Specs of the streams, leases, workers, lag and decisions of one application.
 
     Their events come from the leader sensor; they have no run of their own.
+
+    Example:
+        .. code-block:: python
+
+            dg.Definitions(assets=kcl.build_kcl_asset_specs(clicks))
     """
     translator = translator or KclTranslator()
     streams = [KclAsset(Role.STREAM, consumer, stream.name) for stream in consumer.application.streams]

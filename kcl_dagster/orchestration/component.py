@@ -24,7 +24,11 @@ class SinkModel(Resolvable):
     """A directory, `s3://bucket/prefix`, or for iceberg `database.table`."""
 
     kind: Literal["parquet", "delta", "iceberg"] = "parquet"
+    """What is stored there."""
+
     partition_by: list[str] = field(default_factory=list)
+    """Columns of the output."""
+
     catalog: dict[str, str] = field(default_factory=dict)
     """pyiceberg's properties; for iceberg only."""
 
@@ -43,9 +47,16 @@ class ConnectionModel(Resolvable):
     """How to reach AWS; left out, as boto3 finds it."""
 
     region_name: str | None = None
+    """Region of streams and tables."""
+
     endpoint_url: str | None = None
+    """Another endpoint for all services, such as an emulator's."""
+
     profile_name: str | None = None
+    """Profile of the shared AWS configuration."""
+
     role_arn: str | None = None
+    """Role to assume for every call."""
 
 
 @dataclass
@@ -68,8 +79,14 @@ class KclApplicationComponent(Component, Resolvable):
     """
 
     application: str
+    """The KCL application's name, which is also its lease table's."""
+
     stream: str
+    """Name of the stream."""
+
     sink: SinkModel
+    """Where records go."""
+
     transform: str | None = None
     """`package.module.function`, from a DataFrame of records to one of rows; left out, records are stored as
     they are."""
@@ -78,9 +95,17 @@ class KclApplicationComponent(Component, Resolvable):
     """Asset key of the records; the stream's name when left out."""
 
     min_workers: int = 1
+    """The leader launches more when the stream grows or lags."""
+
     max_workers: int = 4
+    """Never more than this."""
+
     owners: list[str] = field(default_factory=list)
+    """Of all assets of the application: `team:web`, or e-mail addresses."""
+
     lag_target: float = 60.0
+    """Seconds behind the tip of the stream above which a check warns."""
+
     connection: ConnectionModel | None = None
     """Left out, another component or definition must bring the resource `kcl`."""
 

@@ -22,18 +22,39 @@ from kcl_dagster.orchestration.sinks import SinkChoice, Transform, processors
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """An application, what it does with records, and where they go. Call it like the function it was made of."""
+    """An application, what it does with records, and where they go. Call it like the function it was made of.
+
+    Example:
+        .. code-block:: python
+
+            assert clicks.application.name == "clicks-to-lake"
+            clicks(records)  # what the sink would be given
+    """
 
     application: Application
+    """Its name, streams and settings."""
+
     transform: Transform
+    """The decorated function, or class of record processors."""
+
     sink: SinkChoice
+    """Where the records go."""
+
     name: str
     """Key of the asset that holds the records."""
 
     description: str | None = None
+    """Of the records asset."""
+
     owners: Sequence[str] = ()
+    """Of all assets of the application."""
+
     tags: Mapping[str, str] = field(default_factory=dict)
+    """Of the records asset."""
+
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Of the records asset."""
+
     lag_target: float = 60.0
     """Seconds behind the tip of the stream above which a check warns."""
 
@@ -83,6 +104,15 @@ def kcl_consumer(
         stream: Name of the stream, or several.
         start: Where to begin when there is no checkpoint; the oldest record by default.
         workers: A fixed number of workers; short for `fleet=FleetSettings(min_workers=n, max_workers=n)`.
+        fleet: How many workers there may be, and for how long each lives.
+        timings: How often, and how long until.
+        batch: How records are read, and what happens to those that cannot be processed.
+        policy: Which worker gets which lease.
+        tables: Names and options of the DynamoDB tables.
+        description: Of the records asset; the function's docstring by default.
+        owners: Of all assets of the application: `team:web`, or e-mail addresses.
+        tags: Of the records asset.
+        metadata: Of the records asset.
         name: Asset key of the records; the function's name by default.
         lag_target: Seconds behind the tip of the stream above which a check warns.
         freshness: The records asset is stale when nothing was stored for this long. For streams that never pause;

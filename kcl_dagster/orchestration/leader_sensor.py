@@ -107,6 +107,11 @@ def build_kcl_leader_sensor(
         default_status: Running unless said otherwise: an application without a leader stands still.
 
     Evaluating it by hand ("Preview tick result") is a tick like any other, and as safe.
+
+    Example:
+        .. code-block:: python
+
+            kcl.build_kcl_leader_sensor(clicks, job=worker_job, default_status=dg.DefaultSensorStatus.STOPPED)
     """
     translator = translator or KclTranslator()
     application = consumer.application

@@ -17,11 +17,23 @@ OpenSink = Callable[[Transform, Connection], Sink[Any]]
 
 @dataclass(frozen=True, slots=True)
 class SinkChoice:
-    """A sink that is not open yet. `kind` and `place` are what Dagster shows."""
+    """A sink that is not open yet: what `parquet`, `delta`, `iceberg` and `foreach_batch` give.
+
+    Example:
+        .. code-block:: python
+
+            kcl.SinkChoice("postgres", "events", open=lambda transform, s3: PostgresSink(transform))
+    """
 
     kind: str
+    """What Dagster shows as the kind of the records."""
+
     place: str
+    """What Dagster shows as the place of the records."""
+
     open: OpenSink = field(repr=False, compare=False)
+    """Called once by each worker, in its process."""
+
     processors: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
     """Makes record processors, in which case there is nothing to open."""
 
@@ -32,6 +44,11 @@ def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
     Args:
         path: A directory that driver and executors share, or `s3://bucket/prefix`. Belongs to one application.
         partition_by: Columns of the output that become folders, such as `day=2026-01-31/`.
+
+    Example:
+        .. code-block:: python
+
+            kcl.parquet("s3://lake/clicks", partition_by=["day"])
     """
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
@@ -52,6 +69,11 @@ def delta(
         path: A directory that driver and executors share, or `s3://bucket/prefix`.
         partition_by: Columns of the output that the table is partitioned by, when it is made.
         storage_options: delta-rs' own; left out, the connection of the `KclResource`.
+
+    Example:
+        .. code-block:: python
+
+            kcl.delta("s3://lake/clicks", storage_options={"AWS_REGION": "eu-west-1"})
     """
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
@@ -76,6 +98,11 @@ def iceberg(identifier: str, catalog: Mapping[str, str], *, partition_by: Sequen
         identifier: `database.table`.
         catalog: pyiceberg's properties, such as `{"type": "glue"}`.
         partition_by: Columns of the output that the table is partitioned by, when it is made.
+
+    Example:
+        .. code-block:: python
+
+            kcl.iceberg("lake.clicks", {"type": "glue"}, partition_by=["day"])
     """
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
@@ -102,6 +129,15 @@ def foreach_batch(store: Callable[[Any, Batch], None]) -> SinkChoice:
 
     At least once: after a crash the same parts come again, with the same records. It is exactly once if the
     function keys what it writes by `batch.parts`.
+
+    Example:
+        .. code-block:: python
+
+            def store(rows: DataFrame, batch: Batch) -> None:
+                rows.write.mode("append").saveAsTable("clicks")
+
+
+            kcl.foreach_batch(store)
     """
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:  # noqa: ARG001 - the shape of all sinks

@@ -25,11 +25,22 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KclAsset:
-    """What a translator is asked to describe. `stream` only with the role STREAM."""
+    """What a translator is asked to describe.
+
+    Example:
+        .. code-block:: python
+
+            kcl.KclTranslator().get_asset_key(kcl.KclAsset(Role.LEASES, clicks))
+    """
 
     role: Role
+    """What the asset stands for: stream, records, leases, workers, lag or decisions."""
+
     consumer: Consumer
+    """Whose asset it is."""
+
     stream: str | None = None
+    """Which of its streams; only with the role STREAM."""
 
     @property
     def application(self) -> Application:
