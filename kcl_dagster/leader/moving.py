@@ -51,7 +51,7 @@ def decide(
         book.load(
             lease,
             unserved=sight.unserved.get(lease.key),
-            pinned=lease.in_handoff or lease.key in sight.overdue,
+            pinned=lease.in_handoff or lease.key in sight.overdue or lease.key in sight.unbegun,
             age=sight.ages.get(lease.key, 0.0),
         )
         for lease in sight.unfinished

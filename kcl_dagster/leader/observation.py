@@ -17,14 +17,18 @@ from kcl_dagster.tables.reading import ScanResult
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The tables at one moment. `unserved`: leases that need an owner now, and why. `overdue`: handoffs whose time
-    is up. `ages`: how long a lease's counter is known to have stood."""
+    """The tables at one moment.
+
+    `unserved`: leases that need an owner now, and why. `overdue`: handoffs whose time is up. `ages`: how long a
+    counter is known to have stood. `unbegun`: leases whose owner has not shown yet that it knows of them.
+    """
 
     leases: tuple[Lease, ...]
     workers: tuple[WorkerSight, ...]
     unserved: Mapping[LeaseKey, str]
     overdue: frozenset[LeaseKey]
     ages: Mapping[LeaseKey, float]
+    unbegun: frozenset[LeaseKey] = frozenset()
     unreadable: tuple[str, ...] = ()
 
     @property
@@ -77,6 +81,10 @@ class Observer:
     book: LoadBook = field(default_factory=LoadBook)
     _versions: dict[WorkerId, str] = field(default_factory=dict)
     _moving: set[WorkerId] = field(default_factory=set)
+    _given: dict[LeaseKey, tuple[WorkerId | None, int | None]] = field(default_factory=dict)
+    """The owner of every lease, and the counter with which it first was seen to have it, until that moves. An owner
+    that is asked to hand over what it has not found yet never finds it: it looks for leases under its own name."""
+
     _runs: dict[WorkerId, str] = field(default_factory=dict)
     """The run of every worker that has a row or owns a lease, also of one whose row is gone."""
 
@@ -120,8 +128,20 @@ class Observer:
             unserved=unserved,
             overdue=frozenset(overdue),
             ages=ages,
+            unbegun=self._unbegun(scan),
             unreadable=tuple(str(problem) for problem in scan.unreadable),
         )
+
+    def _unbegun(self, scan: ScanResult) -> frozenset[LeaseKey]:
+        """What a leader finds when it starts counts as begun."""
+        seen: dict[LeaseKey, tuple[WorkerId | None, int | None]] = {}
+        for lease in scan.leases:
+            owner, counter = self._given.get(lease.key, (lease.actual_owner, None))
+            if owner != lease.actual_owner:
+                owner, counter = lease.actual_owner, lease.counter
+            seen[lease.key] = owner, counter if counter == lease.counter else None
+        self._given = seen
+        return frozenset(key for key, (owner, counter) in seen.items() if owner and counter is not None)
 
     def _suspected(self, workers: Sequence[WorkerSight], silent: Collection[WorkerId]) -> Collection[WorkerId]:
         """A worker is trusted again when its row has changed after it fell silent."""

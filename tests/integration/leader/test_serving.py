@@ -150,6 +150,17 @@ def test_a_handoff_goes_through_the_old_owner(town: Town) -> None:
     assert town.step().moves == ()
 
 
+def test_nobody_is_asked_to_hand_over_what_it_has_not_found_yet(town: Town) -> None:
+    town.tick()
+    first = town.start("worker-000")
+    assert len(town.tick().moves) == 4
+    second = town.start("worker-001")
+    town.clock.advance(TICK)
+    assert town.tick().moves == (), "the first one does not know of its leases yet"
+    town.until(lambda _: len(second.shards()) == 2, within=5 * TICK)
+    assert len(first.shards()) == 2
+
+
 def test_an_owner_that_does_not_hand_over_is_forced_to(town: Town) -> None:
     """It renews, so its counter never stands still."""
     [first] = settled(town, 1)
