@@ -5,6 +5,7 @@ and raises only `kcl_dagster.errors`; `retried` repeats what is safe to repeat i
 """
 
 import functools
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ _THROTTLING: Final = frozenset(
         "ThrottledException",
         "TooManyRequestsException",
         "TransactionConflictException",
+        "TransactionInProgressException",
     }
 )
 _BAD_CREDENTIALS: Final = frozenset(
@@ -79,6 +81,17 @@ _DENIED: Final = frozenset(
 )
 
 
+# Of a transaction's reasons, what counts most comes first: a condition that fails will fail again.
+_CANCELLED: Final = "TransactionCanceledException"
+_CANCELLATIONS: Final = {
+    "ConditionalCheckFailed": "ConditionalCheckFailedException",
+    "TransactionConflict": "TransactionConflictException",
+    "ProvisionedThroughputExceeded": "ProvisionedThroughputExceededException",
+    "ThrottlingError": "ThrottlingException",
+}
+_WORD: Final = re.compile(r"\w+")
+
+
 class RequestRefused(ServiceError):
     """The service answered with an error that only the caller can judge, by its `code`."""
 
@@ -93,7 +106,10 @@ class ConditionFailed(RequestRefused):
 
     @property
     def item(self) -> dict[str, Any] | None:
-        return self.answer.get("Item")
+        """Of a transaction: what stood in the way of its first write."""
+        reasons = self.answer.get("CancellationReasons")
+        item: dict[str, Any] | None = (reasons[0] if reasons else self.answer).get("Item")
+        return item or None
 
 
 class ResourceMissing(RequestRefused):
@@ -204,6 +220,8 @@ def _refusal(error: botocore_errors.ClientError, service: str, where: str) -> Kc
     said = f"{code}: {text}" if text else code
     if error.operation_name == "AssumeRole":
         service, where = "sts", "sts AssumeRole"
+    if code == _CANCELLED:
+        code = _reason(answer, text)
     if code in _THROTTLING or status == 429:
         return Throttled(f"{where} is throttled ({said})")
     if code in _BAD_CREDENTIALS:
@@ -223,6 +241,13 @@ def _refusal(error: botocore_errors.ClientError, service: str, where: str) -> Kc
     return RequestRefused(f"{where}: {said}", code, answer)
 
 
+def _reason(answer: Mapping[str, Any], text: str) -> str:
+    """Why a transaction was not carried out, as the code that the same refusal of a single write would have."""
+    codes = {str(reason.get("Code")) for reason in answer.get("CancellationReasons", ())}
+    codes = codes or set(_WORD.findall(text))  # some endpoints tell it in words only
+    return next((_CANCELLATIONS[code] for code in _CANCELLATIONS if code in codes), _CANCELLED)
+
+
 def _service(client: Client) -> str:
     model = getattr(getattr(client, "meta", None), "service_model", None)
     return str(getattr(model, "service_name", None) or "AWS")
@@ -233,6 +258,8 @@ def _action(method: str) -> str:
 
 
 def _resource(parameters: Mapping[str, Any]) -> str:
+    for part in parameters.get("TransactItems", ())[:1]:
+        return _resource(next(iter(part.values())))
     for name, noun in (("TableName", "table"), ("StreamName", "stream"), ("StreamARN", "stream")):
         if parameters.get(name):
             index = f", index {parameters['IndexName']}" if parameters.get("IndexName") else ""

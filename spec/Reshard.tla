@@ -136,7 +136,7 @@ CreateChild(w, c) ==
     LET s == worker[w].shard IN
     /\ worker[w].step = "ending" /\ c \in worker[w].left
     /\ SiblingsAreKnown => \A p \in Parents[c] : p = s \/ lease[p] # "none" \/ p \in read
-    /\ ChildrenAreFenced => Stands(w) /\ lease[s] # "none"
+    /\ ChildrenAreFenced => lease[s] \in {"new", "begun"}
     /\ lease' = [lease EXCEPT ![c] = IF @ = "none" THEN "new" ELSE @]
     /\ worker' = [worker EXCEPT ![w].left = @ \ {c}]
     /\ Note

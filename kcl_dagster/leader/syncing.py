@@ -1,6 +1,6 @@
 """The sync stage: leases follow the shards of every stream. I/O around `sync` and `audit`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -15,6 +15,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
+from kcl_dagster.tables.expressions import Request
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.scanning import Map
 from kcl_dagster.tables.starts import StartPosition, StartTable
@@ -83,7 +84,10 @@ class Syncer:
         streams: Streams,
         clock: Clock,
         parallel: Map = map,
+        guard: Callable[[], Request] | None = None,
     ) -> None:
+        """guard: what has to succeed in one transaction with each new lease; see `LeaderLock.guard`."""
+        self._guard = guard
         self._application = application
         self._leases = leases
         self._starts = starts
@@ -240,7 +244,8 @@ class Syncer:
         """In order, and stopping at the first failure: a child must not exist before its parent's lease."""
         if dry:
             return list(plan.creates)
-        return [lease for lease in plan.creates if self._leases.create(lease)]
+        guard = self._guard() if self._guard is not None and plan.creates else None
+        return [lease for lease in plan.creates if self._leases.create(lease, guard)]
 
     @staticmethod
     def _stranded(state: StreamState, plan: SyncPlan) -> tuple[DataLossEvent, ...]:

@@ -82,7 +82,9 @@ class Leader:
         self.runtime = runtime
         self.memory = Memory()
         self.observer = Observer(application.timings, self.memory.standing)
-        self.syncer = Syncer(application, tables.leases, tables.starts, streams, runtime.clock, parallel)
+        self.syncer = Syncer(
+            application, tables.leases, tables.starts, streams, runtime.clock, parallel, tables.lock.guard
+        )
         self.mover = Mover(tables.leases, application.policy, runtime.clock, parallel)
         self.cleaner = Cleaner(tables.leases, tables.workers, runtime.clock)
         self.former = FormerStreams(tables.leases, streams, runtime.clock)

@@ -88,6 +88,13 @@ def heartbeat_lock(place: Place, owner: str, milliseconds: int, version: str, he
     return update.request("NONE")
 
 
+def still_leads(place: Place, owner: str, milliseconds: int, version: str) -> Request:
+    """Changes nothing; fails if another version or another owner stands there. For use within a transaction."""
+    update = Update(place.table, place.key, s(LEADER_KEY)).require(PRESENT)
+    update.require_equal(LOCK_VERSION, "held", s(version)).require_equal(LOCK_OWNER, "owner", s(owner))
+    return update.set({LOCK_DURATION: s(str(milliseconds))}).request("NONE")
+
+
 def release_lock(place: Place, owner: str, held: str) -> Request:
     """Fails if another version than `held` or another owner stands there."""
     return delete(

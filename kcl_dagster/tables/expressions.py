@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from kcl_dagster.tables.attributes import COORDINATOR_KEY, LEASE_KEY, METRICS_KEY, Item, Value
 
-Operation = Literal["put_item", "update_item", "delete_item"]
+Operation = Literal["put_item", "update_item", "delete_item", "transact_write_items"]
 Returned = Literal["ALL_NEW", "NONE"]
 
 
@@ -19,17 +19,38 @@ class Request:
 
     @property
     def table(self) -> str:
-        return str(self.parameters["TableName"])
+        return str(self._subject["TableName"])
 
     @property
     def key(self) -> dict[str, Value]:
-        """The key of the item it writes, whatever the operation."""
-        if self.operation != "put_item":
-            key: dict[str, Value] = self.parameters["Key"]
+        """The key of the item it writes, whatever the operation; of a transaction the first one's."""
+        if "Key" in self._subject:
+            key: dict[str, Value] = self._subject["Key"]
             return key
-        item = self.parameters["Item"]
+        item = self._subject["Item"]
         name = next(name for name in (LEASE_KEY, METRICS_KEY, COORDINATOR_KEY) if name in item)
         return {name: item[name]}
+
+    @property
+    def _subject(self) -> dict[str, Any]:
+        if self.operation != "transact_write_items":
+            return self.parameters
+        first: dict[str, Any] = next(iter(self.parameters["TransactItems"][0].values()))
+        return first
+
+
+def guarded(write: Request, guard: Request) -> Request:
+    """Both writes or none, in one transaction. `write` is what it is about: it is told from `guard` by its row.
+
+    The guard is a write, too, and not DynamoDB's ConditionCheck: that would need a right of its own, which the
+    policies of existing fleets do not have.
+    """
+    kinds = {"put_item": "Put", "update_item": "Update", "delete_item": "Delete"}
+    parts = [
+        {kinds[part.operation]: {name: value for name, value in part.parameters.items() if name != "ReturnValues"}}
+        for part in (write, guard)
+    ]
+    return Request("transact_write_items", {"TransactItems": parts})
 
 
 def put(

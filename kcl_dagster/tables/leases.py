@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from kcl_dagster.errors import LeaseLost, OutcomeUnknown
+from kcl_dagster.errors import LeaseLost, OutcomeUnknown, Unsafe
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.tables import outcomes, requests
 from kcl_dagster.tables.attributes import rounded
-from kcl_dagster.tables.expressions import Request
+from kcl_dagster.tables.expressions import Request, guarded
 from kcl_dagster.tables.outcomes import Judge, Verdict
 from kcl_dagster.tables.reading import LeaseReader, ScanResult
 from kcl_dagster.tables.sending import Applied, Refused
@@ -94,9 +94,29 @@ class LeaseTable(LeaseReader):
 
     # --- transitions of others ----------------------------------------------------------------------------------
 
-    def create(self, lease: Lease) -> bool:
-        """False: there is a row with this key already. It is not touched."""
-        return isinstance(self._write(requests.create(self._table, lease), outcomes.created(lease)), Applied)
+    def create(self, lease: Lease, guard: Request | None = None) -> bool:
+        """False: there is a row with this key already. It is not touched.
+
+        `guard`: a write that has to succeed in the same transaction, see `LeaderLock.guard`. Raises Unsafe when it
+        does not: what made the caller want this lease may not be true any more.
+        """
+        request = requests.create(self._table, lease)
+        outcome = self._write(guarded(request, guard) if guard else request, outcomes.created(lease))
+        if guard is not None and isinstance(outcome, Refused) and outcome.item is None:
+            raise Unsafe(f"lease {lease.key} is not made: another leader was at work since the leases were read")
+        return isinstance(outcome, Applied)
+
+    def create_child(self, parent: Lease, child: Lease, children: frozenset[str]) -> bool:
+        """The lease of one of the `children` of a shard that was read to its end. False: it has one.
+
+        Raises LeaseLost when the parent is finished or gone: somebody else finished it, and its children may have
+        been read and their leases deleted since.
+        """
+        request = requests.create_child(self._table, child, parent.key, children)
+        outcome = self._write(request, outcomes.created(child))
+        if isinstance(outcome, Refused) and outcome.item is None:
+            raise LeaseLost(parent.key, f"it was finished by another worker before {child.key} had a lease")
+        return isinstance(outcome, Applied)
 
     def take(self, lease: Lease, new_owner: WorkerId) -> Lease | None:
         """Take a lease whose counter has not moved since it was read. None: it has."""

@@ -12,6 +12,7 @@ from typing import Final
 
 from kcl_dagster import aws
 from kcl_dagster.application import Application
+from kcl_dagster.errors import Unsafe
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables import coordination
@@ -105,6 +106,16 @@ class LeaderLock:
         if row.is_released or stood > row.duration:
             return self._replace(row.version, started)
         return LockView(held=False, owner=row.owner, trusted_until=0.0, stood_for=stood, duration=row.duration)
+
+    def guard(self) -> Request:
+        """A write that fails unless nobody has led since the last `hold`. For use within a transaction.
+
+        Only leaders delete leases. So a leader that was away for long after it read the leases cannot, under this
+        guard, bring back one that was finished and cleaned up meanwhile. Raises Unsafe when the lock is not held.
+        """
+        if self._version is None:
+            raise Unsafe(f"{self._owner} does not lead any more")
+        return coordination.still_leads(self._place, self._owner, self._milliseconds, self._version)
 
     def peek(self) -> str | None:
         """Who holds the lock, as far as the row tells; None: nobody."""

@@ -1,6 +1,6 @@
 """Every transition of a lease, once, as data.
 
-    create            unowned, nothing read
+    create            unowned, nothing read; by a leader that still leads, or by whoever finishes a parent
     take              owned: by whoever saw it last changed
     assign            owned: by the leader's decision, counter unknown
     initiate_handoff  two owners: the next, and the one still reading
@@ -21,7 +21,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.tables import attributes as a
 from kcl_dagster.tables.attributes import n, names, s
-from kcl_dagster.tables.expressions import Request, Update
+from kcl_dagster.tables.expressions import Request, Update, guarded
 from kcl_dagster.tables.expressions import delete as delete_item
 from kcl_dagster.tables.expressions import put as put_item
 from kcl_dagster.tables.items import (
@@ -41,6 +41,18 @@ def create(table: str, lease: Lease) -> Request:
         msg = f"lease {lease.key} has no checkpoint: the KCL could not read it"
         raise ValueError(msg)
     return put_item(table, a.LEASE_KEY, lease_to_item(lease), "attribute_not_exists(#key)")
+
+
+def create_child(table: str, child: Lease, parent: LeaseKey, children: frozenset[str]) -> Request:
+    """The lease of a child, with its parent's note of its `children`. Fails if the child has a lease, and if the
+    parent is finished or gone.
+
+    A child is not read, finished or cleaned up while its parent is unfinished. So whoever rests before this write
+    cannot bring back the lease of a child that others have read meanwhile.
+    """
+    note = _update(table, parent).require(_EXISTS)
+    note.require(f"{a.CHECKPOINT} <> :end", {":end": s(SHARD_END.sequence)}).set({a.CHILDREN: names(children)})
+    return guarded(create(table, child), note.request())
 
 
 def renew(table: str, lease: Lease, throughput_kbps: float | None = None, tip_seen: int | None = None) -> Request:

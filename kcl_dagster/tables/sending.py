@@ -56,7 +56,7 @@ class Sender:
         for pause in aws.pauses(self._runtime):
             problem: ServiceError
             try:
-                answer = self._call(request.operation, request.parameters)
+                answer = self._call(request.operation, request.parameters, request.table)
             except aws.ConditionFailed as refusal:
                 item = refusal.item
                 if item is None:  # no such row, or an endpoint that does not say
@@ -94,13 +94,13 @@ class Sender:
         """Monotonic time until which what begins now should be done."""
         return self._runtime.clock.monotonic() + self._seconds
 
-    def _call(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, method: str, parameters: dict[str, Any], table: str | None = None) -> dict[str, Any]:
         try:
             return aws.call(self._client, method, **parameters)
         except aws.ResourceMissing as error:
             raise TableNotFound(
-                f"table {parameters.get('TableName')} does not exist where this application looks for it: check "
-                f"the application's name, the region and the account, or let kcl_dagster create it. {error}"
+                f"table {table or parameters.get('TableName')} does not exist where this application looks for it: "
+                f"check the application's name, the region and the account, or let kcl_dagster create it. {error}"
             ) from error
 
     def _read(self, method: str, parameters: dict[str, Any], deadline: float) -> dict[str, Any]:

@@ -3,6 +3,11 @@
 Child leases always start at TRIM_HORIZON, whatever the application's start: nothing of a child lies before its
 parent's end. They exist before the parent is finished, so there is no moment at which a part of the hash range
 belongs to no lease; being blocked by their parent they may be owned early.
+
+A worker may rest at any point here, while others finish the shard, read its children to their end, and clean up.
+Each child's lease is therefore made in one transaction with a note on its parent's, which has to be unfinished
+still. Reading the parent again afterwards and taking the child back would be cheaper and not enough: in between
+somebody may have begun to read it. Modelled in spec/Reshard.tla as ChildrenAreFenced.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,14 +37,16 @@ class ShardEnds:
     def create_children(self, lease: Lease, progress: Progress) -> frozenset[str]:
         """Make sure that every child has a lease; the children's shard ids.
 
-        Raises ShardEndWaits when that is not possible now, or a ServiceError. Doing it twice does no harm.
+        Raises ShardEndWaits when that is not possible now, LeaseLost when somebody else has finished the shard, or
+        a ServiceError. Doing it twice does no harm.
         """
         children = progress.children or self._listed_children(lease, progress)
         for child in children:
             self._check_other_parents(lease, child, progress)
+        names = frozenset(child.id for child in children)
         for child in children:
-            self._table.create(child_lease(lease, child))  # False: somebody else created it, which is as good
-        return frozenset(child.id for child in children)
+            self._table.create_child(lease, child_lease(lease, child), names)  # False: it has one, which is as good
+        return names
 
     def _listed_children(self, lease: Lease, progress: Progress) -> tuple[ChildShard, ...]:
         """The last answer named no child: ask the stream. A shard that is gone may have none left at all."""

@@ -56,6 +56,30 @@ def raised_for(error: Exception) -> KclError:
 
 
 @pytest.mark.parametrize(
+    ("reasons", "kind"),
+    [
+        (("None", "ConditionalCheckFailed"), aws.ConditionFailed),
+        (("TransactionConflict", "ConditionalCheckFailed"), aws.ConditionFailed),
+        (("TransactionConflict", "None"), Throttled),
+        (("None", "ThrottlingError"), Throttled),
+        (("ProvisionedThroughputExceeded", "None"), Throttled),
+        (("ValidationError", "None"), aws.RequestRefused),
+    ],
+)
+@pytest.mark.parametrize("told", ["in data", "in words"])
+def test_a_transaction_is_refused_for_the_reason_of_its_writes(
+    reasons: tuple[str, ...], kind: type[KclError], told: str
+) -> None:
+    message = (
+        f"Transaction cancelled, please refer cancellation reasons for specific reasons [{', '.join(reasons)}]"
+    )
+    error: Any = refusal("TransactionCanceledException", message=message)
+    if told == "in data":
+        error.response["CancellationReasons"] = [{"Code": code} for code in reasons]
+    assert type(raised_for(error)) is kind
+
+
+@pytest.mark.parametrize(
     ("code", "status", "kind"),
     [
         ("ProvisionedThroughputExceededException", 400, Throttled),

@@ -153,7 +153,7 @@ def test_a_start_that_was_cut_off_is_completed_even_if_shards_were_closed_meanwh
     town = Town(Application(name="tip-app", streams=streams, fleet=FLEET), shards=4)
 
     def second_create(method: str, request: dict[str, Any]) -> bool:
-        return method == "put_item" and request["Item"]["leaseKey"]["S"] == shard_id(1)
+        return method == "transact_write_items" and shard_id(1) in str(request)
 
     town.clock.advance(10.0)
     town.dynamodb.fails = second_create

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from kcl_dagster.errors import LeaseLost, UnreadableItem
+from kcl_dagster.errors import LeaseLost, UnreadableItem, Unsafe
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
+from kcl_dagster.model.standing import Standing
 from kcl_dagster.tables.attributes import OWNER_INDEX
+from kcl_dagster.tables.lock import LeaderLock
 from tests.unit.tables.kit import ANNA, BERT, CARL, LATER, Tables, at, new_lease
 
 FOREIGN = {"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}, "ownerName": {"S": "java"}}
@@ -36,6 +38,61 @@ class LeaseTableContract:
         tables.put(FOREIGN)
         assert not tables.leases.create(new_lease("Leader"))
         assert tables.item("Leader") == FOREIGN
+
+    # --- create in a transaction
+
+    def test_a_child_gets_its_lease_with_a_note_on_its_parents(self, tables: Tables) -> None:
+        parent = tables.holding(new_lease())
+        child = new_lease("low", parents=frozenset({parent.shard_id}))
+        assert tables.leases.create_child(parent, child, frozenset({"low", "high"}))
+        assert tables.leases.get(child.key) == child
+        assert tables.leases.get(parent.key) == replace(parent, children=frozenset({"low", "high"}))
+        tables.leases.renew(parent)  # the note is no sign of life, and in nobody's way
+
+    def test_a_child_that_has_a_lease_keeps_it(self, tables: Tables) -> None:
+        parent = tables.holding(new_lease())
+        child = tables.holding(new_lease("low"))
+        assert not tables.leases.create_child(parent, new_lease("low"), frozenset({"low"}))
+        tables.leases.checkpoint(parent, SHARD_END)
+        assert not tables.leases.create_child(parent, new_lease("low"), frozenset({"low"}))
+        assert tables.leases.get(child.key) == child
+
+    def test_a_parent_that_was_finished_by_another_gets_no_children_any_more(self, tables: Tables) -> None:
+        parent = tables.holding(new_lease())
+        tables.leases.checkpoint(parent, SHARD_END)
+        for _ in ("finished", "gone"):
+            with pytest.raises(LeaseLost, match="finished by another worker"):
+                tables.leases.create_child(parent, new_lease("low"), frozenset({"low"}))
+            assert tables.item("low") is None
+            tables.remove(parent.key)
+        assert tables.item(parent.key) is None
+
+    def test_a_leader_creates_leases_while_it_leads(self, tables: Tables) -> None:
+        lock = LeaderLock(tables.client, tables.application, tables.layout, tables.runtime, "us")
+        assert lock.hold(Standing()).held
+        lease = new_lease()
+        assert tables.leases.create(lease, lock.guard())
+        assert not tables.leases.create(lease, lock.guard())
+        assert tables.leases.get(lease.key) == lease
+        assert lock.hold(Standing()).held
+
+    def test_a_leader_that_was_followed_by_another_creates_nothing(self, tables: Tables) -> None:
+        locks = [
+            LeaderLock(tables.client, tables.application, tables.layout, tables.runtime, "us") for _ in range(2)
+        ]
+        guards = []
+        for lock in locks:  # the second process of the same deployment
+            assert lock.hold(Standing()).held
+            guards.append(lock.guard())
+        with pytest.raises(Unsafe, match="another leader was at work"):
+            tables.leases.create(new_lease(), guards[0])
+        assert tables.item(new_lease().key) is None
+        assert tables.leases.create(new_lease(), guards[1])
+        locks[1].release()
+        with pytest.raises(Unsafe, match="another leader was at work"):
+            tables.leases.create(new_lease("other"), guards[1])
+        with pytest.raises(Unsafe, match="does not lead"):
+            locks[1].guard()
 
     # --- renew
 

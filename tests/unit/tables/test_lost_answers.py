@@ -11,7 +11,9 @@ from kcl_dagster.errors import EndpointUnreachable, LeaseLost, OutcomeUnknown, T
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.shard import HashRange
+from kcl_dagster.tables.coordination import acquire_lock, still_leads
 from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.places import Layout
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import (
@@ -63,12 +65,31 @@ def finished(tables: Tables) -> Lease:
     return tables.leases.checkpoint(owned(tables), SHARD_END)
 
 
+PARENT = new_lease("shardId-000000000099")
+CHILDREN = frozenset({new_lease().shard_id})
+STILL_LEADS = still_leads(Layout.single(application()).coordinator, "us", 60_000, "v1")
+
+
+def below_a_parent(tables: Tables) -> Lease:
+    tables.holding(PARENT)
+    return new_lease()
+
+
+def leading(tables: Tables) -> Lease:
+    tables.client.put_item(**acquire_lock(tables.layout.coordinator, "us", 60_000, "v1").parameters)
+    return new_lease()
+
+
 def reassign(table: LeaseTable, lease: Lease) -> Lease | None:
     return table.assign(lease, ANNA)
 
 
 TRANSITIONS = {
     "create": Transition("put_item", lambda _: new_lease(), lambda t, x: t.create(x)),
+    "create as a leader": Transition("transact_write_items", leading, lambda t, x: t.create(x, STILL_LEADS)),
+    "create a child": Transition(
+        "transact_write_items", below_a_parent, lambda t, x: t.create_child(PARENT, x, CHILDREN)
+    ),
     "renew": Transition("update_item", owned, lambda t, x: t.renew(x, 1.5), leaves_no_mark=True),
     "renew in a handoff": Transition("update_item", handing_over, lambda t, x: t.renew(x), leaves_no_mark=True),
     "take": Transition("update_item", owned, lambda t, x: t.take(x, BERT)),

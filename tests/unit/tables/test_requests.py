@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from kcl_dagster.model.worker import WorkerRow, WorkerState
 from kcl_dagster.tables import coordination as c
 from kcl_dagster.tables import requests as r
 from kcl_dagster.tables.attributes import n, s
-from kcl_dagster.tables.expressions import Request
+from kcl_dagster.tables.expressions import Request, guarded
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.tables.rows import worker_row_values
 from tests.unit.tables.kit import ANNA, BERT, application, at, new_lease
@@ -113,9 +114,32 @@ COORDINATION: dict[str, Request] = {
     "replace start": c.replace_start(LEGACY.coordinator, "orders", _START),
 }
 
-ALL = {f"leases/{name}": request for name, request in LEASES.items()}
-ALL |= {f"coordination/{name}": request for name, request in COORDINATION.items()}
-each = pytest.mark.parametrize("request_", ALL.values(), ids=ALL)
+CHILD = new_lease("shardId-000000000002", parents=frozenset({FREE.shard_id}))
+TRANSACTIONS: dict[str, Request] = {
+    "create as a leader": guarded(r.create(TABLE, FREE), c.still_leads(SINGLE.coordinator, "us", 60_000, "v1")),
+    "create as a leader, legacy": guarded(
+        r.create(TABLE, FREE), c.still_leads(LEGACY.coordinator, "us", 60_000, "v1")
+    ),
+    "create a child": r.create_child(TABLE, CHILD, FREE.key, frozenset({CHILD.shard_id, "shardId-000000000003"})),
+}
+
+FILES = {"leases": LEASES, "coordination": COORDINATION, "transactions": TRANSACTIONS}
+ALL = {f"{file}/{name}": request for file, requests in FILES.items() for name, request in requests.items()}
+
+
+def parts() -> dict[str, Request]:
+    """Transactions are looked at write by write."""
+    kinds: dict[str, Any] = {"Put": "put_item", "Update": "update_item"}
+    return {
+        f"{name}, {kind}": Request(kinds[kind], parameters)
+        for name, request in TRANSACTIONS.items()
+        for part in request.parameters["TransactItems"]
+        for kind, parameters in part.items()
+    }
+
+
+SINGLY = LEASES | COORDINATION | parts()
+each = pytest.mark.parametrize("request_", SINGLY.values(), ids=SINGLY)
 
 
 def written(request: Request) -> str:
@@ -130,7 +154,7 @@ def test_the_request_is_the_one_on_file(name: str) -> None:
     assert written(ALL[name]) == json.dumps(golden[entry], indent=1)
 
 
-@pytest.mark.parametrize(("file", "requests"), [("leases", LEASES), ("coordination", COORDINATION)])
+@pytest.mark.parametrize(("file", "requests"), FILES.items())
 def test_no_request_on_file_is_forgotten(file: str, requests: dict[str, Request]) -> None:
     assert list(json.loads((GOLDEN / f"{file}.json").read_text())) == list(requests)
 
@@ -152,9 +176,21 @@ def test_a_condition_that_fails_says_what_stands_there(request_: Request) -> Non
 UNCONDITIONAL = {"save memory", "replace start", "put worker, legacy"}
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", SINGLY)
 def test_only_rows_nobody_else_writes_are_written_without_a_condition(name: str) -> None:
-    assert ("ConditionExpression" not in ALL[name].parameters) == (name.partition("/")[2] in UNCONDITIONAL)
+    assert ("ConditionExpression" not in SINGLY[name].parameters) == (name in UNCONDITIONAL)
+
+
+@pytest.mark.parametrize("name", TRANSACTIONS)
+def test_a_transaction_needs_no_right_that_single_writes_do_not(name: str) -> None:
+    kinds = [kind for part in TRANSACTIONS[name].parameters["TransactItems"] for kind in part]
+    assert kinds == ["Put", "Update"]  # no ConditionCheck
+
+
+@pytest.mark.parametrize("name", TRANSACTIONS)
+def test_a_transaction_is_told_by_the_row_that_it_is_about(name: str) -> None:
+    about = CHILD if name == "create a child" else FREE
+    assert (TRANSACTIONS[name].table, TRANSACTIONS[name].key) == (TABLE, {"leaseKey": {"S": about.key}})
 
 
 @pytest.mark.parametrize("name", LEASES)
@@ -191,6 +227,6 @@ def test_what_the_kcl_could_not_read_is_never_asked_for(impossible: Callable[[],
 
 
 if __name__ == "__main__":  # `python -m tests.unit.tables.test_requests` writes the files anew, for review
-    for file, requests in (("leases", LEASES), ("coordination", COORDINATION)):
+    for file, requests in FILES.items():
         entries = {name: json.loads(written(request)) for name, request in requests.items()}
         (GOLDEN / f"{file}.json").write_text(json.dumps(entries, indent=1) + "\n")

@@ -41,9 +41,12 @@ def test_child_leases_exist_before_the_parent_is_finished() -> None:
     run = world.worker("w1")
     world.assign(run)
     seen: list[list[str]] = []
-    run.client.before.append(
-        lambda _, request: seen.append(world.lease_keys()) if "SHARD_END" in str(request) else None
-    )
+
+    def look(method: str, request: object) -> None:
+        if method == "update_item" and "SHARD_END" in str(request):
+            seen.append(world.lease_keys())
+
+    run.client.before.append(look)
     run.until_idle()
     assert seen == [[A, low, high]]
 
@@ -197,7 +200,7 @@ def test_what_was_read_is_committed_even_when_the_children_cannot_be_made() -> N
     run.worker.step_discovery()
 
     def refuse(method: str, _: object) -> None:
-        if method == "put_item":
+        if method == "transact_write_items":
             raise ConnectionError("the table cannot be reached")
 
     run.client.before.append(refuse)
@@ -208,6 +211,39 @@ def test_what_was_read_is_committed_even_when_the_children_cannot_be_made() -> N
     run.until_idle()
     assert world.lease(A).is_finished
     assert world.lease(low).parents == {A}
+    world.check_exactly_once()
+
+
+def test_a_worker_that_rested_at_the_end_does_not_bring_a_childs_lease_back() -> None:
+    """Others finish the shard, read its children and clean up before it goes on."""
+    world = World()
+    world.stream.put(A, *"abc")
+    low, high = world.stream.split(A)
+    for child in (low, high):
+        world.stream.put(child, "x")
+    world.stream.split(low)
+    slow, quick = world.worker("slow"), world.worker("quick")
+    world.assign(slow)
+    rested = False
+
+    def rest(method: str, _: object) -> None:
+        nonlocal rested
+        if method != "transact_write_items" or rested:
+            return
+        rested = True
+        world.assign(quick, A)
+        quick.until_idle()
+        world.assign(quick, low, high)
+        quick.until_idle()
+        for key in (A, low):
+            assert world.leases.delete(world.lease(key))
+
+    slow.client.before.append(rest)
+    slow.until_idle()
+
+    assert rested
+    assert low not in world.lease_keys()
+    assert A not in world.lease_keys()
     world.check_exactly_once()
 
 
