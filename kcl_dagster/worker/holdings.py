@@ -227,14 +227,17 @@ class Holdings:
             self._tell(EventKind.LEASE_LOST, "somebody else ended the handoff", key)
         return done
 
-    def release(self, key: LeaseKey, heir: WorkerId | None = None) -> bool:
+    def release(self, key: LeaseKey, heir: WorkerId | None = None, *, unless_pinned: bool = False) -> bool:
         """Give the lease to `heir`, or up if that is not possible, so that the next owner need not wait; a handoff
-        is completed instead. The lease is dropped whatever happens. True when the table says so."""
+        is completed instead. The lease is dropped whatever happens, but for one whose batch is pinned and being
+        written, with `unless_pinned`. True when the table says so."""
         held = self._held.get(key)
         if held is None:
             return False
         with held.lock:
             if self._held.get(key) is not held:
+                return False
+            if unless_pinned and held.busy and held.lease.pending_checkpoint is not None:
                 return False
             self._forget(held)
             inherited = heir is not None and self._bequeath(held.lease, heir)

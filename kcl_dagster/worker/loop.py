@@ -18,7 +18,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.taking import TakingRules
 from kcl_dagster.model.worker import SHARDS_TOLD, WorkerState
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.worker.batch import D
+from kcl_dagster.worker.batch import D, R, Reader
 from kcl_dagster.worker.discovery import Discoverer
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.failure import Failures
@@ -121,7 +121,21 @@ class Worker(Generic[D]):
     def _make_protocol(self, runtime: Runtime) -> Rounds:
         around, application = self._around, self._around.application
         failures = Failures(application.batch.failure, self._clock, runtime.random)
-        reading = Reading(
+        planner = Planner(StreamIdentifier.single(application.streams[0].name), around.resolved_start)
+        shard_ends = ShardEnds(around.leases, around.list_shards)
+        if around.processors is not None:
+            reading = self._reading(around.processors, failures)
+            return ProcessorProtocol(
+                reading, self.holdings, around.processors, planner, shard_ends, around.dead_letters
+            )
+        poison = PoisonHandling(self.holdings, failures, around.dead_letters, self._clock, self._tell)
+        return BatchProtocol(
+            self._reading(around.engine, failures), self.holdings, around.sink, planner, shard_ends, poison
+        )
+
+    def _reading(self, reader: Reader[R], failures: Failures) -> Reading[R]:
+        around, application = self._around, self._around.application
+        return Reading(
             settings=RoundSettings(
                 application=application.name,
                 worker=self.identity.worker,
@@ -130,21 +144,13 @@ class Worker(Generic[D]):
                 prefetch=application.batch.prefetch,
             ),
             holdings=self.holdings,
-            engine=around.engine,
+            engine=reader,
             parents=Parents(around.leases, self._clock, self.settings.parent_poll),
             failures=failures,
             retention=RetentionWatch(around.retention_of, self._clock),
             clock=self._clock,
             on_event=self._tell,
         )
-        planner = Planner(StreamIdentifier.single(application.streams[0].name), around.resolved_start)
-        shard_ends = ShardEnds(around.leases, around.list_shards)
-        if around.processors is not None:
-            return ProcessorProtocol(
-                reading, self.holdings, around.processors, planner, shard_ends, around.dead_letters
-            )
-        poison = PoisonHandling(self.holdings, failures, around.dead_letters, self._clock, self._tell)
-        return BatchProtocol(reading, self.holdings, around.sink, planner, shard_ends, poison)
 
     # In real time
 
@@ -204,7 +210,7 @@ class Worker(Generic[D]):
         """Whatever else is due. Housekeeping thread."""
         now = self._clock.monotonic()
         if self.stop.is_requested():
-            self.step_overdue()
+            self.step_leaving()
         elif self._discovery_due.is_due(now):
             self.step_discovery()
         if self._watch_due.is_due(now):
@@ -259,16 +265,18 @@ class Worker(Generic[D]):
             is_over = not self.heartbeat.drain_requested
             self._request_stop(StopReason.LIFETIME if is_over else StopReason.DRAINED)
 
-    def step_overdue(self) -> None:
-        """A batch that does not end although the worker was told to stop loses its leases: user code may hang for
-        ever, and must not be renewed for ever."""
+    def step_leaving(self) -> None:
+        """Told to stop: leases of which nothing is being written go at once, and the others when their batch ends.
+        One that does not end loses them: user code may hang for ever, and must not be renewed for ever."""
         now = self._clock.monotonic()
         if self._stop_seen is None:
             self._stop_seen = now
             self.heartbeat.state = WorkerState.DRAINING  # nobody who stops as well makes this worker its heir
             self.step_heartbeat()
+            if self._around.processors is None:  # without pins it cannot be seen what user code is busy with
+                self._let_go(unless_pinned=True)
         if now - self._stop_seen >= self.settings.stop_patience and self.holdings.keys():
-            self._release_all()
+            self._let_go()
 
     def _is_to_leave(self, now: float) -> bool:
         is_over = self._started is not None and now - self._started >= self.settings.lifetime
@@ -285,14 +293,14 @@ class Worker(Generic[D]):
         The row goes first, so that nothing more is assigned; what was assigned in the last moment goes too.
         """
         self.heartbeat.stop()
-        self._release_all()
+        self._let_go()
         self.discoverer.give_back()
 
-    def _release_all(self) -> None:
+    def _let_go(self, *, unless_pinned: bool = False) -> None:
         held = self.holdings.keys()
         heirs = self.succession.heirs(held)
         for key in sorted(held):
             try:
-                self.holdings.release(key, heirs.get(key))
+                self.holdings.release(key, heirs.get(key), unless_pinned=unless_pinned)
             except KclError as error:  # it expires by itself
                 self._tell(WorkerEvent(EventKind.RENEWAL_FAILED, f"not released: {error}", key))

@@ -62,10 +62,12 @@ def choose_heirs(
 ) -> dict[LeaseKey, WorkerId]:
     """The heaviest leases first, each to the least loaded worker that may hold it. `now` in epoch seconds.
 
-    Only workers of ours that run and wrote their row lately are considered: a Java worker of the older generations
-    does not look for leases that others gave it.
+    Only workers of ours that wrote their row lately are considered: a Java worker of the older generations does not
+    look for leases that others gave it. One that is starting has its turn where none is running.
     """
-    heirs = {row.id: _Heir(row.id) for row in rows if row.id != me and _goes_on(row, now, rules)}
+    others = [row for row in rows if row.id != me and _goes_on(row, now, rules)]
+    ready = [row for row in others if row.state is WorkerState.RUNNING] or others
+    heirs = {row.id: _Heir(row.id) for row in ready}
     for lease in leases:
         if not lease.is_finished and lease.owner in heirs:
             heirs[lease.owner].take(lease)
@@ -83,8 +85,8 @@ def choose_heirs(
 def _goes_on(row: WorkerRow, now: float, rules: SuccessionRules) -> bool:
     if row.slot is None or row.last_update is None:
         return False
-    is_running = row.state is WorkerState.RUNNING and not row.drain_requested
-    return is_running and abs(now - row.last_update) <= rules.fresh_seconds
+    stays = row.state is not WorkerState.DRAINING and not row.drain_requested
+    return stays and abs(now - row.last_update) <= rules.fresh_seconds
 
 
 class Succession:

@@ -9,6 +9,7 @@ from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow, WorkerState
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.report import Outcome
 from kcl_dagster.worker.succession import SuccessionRules, choose_heirs
 from tests.unit.worker.kit import Run, World
 
@@ -51,7 +52,6 @@ def test_loud_leases_are_shared_by_load() -> None:
         row("java", slot=None),
         row("gone", age=11),
         row("ahead", age=-11),
-        replace(row("new"), state=WorkerState.STARTING),
         replace(row("leaving"), state=WorkerState.DRAINING),
         replace(row("asked"), drain_requested=True),
         replace(row("never"), last_update=None),
@@ -60,6 +60,12 @@ def test_loud_leases_are_shared_by_load() -> None:
 )
 def test_nobody_inherits_who_may_not_go_on(unfit: WorkerRow) -> None:
     assert chosen([lease("1", "me")], [unfit]) == {}
+
+
+def test_a_worker_that_is_starting_inherits_where_none_is_running() -> None:
+    starting = replace(row("new"), state=WorkerState.STARTING)
+    assert chosen([lease("1", "me")], [starting]) == {"1": "new"}
+    assert chosen([lease("1", "me"), lease("x", "old")], [starting, row("old")]) == {"1": "old"}
 
 
 def test_caps_hold_and_what_exceeds_them_is_left() -> None:
@@ -165,3 +171,38 @@ def test_who_stops_at_the_same_time_is_no_heir() -> None:
     new.worker.step_housekeeping()
     old.worker.shut_down()
     assert {world.lease(key).owner for key in (A, B)} == {None}
+
+
+def test_what_is_only_read_goes_at_once_and_not_with_the_end_of_the_batch() -> None:
+    world, old, new = small_fleet()
+    old.round()
+    world.stream.put(A, *"def")
+
+    def stop() -> None:
+        old.engine.hooks.clear()
+        old.worker.stop.request()
+        old.worker.step_housekeeping()
+        assert {world.lease(key).owner for key in (A, B)} == {new.id}
+
+    old.engine.hooks.append(stop)
+    old.worker.step_batch()
+    new.until_idle()
+    world.check_exactly_once()
+
+
+def test_what_is_being_written_stays_until_it_is_committed() -> None:
+    world, old, new = small_fleet()
+
+    def stop(_: object) -> None:
+        old.sink.hooks.clear()
+        old.worker.stop.request()
+        old.worker.step_housekeeping()
+        assert {world.lease(key).owner for key in (A, B)} == {old.id}
+
+    old.sink.hooks.append(stop)
+    report = old.round()
+    assert {lease.outcome for lease in report.leases} == {Outcome.COMMITTED}
+    old.worker.shut_down()
+    assert {world.lease(key).owner for key in (A, B)} == {new.id}
+    new.until_idle()
+    world.check_exactly_once()
