@@ -1,6 +1,7 @@
 """`FakeDynamoDB`: boto3's low-level DynamoDB client, in memory."""
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from kcl_dagster.runtime import Clock, SystemClock
@@ -14,7 +15,7 @@ from kcl_dagster.testing.dynamodb.failures import (
 from kcl_dagster.testing.dynamodb.reads import read_page
 from kcl_dagster.testing.dynamodb.table import Key, Table
 from kcl_dagster.testing.dynamodb.updates import Update, parse_projection, parse_update, projected
-from kcl_dagster.testing.dynamodb.values import Item, Value, canonical, canonical_item, copied
+from kcl_dagster.testing.dynamodb.values import Item, Value, canonical_item, copied
 from kcl_dagster.testing.strictness import check_requests
 
 # DynamoDB pages by size (1 MiB); counting items is what lets a test see pages at all.
@@ -39,8 +40,8 @@ class FakeDynamoDB(ControlPlane):
     staleness: called with the operation's name for each read that is not consistent; answers how many seconds
         old what is read may be. Reads of an index are never consistent.
     creation_seconds: how long tables and indexes stay CREATING.
-    strict: check parameters against the service's own model, as boto3 does, and meter what would be paid for.
-        Costs about 0.1 ms a call.
+    strict: check parameters against the service's own model, as boto3 does, meter what would be paid for, and
+        answer with copies all the way down. Costs about 0.1 ms a call.
     """
 
     def __init__(
@@ -59,6 +60,8 @@ class FakeDynamoDB(ControlPlane):
         self.page_items = page_items
         self._staleness = staleness or _now
         self._remember = staleness is not None
+        # What is stored is never changed in place, so a caller that does not change it either may share it.
+        self._copied = copied if strict else dict
         if strict:
             check_requests(self, "dynamodb")
 
@@ -83,9 +86,10 @@ class FakeDynamoDB(ControlPlane):
         update = self._parse_update(table, request)
         values = self._check(table, key, request, update)
         old = table.items.get(key)
-        new = {**(update.applied(old if old is not None else key_item, values) if update else old or key_item)}
+        before = old if old is not None else key_item
+        new = update.applied(before, values) if update else dict(before)
         self._store(table, key, new)
-        return self._written(request, old, new, tuple(str(path[0]) for path in update.touched) if update else ())
+        return self._written(request, old, new, update.written if update else ())
 
     def delete_item(self, **request: Any) -> Response:
         table = self._active(request["TableName"])
@@ -100,10 +104,10 @@ class FakeDynamoDB(ControlPlane):
         if text is None:
             return None
         update = parse_update(text, _names(request))
-        for path in update.touched:
-            if path[0] in table.schema.names:
+        for name in table.schema.names:
+            if name in update.written:
                 raise validation_error(
-                    f"One or more parameter values were invalid: Cannot update attribute {path[0]}. "
+                    f"One or more parameter values were invalid: Cannot update attribute {name}. "
                     "This attribute is part of the key"
                 )
         return update
@@ -112,14 +116,14 @@ class FakeDynamoDB(ControlPlane):
         self, table: Table, key: Key, request: Mapping[str, Any], update: Update | None = None
     ) -> dict[str, Value]:
         """Evaluate the condition; answers the canonical values for the update."""
-        values = {name: canonical(value) for name, value in request.get("ExpressionAttributeValues", {}).items()}
+        values = canonical_item(request.get("ExpressionAttributeValues", {}))
         condition = _condition(request, "ConditionExpression")
-        _refuse_unused(request, values, *(part for part in (condition, update) if part is not None))
+        _refuse_unused(request, values, condition, update)
         if condition is not None:
             item = table.items.get(key)
             if not condition.holds(item or {}, values):
                 wanted = request.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD"
-                raise condition_failed(copied(item) if wanted and item is not None else None)
+                raise condition_failed(self._copied(item) if wanted and item is not None else None)
         return values
 
     def _store(self, table: Table, key: Key, item: Item | None) -> None:
@@ -134,7 +138,7 @@ class FakeDynamoDB(ControlPlane):
             return answer()
         if wanted.startswith("UPDATED"):
             source = {name: source[name] for name in touched if name in source}
-        return answer(Attributes=copied(source)) if source else answer()
+        return answer(Attributes=self._copied(source)) if source else answer()
 
     # -- reads
 
@@ -143,13 +147,14 @@ class FakeDynamoDB(ControlPlane):
         key = _exact_key(table, canonical_item(request["Key"]))
         consistent = request.get("ConsistentRead", False)
         item = table.at(key, None if consistent else self._moment("get_item"))
-        table.account_read([item] if item else [], consistent=consistent)
         if item is None:
+            table.account_read([], consistent=consistent)
             return answer()
+        table.account_read([item], consistent=consistent)
         projection = request.get("ProjectionExpression")
         if projection is not None:
             item = projected(item, parse_projection(projection, _names(request))[0])
-        return answer(Item=copied(item))
+        return answer(Item=self._copied(item))
 
     def batch_get_item(self, **request: Any) -> Response:
         responses: dict[str, list[Item]] = {}
@@ -163,11 +168,15 @@ class FakeDynamoDB(ControlPlane):
 
     def scan(self, **request: Any) -> Response:
         table = self._active(request["TableName"])
-        return read_page(table, request, self.page_items, self._read_moment("scan", request), self.clock.now())
+        return self._page(table, request, "scan")
 
     def query(self, **request: Any) -> Response:
         table = self._active(request["TableName"])
-        return read_page(table, request, self.page_items, self._read_moment("query", request), self.clock.now())
+        return self._page(table, request, "query")
+
+    def _page(self, table: Table, request: Mapping[str, Any], operation: str) -> Response:
+        moment = self._read_moment(operation, request)
+        return read_page(table, request, self.page_items, moment, self.clock.now(), self._copied)
 
     def _read_moment(self, operation: str, request: Mapping[str, Any]) -> float | None:
         if request.get("ConsistentRead", False):
@@ -218,7 +227,8 @@ class FakeDynamoDB(ControlPlane):
 
 
 def _names(request: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(request.get("ExpressionAttributeNames", {}).items()))
+    names = request.get("ExpressionAttributeNames")
+    return tuple(sorted(names.items())) if names else ()
 
 
 def _condition(request: Mapping[str, Any], parameter: str) -> Condition | None:
@@ -227,23 +237,31 @@ def _condition(request: Mapping[str, Any], parameter: str) -> Condition | None:
 
 
 def _exact_key(table: Table, key: Item) -> Key:
-    if set(key) != set(table.schema.names):
+    if key.keys() != table.schema.types.keys():
         raise validation_error("The provided key element does not match the schema")
     return table.schema.of(key)
 
 
-def _refuse_unused(request: Mapping[str, Any], values: Mapping[str, Value], *parts: Condition | Update) -> None:
-    used_values = {name for part in parts for name in part.used_values}
-    used_names = {name for part in parts for name in part.used_names}
-    if unknown := used_values - set(values):
-        raise validation_error(
-            f"An expression attribute value used in expression is not defined; attribute value: {min(unknown)}"
-        )
-    _refuse(set(values) - used_values, "ExpressionAttributeValues")
-    _refuse(set(request.get("ExpressionAttributeNames", {})) - used_names, "ExpressionAttributeNames")
+_NOTHING: Final[frozenset[str]] = frozenset()
 
 
-def _refuse(unused: set[str], parameter: str) -> None:
+def _refuse_unused(
+    request: Mapping[str, Any], values: Mapping[str, Value], condition: Condition | None, update: Update | None
+) -> None:
+    used_values = condition.used_values if condition is not None else _NOTHING
+    used_names = condition.used_names if condition is not None else _NOTHING
+    if update is not None:
+        used_values, used_names = used_values | update.used_values, used_names | update.used_names
+    if values.keys() != used_values:
+        if unknown := used_values - values.keys():
+            raise validation_error(
+                f"An expression attribute value used in expression is not defined; attribute value: {min(unknown)}"
+            )
+        _refuse(values.keys() - used_values, "ExpressionAttributeValues")
+    _refuse(request.get("ExpressionAttributeNames", {}).keys() - used_names, "ExpressionAttributeNames")
+
+
+def _refuse(unused: AbstractSet[str], parameter: str) -> None:
     if unused:
         names = ", ".join(sorted(unused))
         raise validation_error(f"Value provided in {parameter} unused in expressions: keys: {{{names}}}")

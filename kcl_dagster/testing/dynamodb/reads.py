@@ -1,6 +1,7 @@
 """Scan and Query, one page at a time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from kcl_dagster.testing.dynamodb.conditions import parse_condition
@@ -8,37 +9,36 @@ from kcl_dagster.testing.dynamodb.control import Response, answer
 from kcl_dagster.testing.dynamodb.failures import client_error, validation_error
 from kcl_dagster.testing.dynamodb.table import Index, Key, Table
 from kcl_dagster.testing.dynamodb.updates import parse_projection, projected
-from kcl_dagster.testing.dynamodb.values import Item, Value, canonical, canonical_item, copied, ordering
+from kcl_dagster.testing.dynamodb.values import Item, Value, canonical_item, copied, ordering
 
 
 def read_page(
-    table: Table, request: Mapping[str, Any], page_items: int, moment: float | None, now: float
+    table: Table,
+    request: Mapping[str, Any],
+    page_items: int,
+    moment: float | None,
+    now: float,
+    copy: Callable[[Item], Item] = copied,
 ) -> Response:
     """One page of a scan, or of a query when the request has a KeyConditionExpression.
 
     moment: read as it was then; None for now. A page that was cut answers with a LastEvaluatedKey even when
-    nothing follows, as DynamoDB does.
+    nothing follows, as DynamoDB does. copy: applied to each item before it is answered.
     """
     index = _index(table, request, now)
-    values = {name: canonical(value) for name, value in request.get("ExpressionAttributeValues", {}).items()}
+    values = canonical_item(request.get("ExpressionAttributeValues", {}))
     names = tuple(sorted(request.get("ExpressionAttributeNames", {}).items()))
     keep = _predicate("FilterExpression", request, names, values)
     limit = min(request.get("Limit", page_items), page_items)
-    evaluated: list[tuple[Key, Item]] = []
-    cut = False
-    for key, item in _candidates(table, index, request, names, values, moment):
-        evaluated.append((key, item))
-        if len(evaluated) >= limit:
-            cut = True
-            break
-    consistent = bool(request.get("ConsistentRead", False))
-    table.account_read([item for _, item in evaluated], consistent=consistent)
-    found = [item for _, item in evaluated if keep(item)]
+    evaluated = list(islice(_candidates(table, index, request, names, values, moment), limit))
+    table.account_read(evaluated, consistent=bool(request.get("ConsistentRead", False)))
+    found = evaluated if keep is None else [item for item in evaluated if keep(item)]
     members: dict[str, Any] = {"Count": len(found), "ScannedCount": len(evaluated)}
     if request.get("Select") != "COUNT":
-        members["Items"] = [_shaped(table, index, request, names, item) for item in found]
-    if cut:
-        members["LastEvaluatedKey"] = _position(table, index, evaluated[-1][1])
+        shape = _shape(table, index, request, names, copy)
+        members["Items"] = [shape(item) for item in found]
+    if len(evaluated) == limit:
+        members["LastEvaluatedKey"] = _position(table, index, evaluated[-1])
     return answer(**members)
 
 
@@ -56,10 +56,11 @@ def _index(table: Table, request: Mapping[str, Any], now: float) -> Index | None
 
 def _predicate(
     parameter: str, request: Mapping[str, Any], names: tuple[tuple[str, str], ...], values: Mapping[str, Value]
-) -> Any:
+) -> Callable[[Item], bool] | None:
+    """None when the request does not have the expression."""
     text = request.get(parameter)
     if text is None:
-        return lambda _item: True
+        return None
     condition = parse_condition(parameter, text, names)
     missing = condition.used_values - set(values)
     if missing:
@@ -77,22 +78,22 @@ def _candidates(
     names: tuple[tuple[str, str], ...],
     values: Mapping[str, Value],
     moment: float | None,
-) -> Iterator[tuple[Key, Item]]:
+) -> Iterator[Item]:
     view = table.as_of(moment)
     start = request.get("ExclusiveStartKey")
     after = table.schema.of(canonical_item(start)) if start is not None else None
-    if "KeyConditionExpression" not in request:
+    matches = _predicate("KeyConditionExpression", request, names, values)
+    if matches is None:
         segment, total = request.get("Segment", 0), request.get("TotalSegments", 1)
         if not 0 <= segment < total:
             raise validation_error(
                 "The Segment parameter is zero-based and must be less than parameter TotalSegments"
             )
-        for key, item in table.segment(view, segment, total, after):
+        for item in table.segment(view, segment, total, after):
             if index is None or index.holds(item):
-                yield key, item
+                yield item
         return
     schema = index.schema if index is not None else table.schema
-    matches = _predicate("KeyConditionExpression", request, names, values)
     found = [(key, item) for key, item in view.items() if (index is None or index.holds(item)) and matches(item)]
     reverse = not request.get("ScanIndexForward", True)
 
@@ -103,21 +104,29 @@ def _candidates(
     if after is not None and start is not None:
         last = place(after, canonical_item(start))
         found = [e for e in found if (place(*e) < last if reverse else place(*e) > last)]
-    yield from found
+    for _, item in found:
+        yield item
 
 
-def _shaped(
+def _shape(
     table: Table,
     index: Index | None,
     request: Mapping[str, Any],
     names: tuple[tuple[str, str], ...],
-    item: Item,
-) -> Item:
-    if index is not None and index.projection.get("ProjectionType") != "ALL":
-        kept = {*table.schema.names, *index.schema.names, *index.projection.get("NonKeyAttributes", ())}
-        item = {name: value for name, value in item.items() if name in kept}
+    copy: Callable[[Item], Item],
+) -> Callable[[Item], Item]:
+    """What of an item is answered."""
     text = request.get("ProjectionExpression")
-    return projected(item, parse_projection(text, names)[0]) if text is not None else copied(item)
+    paths = parse_projection(text, names)[0] if text is not None else None
+    if index is None or index.projection.get("ProjectionType") == "ALL":
+        return copy if paths is None else lambda item: projected(item, paths)
+    kept = {*table.schema.names, *index.schema.names, *index.projection.get("NonKeyAttributes", ())}
+
+    def shaped(item: Item) -> Item:
+        part = {name: value for name, value in item.items() if name in kept}
+        return copy(part) if paths is None else projected(part, paths)
+
+    return shaped
 
 
 def _position(table: Table, index: Index | None, item: Item) -> Item:

@@ -1,9 +1,12 @@
 """One table: its items, its indexes, and what stood there a moment ago."""
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import md5
+from itertools import islice
 from typing import Any, Final
 
 from kcl_dagster.testing.dynamodb.failures import validation_error
@@ -24,10 +27,11 @@ class KeySchema:
     hash: str
     range: str | None
     types: Mapping[str, str]
+    names: tuple[str, ...] = field(init=False)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.hash,) if self.range is None else (self.hash, self.range)
+    def __post_init__(self) -> None:
+        names = (self.hash,) if self.range is None else (self.hash, self.range)
+        object.__setattr__(self, "names", names)
 
     def of(self, item: Mapping[str, Value]) -> Key:
         """The key of an item or of a `Key` parameter's content. Raises ValidationException."""
@@ -70,9 +74,10 @@ class Index:
     throughput: Mapping[str, int] = field(default_factory=dict)
 
     def holds(self, item: Mapping[str, Value]) -> bool:
-        return all(name in item for name in self.schema.names)
+        return self.schema.types.keys() <= item.keys()
 
 
+@lru_cache(maxsize=65536)
 def hash_of(key: Key) -> int:
     """Where an item lies in the table: pages and segments follow this order, not that of insertion."""
     return int.from_bytes(md5(repr(key[0]).encode(), usedforsecurity=False).digest())
@@ -138,7 +143,7 @@ class Table:
 
     def at(self, key: Key, moment: float | None) -> Item | None:
         """The item, or as it was at `moment`."""
-        if moment is not None:
+        if moment is not None and self._history and self._history[-1][0] > moment:
             for changed, other, old in self._history:
                 if changed > moment and other == key:
                     return old
@@ -165,16 +170,13 @@ class Table:
             self._order = sorted((hash_of(key), key) for key in self.items)
         return self._order
 
-    def segment(
-        self, view: Mapping[Key, Item], segment: int, total: int, after: Key | None
-    ) -> Iterator[tuple[Key, Item]]:
+    def segment(self, view: Mapping[Key, Item], segment: int, total: int, after: Key | None) -> Iterator[Item]:
         """Items of one scan segment, behind `after`."""
-        start = (hash_of(after), after) if after is not None else None
-        for place, key in self.in_order(view):
-            if total > 1 and (place * total) >> _HASH_BITS != segment:
-                continue
-            if start is None or (place, key) > start:
-                yield key, view[key]
+        places = self.in_order(view)
+        start = bisect_right(places, (hash_of(after), after)) if after is not None else 0
+        for place, key in islice(places, start, None):
+            if total == 1 or (place * total) >> _HASH_BITS == segment:
+                yield view[key]
 
     def account_read(self, items: Iterable[Item], *, consistent: bool) -> None:
         """Read units are charged for what was evaluated, not for what was returned."""

@@ -19,17 +19,19 @@ Action = Callable[[Item, Item, Values], None]
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an update expression does. `touched` are the paths it writes."""
+    """What an update expression does. `written` are the attributes it writes, in their order."""
 
     actions: tuple[Action, ...]
-    touched: tuple[Path, ...]
+    written: tuple[str, ...]
     used_names: frozenset[str]
     used_values: frozenset[str]
+    is_flat: bool
+    """It writes whole attributes, no parts of them."""
 
     def applied(self, item: Mapping[str, Value], values: Values) -> Item:
-        """The item after the update. The given one is not changed."""
+        """The item after the update. The given one is not changed; what is not touched may be shared with it."""
         old = dict(item)
-        new = copied(old)
+        new = dict(old) if self.is_flat else copied(old)
         for action in self.actions:
             action(old, new, values)
         return new
@@ -55,7 +57,13 @@ def parse_update(text: str, names: tuple[tuple[str, str], ...] = ()) -> Update:
             if not tokens.accept(","):
                 break
     _refuse_overlaps(tokens, touched)
-    return Update(tuple(actions), tuple(touched), frozenset(tokens.used_names), frozenset(tokens.used_values))
+    return Update(
+        tuple(actions),
+        tuple(str(path[0]) for path in touched),
+        frozenset(tokens.used_names),
+        frozenset(tokens.used_values),
+        is_flat=all(len(path) == 1 for path in touched),
+    )
 
 
 def _refuse_overlaps(tokens: Tokens, touched: list[Path]) -> None:

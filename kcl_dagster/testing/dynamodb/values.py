@@ -1,5 +1,6 @@
 """DynamoDB's typed values: checked and brought into one canonical form, so that equality is `==`."""
 
+import re
 from collections.abc import Mapping
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any, Final
@@ -12,6 +13,9 @@ Item = dict[str, Value]
 # Numbers carry 38 significant digits; more is an error, not a rounding.
 _NUMBERS: Final = Context(prec=38, traps=[InvalidOperation, Inexact])
 
+# Whole numbers that are spelt as they should be: nearly all of them.
+_PLAIN: Final = re.compile(r"0|-?[1-9][0-9]{0,37}")
+
 # An item, names and values together, may not be larger.
 LARGEST_ITEM_BYTES: Final = 400 * 1024
 
@@ -19,6 +23,8 @@ LARGEST_ITEM_BYTES: Final = 400 * 1024
 def canonical_number(text: str) -> str:
     """The one spelling DynamoDB answers with: no exponent, no trailing zeros."""
     try:
+        if _PLAIN.fullmatch(text):
+            return text
         number = _NUMBERS.create_decimal(text)
     except (InvalidOperation, Inexact, TypeError, ValueError) as error:
         raise validation_error(f"The parameter cannot be converted to a numeric value: {text}") from error

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
+from zlib import crc32
 
 from kcl_dagster.emulator.kinesis import Limits
 from kcl_dagster.leader.report import TickReport
@@ -14,6 +15,7 @@ from kcl_dagster.testing.dynamodb.values import Item
 from kcl_dagster.testing.kinesis import FakeKinesis
 from kcl_dagster.testing.simulation import liveness
 from kcl_dagster.testing.simulation.dagster import Orchestrator, Run
+from kcl_dagster.testing.simulation.hands import Hands
 from kcl_dagster.testing.simulation.kernel import Kernel, Process, Strand, Stuck
 from kcl_dagster.testing.simulation.lake import Lake, LakeSink
 from kcl_dagster.testing.simulation.ledger import LeaseRow, Ledger
@@ -26,7 +28,6 @@ from kcl_dagster.testing.simulation.trace import Trace
 from kcl_dagster.testing.simulation.weather import Weather
 from kcl_dagster.worker.events import WorkerEvent
 
-_MEMORY_KEY: Final = "kdLeaderMemory"
 _MEMORIES_KEPT: Final = 8
 # After the faults, records come in for this part of the calm.
 _PRODUCING_SHARE: Final = 0.4
@@ -97,14 +98,15 @@ class Simulation:
     tables: _Tables = field(init=False)
     streams: Streams = field(init=False)
     weather: Weather = field(init=False)
+    hands: Hands = field(init=False)
     orchestrators: list[Orchestrator] = field(default_factory=list)
     daemons: list[Daemon] = field(default_factory=list)
     workers: list[WorkerProcess] = field(default_factory=list)
     reports: list[tuple[float, TickReport]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     fleet_changed: float = 0.0
-    _memories: list[Item] = field(default_factory=list)
-    _restarts: int = 0
+    memories: list[Item] = field(default_factory=list)
+    restarts: int = 0
     _has_guest: bool = False
 
     def __post_init__(self) -> None:
@@ -135,7 +137,8 @@ class Simulation:
             self._worker_of,
             self._shard_ended,
         )
-        self.weather = Weather(kernel, self, scenario.seed, scenario.stretch)
+        self.hands = Hands(self)
+        self.weather = Weather(kernel, self.hands, scenario.seed, scenario.stretch)
 
     def run(self) -> Outcome:
         scenario, kernel = self.scenario, self.kernel
@@ -148,7 +151,7 @@ class Simulation:
             self.weather.forecast(scenario.faults)
             kernel.call_at(scenario.active, self._calm_down)
             kernel.call_at(scenario.active + scenario.calm * _PRODUCING_SHARE, self._stop_producing)
-            kernel.run(scenario.until, self._is_decided)
+            kernel.run(scenario.until, self.violations.found)
             self._catch_up()
         except Stuck as stuck:
             self.violations.add("X1", str(stuck))
@@ -165,7 +168,7 @@ class Simulation:
             self.violations.found,
             simulated,
             kernel.steps,
-            self.trace.digest,
+            crc32(f"{kernel.digest}".encode(), self.trace.digest),
             self.lake.records,
             self.counts,
             list(self.trace.lines),
@@ -174,14 +177,12 @@ class Simulation:
     def _catch_up(self) -> None:
         """Small budgets may take longer than the calm lasts. What counts is that the rest shrinks."""
         behind = self.lake.behind()
-        while behind and not self._is_decided():
-            self.kernel.run(self.kernel.now + _SHRINKING_SECONDS * self.scenario.stretch, self._is_decided)
+        found = self.violations.found
+        while behind and not found:
+            self.kernel.run(self.kernel.now + _SHRINKING_SECONDS * self.scenario.stretch, found)
             before, behind = behind, self.lake.behind()
             if behind >= before:
                 return
-
-    def _is_decided(self) -> bool:
-        return bool(self.violations.found)
 
     # Opening
 
@@ -201,7 +202,7 @@ class Simulation:
             )
             self.orchestrators.append(orchestrator)
             for number in range(scenario.daemons):
-                self._start_daemon(deployment, number)
+                self.start_daemon(deployment, number)
 
     def _create_table(self, name: str, key: str) -> None:
         self.tables.create_table(
@@ -211,10 +212,10 @@ class Simulation:
             BillingMode="PAY_PER_REQUEST",
         )
 
-    def _start_daemon(self, deployment: int, number: int) -> None:
+    def start_daemon(self, deployment: int, number: int) -> None:
         name = f"daemon-{deployment}.{number}"
-        if self._restarts:
-            name += f"/{self._restarts}"
+        if self.restarts:
+            name += f"/{self.restarts}"
         process = self._process(name)
         random = self._random(name)
         daemon = Daemon(
@@ -274,24 +275,28 @@ class Simulation:
         self.trace.note(now, kind, text)
 
     def _served(self, process: Process, service: str, operation: str, request: dict[str, Any], answer: Any) -> None:
-        what = request.get("Key") or request.get("Item", {}).get("leaseKey") or request.get("ShardId") or ""
-        result = type(answer).__name__ if isinstance(answer, Exception) else "ok"
-        if isinstance(answer, Exception):
-            result = getattr(answer, "response", {}).get("Error", {}).get("Code", result)
-        self._note(self.kernel.now, "call", f"{process.name} {service}.{operation} {what} {result}")
+        def told() -> str:
+            what = request.get("Key") or request.get("Item", {}).get("leaseKey") or request.get("ShardId") or ""
+            result = "ok"
+            if isinstance(answer, Exception):
+                result = getattr(answer, "response", {}).get("Error", {}).get("Code", type(answer).__name__)
+            return f"{process.name} {service}.{operation} {what} {result}"
+
+        self.counts["call"] = self.counts.get("call", 0) + 1
+        self.trace.detail(self.kernel.now, "call", told)
         self.weather.served(process)
 
     def _changed(self, table: str, old: Item | None, new: Item | None) -> None:
         some = new or old or {}
         if some.get("entityType", {}).get("S") == "KD_LEADER_MEMORY" and old is not None:
-            self._memories = [*self._memories, old][-_MEMORIES_KEPT:]
+            self.memories = [*self.memories, old][-_MEMORIES_KEPT:]
         if new is not None and old is None and some.get("entityType", {}).get("S") == "KD_START_POSITION":
             self._begun(new)
         if table == self.scenario.application.lease_table:
             self.ledger.changed(old, new, self.kernel.acting)
             if not self._has_guest:
                 self._has_guest = True
-                self._by_hand(lambda: _done(self.tables.put_item(TableName=table, Item=FOREIGN_ROW)))
+                self.hands.put(table, FOREIGN_ROW)
 
     def _begun(self, row: Item) -> None:
         stream = row["stream"]["S"]
@@ -345,8 +350,8 @@ class Simulation:
                 if run.process is not None and not run.process.is_alive:
                     orchestrator.finish(run, run.exit or "its process died")
             if not any(d.process.is_alive for d in self.daemons if d.orchestrator is orchestrator):
-                self._restarts += 1
-                self._start_daemon(deployment, 0)
+                self.restarts += 1
+                self.start_daemon(deployment, 0)
 
     def _stop_producing(self) -> None:
         self.streams.is_producing = False
@@ -355,105 +360,8 @@ class Simulation:
         found = [worker.process for worker in self.workers] + [daemon.process for daemon in self.daemons]
         return [process for process in found if process.is_alive]
 
-    # What faults do: see weather.Fleet
-
     def living(self) -> list[WorkerProcess]:
         return [worker for worker in self.workers if worker.process.is_alive]
-
-    def worker(self, number: int) -> Process | None:
-        living = self.living()
-        return living[number % len(living)].process if living else None
-
-    def daemon(self, number: int) -> Process | None:
-        living = [daemon for daemon in self.daemons if daemon.process.is_alive]
-        return living[number % len(living)].process if living else None
-
-    def restart_daemon(self, process: Process, after: float) -> None:
-        dead = next(daemon for daemon in self.daemons if daemon.process is process)
-        deployment = self.orchestrators.index(dead.orchestrator)
-
-        def restart() -> None:
-            if self.kernel.now < self.scenario.active:
-                self._restarts += 1
-                self._start_daemon(deployment, self._restarts)
-
-        self.kernel.call_at(self.kernel.now + after, restart)
-
-    def terminate(self, process: Process, grace: float) -> None:
-        worker = next(worker for worker in self.workers if worker.process is process)
-        worker.ask_to_stop()
-        self.kernel.call_at(self.kernel.now + grace, process.kill)
-
-    def fail_run(self, number: int) -> None:
-        living = [worker for worker in self.living() if not worker.run.is_over]
-        if living:
-            worker = living[number % len(living)]
-            worker.orchestrator.finish(worker.run, "Dagster takes it for failed")
-
-    def second_run(self, number: int) -> None:
-        living = self.living()
-        if living:
-            worker = living[number % len(living)]
-            worker.orchestrator.launch(worker.run.slot)
-
-    def replay_tick(self, number: int) -> None:
-        asked = [(daemon, launches) for daemon in self.daemons for launches in daemon.asked]
-        if asked:
-            daemon, launches = asked[number % len(asked)]
-            daemon.request(launches)
-
-    def _memory_table(self) -> tuple[str, str]:
-        name = self.scenario.application.name
-        if self.scenario.legacy_tables:
-            return f"{name}-CoordinatorState", "key"
-        return self.scenario.application.lease_table, "leaseKey"
-
-    def _by_hand(self, action: Callable[[], None]) -> None:
-        acting, self.kernel.acting = self.kernel.acting, None
-        self.ledger.by_hand = True
-        try:
-            action()
-        finally:
-            self.ledger.by_hand = False
-            self.kernel.acting = acting
-
-    def lose_memory(self) -> None:
-        table, key = self._memory_table()
-        if table in self.tables.tables:
-            self._by_hand(lambda: _done(self.tables.delete_item(TableName=table, Key={key: {"S": _MEMORY_KEY}})))
-
-    def replay_memory(self, number: int) -> None:
-        table, _ = self._memory_table()
-        if self._memories and table in self.tables.tables:
-            item = self._memories[number % len(self._memories)]
-            self._by_hand(lambda: _done(self.tables.put_item(TableName=table, Item=item)))
-
-    def delete_lease(self, number: int) -> None:
-        keys = sorted(self.ledger.leases)
-        if keys:
-            lease = self.ledger.leases[keys[number % len(keys)]]
-            stream = lease.stream.split(":")[1] if lease.stream else self.streams.names[0]
-            self.lake.repeats(stream, lease.shard if len(keys) > 1 else None)
-            self._delete(self.scenario.application.lease_table, "leaseKey", lease.key)
-
-    def delete_row(self, number: int) -> None:
-        living = self.living()
-        if living:
-            legacy = self.scenario.legacy_tables
-            name = self.scenario.application.name
-            table = f"{name}-WorkerMetricStats" if legacy else self.scenario.application.lease_table
-            if table in self.tables.tables:
-                key = "wid" if legacy else "leaseKey"
-                self._delete(table, key, living[number % len(living)].run.worker)
-
-    def _delete(self, table: str, key: str, value: str) -> None:
-        self._by_hand(lambda: _done(self.tables.delete_item(TableName=table, Key={key: {"S": value}})))
-
-    def split(self) -> None:
-        self.streams.split()
-
-    def merge(self) -> None:
-        self.streams.merge()
 
 
 class _Mistakes(logging.Handler):
@@ -466,10 +374,6 @@ class _Mistakes(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         self._violations.add("X1", f"{record.name}: {record.getMessage()}: {error!r}")
-
-
-def _done(_answer: object) -> None:
-    """Whatever the table says."""
 
 
 def _generous() -> Limits:

@@ -5,9 +5,9 @@ to whatever is due next. Only one strand ever runs, so nothing here needs a lock
 follows from the seed.
 """
 
-import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
+from heapq import heappop, heappush
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -38,6 +38,7 @@ class Process:
         self.waiting: list[WakeUp] = []
         """What fell due while the process was paused, in order."""
 
+        self.has_slept = False
         self._sleeps: list[tuple[float, float]] = []
         self.strands: list[Strand] = []
         self._on_end: list[Callable[[], None]] = []
@@ -78,6 +79,7 @@ class Process:
         now = self.kernel.now
         until = max(self.paused_until, now + seconds)
         if suspend:
+            self.has_slept = True
             self._sleeps.append((max(self.paused_until, now), until))
         self.paused_until = until
         self.kernel.call_at(until, self._release)
@@ -108,17 +110,18 @@ class Process:
 class Strand:
     """One thread of a process."""
 
-    def __init__(self, process: Process, name: str, action: Callable[[], None]) -> None:
+    __slots__ = ("_action", "_greenlet", "failure", "is_done", "name", "number", "process", "resume", "turn")
+
+    def __init__(self, process: Process, name: str, action: Callable[[], None], number: int) -> None:
         self.process = process
         self.name = name
+        self.number = number
         self._action = action
         self._greenlet = greenlet(self._run, parent=process.kernel.hub)
+        self.resume: Callable[[Any], Any] = self._greenlet.switch
         self.turn = 0  # a wake-up that was meant for an earlier wait carries an older number
+        self.is_done = False
         self.failure: BaseException | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return bool(self._greenlet.dead)
 
     def _run(self, _said: Any) -> None:
         try:
@@ -128,18 +131,16 @@ class Strand:
         except Exception as error:
             self.failure = error
         finally:
+            self.is_done = True
             if self in self.process.strands:
                 self.process.strands.remove(self)
 
-    def resume(self, value: Any) -> None:
-        self._greenlet.switch(value)
-
     def destroy(self) -> None:
         """End it where it stands. Called from outside of all strands."""
-        if self._greenlet.dead:
+        if self.is_done:
             return
         if not self._greenlet:  # never started
-            self.turn += 1
+            self.is_done = True
             self.process.strands.remove(self)
             return
         kernel = self.process.kernel
@@ -163,11 +164,15 @@ class Kernel:
         """Whose request a service is carrying out."""
 
         self.steps = 0
+        self.digest = 0
+        """Of all steps, whose they were and when: equal digests are equal runs."""
+
         self.on_strand_end: Callable[[Strand], None] = _ignore
         self.hub = getcurrent()
         self._on_note = on_note
         self._agenda: list[tuple[float, int, Strand | Callable[[], None], int, Any]] = []
         self._order = 0
+        self._strands = 0
 
     def note(self, kind: str, text: str) -> None:
         """Something worth a line of the trace."""
@@ -179,7 +184,8 @@ class Kernel:
         self._push(max(when, self.now), action, 0, None)
 
     def spawn(self, process: Process, name: str, action: Callable[[], None]) -> Strand:
-        strand = Strand(process, f"{process.name}/{name}", action)
+        self._strands += 1
+        strand = Strand(process, f"{process.name}/{name}", action, self._strands)
         process.strands.append(strand)
         self._push(self.now, strand, strand.turn, None)
         return strand
@@ -200,7 +206,8 @@ class Kernel:
             raise Killed
         strand.turn += 1
         if until is not None:
-            self._push(until, strand, strand.turn, None)
+            self._order += 1
+            heappush(self._agenda, (until, self._order, strand, strand.turn, None))
         said = self.hub.switch()
         if not strand.process.is_alive:
             raise Killed
@@ -221,44 +228,39 @@ class Kernel:
         strand, turn, said = wake_up
         self._push(self.now, strand, turn, said)
 
-    def run(self, until: float, stop: Callable[[], bool] | None = None) -> None:
-        """Let time pass up to `until`, or until `stop` says so after a step."""
-        steps_here, here = 0, self.now
-        while self._agenda and self._agenda[0][0] <= until:
-            when, _, what, turn, said = heapq.heappop(self._agenda)
+    def run(self, until: float, found: Sized = ()) -> None:
+        """Let time pass up to `until`, or up to the step after which something is in `found`."""
+        agenda, steps_here = self._agenda, 0
+        while agenda and agenda[0][0] <= until:
+            when, _, what, turn, said = heappop(agenda)
             if isinstance(what, Strand):
                 if what.turn != turn or what.is_done:
                     continue
                 if what.process.paused_until > when:
                     what.process.waiting.append((what, turn, said))
                     continue
-            self.now = max(self.now, when)
-            self.steps += 1
-            steps_here = steps_here + 1 if self.now == here else 0
-            here = self.now
-            if steps_here > MOST_STEPS_AT_ONE_MOMENT:
+            if when > self.now:
+                self.now, steps_here = when, 0
+            elif (steps_here := steps_here + 1) > MOST_STEPS_AT_ONE_MOMENT:
                 raise Stuck(f"{steps_here} steps at {self.now:.3f}, now {what}")
+            self.steps += 1
             if isinstance(what, Strand):
-                self._step(what, said)
+                self.digest = hash((self.digest, when, what.number))
+                self.running = what
+                what.resume(said)
+                self.running = None
+                if what.is_done:
+                    self.on_strand_end(what)
             else:
                 what()
-            if stop is not None and stop():
+            if found:
                 return
         if self.now < until:
             self.now = until
 
-    def _step(self, strand: Strand, said: Any) -> None:
-        self.running = strand
-        try:
-            strand.resume(said)
-        finally:
-            self.running = None
-        if strand.is_done:
-            self.on_strand_end(strand)
-
     def _push(self, when: float, what: Strand | Callable[[], None], turn: int, said: Any) -> None:
         self._order += 1
-        heapq.heappush(self._agenda, (when, self._order, what, turn, said))
+        heappush(self._agenda, (when, self._order, what, turn, said))
 
 
 def _ignore(_strand: Strand) -> None:
@@ -277,7 +279,8 @@ class ProcessClock:
 
     def monotonic(self) -> float:
         process = self._process
-        return process.booted + process.kernel.now - process.suspended
+        shown = process.booted + process.kernel.now
+        return shown - process.suspended if process.has_slept else shown
 
     def sleep(self, seconds: float) -> None:
         self._process.kernel.sleep(seconds)

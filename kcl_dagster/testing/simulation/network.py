@@ -58,14 +58,13 @@ class Line:
         self._random = random
         self._fate = fate
         self._on_call = on_call
-        self._methods: dict[str, Callable[..., Any]] = {}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Once a method; it is an attribute from then on."""
         if name.startswith("_") or name == "meta":
             raise AttributeError(name)
-        method = self._methods.get(name)
-        if method is None:
-            method = self._methods[name] = self._method(name)
+        method = self._method(name)
+        setattr(self, name, method)
         return method
 
     def close(self) -> None:
@@ -128,8 +127,9 @@ class Line:
         return ReadTimeoutError(endpoint_url=self._service)
 
     def _latency(self) -> float:
-        low, high = TAIL_LATENCY if self._random.random() < TAIL_SHARE else USUAL_LATENCY
-        return self._random.uniform(low, high)
+        random = self._random.random
+        low, high = TAIL_LATENCY if random() < TAIL_SHARE else USUAL_LATENCY
+        return low + (high - low) * random()
 
     def _refused(self, code: str, message: str, operation: str, status: int = 400) -> ClientError:
         return ClientError(

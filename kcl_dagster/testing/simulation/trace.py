@@ -2,6 +2,7 @@
 
 import zlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,7 +11,7 @@ KEPT_LINES: Final = 4000
 
 @dataclass(slots=True)
 class Trace:
-    """`digest` covers every line, kept or not: equal digests are equal runs."""
+    """`digest` covers every note, kept or not."""
 
     keep: bool = False
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
@@ -23,3 +24,9 @@ class Trace:
         self.count += 1
         if self.keep:
             self.lines.append(line)
+
+    def detail(self, now: float, kind: str, text: Callable[[], str]) -> None:
+        """Like `note`, for what there is so much of that its text is made only where somebody wants to read it."""
+        self.count += 1
+        if self.keep:
+            self.lines.append(f"{now:12.3f}  {kind:<9} {text()}")
