@@ -1,0 +1,159 @@
+"""What faults do to a fleet, and what somebody does to its tables by hand. Fits `weather.Fleet`."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from kcl_dagster.testing.dynamodb.values import Item
+from kcl_dagster.testing.simulation.kernel import Process
+
+if TYPE_CHECKING:
+    from kcl_dagster.testing.simulation.fleet import Simulation
+
+_MEMORY_KEY: Final = "kdLeaderMemory"
+
+
+class Hands:
+    """The numbers pick one of those that live, whoever they are by then."""
+
+    def __init__(self, simulation: "Simulation") -> None:
+        self._simulation = simulation
+
+    # Processes
+
+    def worker(self, number: int) -> Process | None:
+        living = self._simulation.living()
+        return living[number % len(living)].process if living else None
+
+    def daemon(self, number: int) -> Process | None:
+        living = [daemon for daemon in self._simulation.daemons if daemon.process.is_alive]
+        return living[number % len(living)].process if living else None
+
+    def restart_daemon(self, process: Process, after: float) -> None:
+        this = self._simulation
+        dead = next(daemon for daemon in this.daemons if daemon.process is process)
+        deployment = this.orchestrators.index(dead.orchestrator)
+
+        def restart() -> None:
+            if this.kernel.now < this.scenario.active:
+                this.restarts += 1
+                this.start_daemon(deployment, this.restarts)
+
+        this.kernel.call_at(this.kernel.now + after, restart)
+
+    def terminate(self, process: Process, grace: float) -> None:
+        this = self._simulation
+        worker = next(worker for worker in this.workers if worker.process is process)
+        worker.ask_to_stop()
+        this.kernel.call_at(this.kernel.now + grace, process.kill)
+
+    # The orchestrator
+
+    def fail_run(self, number: int) -> None:
+        living = [worker for worker in self._simulation.living() if not worker.run.is_over]
+        if living:
+            worker = living[number % len(living)]
+            worker.orchestrator.finish(worker.run, "Dagster takes it for failed")
+
+    def second_run(self, number: int) -> None:
+        living = self._simulation.living()
+        if living:
+            worker = living[number % len(living)]
+            worker.orchestrator.launch(worker.run.slot)
+
+    def replay_tick(self, number: int) -> None:
+        asked = [(daemon, launches) for daemon in self._simulation.daemons for launches in daemon.asked]
+        if asked:
+            daemon, launches = asked[number % len(asked)]
+            daemon.request(launches)
+
+    def skip_ticks(self, seconds: float) -> None:
+        """No daemon does anything for a while."""
+        for daemon in self._simulation.daemons:
+            if daemon.process.is_alive:
+                daemon.process.pause(seconds)
+
+    def outage(self, seconds: float) -> None:
+        """The whole fleet stands still, machines and all; the streams do not."""
+        this = self._simulation
+        for process in this.processes():
+            process.pause(seconds, suspend=True)
+        for orchestrator in this.orchestrators:
+            orchestrator.hold_back(seconds)
+
+    def stall_queue(self, seconds: float) -> None:
+        """Runs that are asked for wait."""
+        for orchestrator in self._simulation.orchestrators:
+            orchestrator.hold_back(seconds)
+
+    # Rows
+
+    def put(self, table: str, item: Item) -> None:
+        self._by_hand(lambda: _done(self._simulation.tables.put_item(TableName=table, Item=item)))
+
+    def _delete(self, table: str, key: str, value: str) -> None:
+        tables = self._simulation.tables
+        self._by_hand(lambda: _done(tables.delete_item(TableName=table, Key={key: {"S": value}})))
+
+    def _by_hand(self, action: Callable[[], None]) -> None:
+        this = self._simulation
+        acting, this.kernel.acting = this.kernel.acting, None
+        this.ledger.by_hand = True
+        try:
+            action()
+        finally:
+            this.ledger.by_hand = False
+            this.kernel.acting = acting
+
+    def _memory_table(self) -> tuple[str, str]:
+        scenario = self._simulation.scenario
+        if scenario.legacy_tables:
+            return f"{scenario.application.name}-CoordinatorState", "key"
+        return scenario.application.lease_table, "leaseKey"
+
+    def lose_memory(self) -> None:
+        table, key = self._memory_table()
+        if table in self._simulation.tables.tables:
+            self._delete(table, key, _MEMORY_KEY)
+
+    def replay_memory(self, number: int) -> None:
+        table, _ = self._memory_table()
+        memories = self._simulation.memories
+        if memories and table in self._simulation.tables.tables:
+            self.put(table, memories[number % len(memories)])
+
+    def delete_lease(self, number: int) -> None:
+        this = self._simulation
+        keys = sorted(this.ledger.leases)
+        if keys:
+            lease = this.ledger.leases[keys[number % len(keys)]]
+            this.lake.repeats(this.stream_of(lease.stream), lease.shard if len(keys) > 1 else None)
+            self._delete(this.scenario.application.lease_table, "leaseKey", lease.key)
+
+    def delete_row(self, number: int) -> None:
+        this = self._simulation
+        living = this.living()
+        if living:
+            legacy = this.scenario.legacy_tables
+            name = this.scenario.application.name
+            table = f"{name}-WorkerMetricStats" if legacy else this.scenario.application.lease_table
+            if table in this.tables.tables:
+                key = "wid" if legacy else "leaseKey"
+                self._delete(table, key, living[number % len(living)].run.worker)
+
+    # Streams
+
+    def split(self) -> None:
+        self._simulation.streams.split()
+
+    def split_twice(self) -> None:
+        self._simulation.streams.split_twice()
+
+    def merge(self) -> None:
+        self._simulation.streams.merge()
+
+    def recreate(self) -> None:
+        self._simulation.streams.recreate()
+
+
+def _done(_answer: object) -> None:
+    """Whatever the table says."""
