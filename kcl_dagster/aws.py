@@ -124,6 +124,7 @@ class Unanswered(OutcomeUnknown):
     """The request may have been carried out: it was sent, and no usable answer came back."""
 
 
+_BOTOCORES: Final = (botocore_errors.BotoCoreError, botocore_errors.ClientError, ResponseParserError)
 _BY_CODE: Final[dict[str, type[RequestRefused]]] = {
     "ConditionalCheckFailedException": ConditionFailed,
     "ResourceNotFoundException": ResourceMissing,
@@ -135,9 +136,11 @@ _BY_CODE: Final[dict[str, type[RequestRefused]]] = {
 
 def call(client: Client, method: str, **parameters: Any) -> dict[str, Any]:
     """One request, once: `call(client, "update_item", TableName=...)`. Raises only errors of ours."""
-    with mapped_errors(client, method, parameters):
+    try:
         answer: dict[str, Any] = getattr(client, method)(**parameters)
-        return answer
+    except _BOTOCORES as error:  # not by `mapped_errors`: a generator costs as much as the rest of a cheap call
+        raise _translated(error, client, method, parameters) from error
+    return answer
 
 
 @contextmanager
@@ -145,7 +148,7 @@ def mapped_errors(client: Client, method: str, parameters: Mapping[str, Any]) ->
     """Turns what botocore raises inside into an error of ours. For what `call` cannot wrap, like event streams."""
     try:
         yield
-    except (botocore_errors.BotoCoreError, botocore_errors.ClientError, ResponseParserError) as error:
+    except _BOTOCORES as error:
         raise _translated(error, client, method, parameters) from error
 
 
@@ -154,16 +157,17 @@ def retried(action: Callable[[], T], runtime: Runtime, deadline: float) -> T:
 
     For reads and for writes that may be applied twice: also repeats what was sent and not answered.
     """
-    for pause in pauses(runtime):
+    waits = pauses(runtime)
+    while True:
         try:
             return action()
         except (Throttled, EndpointUnreachable, Unanswered) as error:
+            pause = next(waits)
             if runtime.clock.monotonic() + pause > deadline:
                 if isinstance(error, Unanswered):
                     raise EndpointUnreachable(f"{error}; given up at the deadline") from error
                 raise
         runtime.clock.sleep(pause)
-    raise AssertionError("pauses never end")  # pragma: no cover
 
 
 def pauses(runtime: Runtime) -> Iterator[float]:

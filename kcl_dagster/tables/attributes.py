@@ -73,6 +73,8 @@ class Reader:
         if attribute not in self._item:
             return None
         value = self._item[attribute]
+        if type(value) is dict and len(value) == 1 and kind in value:
+            return value[kind]  # what botocore answers with, without the cost of looking for an abstract mapping
         if not isinstance(value, Mapping) or set(value) != {kind}:
             self.refuse(attribute, f"should be of type {kind}, is {_shown(value)}")
         return value[kind]

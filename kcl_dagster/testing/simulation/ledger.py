@@ -86,6 +86,7 @@ class Ledger:
     run_is_over: Callable[[Process | None, str], bool]
     worker_of: Callable[[Process | None], str | None]
     on_end: Callable[[LeaseRow], None]
+    is_given_up: Callable[[LeaseRow], bool]
     leases: dict[str, LeaseRow] = field(default_factory=dict)
     moves: list[tuple[float, str]] = field(default_factory=list)
     by_hand: bool = False
@@ -106,23 +107,28 @@ class Ledger:
         if old is not None and new is not None and old.get("entityType") != new.get("entityType"):
             self.violations.add("S11", f"{_named(actor)} changed the kind of {some}")
         if new is not None:
-            problems = list(unreadable_for_the_kcl(new))
+            problems = list(unreadable_for_the_kcl(new, old or {}))
             if problems:
                 self.violations.add("S11", f"{_named(actor)} wrote what the KCL cannot read: {problems}: {new}")
                 return
         if kind == _LEASE:
-            before = read_lease(old) if old is not None else None
+            before = self._before(old) if old is not None else None
             after = read_lease(new) if new is not None and "leaseCounter" in new else None
             if not self.by_hand:
                 self._judge(before, after, actor)
             self._enter(before, after)
+
+    def _before(self, old: Item) -> LeaseRow:
+        """As it was read when it was written, if the ledger saw that."""
+        known = self.leases.get(old["leaseKey"]["S"])
+        return known if known is not None else read_lease(old)
 
     def _judge(self, before: LeaseRow | None, after: LeaseRow | None, actor: Process | None) -> None:
         worker = self.worker_of(actor)
         if worker is not None and actor is not None and self._writers.setdefault(worker, actor) is not actor:
             self.violations.add("S10", f"{_named(actor)} writes as {worker}, as {self._writers[worker]} does")
         if before is None or after is None:
-            if after is None and before is not None and not before.is_finished:
+            if after is None and before is not None and not before.is_finished and not self.is_given_up(before):
                 self.violations.add("S1", f"{_named(actor)} deleted unfinished {before}")
             if after is not None and (after.counter != 0 or after.owner is not None):
                 self.violations.add("S5", f"{_named(actor)} created {after}")
@@ -186,7 +192,8 @@ class Ledger:
                 self._handed[key] = now
             if before is not None and (before.owner, before.giver) != (after.owner, after.giver):
                 self.moves.append((now, f"{key}: {before.owner}/{before.giver} -> {after.owner}/{after.giver}"))
-        self._check_cover()
+        if before is None or after is None or _covers(before) != _covers(after):
+            self._check_cover()
 
     def _check_cover(self) -> None:
         """Once every hash key of a stream had a lease, every one has."""
@@ -216,6 +223,10 @@ class Ledger:
     def handed_for(self, key: str) -> float | None:
         since = self._handed.get(key)
         return None if since is None else self.now() - since
+
+
+def _covers(lease: LeaseRow) -> tuple[object, ...]:
+    return (lease.stream, lease.is_finished, lease.hash_range)
 
 
 def _hole(ranges: list[tuple[int, int]]) -> tuple[int, int] | None:

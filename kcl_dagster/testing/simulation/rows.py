@@ -30,27 +30,38 @@ _LEASE: Final[dict[str, str]] = {
     "entityType": "S",
 }
 _REQUIRED: Final = ("leaseKey", "leaseCounter", "ownerSwitchesSinceCheckpoint", "checkpoint")
-_LONGS: Final = (
-    "leaseCounter",
-    "checkpointSubSequenceNumber",
-    "pendingCheckpointSubSequenceNumber",
-    "ownerSwitchesSinceCheckpoint",
+_LONGS: Final = frozenset(
+    {
+        "leaseCounter",
+        "checkpointSubSequenceNumber",
+        "pendingCheckpointSubSequenceNumber",
+        "ownerSwitchesSinceCheckpoint",
+    }
 )
+_POSITIONS: Final = frozenset({"checkpoint", "pendingCheckpoint"})
 
 
-def unreadable_for_the_kcl(item: Mapping[str, Any]) -> Iterator[str]:
-    """What a Java worker would stumble over, one line each. Rows of kinds it does not know are skipped by it."""
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+def unreadable_for_the_kcl(item: Mapping[str, Any], before: Mapping[str, Any] = _NOTHING) -> Iterator[str]:
+    """What a Java worker would stumble over, one line each. Rows of kinds it does not know are skipped by it.
+
+    before: the row as it was and as it was found readable; attributes that are the very same object are not looked
+    at again.
+    """
     kind = item.get("entityType", {"S": "LEASE"}).get("S")
     if kind == "LEASE":
-        yield from _lease_problems(item)
+        yield from _lease_problems(item, before)
     elif kind == "WORKER_METRIC_STATS":
         yield from _worker_problems(item)
     elif kind == "LEADER":
         yield from _lock_problems(item)
 
 
-def _lease_problems(item: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in item.items():
+def _lease_problems(item: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
+    changed = {name: value for name, value in item.items() if before.get(name) is not value}
+    for name, value in changed.items():
         wanted = _LEASE.get(name)
         if wanted is not None and wanted not in value:
             yield f"{name} is not of type {wanted}"
@@ -59,12 +70,12 @@ def _lease_problems(item: Mapping[str, Any]) -> Iterator[str]:
     for name in _REQUIRED:
         if name not in item:
             yield f"{name} is missing"
-    for name in _LONGS:
-        text = item.get(name, {}).get("N", "0")
+    for name in _LONGS & changed.keys():
+        text = item[name].get("N", "0")
         if not _WHOLE.fullmatch(text) or abs(int(text)) >= _LONGEST:
             yield f"{name} is no long"
-    for name in ("checkpoint", "pendingCheckpoint"):
-        text = item.get(name, {}).get("S", "0")
+    for name in _POSITIONS & changed.keys():
+        text = item[name].get("S", "0")
         if text not in _SENTINELS and not _DIGITS.fullmatch(text):
             yield f"{name} is {text!r}"
     if ("startingHashKey" in item) != ("endingHashKey" in item):
