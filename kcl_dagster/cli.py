@@ -21,17 +21,15 @@ from rich.table import Table
 
 from kcl_dagster import aws
 from kcl_dagster.application import Application
-from kcl_dagster.errors import ConfigurationError, KclError, TableNotFound
+from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.standby import lead
-from kcl_dagster.leader.streams import KinesisStreams
-from kcl_dagster.leader.tick import Leader, LeaderTables
+from kcl_dagster.operations.planning import decisions, plan, problems
 from kcl_dagster.operations.status import Status, read_status
 from kcl_dagster.operations.terminal import Verbs
 from kcl_dagster.runtime import system
-from kcl_dagster.tables.layout import detect_layout
 
 WELL: Final = 0
 WRONG: Final = 1
@@ -160,22 +158,15 @@ def _show(status: Status, console: Console) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    application, runtime, dynamodb = _application(options), system(), _client(options, "dynamodb")
-    layout = detect_layout(dynamodb, application, runtime)
-    tables = LeaderTables.open(dynamodb, application, layout, runtime, _standby())
-    leader = Leader(application, tables, KinesisStreams(_client(options, "kinesis"), runtime), runtime)
-    try:
-        leader.remember()
-        report = leader.plan(_runs(application))
-    except TableNotFound:
-        msg = f"application {application.name} has no lease table yet; its leader makes it with the first tick"
-        raise TableNotFound(msg) from None
-    decisions = _decisions(report)
+    application = _application(options)
+    dynamodb, kinesis = _client(options, "dynamodb"), _client(options, "kinesis")
+    report = plan(application, dynamodb, kinesis, system(), _standby(), _runs(application))
+    decided = decisions(report)
     if options.json:
-        sys.stdout.write(json.dumps({"decisions": decisions, "problems": _problems(report)}, indent=2) + "\n")
+        sys.stdout.write(json.dumps({"decisions": decided, "problems": problems(report)}, indent=2) + "\n")
     else:
-        sys.stdout.write("\n".join(decisions or ["nothing to do"]) + "\n")
-        for problem in _problems(report):
+        sys.stdout.write("\n".join(decided or ["nothing to do"]) + "\n")
+        for problem in problems(report):
             sys.stderr.write(f"{problem}\n")
     return WELL if report.ok else WRONG
 
@@ -197,9 +188,9 @@ def _lead(options: argparse.Namespace) -> int:
     def tell(report: TickReport) -> None:
         nonlocal last
         before, last = _standing(last), report
-        for line in (*([_standing(report)] if _standing(report) != before else []), *_decisions(report)):
+        for line in (*([_standing(report)] if _standing(report) != before else []), *decisions(report)):
             sys.stdout.write(f"{line}\n")
-        for problem in _problems(report):
+        for problem in problems(report):
             sys.stderr.write(f"{problem}\n")
         sys.stdout.flush()
         if options.once:
@@ -211,16 +202,6 @@ def _lead(options: argparse.Namespace) -> int:
 
 def _standing(report: TickReport) -> str:
     return "leading" if report.leading else f"standing by: {report.leader or 'nobody'} leads"
-
-
-def _decisions(report: TickReport) -> list[str]:
-    moves = [f"{move.lease} to {move.to} ({move.kind}): {move.because}" for move in report.planned]
-    launches = [f"launch {launch.slot}: {launch.because}" for launch in report.launches]
-    return [*moves, *launches, *(f"retire {slot}" for slot in report.retire), *report.notes]
-
-
-def _problems(report: TickReport) -> list[str]:
-    return [f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok]
 
 
 def _runs(application: Application) -> RunView:

@@ -49,6 +49,30 @@ class Status:
             return "unserved"
         return f"handoff to {lease.owner}" if lease.in_handoff else "served"
 
+    def behind_ms(self, lease: Lease) -> int | None:
+        """As its worker last said. A worker tells only of its shards that are furthest behind, and one of the KCL
+        of none."""
+        told = (row.behind for row in self.workers if row.id == lease.actual_owner)
+        return next((behind.get(lease.key) for behind in told if behind is not None), None)
+
+    def seconds_behind(self, lease: Lease) -> float | None:
+        millis = self.behind_ms(lease)
+        return None if millis is None else round(millis / 1000, 1)
+
+    @property
+    def worst_first(self) -> list[Lease]:
+        """Unserved leases, then the rest by how far behind they are; those that are finished at the end."""
+        unserved = {lease.key for lease in self.unserved}
+        return sorted(
+            self.leases,
+            key=lambda lease: (
+                lease.is_finished,
+                lease.key not in unserved,
+                -(self.behind_ms(lease) or 0),
+                lease.key,
+            ),
+        )
+
     def to_document(self) -> dict[str, Any]:
         """For machines: stable names, plain values."""
         return {
@@ -71,6 +95,7 @@ class Status:
             "next_owner": lease.owner if lease.in_handoff else None,
             "checkpoint": None if lease.checkpoint is None else str(lease.checkpoint),
             "pending_checkpoint": None if lease.pending_checkpoint is None else str(lease.pending_checkpoint),
+            "behind_ms": self.behind_ms(lease),
             "counter": lease.counter,
             "throughput_kbps": lease.throughput_kbps,
             "batch": lease.batch,

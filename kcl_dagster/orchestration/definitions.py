@@ -10,6 +10,7 @@ from kcl_dagster.orchestration.assets import build_kcl_asset_specs
 from kcl_dagster.orchestration.check_definitions import build_kcl_checks
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor
+from kcl_dagster.orchestration.operations import build_kcl_operation_jobs
 from kcl_dagster.orchestration.pruning import build_kcl_prune_job, build_kcl_prune_schedule
 from kcl_dagster.orchestration.spark_resource import KclSparkResource
 from kcl_dagster.orchestration.translator import KclTranslator
@@ -23,7 +24,7 @@ def build_kcl_definitions(
     kcl_key: str = "kcl",
     spark_key: str = "spark",
 ) -> Definitions:
-    """The leader sensor, worker job, assets and checks of each consumer.
+    """The leader sensor, worker job, assets, checks and operations of each consumer.
 
     Args:
         consumers: Functions decorated with `kcl_consumer`.
@@ -48,6 +49,7 @@ def build_kcl_definitions(
     # Two applications may read one stream, which is one asset.
     specs = {spec.key: spec for consumer in consumers for spec in build_kcl_asset_specs(consumer, translator)}
     jobs = {consumer.application.name: build_worker_job(consumer, translator) for consumer in consumers}
+    operations = [made for c in consumers for made in build_kcl_operation_jobs(c, kcl_key=kcl_key)]
     prunings = [build_kcl_prune_job(consumer, translator) for consumer in consumers]
     return Definitions(
         assets=[
@@ -55,7 +57,7 @@ def build_kcl_definitions(
             *(build_worker_asset(c, translator, kcl_key=kcl_key, spark_key=spark_key) for c in consumers),
         ],
         asset_checks=[build_kcl_checks(c, translator, kcl_key=kcl_key) for c in consumers],
-        jobs=[*jobs.values(), *prunings],
+        jobs=[*jobs.values(), *prunings, *operations],
         schedules=[build_kcl_prune_schedule(c, p) for c, p in zip(consumers, prunings, strict=True)],
         sensors=[
             build_kcl_leader_sensor(c, job=jobs[c.application.name], translator=translator, kcl_key=kcl_key)

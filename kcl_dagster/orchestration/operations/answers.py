@@ -1,0 +1,55 @@
+"""What an operation answers, in the form that Dagster shows well."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dagster import MetadataValue, TableColumn, TableRecord, TableSchema
+
+from kcl_dagster.model.checkpoint import Checkpoint
+
+MAX_ROWS: Final = 12  # more than that Dagster hides behind a button
+SHOWN_DIGITS: Final = 8  # of a sequence number: a whole one makes a table too wide to be read
+
+Cell = str | int | float | bool
+Row = Mapping[str, Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`lines` go to the log, `metadata` beside the op. `wrong`: why the run is to fail, if it is."""
+
+    lines: Sequence[str]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    wrong: str | None = None
+
+
+def table(rows: Iterable[Row], columns: Sequence[str]) -> Any:
+    """The first rows, worst first if the caller put them so. Without any, a word instead of an empty frame."""
+    shown = list(rows)[:MAX_ROWS]
+    if not shown:
+        return MetadataValue.text("none")
+    kinds = {name: _kind(shown[0][name]) for name in columns}
+    return MetadataValue.table(
+        [TableRecord({name: row[name] for name in columns}) for row in shown],
+        TableSchema([TableColumn(name, kinds[name]) for name in columns]),
+    )
+
+
+def bullets(lines: Sequence[str], otherwise: str) -> Any:
+    """A Markdown list; longer ones Dagster shows in a dialog."""
+    return MetadataValue.md("\n".join(f"- {line}" for line in lines) if lines else otherwise)
+
+
+def place(checkpoint: Checkpoint | None) -> str:
+    """A checkpoint in a few characters."""
+    if checkpoint is None:
+        return ""
+    text = str(checkpoint)
+    return text if checkpoint.is_sentinel else f"…{text[-SHOWN_DIGITS:]}"
+
+
+def _kind(value: Cell) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    return {int: "int", float: "float"}.get(type(value), "string")

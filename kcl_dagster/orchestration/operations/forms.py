@@ -1,0 +1,94 @@
+"""What the launchpad asks for each operation.
+
+What writes is dry unless told otherwise: a launchpad is one click away from everybody who sees the UI, and the
+first click should show what would happen.
+"""
+
+from enum import Enum
+
+from dagster import Config
+from pydantic import Field
+
+from kcl_dagster.operations.cost import READ_PRICE, WRITE_PRICE
+from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS
+
+
+class Scope(Enum):
+    """What is paused or resumed."""
+
+    application = "application"
+    shards = "shards"
+
+
+class Place(Enum):
+    """Which end of a shard."""
+
+    last = "last"
+    first = "first"
+
+
+class Doctor(Config):
+    watch_seconds: float = Field(
+        default=WATCH_SECONDS, gt=0, description="How long to watch whether the leader writes its lock."
+    )
+    fail_when_ill: bool = Field(
+        default=True, description="Let the run fail when a check fails, so that an alert on runs tells you."
+    )
+
+
+class Pausing(Config):
+    scope: Scope = Field(default=Scope.application, description="All of the application, or only the shards below.")
+    shards: list[str] = Field(default=[], description="Shard ids or lease keys; with scope shards.")
+    dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
+
+
+class Drain(Config):
+    worker: str = Field(default="worker-000", description="A worker's name, or its slot.")
+    undo: bool = Field(default=False, description="Take the request back.")
+    dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
+
+
+class Reset(Config):
+    to: str = Field(
+        default="trim_horizon",
+        description="trim_horizon, latest, a moment like 2027-01-31T12:00:00Z, or a sequence number of one shard.",
+    )
+    shards: list[str] = Field(default=[], description="Only these shards; empty for all.")
+    streams: list[str] = Field(default=[], description="Of several streams only these; empty for all.")
+    wait_for_dead: bool = Field(
+        default=False, description="Watch owned leases for a lease duration and take those that nobody renews."
+    )
+    dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
+
+
+class Export(Config):
+    path: str = Field(
+        default="leases.jsonl",
+        description="Where to write: s3://bucket/key, or a file of the machine on which the run is.",
+    )
+
+
+class Import(Config):
+    path: str = Field(
+        default="leases.jsonl", description="What was exported: s3://bucket/key, or a file of the run's machine."
+    )
+    force: bool = Field(default=False, description="Replace leases that are there and differ, if nobody owns them.")
+    dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
+
+
+class Cost(Config):
+    busy: float = Field(
+        default=1.0, ge=0, le=1, description="For the estimate: the part of the time in which shards have records."
+    )
+    hours: float = Field(
+        default=24.0, ge=0, description="Measure this long a time, by CloudWatch; 0 for the estimate alone."
+    )
+    write_price: float = Field(default=WRITE_PRICE, ge=0, description="Dollars for a million write units.")
+    read_price: float = Field(default=READ_PRICE, ge=0, description="Dollars for a million read units.")
+
+
+class Peek(Config):
+    shard: str = Field(default="shardId-000000000000", description="Which shard to look into.")
+    stream: str = Field(default="", description="Of several streams this one; empty for the first.")
+    limit: int = Field(default=10, ge=1, le=100, description="How many records.")
+    place: Place = Field(default=Place.last, description="The last records, or the first the stream still has.")

@@ -1,0 +1,178 @@
+"""The operations that change nothing: from a form to an answer."""
+
+import os
+from typing import Any, Final
+
+from dagster import MetadataValue
+
+from kcl_dagster.errors import ConfigurationError, KclError
+from kcl_dagster.operations.consumption import Consumption, measure
+from kcl_dagster.operations.cost import Prices, estimate
+from kcl_dagster.operations.doctor import Verdict, diagnose
+from kcl_dagster.operations.doctor.diagnosis import Patient
+from kcl_dagster.operations.peek import peek
+from kcl_dagster.operations.planning import decisions, plan, problems
+from kcl_dagster.operations.status import read_status
+from kcl_dagster.orchestration.operations import forms
+from kcl_dagster.orchestration.operations.answers import Answer, Row, bullets, place, table
+from kcl_dagster.orchestration.operations.worktop import Worktop
+from kcl_dagster.orchestration.runs import run_view
+
+# What the doctor looks at of dagster.yaml.
+INSTANCE_SETTINGS: Final = ("concurrency", "run_queue", "run_coordinator", "run_monitoring", "sensors")
+SHOWN_BYTES: Final = 60  # of a peeked record in the table; all of it is in the document beside it
+
+
+def look_status(top: Worktop, _: None) -> Answer:
+    status = read_status(top.application, top.client("dynamodb"), top.runtime)
+    rows: list[Row] = [
+        {
+            "shard": lease.key,
+            "state": status.state_of(lease),
+            "owner": str(lease.actual_owner or ""),
+            "seconds behind": behind if behind is not None else "",
+            "checkpoint": place(lease.checkpoint),
+            "KB/s": round(lease.throughput_kbps or 0.0, 1),
+        }
+        for lease, behind in ((lease, status.seconds_behind(lease)) for lease in status.worst_first)
+    ]
+    document = status.to_document()
+    workers: list[Row] = [
+        {
+            "worker": row["worker"],
+            "state": row["state"],
+            "leases": row["leases"],
+            "seconds behind": "" if row["behind_ms"] is None else round(row["behind_ms"] / 1000, 1),
+            "heartbeat": f"{row['seconds_since_heartbeat']} s ago",
+            "run": (row["run"] or "")[:8],
+        }
+        for row in document["workers"]
+    ]
+    unserved = [lease.key for lease in status.unserved]
+    line = (
+        f"{status.leader or 'nobody'} leads; {len(status.open_leases)} open leases, {len(workers)} workers, "
+        f"{len(unserved)} leases unserved"
+    )
+    return Answer(
+        [line, *(f"{key} is unserved" for key in unserved), *status.unreadable],
+        {
+            "leader": status.leader or "nobody",
+            "open leases": len(status.open_leases),
+            "unserved leases": len(unserved),
+            "workers": len(workers),
+            "leases": table(rows, ("shard", "state", "owner", "seconds behind", "checkpoint", "KB/s")),
+            "fleet": table(workers, ("worker", "state", "leases", "seconds behind", "heartbeat", "run")),
+            "document": MetadataValue.json(document),
+        },
+    )
+
+
+def look_plan(top: Worktop, _: None) -> Answer:
+    runs = run_view(top.instance, top.application)
+    report = plan(top.application, top.client("dynamodb"), top.client("kinesis"), top.runtime, top.by, runs)
+    decided, failed = decisions(report), problems(report)
+    return Answer(
+        [*(decided or ["nothing to do"]), *failed],
+        {"decisions": bullets(decided, "nothing to do"), "problems": bullets(failed, "none")},
+        "; ".join(failed) or None,
+    )
+
+
+def look_doctor(top: Worktop, form: forms.Doctor) -> Answer:
+    patient = Patient(
+        top.application,
+        top.client("dynamodb"),
+        top.client("kinesis"),
+        top.runtime,
+        os.environ,
+        {name: top.instance.get_settings(name) for name in INSTANCE_SETTINGS},
+        watch_seconds=form.watch_seconds,
+    )
+    diagnosis = diagnose(patient)
+    worst = sorted(diagnosis.findings, key=lambda finding: -list(Verdict).index(finding.verdict))
+    columns = ("verdict", "check", "says", "do")
+    rows: list[Row] = [{name: finding.to_document()[name] for name in columns} for finding in worst]
+    failing = [finding for finding in worst if finding.verdict is Verdict.FAIL]
+    lines = [f"{finding.verdict.value} {finding.check}: {finding.says}. {finding.do}".strip() for finding in worst]
+    return Answer(
+        lines,
+        {
+            "failing": len(failing),
+            "warnings": len(diagnosis.not_ok()) - len(failing),
+            "checks": len(worst),
+            "findings": table(rows, columns),
+            "all findings": bullets(lines, "none"),
+        },
+        "; ".join(f"{f.check}: {f.says}: {f.do}" for f in failing[:3]) if failing and form.fail_when_ill else None,
+    )
+
+
+def look_peek(top: Worktop, form: forms.Peek) -> Answer:
+    names = [stream.name for stream in top.application.streams]
+    stream = form.stream or names[0]
+    if stream not in names:
+        raise ConfigurationError(f"application {top.application.name} does not read {stream}")
+    found = peek(
+        top.client("kinesis"),
+        stream,
+        form.shard,
+        top.runtime,
+        limit=form.limit,
+        first=form.place is forms.Place.first,
+    )
+    rows: list[Row] = [
+        {
+            "sequence": f"…{record.sequence[-8:]}/{record.sub_sequence}",
+            "partition key": record.partition_key,
+            "bytes": len(record.data),
+            "data": record.to_document()["data"][:SHOWN_BYTES],
+        }
+        for record in found
+    ]
+    return Answer(
+        [f"{len(found)} records of {form.shard}"],
+        {
+            "records": len(found),
+            "shown": table(rows, ("sequence", "partition key", "bytes", "data")),
+            "all": MetadataValue.json([record.to_document() for record in found]),
+        },
+    )
+
+
+def look_cost(top: Worktop, form: forms.Cost) -> Answer:
+    status = read_status(top.application, top.client("dynamodb"), top.runtime)
+    prices = Prices(form.write_price, form.read_price)
+    shards, workers = len(status.open_leases), max(len(status.workers), top.application.fleet.min_workers)
+    cost = estimate(top.application, shards=shards, workers=workers, busy=form.busy, prices=prices)
+    columns = ("purpose", "write units/s", "read units/s", "$/month")
+    rows: list[Row] = [
+        {
+            "purpose": line.purpose,
+            "write units/s": round(line.writes, 3),
+            "read units/s": round(line.reads, 3),
+            "$/month": round(line.dollars(prices), 2),
+        }
+        for line in cost.lines
+    ]
+    said = [f"estimated {cost.dollars:.2f} $ a month for {shards} shards and {workers} workers"]
+    metadata: dict[str, Any] = {"estimated $/month": round(cost.dollars, 2), "estimate": table(rows, columns)}
+    if form.hours:
+        measured = _measured(top, form, prices)
+        if isinstance(measured, str):
+            said.append(measured)
+            metadata["measured"] = measured
+        else:
+            said.append(f"measured {measured.dollars:.2f} $ a month over {form.hours:g} h")
+            metadata["measured $/month"] = round(measured.dollars, 2)
+            metadata["measured"] = MetadataValue.json(measured.to_document())
+    return Answer(said, metadata)
+
+
+def _measured(top: Worktop, form: forms.Cost, prices: Prices) -> Consumption | str:
+    """Or why there is none; the estimate is worth telling all the same."""
+    try:
+        layout, cloudwatch = top.desk.layout, top.client("cloudwatch")
+        found = measure(cloudwatch, layout, top.runtime, hours=form.hours, prices=prices)
+    except KclError as error:
+        return f"not measured: {error}"
+    return "not measured: CloudWatch has counted nothing for these tables" if found.is_empty else found

@@ -1,0 +1,94 @@
+"""The operations that write, or that carry leases in and out: from a form to an answer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dagster import MetadataValue
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.operations.backup import export_leases, import_leases
+from kcl_dagster.operations.pausing import drain, pause, resume
+from kcl_dagster.operations.reset import reset
+from kcl_dagster.operations.target import Target
+from kcl_dagster.orchestration.operations import forms
+from kcl_dagster.orchestration.operations.answers import Answer, bullets
+from kcl_dagster.orchestration.operations.worktop import Worktop
+from kcl_dagster.tables.control import Control
+
+
+def do_pause(top: Worktop, form: forms.Pausing) -> Answer:
+    return _control(pause(top.desk, _shards(form), dry=form.dry_run), dry=form.dry_run)
+
+
+def do_resume(top: Worktop, form: forms.Pausing) -> Answer:
+    return _control(resume(top.desk, _shards(form), dry=form.dry_run), dry=form.dry_run)
+
+
+def _shards(form: forms.Pausing) -> list[str]:
+    if form.scope is forms.Scope.shards and not form.shards:
+        raise ConfigurationError("scope is shards: say which")
+    if form.scope is forms.Scope.application and form.shards:
+        raise ConfigurationError("shards are named, and scope is application: choose scope shards")
+    return form.shards
+
+
+def _control(control: Control, *, dry: bool) -> Answer:
+    lines = [f"{key} is paused" for key in sorted(control.leases)]
+    if control.paused:
+        lines.insert(0, "all of it is paused: workers finish their batch and end")
+    return _done(lines or ["nothing is paused"], {"paused": control.paused, "shards": len(control.leases)}, dry=dry)
+
+
+def do_drain(top: Worktop, form: forms.Drain) -> Answer:
+    asked = drain(top.desk, form.worker, wanted=not form.undo, dry=form.dry_run)
+    lines = [f"{worker} is asked {'to go on' if form.undo else 'to finish'}" for worker in asked]
+    return _done(lines, {"workers": len(asked)}, dry=form.dry_run, wrong=None if asked else "it ended meanwhile")
+
+
+def do_reset(top: Worktop, form: forms.Reset) -> Answer:
+    report = reset(
+        top.desk,
+        Target.parse(form.to, top.runtime.clock.now()),
+        streams=form.streams,
+        shards=form.shards,
+        wait_for_dead=form.wait_for_dead,
+        dry=form.dry_run,
+    )
+    lines = [
+        f"{key}: {before or 'nowhere'} -> {'overtaken' if key in report.overtaken else report.target}"
+        for key, before in report.changed.items()
+    ]
+    lines += [f"{key}: created" for key in report.created] + [f"{key}: forgotten" for key in report.forgotten]
+    overtaken = f"somebody was faster for {', '.join(report.overtaken[:3])}" if report.overtaken else None
+    return _done(
+        lines or ["there was nothing to reset"],
+        {
+            "to": str(report.target),
+            "leases": len(report.changed) + len(report.created) + len(report.forgotten),
+            "report": MetadataValue.json(report.to_document()),
+        },
+        dry=form.dry_run,
+        wrong=overtaken,
+    )
+
+
+def do_export(top: Worktop, form: forms.Export) -> Answer:
+    lines = list(export_leases(top.desk))
+    where = top.put(form.path, "".join(f"{line}\n" for line in lines))
+    return Answer([f"{len(lines)} leases in {where}"], {"leases": len(lines), "file": MetadataValue.path(where)})
+
+
+def do_import(top: Worktop, form: forms.Import) -> Answer:
+    report = import_leases(top.desk, top.get(form.path).splitlines(), force=form.force, dry=form.dry_run)
+    counts = {what: len(keys) for what, keys in report.to_document().items()}
+    return _done(
+        [", ".join(f"{number} {what}" for what, number in counts.items())],
+        {**counts, "report": MetadataValue.json(report.to_document())},
+        dry=form.dry_run,
+        wrong=f"somebody was faster for {report.overtaken[0]}" if report.overtaken else None,
+    )
+
+
+def _done(lines: list[str], metadata: Mapping[str, Any], *, dry: bool, wrong: str | None = None) -> Answer:
+    said = ["dry run: nothing was changed"] if dry else []
+    return Answer([*lines, *said], {"dry run": dry, "result": bullets(lines, "nothing"), **metadata}, wrong)

@@ -1,0 +1,268 @@
+"""Operations as Dagster runs them: the form of the launchpad in, metadata and a green or red run out."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from kcl_dagster.emulator import Emulator
+from kcl_dagster.leader.opening import open_leader
+from kcl_dagster.leader.runs import RunView
+from kcl_dagster.model.checkpoint import TRIM_HORIZON
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.operations.desk import Desk
+from kcl_dagster.orchestration.operations.catalogue import OPERATIONS
+from kcl_dagster.orchestration.runs import APPLICATION_TAG
+from kcl_dagster.orchestration.translator import identifier
+from kcl_dagster.runtime import system
+from kcl_dagster.tables.control import Control
+from tests.unit.orchestration.conftest import Bench
+
+WORKER = WorkerId("worker-000:anna")
+OUR_TABLES = 12  # rows that Dagster shows without a click
+
+
+class Office:
+    """An application whose leader has ticked once, and the operations that Dagster has for it."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.application = bench.consumer.application
+        dynamodb, kinesis = (bench.resource.client(name) for name in ("dynamodb", "kinesis"))
+        leader = open_leader(
+            self.application, dynamodb=dynamodb, kinesis=kinesis, identity="dagster", runtime=system()
+        )
+        assert leader.tick(RunView(launches=False)).leading
+
+    @property
+    def desk(self) -> Desk:
+        dynamodb, kinesis = (self.bench.resource.client(name) for name in ("dynamodb", "kinesis"))
+        return Desk.open(self.application, dynamodb, kinesis, system(), "test")
+
+    def leases(self) -> dict[str, Lease]:
+        return {lease.shard_id: lease for lease in self.desk.scan().leases}
+
+    def serve(self) -> None:
+        """A worker appears and gets the leases."""
+        now = int(system().clock.now())
+        self.desk.workers.put(WorkerRow(WORKER, now, averages={}, slot="worker-000", run_id="anna", lag_ms=1500))
+        for lease in self.desk.scan().leases:
+            assert self.desk.leases.assign(lease, WORKER) is not None
+
+    def job(self, operation: str) -> dg.JobDefinition:
+        return self.bench.definitions.resolve_job_def(f"{identifier(self.application.name)}__{operation}")
+
+    def run(self, operation: str, **form: Any) -> "Outcome":
+        job = self.job(operation)
+        result = job.execute_in_process(
+            run_config={"ops": {f"{operation}_{identifier(self.application.name)}": {"config": form}}}
+            if form
+            else None,
+            instance=self.bench.instance,
+            raise_on_error=False,
+        )
+        return Outcome(result)
+
+
+class Outcome:
+    """What a run left behind."""
+
+    def __init__(self, result: dg.ExecuteInProcessResult) -> None:
+        self.succeeded = result.success
+        self.metadata: Mapping[str, Any] = {}
+        self.refusal: str | None = None
+        for event in result.all_events:
+            if event.is_successful_output:
+                self.metadata = event.step_output_data.metadata
+            if event.is_step_failure:
+                failure = event.step_failure_data.user_failure_data
+                assert failure is not None, event.step_failure_data.error
+                self.metadata, self.refusal = failure.metadata, failure.description
+
+    def value(self, name: str) -> Any:
+        return self.metadata[name].value
+
+    def rows(self, name: str) -> list[Mapping[str, Any]]:
+        return [record.data for record in self.metadata[name].records]
+
+
+@pytest.fixture
+def office(bench: Bench) -> Office:
+    return Office(bench)
+
+
+@pytest.fixture
+def paused(office: Office) -> Office:
+    office.desk.control.save(Control(paused=True))
+    return office
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_the_launchpad_of_every_operation_is_filled_in_and_explained(bench: Bench, operation: Any) -> None:
+    job = Office(bench).job(operation.name)
+    assert job.description
+    assert job.tags["kcl/operation"] == operation.name
+    assert job.tags[APPLICATION_TAG] == bench.consumer.application.name
+    assert dg.validate_run_config(job)  # as it stands
+    for field in operation.form.model_fields.values() if operation.form else ():
+        assert field.description
+        assert not field.is_required()
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [o for o in OPERATIONS if o.name in {"pause", "resume", "drain", "reset", "import"}],
+    ids=lambda o: o.name,
+)
+def test_what_writes_is_dry_unless_told_otherwise(operation: Any) -> None:
+    assert operation.form().dry_run is True
+
+
+def test_status_shows_who_reads_what_and_how_far_behind(office: Office) -> None:
+    office.serve()
+    answer = office.run("status")
+    assert answer.value("open leases") == 2
+    assert answer.value("unserved leases") == 0
+    assert {row["owner"] for row in answer.rows("leases")} == {WORKER}
+    assert [(row["worker"], row["leases"], row["seconds behind"]) for row in answer.rows("fleet")] == [
+        (WORKER, 2, 1.5)
+    ]
+
+
+def test_tables_are_short_enough_to_be_seen(office: Office) -> None:
+    for number in range(20):
+        shard = f"shardId-{number + 100:012d}"
+        office.desk.leases.create(Lease(LeaseKey(shard), shard, checkpoint=TRIM_HORIZON))
+    answer = office.run("status")
+    assert answer.value("open leases") > OUR_TABLES
+    assert len(answer.rows("leases")) == OUR_TABLES
+    assert {row["state"] for row in answer.rows("leases")} == {"unserved"}
+
+
+def test_plan_tells_reasons_and_launches_nothing(office: Office) -> None:
+    before = office.leases()
+    answer = office.run("plan")
+    assert answer.succeeded
+    assert "launch worker-00" in answer.value("decisions")
+    assert office.leases() == before
+    assert office.bench.instance.get_runs(dg.RunsFilter(tags={"dagster/partition": "worker-000"})) == []
+
+
+def test_a_doctor_that_finds_something_wrong_fails_the_run_and_says_what_to_do(office: Office) -> None:
+    answer = office.run("doctor", watch_seconds=0.01)
+    assert not answer.succeeded
+    assert answer.refusal is not None
+    assert "did not write it for" in answer.refusal
+    assert answer.rows("findings")[0]["verdict"] == "fail"
+    assert len(answer.rows("findings")) <= OUR_TABLES
+    assert office.run("doctor", watch_seconds=0.01, fail_when_ill=False).succeeded
+
+
+def test_a_dry_pause_changes_nothing_and_says_so(office: Office) -> None:
+    answer = office.run("pause")
+    assert answer.value("dry run") is True
+    assert answer.value("paused") is True
+    assert not office.desk.control.load().paused
+
+
+def test_an_application_is_paused_and_resumed_and_the_audit_names_the_run(office: Office) -> None:
+    assert office.run("pause", dry_run=False).succeeded
+    assert office.desk.control.load().paused
+    assert "by run" in (office.desk.control.load().changed_by or "")
+    assert office.run("resume", dry_run=False).succeeded
+    assert not office.desk.control.load().paused
+
+
+def test_single_shards_are_paused(office: Office) -> None:
+    shard = min(office.leases())
+    assert office.run("pause", scope="shards", shards=[shard], dry_run=False).succeeded
+    assert office.desk.control.load().leases == {shard}
+
+
+REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "shards without a name": ("pause", {"scope": "shards"}, "scope is shards: say which"),
+    "names without a scope": ("pause", {"shards": ["shardId-000000000000"]}, "choose scope shards"),
+    "a worker that is not there": ("drain", {"worker": "worker-009"}, "no worker or slot worker-009"),
+    "a reset under a leader": ("reset", {"dry_run": False}, "may give them away at any moment"),
+    "a place that is none": ("reset", {"to": "yesterday"}, "none of trim_horizon, latest"),
+    "a file that is not there": ("import", {"path": "/nowhere/leases.jsonl"}, "cannot be read"),
+    "a shard that is not there": ("peek", {"shard": "shardId-000000000099"}, "has no shard"),
+    "a stream of others": ("peek", {"stream": "others"}, "does not read others"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_is_one_line_and_changes_nothing(office: Office, name: str) -> None:
+    operation, form, says = REFUSALS[name]
+    before = office.leases()
+    answer = office.run(operation, **form)
+    assert not answer.succeeded
+    assert answer.refusal is not None
+    assert says in answer.refusal
+    assert "\n" not in answer.refusal
+    assert office.leases() == before
+
+
+def test_a_worker_is_asked_to_leave_by_its_slot(office: Office) -> None:
+    office.serve()
+    assert office.run("drain").value("workers") == 1
+    assert not office.desk.workers.list()[0].drain_requested
+    assert office.run("drain", dry_run=False).succeeded
+    assert office.desk.workers.list()[0].drain_requested
+
+
+def test_leases_are_put_back(paused: Office) -> None:
+    for lease in paused.desk.scan().leases:
+        assert paused.desk.leases.assign(lease, WORKER) is not None
+    owned = paused.run("reset", dry_run=False)
+    assert owned.refusal is not None
+    assert f"is owned by {WORKER}" in owned.refusal
+    for lease in paused.desk.scan().leases:
+        paused.desk.leases.release(lease)
+    dry = paused.run("reset", to="latest")
+    assert dry.value("leases") == 2
+    assert {str(lease.checkpoint) for lease in paused.leases().values()} == {"TRIM_HORIZON"}
+    assert paused.run("reset", to="latest", dry_run=False).succeeded
+    assert {str(lease.checkpoint) for lease in paused.leases().values()} == {"LATEST"}
+
+
+def test_leases_travel_through_a_file(paused: Office, tmp_path: Path) -> None:
+    path = str(tmp_path / "kept" / "leases.jsonl")
+    exported = paused.run("export", path=path)
+    assert exported.value("leases") == 2
+    assert len(Path(path).read_text().splitlines()) == 2
+    for lease in paused.desk.scan().leases:
+        paused.desk.leases.delete(lease, forced=True)
+    assert paused.run("import", path=path).value("created") == 2
+    assert paused.leases() == {}
+    assert paused.run("import", path=path, dry_run=False).succeeded
+    assert len(paused.leases()) == 2
+
+
+def test_leases_travel_through_s3(aws: Emulator, paused: Office) -> None:
+    bucket = f"copies-{paused.application.name}"
+    aws.client("s3").create_bucket(Bucket=bucket)
+    assert paused.run("export", path=f"s3://{bucket}/of/leases.jsonl").succeeded
+    answer = paused.run("import", path=f"s3://{bucket}/of/leases.jsonl")
+    assert (answer.value("unchanged"), answer.value("created")) == (2, 0)
+
+
+def test_records_are_looked_at(aws: Emulator, office: Office) -> None:
+    kinesis = aws.client("kinesis")
+    kinesis.put_record(StreamName=office.application.name, Data=b"hello", PartitionKey="alice", ExplicitHashKey="0")
+    answer = office.run("peek", place="first")
+    assert answer.value("records") == 1
+    assert answer.rows("shown")[0]["data"] == "hello"
+    assert json.loads(json.dumps(answer.value("all")))[0]["partition_key"] == "alice"
+
+
+def test_costs_are_estimated_where_nothing_can_be_measured(office: Office) -> None:
+    office.serve()
+    answer = office.run("cost", busy=0.5)
+    assert answer.value("estimated $/month") > 0
+    assert answer.value("measured").startswith("not measured: ")
+    assert "measured" not in office.run("cost", hours=0).metadata
