@@ -82,12 +82,17 @@ def build_worker_job(consumer: Consumer, translator: KclTranslator) -> Unresolve
 
 @contextmanager
 def _interrupts_ask(stop: StopSignal) -> Iterator[None]:
-    """SIGINT, which is how Dagster terminates a run and a terminal everything, asks the worker to stop."""
+    """What ends a run asks the worker to stop: SIGINT from a terminal and Dagster's default launcher, SIGTERM from
+    Kubernetes, ECS and Docker."""
     if threading.current_thread() is not threading.main_thread():
         yield  # an in-process test; nobody can interrupt it
         return
-    before = signal.signal(signal.SIGINT, lambda *_: stop.request(StopReason.ASKED, "interrupted"))
+    before = {
+        number: signal.signal(number, lambda *_: stop.request(StopReason.ASKED, "interrupted"))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

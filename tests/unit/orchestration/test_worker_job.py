@@ -164,15 +164,22 @@ def test_a_drained_worker_ends_its_run_and_lets_go(
     assert status.workers == []
 
 
-def test_an_interrupt_ends_the_batch_and_the_run_is_a_success(
-    stream: str, spark: SparkSession, resource: kcl.KclResource, instance: DagsterInstance, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_stops_a_worker(
+    stream: str,
+    spark: SparkSession,
+    resource: kcl.KclResource,
+    instance: DagsterInstance,
+    tmp_path: Path,
+    number: signal.Signals,
 ) -> None:
-    """As Dagster terminates runs, and a terminal's Ctrl-C everything."""
+    """It ends its batch, and the run is a success: as Dagster ends runs, a terminal everything, Kubernetes a pod."""
     bench = open_bench(consumer_of(stream, tmp_path / "lake"), resource, instance)
-    with leading(bench), when_stored(tmp_path / "lake", lambda: os.kill(os.getpid(), signal.SIGINT)):
+    with leading(bench), when_stored(tmp_path / "lake", lambda: os.kill(os.getpid(), number)):
         result = execute(bench, spark)
     assert result.success
     assert bodies(tmp_path / "lake") == list(range(RECORDS))
+    assert read_status(bench.consumer.application, resource.client("dynamodb"), system()).workers == []
 
 
 def test_a_second_run_of_a_slot_ends_without_touching_anything(
