@@ -173,7 +173,7 @@ def test_a_signal_stops_a_worker(
     tmp_path: Path,
     number: signal.Signals,
 ) -> None:
-    """It ends its batch, and the run is a success: as Dagster ends runs, a terminal everything, Kubernetes a pod."""
+    """It ends its batch, and the run is a success: as Dagster ends runs, a terminal all, Kubernetes a pod."""
     bench = open_bench(consumer_of(stream, tmp_path / "lake"), resource, instance)
     with leading(bench), when_stored(tmp_path / "lake", lambda: os.kill(os.getpid(), number)):
         result = execute(bench, spark)
