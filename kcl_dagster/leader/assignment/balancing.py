@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 URGENT: Final = 2.0
 # Where balancing stops, in parts of the band: well inside, so that jitter does not lead back out.
 STOP_ABOVE: Final = 0.5
-# While there is no load to speak of: a worker with this many times its part of the leases is relieved when another
-# one comes. Less is left as it was.
-GROSS: Final = 2.0
 # Donors looked at to fill one receiver. The most loaded come first; further ones have nothing to spare.
 DONORS_TRIED: Final = 64
 # Receivers looked at for one donor. The least loaded come first; caps are why one of them may not do.
@@ -39,14 +36,9 @@ class Balancing:
         self.budget = round_.limits.moves
 
     def run(self) -> None:
-        if self.round.measure.idle:
-            # A handoff of a silent shard silences nothing, so these are not rationed.
-            self.budget = len(self.round.kbps)
-            self._fill([seat for seat in self.round.takers if seat.worker.ready and seat.count == 0])
-            self._relieve(self.share * GROSS)
-        else:
-            self._relieve(self.high)
-            self._fill([seat for seat in self.round.takers if seat.worker.ready and seat.load < self.low])
+        self._relieve(self.high)
+        self._fill([seat for seat in self.round.takers if seat.worker.ready and seat.load < self.low])
+        self._seed([seat for seat in self.round.takers if seat.worker.ready and seat.count == 0])
 
     def _relieve(self, most: float) -> None:
         """Every worker with a load above `most` gives leases away, the most loaded one first."""
@@ -144,6 +136,16 @@ class Balancing:
             if lease is not None and (best is None or self.round.measure.weights[lease] > best[0] + EPSILON):
                 best = self.round.measure.weights[lease], donor, lease
         return best is not None and self._move(best[2], best[1], receiver)
+
+    def _seed(self, empty: Sequence[Seat]) -> None:
+        """No lease fits: each gets the one that evens best. Alone on its worker, it makes nothing worse."""
+        for receiver in sorted(empty, key=lambda seat: seat.id):
+            donors = [seat for seat in self.round.takers if seat.count > 1 and seat.movable]
+            for donor in heapq.nlargest(DONORS_TRIED, donors, key=lambda seat: seat.load):
+                lease = self._nearest(donor, receiver, 0.0, donor.load / 2 / donor.factor, math.inf)
+                if self.budget > 0 and lease is not None:
+                    self._move(lease, donor, receiver)
+                    break
 
     def _may_hold(self, receiver: Seat, lease: LeaseKey | None) -> bool:
         return lease is not None and self.round.may_hold(receiver, lease)

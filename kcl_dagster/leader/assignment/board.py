@@ -114,11 +114,12 @@ def fair_share(weights: Iterable[float], factors: Iterable[float]) -> float:
     A lease heavier than the share fills a worker alone, and the others share the rest.
     """
     speeds = [1 / factor for factor in factors]
-    total, left = sum(weights := list(weights)), len(speeds)
+    whole = total = sum(weights := list(weights))
+    left = len(speeds)
     speed = sum(speeds) / left if left else 0.0
     for weight in sorted(weights, reverse=True):
         if left == 0 or weight * left * speed <= total:
             break
         total -= weight
         left -= 1
-    return total / (left * speed) if left else 0.0
+    return total / (left * speed) if left and total > EPSILON * whole else 0.0

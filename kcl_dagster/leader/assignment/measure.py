@@ -29,13 +29,15 @@ def by_count(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad]) -> Meas
 
 
 def by_throughput(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad]) -> Measure:
+    """What is lacking to a load worth speaking of is made up for by all leases alike. So numbers count the more the
+    less is read, and there is no moment at which one measure suddenly takes the place of another."""
     known = [lease.kbps for lease in leases if lease.kbps is not None]
-    total = sum(known)
-    if total < IDLE_KBPS * max(1, sum(worker.accepts for worker in workers)):
-        return replace(by_count(leases, workers), idle=True)
-    mean = total / len(known)
-    weights = {lease.key: (mean if lease.kbps is None else lease.kbps) + mean * BASE_WEIGHT for lease in leases}
-    return Measure(weights, {worker.id: 1.0 for worker in workers}, idle=False, unit="KB/s")
+    mean = sum(known) / len(known) if known else 0.0
+    carried = {lease.key: mean if lease.kbps is None else lease.kbps for lease in leases}
+    lacking = IDLE_KBPS * max(1, sum(worker.accepts for worker in workers)) - sum(carried.values())
+    base = mean * BASE_WEIGHT + max(0.0, lacking) / max(1, len(leases))
+    weights = {key: kbps + base for key, kbps in carried.items()}
+    return Measure(weights, {worker.id: 1.0 for worker in workers}, idle=lacking > 0, unit="KB/s")
 
 
 def by_cpu(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad]) -> Measure:

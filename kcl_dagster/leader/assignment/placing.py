@@ -7,6 +7,7 @@ from typing import Final
 
 from kcl_dagster.leader.assignment.balancing import STOP_ABOVE, URGENT, Balancing
 from kcl_dagster.leader.assignment.board import EPSILON, Board, Queue, Seat, fair_share, weight_of
+from kcl_dagster.leader.assignment.evening import Evening, is_alike, is_uneven
 from kcl_dagster.leader.assignment.measure import Measure
 from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Move, MoveKind, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
@@ -54,10 +55,12 @@ class Round:
         self._serve()
         self._drain()
         outside = self._outside(1.0)
-        if self.share > 0 and self._is_worth_it(outside, changed=bool(self.moves)):
+        if is_alike(self) or self.share <= 0:  # no share: fewer leases than workers
+            if is_uneven(self):
+                Evening(self).run()
+        elif self._is_worth_it(outside, changed=bool(self.moves)):
             Balancing(self).run()
-        noticed = frozenset[WorkerId]() if self.measure.idle else frozenset(outside)
-        return Assignment(tuple(self.moves), tuple(self.unplaced), noticed)
+        return Assignment(tuple(self.moves), tuple(self.unplaced), frozenset(outside))
 
     def give(self, lease: LeaseKey, source: Seat | None, to: Seat, kind: MoveKind, because: str) -> None:
         if source is not None:
@@ -153,10 +156,6 @@ class Round:
 
     def _is_worth_it(self, outside: Sequence[WorkerId], *, changed: bool) -> bool:
         """`changed`: the fleet or its leases just did, so what is out of balance now is no jitter."""
-        if self.measure.idle:
-            # Load says nothing now, and yesterday's placement may be right again tomorrow. Only a worker that
-            # has nothing at all gets its part.
-            return any(seat.count == 0 and seat.worker.ready for seat in self.takers)
         if changed and outside:
             return True
         return bool(self._outside(URGENT)) or not self.limits.settled.isdisjoint(outside)
