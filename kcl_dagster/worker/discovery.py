@@ -16,6 +16,8 @@ class Discoverer:
         self._worker = worker
         self._holdings = holdings
         self._on_event = on_event
+        self.is_acquiring = False
+        """Leases that come together are to be read together: a round that begins now would take some of them."""
 
     def step(self) -> list[LeaseKey]:
         """The leases acquired now. A lease that cannot be read or renewed is left for the next step."""
@@ -24,8 +26,12 @@ class Discoverer:
         except KclError as error:
             self._on_event(WorkerEvent(EventKind.DISCOVERY_FAILED, str(error)))
             return []
-        held = self._holdings.keys()
-        return [key for key in sorted(assigned) if key not in held and self._acquire(key)]
+        new = sorted(set(assigned) - self._holdings.keys())
+        self.is_acquiring = bool(new)
+        try:
+            return [key for key in new if self._acquire(key)]
+        finally:
+            self.is_acquiring = False
 
     def _acquire(self, key: LeaseKey) -> bool:
         try:

@@ -43,6 +43,7 @@ from kcl_dagster.worker.taking import Taker
 from kcl_dagster.worker.threads import Steps, Threads
 
 STOP_POLL_SECONDS = 0.1  # how soon an idle worker notices that it should stop or has a new lease
+ACQUIRING_SECONDS = 1.0  # a round waits this long for leases that are just being acquired: it takes 20 ms for each
 WATCH_SECONDS = 5.0  # an orphan is gone well within a lease duration
 LOOKS_PER_LEASE = 2  # at the leader's lock, and without a leader at the leases: a dead owner shows in 1.5 durations
 
@@ -167,6 +168,7 @@ class Worker(Generic[D]):
                     while not self.stop.is_requested():
                         if self.step_batch().is_idle:
                             self._rest()
+                        self._wait_for_discovery()
                 finally:
                     self.protocol.close()
         finally:
@@ -181,6 +183,11 @@ class Worker(Generic[D]):
             if self.stop.is_requested() or self.holdings.keys() - held:
                 return
             self._clock.sleep(min(left, STOP_POLL_SECONDS))
+
+    def _wait_for_discovery(self) -> None:
+        until = self._clock.monotonic() + ACQUIRING_SECONDS
+        while self.discoverer.is_acquiring and not self.stop.is_requested() and self._clock.monotonic() < until:
+            self._clock.sleep(STOP_POLL_SECONDS)
 
     # Steps
 
