@@ -14,7 +14,8 @@ OK: Final[Mapping[str, Any]] = {"HTTPStatusCode": 200, "RetryAttempts": 0}
 
 
 def answer(**members: Any) -> Response:
-    return {**members, "ResponseMetadata": dict(OK)}
+    members["ResponseMetadata"] = dict(OK)
+    return members
 
 
 class ControlPlane:

@@ -173,6 +173,8 @@ class Kernel:
         self._agenda: list[tuple[float, int, Strand | Callable[[], None], int, Any]] = []
         self._order = 0
         self._strands = 0
+        self._until = 0.0
+        self._found: Sized = ()
 
     def note(self, kind: str, text: str) -> None:
         """Something worth a line of the trace."""
@@ -202,16 +204,32 @@ class Kernel:
         strand = self.running
         if strand is None:
             raise AssertionError("only a strand can wait")
-        if not strand.process.is_alive:
+        process = strand.process
+        if not process.is_alive:
             raise Killed
+        if until is not None and self._is_next(until, process):
+            self.now = until
+            self.steps += 1
+            self.digest = hash((self.digest, until, strand.number))
+            return None
         strand.turn += 1
         if until is not None:
             self._order += 1
             heappush(self._agenda, (until, self._order, strand, strand.turn, None))
         said = self.hub.switch()
-        if not strand.process.is_alive:
+        if not process.is_alive:
             raise Killed
         return said
+
+    def _is_next(self, until: float, process: Process) -> bool:
+        """Nothing happens up to then: the running strand would only make room for itself."""
+        agenda = self._agenda
+        return (
+            self.now < until <= self._until
+            and not (agenda and agenda[0][0] <= until)
+            and process.paused_until <= until
+            and not self._found
+        )
 
     def wake(self, strand: Strand, said: Any = True) -> None:
         """Let a waiting strand go on now."""
@@ -231,6 +249,7 @@ class Kernel:
     def run(self, until: float, found: Sized = ()) -> None:
         """Let time pass up to `until`, or up to the step after which something is in `found`."""
         agenda, steps_here = self._agenda, 0
+        self._until, self._found = until, found
         while agenda and agenda[0][0] <= until:
             when, _, what, turn, said = heappop(agenda)
             if isinstance(what, Strand):

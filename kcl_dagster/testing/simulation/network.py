@@ -6,6 +6,7 @@ happens in between, which is where the bugs live.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, Final, Literal
 
@@ -71,14 +72,9 @@ class Line:
         """Clients have it; there is nothing to close."""
 
     def _method(self, name: str) -> Callable[..., Any]:
-        perform = getattr(self._backend, name)
+        return partial(self._call, name, getattr(self._backend, name))
 
-        def method(**request: Any) -> Any:
-            return self._call(name, perform, request)
-
-        return method
-
-    def _call(self, name: str, perform: Callable[..., Any], request: dict[str, Any]) -> Any:
+    def _call(self, name: str, perform: Callable[..., Any], /, **request: Any) -> Any:
         kernel = self._process.kernel
         fate = self._fate(self._process, self._service, name, request)
         if fate.kind == "unreachable":

@@ -30,7 +30,7 @@ from kcl_dagster.worker.threads import Steps
 # Dagster gives up on a tick after this long; the tick itself goes on.
 TICK_TIMEOUT: Final = 60.0
 # How often background steps look whether something is due, before stretching.
-NAP_SECONDS: Final = 1.0
+NAP_SECONDS: Final = 2.0
 
 
 def runtime_of(process: Process, random: Random) -> Runtime:
