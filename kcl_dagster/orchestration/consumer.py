@@ -93,6 +93,7 @@ def kcl_consumer(
     metadata: Mapping[str, Any] | None = None,
     lag_target: float = 60.0,
     freshness: timedelta | None = None,
+    processes: int | None = None,
 ) -> Callable[[Callable[..., Any]], Consumer]:
     """Make a function the consumer of one or several Kinesis streams.
 
@@ -117,6 +118,8 @@ def kcl_consumer(
         lag_target: Seconds behind the tip of the stream above which a check warns.
         freshness: The records asset is stale when nothing was stored for this long. For streams that never pause;
             workers report every five minutes.
+        processes: Of record processors: how many Python processes of the executors they are spread over. Each
+            keeps a task slot of Spark's; one for each core of a local session by default, two on a cluster.
 
     Example:
         .. code-block:: python
@@ -147,14 +150,22 @@ def kcl_consumer(
         whole = Application(name=application, streams=streams, multi_stream=len(streams) > 1, **given)
 
     def decorate(transform: Callable[..., Any]) -> Consumer:
-        processes = inspect.isclass(transform) and hasattr(transform, "process_records")
-        if processes == (sink is not None):
-            has = "is a record processor and has no sink" if processes else "needs a sink, such as kcl.parquet(...)"
+        is_processor = inspect.isclass(transform) and hasattr(transform, "process_records")
+        if is_processor == (sink is not None):
+            has = (
+                "is a record processor and has no sink"
+                if is_processor
+                else "needs a sink, such as kcl.parquet(...)"
+            )
             raise ConfigurationError(f"application {whole.name}: {transform.__name__} {has}")
+        if processes is not None and (sink is not None or processes < 1):
+            raise ConfigurationError(
+                f"application {whole.name}: processes={processes} must be positive and goes with record processors"
+            )
         return Consumer(
             application=whole,
             transform=transform,
-            sink=sink if sink is not None else processors(transform),
+            sink=sink if sink is not None else processors(transform, processes),
             name=name or transform.__name__,
             description=description or inspect.getdoc(transform),
             owners=tuple(owners),

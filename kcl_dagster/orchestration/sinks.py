@@ -37,6 +37,9 @@ class SinkChoice:
     processors: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
     """Makes record processors, in which case there is nothing to open."""
 
+    processes: int | None = None
+    """Processes of the executors that record processors are spread over; left out, as fits the session."""
+
 
 def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
     """Parquet files below a directory or an `s3://` prefix, each record in exactly one of them.
@@ -114,9 +117,9 @@ def iceberg(identifier: str, catalog: Mapping[str, str], *, partition_by: Sequen
     return SinkChoice("iceberg", identifier, open_sink)
 
 
-def processors(factory: Callable[..., Any]) -> SinkChoice:
+def processors(factory: Callable[..., Any], processes: int | None = None) -> SinkChoice:
     """Record processors as the KCL knows them, one per shard: what `kcl_consumer` makes of a decorated class."""
-    return SinkChoice("python", getattr(factory, "__qualname__", repr(factory)), _never, factory)
+    return SinkChoice("python", getattr(factory, "__qualname__", repr(factory)), _never, factory, processes)
 
 
 def _never(transform: Transform, s3: Connection) -> Sink[Any]:

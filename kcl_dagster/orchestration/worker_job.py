@@ -55,12 +55,12 @@ def build_worker_asset(
         diary = Diary(
             spec.key, slot, context.log_event, context.log, lambda what: checks.loss(what, consumer, translator)
         )
-        spark = getattr(context.resources, spark_key).spark_session
+        kcl, spark = getattr(context.resources, kcl_key), getattr(context.resources, spark_key)
         stop = StopSignal()
-        # Only now: PySpark has just installed a handler that would cancel the batch we want to finish.
         with _interrupts_ask(stop):
-            kcl = getattr(context.resources, kcl_key)
-            reason = WorkerRun(consumer, kcl, spark, slot, run.run_id, diary, watches).work(stop)
+            # PySpark replaces the handler only where it is started on the main thread, and the worker does not.
+            made = WorkerRun(consumer, kcl, lambda: spark.spark_session, slot, run.run_id, diary, watches)
+            reason = made.work(stop)
         context.log.info("worker %s stopped: %s", slot, reason)
         yield MaterializeResult(asset_key=spec.key, metadata=diary.metadata())
 

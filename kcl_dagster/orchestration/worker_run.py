@@ -1,6 +1,8 @@
 """One worker, put together from its application, its run and its Spark session."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -13,23 +15,25 @@ from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
+from kcl_dagster.spark.seats.sparkseats import SparkSeats
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.worker.dead_letter import DeadLetters, FiledDeadLetters
 from kcl_dagster.worker.heartbeat import Identity
+from kcl_dagster.worker.late import Late, LateEngine, LateSeats
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.stop import StopReason, StopSignal
-from kcl_dagster.worker.surroundings import Watch
+from kcl_dagster.worker.surroundings import Surroundings, Watch
 from kcl_dagster.worker.utilization.platform import measured
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRun:
-    """What a run gives its worker."""
+    """What a run gives its worker. `open_session` is called once, on a thread, and may take its time."""
 
     consumer: Consumer
     kcl: KclResource
-    spark: SparkSession
+    open_session: Callable[[], SparkSession]
     slot: str
     run_id: str
     diary: Diary
@@ -38,40 +42,60 @@ class WorkerRun:
     def work(self, stop: StopSignal) -> StopReason:
         """Consume until there is a reason to stop. Blocks for hours.
 
-        Raises BatchError when the reason is that Spark is gone: the leases are released then, and the run should be
-        seen to have failed.
+        Raises what kept Spark from starting; BatchError when Spark is gone. The leases are released then, and the
+        run should be seen to have failed.
         """
         runtime = system()
-        application, choice = self.consumer.application, self.consumer.sink
-        engine = SparkEngine(
-            self.spark,
-            Connection(**self.kcl.connection("kinesis")),
-            EngineSettings.of(application),
-            runtime=runtime,
-        )
+        application = self.consumer.application
+        # The row is written and leases are assigned while Spark starts, which takes it five to ten seconds.
+        late: Late[SparkEngine | SparkSeats] = Late(self._open)
+        identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
         try:
-            surroundings = open_surroundings(
-                application,
-                dynamodb=self.kcl.client("dynamodb"),
-                kinesis=self.kcl.client("kinesis"),
-                engine=engine,
-                sink=None if choice.processors else choice.open(self.consumer.transform, self._s3()),
-                processors=choice.processors,
-                runtime=runtime,
-                dead_letters=self._dead_letters(),
-                utilization=measured(runtime.clock),
-                watches=(*self.watches, engine.health.why_lost),
-                on_batch=self.diary.batch,
-                on_event=self.diary.event,
-            )
-            identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
-            reason = Worker(surroundings, identity, runtime).run(stop)
-            lost = engine.health.why_lost()
+            worker = Worker(self._surroundings(late), identity, runtime)
+            reason = worker.run(stop)
+            if late.why_failed() is not None:
+                late.get()
+            opened = late.if_opened()
+            lost = None if opened is None else opened.health.why_lost()
             if lost is not None:
                 raise BatchError(f"{identity.worker} released its leases and ended: {lost}")
             return reason
         finally:
-            engine.close()
+            with suppress(Exception):  # it was raised above, or the worker stopped before it mattered
+                late.get().close()
+
+    def _surroundings(self, late: "Late[SparkEngine | SparkSeats]") -> Surroundings[Any]:
+        runtime, choice = system(), self.consumer.sink
+
+        def why_lost() -> str | None:
+            opened = late.if_opened()
+            return late.why_failed() if opened is None else opened.health.why_lost()
+
+        opened: Any = late
+        has_processors = choice.processors is not None
+        transform = self.consumer.transform
+        return open_surroundings(
+            self.consumer.application,
+            dynamodb=self.kcl.client("dynamodb"),
+            kinesis=self.kcl.client("kinesis"),
+            engine=None if has_processors else LateEngine[Any](opened),
+            sink=None if has_processors else choice.open(transform, self._s3()),
+            processors=LateSeats[Any](opened) if has_processors else None,
+            runtime=runtime,
+            dead_letters=self._dead_letters(),
+            utilization=measured(runtime.clock),
+            watches=(*self.watches, why_lost),
+            on_batch=self.diary.batch,
+            on_event=self.diary.event,
+        )
+
+    def _open(self) -> SparkEngine | SparkSeats:
+        choice, session = self.consumer.sink, self.open_session()
+        connection = Connection(**self.kcl.connection("kinesis"))
+        settings = replace(EngineSettings.of(self.consumer.application), tasks=choice.processes)
+        if choice.processors is not None:
+            return SparkSeats(session, connection, choice.processors, settings)
+        return SparkEngine(session, connection, settings)
 
     def _dead_letters(self) -> DeadLetters | None:
         path = self.consumer.application.batch.failure.dead_letter_path

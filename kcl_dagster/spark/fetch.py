@@ -130,14 +130,14 @@ class FetchTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                yield from fetch(self._plan, task, _client(self._plan.connection), system())
+                yield from fetch(self._plan, task, client_of(self._plan.connection), system())
 
 
 _clients: dict[Connection, Client] = {}
 _making = threading.Lock()
 
 
-def _client(connection: Connection) -> Client:
+def client_of(connection: Connection) -> Client:
     with _making:
         if connection not in _clients:
             _clients[connection] = connection.kinesis()

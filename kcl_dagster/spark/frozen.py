@@ -53,9 +53,9 @@ class FrozenRanges:
         for range_ in ranges:
             trailer = trailers[range_.lease]
             if trailer.failure is not None:
-                self.failures[range_.lease] = _failure(*trailer.failure)
+                self.failures[range_.lease] = failure_of(*trailer.failure)
             else:
-                self.progress[range_.lease] = _progress(range_, trailer)
+                self.progress[range_.lease] = progress_of(range_, trailer)
             if trailer.misplaced:
                 # Normal for a while after a reshard: the producer library sends them again.
                 log.info("%s: %d aggregated records belong to other shards", range_.lease, trailer.misplaced)
@@ -149,7 +149,7 @@ class Batch:
             part.release()
 
 
-def _progress(range_: Range, trailer: Trailer) -> Progress:
+def progress_of(range_: Range, trailer: Trailer) -> Progress:
     return Progress(
         range=range_,
         through=Checkpoint(*trailer.through) if trailer.through else None,
@@ -170,7 +170,7 @@ def _progress(range_: Range, trailer: Trailer) -> Progress:
     )
 
 
-def _failure(kind: str, message: str) -> KclError:
+def failure_of(kind: str, message: str) -> KclError:
     """The executor's error again, by its name; errors of the AWS edge are service errors here."""
     known = getattr(errors, kind, ServiceError)
     error: KclError = known(message)

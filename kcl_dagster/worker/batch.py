@@ -16,6 +16,8 @@ from kcl_dagster.model.stream import StreamIdentifier
 D = TypeVar("D")
 D_co = TypeVar("D_co", covariant=True)
 D_contra = TypeVar("D_contra", contravariant=True)
+R = TypeVar("R", bound="Read")
+R_co = TypeVar("R_co", bound="Read", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,8 @@ class PoisonRecord:
     arrival_ms: int | None = None
 
 
-class Fetched(Protocol[D_co]):
-    """The frozen records of a fetch. Driver side; used on the thread that called `fetch`."""
+class Read(Protocol):
+    """What came of reading ranges, wherever the records are now."""
 
     @property
     def progress(self) -> Mapping[LeaseKey, Progress]:
@@ -119,6 +121,13 @@ class Fetched(Protocol[D_co]):
     @property
     def failures(self) -> Mapping[LeaseKey, Exception]:
         """Ranges that could not be read this time; they take no part in the batch."""
+
+    def release(self) -> None:
+        """Free what the fetch holds. Called exactly once, whatever happened to the batch."""
+
+
+class Fetched(Read, Protocol[D_co]):
+    """The frozen records of a fetch. Driver side; used on the thread that called `fetch`."""
 
     def data(self, leases: Collection[LeaseKey]) -> D_co:
         """The records of these leases and of no other. The same records at every call and every evaluation:
@@ -131,21 +140,22 @@ class Fetched(Protocol[D_co]):
     def records(self, lease: LeaseKey) -> Sequence[PoisonRecord]:
         """The lease's records on the driver. Called for a range that was narrowed to the record that fails."""
 
-    def release(self) -> None:
-        """Free what the fetch holds. Called exactly once, whatever happened to the batch."""
 
-
-class Engine(Protocol[D_co]):
+class Reader(Protocol[R_co]):
     """Reads ranges. Stateless as far as the protocol is concerned: all progress is in the leases."""
 
-    def fetch(self, ranges: Sequence[Range], budget: Budget) -> Fetched[D_co]:
-        """Read the ranges, freeze what was read and say how far it went. Blocks for `budget.seconds` at most,
-        pinned ranges apart. Reads nothing else. A failure that concerns one shard is reported in `failures`;
-        raises only when nothing could be read at all."""
+    def fetch(self, ranges: Sequence[Range], budget: Budget) -> R_co:
+        """Read the ranges and say how far it went. Blocks for `budget.seconds` at most, pinned ranges apart. Reads
+        nothing else. A failure that concerns one shard is reported in `failures`; raises only when nothing could be
+        read at all."""
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
         """A hint: the next `fetch` will probably ask for these ranges. May do nothing. Never blocks; a result
         is used only when the next `fetch` asks for an equal range, else thrown away."""
+
+
+class Engine(Reader[Fetched[D_co]], Protocol[D_co]):
+    """Reads ranges and freezes what was read, for batches that sinks store."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import msgspec
 
 from kcl_dagster.errors import KclError, SinkError
 from kcl_dagster.worker.batch import Part, PoisonRecord
+from kcl_dagster.worker.seating import ProcessorFailed
 
 FORMAT_VERSION = 1
 
@@ -71,8 +72,8 @@ def dead_letter(
         worker=worker,
         attempts=attempts,
         failed_at_ms=failed_at_ms,
-        error_type=type(error).__qualname__,
-        error=str(error)[:MAX_ERROR_TEXT],
+        error_type=error.kind if isinstance(error, ProcessorFailed) else type(error).__qualname__,
+        error=(error.text if isinstance(error, ProcessorFailed) else str(error))[:MAX_ERROR_TEXT],
     )
 
 

@@ -14,14 +14,14 @@ from kcl_dagster.tables.layout import Layout, detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.worker.batch import D, Engine, Sink
+from kcl_dagster.worker.batch import D, Engine, Read, Sink
 from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import OnEvent, ignore
 from kcl_dagster.worker.heartbeat import Utilization
 from kcl_dagster.worker.leader_watch import LockWatch
-from kcl_dagster.worker.processor import ProcessorFactory
+from kcl_dagster.worker.seating import Seats
 from kcl_dagster.worker.settings import WorkerSettings
-from kcl_dagster.worker.surroundings import NoSink, OnBatch, Surroundings, Watch, ignore_batch
+from kcl_dagster.worker.surroundings import NoEngine, NoSink, OnBatch, Surroundings, Watch, ignore_batch
 
 _SECONDS_PER_HOUR = 3600.0
 
@@ -65,10 +65,10 @@ def open_surroundings(
     *,
     dynamodb: aws.Client,
     kinesis: aws.Client,
-    engine: Engine[D],
+    engine: Engine[D] | None = None,
     sink: Sink[D] | None = None,
     runtime: Runtime,
-    processors: ProcessorFactory | None = None,
+    processors: Seats[Read] | None = None,
     layout: Layout | None = None,
     dead_letters: DeadLetters | None = None,
     utilization: Utilization | None = None,
@@ -79,10 +79,10 @@ def open_surroundings(
 ) -> Surroundings[D]:
     """Everything `Worker` needs, with the requests' deadlines that its lease duration allows.
 
-    Either a sink or a factory of record processors. `parallel` reads the segments of a scan, as `map` does.
-    Raises LayoutRefused for tables that must not be touched.
+    Either an engine and a sink, or seats for record processors. `parallel` reads the segments of a scan, as `map`
+    does. Raises LayoutRefused for tables that must not be touched.
     """
-    if (sink is None) == (processors is None):
+    if (sink is None) == (processors is None) or (sink is None) != (engine is None):
         raise ConfigurationError(f"application {application.name} needs a sink or record processors, not both")
     layout = layout or detect_layout(dynamodb, application, runtime)
     deadline = WorkerSettings.of(application).write_deadline
@@ -93,7 +93,7 @@ def open_surroundings(
         leases=LeaseTable(dynamodb, application, layout, runtime, deadline_seconds=deadline, parallel=parallel),
         workers=WorkerTable(dynamodb, application, layout, runtime, deadline_seconds=deadline),
         list_shards=lookup.list_shards,
-        engine=engine,
+        engine=engine if engine is not None else NoEngine(),
         sink=sink if sink is not None else NoSink(),
         processors=processors,
         retention_of=lookup.retention_of,

@@ -1,41 +1,42 @@
 """Shards in the hands of record processors.
 
 A processor keeps state between calls and decides itself when to checkpoint, so its position in the shard runs
-ahead of the checkpoint, in memory, for as long as this worker has the lease. What was delivered and not
-checkpointed is delivered again to the next instance: at least once, in order, as in the KCL.
+ahead of the checkpoint, for as long as this worker has the lease and the process it sits in lives. What was
+delivered and not checkpointed is delivered again to the next instance: at least once, in order, as in the KCL.
 
 Other than in the KCL, a processor that raises does not lose its records: it is replaced by a new instance, which
 begins at the checkpoint, until the failure policy decides.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic
+from functools import partial
+from typing import Any
 
 from kcl_dagster.application import FailureAction
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.worker.batch import D, Fetched, Part, PoisonRecord, Progress, Range
+from kcl_dagster.worker.batch import Part, PoisonRecord, Progress, Range, Read
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import Verdict
 from kcl_dagster.worker.holdings import Holding, Holdings
-from kcl_dagster.worker.kclpy import checkpoint_error
-from kcl_dagster.worker.processor import ProcessorFactory, record_of
 from kcl_dagster.worker.protocol import never
 from kcl_dagster.worker.ranges import Planner
 from kcl_dagster.worker.reading import Reading, Round
 from kcl_dagster.worker.report import BatchReport, Outcome
+from kcl_dagster.worker.seating import ProcessorFailed, SeatLost, Seats
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
 from kcl_dagster.worker.shard_process import ShardProcess
 
 
 @dataclass(slots=True)
-class ProcessorProtocol(Generic[D]):
-    """Rounds of fetch and deliver, on the worker's main thread, one shard after another."""
+class ProcessorProtocol:
+    """Rounds of fetch and deliver. Called on the worker's main thread; shards whose processors sit apart get their
+    records at the same time, on threads of the seats."""
 
-    reading: Reading[D]
+    reading: Reading[Read]
     holdings: Holdings
-    new_processor: ProcessorFactory
+    seats: Seats[Read]
     planner: Planner
     shard_ends: ShardEnds
     letters: DeadLetters
@@ -50,16 +51,12 @@ class ProcessorProtocol(Generic[D]):
         self.reading.plan(this, self._range)
         if this.ranges:
             self.holdings.begin(this.ranges)
-            fetched = self.reading.fetch(this)
-            if fetched is not None:
+            read = self.reading.fetch(this)
+            if read is not None:
                 try:
-                    for progress in self.reading.sound(this, fetched):
-                        if abandon():
-                            this.report(progress.range.lease, Outcome.ABANDONED, progress)
-                        else:
-                            self._go_on(this, fetched, progress)
+                    self._go_on(this, self.reading.sound(this, read), abandon)
                 finally:
-                    fetched.release()
+                    read.release()
             # A processor that lives is asked before its lease goes; the others have nothing to lose.
             self.holdings.end(key for key in this.ranges if key not in self._processes)
         return this.finished(self.reading.failures)
@@ -68,6 +65,7 @@ class ProcessorProtocol(Generic[D]):
         """The worker stops: every processor gets its last chance to checkpoint."""
         for key in sorted(self._processes):
             self._shut_down(key)
+        self.seats.close()
 
     def _range(self, holding: Holding) -> Range:
         planned = replace(self.planner.plan(holding.lease), through=None, first=None)
@@ -77,7 +75,7 @@ class ProcessorProtocol(Generic[D]):
         return replace(planned, after=process.position, timestamp_ms=None)
 
     def _let_go(self) -> None:
-        """Part with processors whose leases are lost or asked for."""
+        """Part with processors that are gone, or whose leases are lost or asked for."""
         for key, process in sorted(self._processes.items()):
             holding = self.holdings.get(key)
             if holding is None or holding.token != process.token:
@@ -85,6 +83,9 @@ class ProcessorProtocol(Generic[D]):
                 self._call(key, process.lose)
             elif holding.handoff_since is not None:
                 self._shut_down(key)
+            elif process.is_gone:
+                del self._processes[key]
+                self.holdings.end([key])
 
     def _shut_down(self, key: LeaseKey) -> None:
         process = self._processes.pop(key)
@@ -96,22 +97,43 @@ class ProcessorProtocol(Generic[D]):
         try:
             last_words()
         except Exception as error:
-            self.reading.tell(EventKind.BATCH_FAILED, f"{type(error).__name__}: {error}", key)
+            self.reading.tell(EventKind.BATCH_FAILED, described(error), key)
 
-    def _go_on(self, this: Round, fetched: Fetched[D], progress: Progress) -> None:
-        key, holding = progress.range.lease, this.holdings[progress.range.lease]
-        if not self.holdings.is_ours(key, holding.token):
-            this.report(key, Outcome.DROPPED, progress)
-            return
-        try:
-            with self.reading.timed(this, "write"):
-                process = self._process(holding)
-                if progress.records:
-                    self._deliver(process, fetched, progress, holding)
-                process.position = progress.through or process.position
-        except Exception as error:
-            self._failed(this, progress, error)
-            return
+    def _go_on(self, this: Round, found: Sequence[Progress], abandon: Callable[[], bool]) -> None:
+        """Deliver what was read, to all processors, and see what came of it."""
+        tasks: dict[LeaseKey, Callable[[], None]] = {}
+        for progress in found:
+            key = progress.range.lease
+            if abandon():
+                this.report(key, Outcome.ABANDONED, progress)
+            elif not self.holdings.is_ours(key, this.holdings[key].token):
+                this.report(key, Outcome.DROPPED, progress)
+            else:
+                tasks[key] = partial(self._deliver, progress, this.holdings[key])
+        with self.reading.timed(this, "write"):
+            failed = self.seats.side_by_side(tasks)
+        for progress in found:
+            key = progress.range.lease
+            if key in failed:
+                self._failed(this, progress, failed[key])
+            elif key in tasks:
+                self._delivered(this, progress)
+
+    def _deliver(self, progress: Progress, holding: Holding) -> None:
+        """On a thread of the seats. Touches nothing but what is this lease's own, or has a lock."""
+        key = holding.key
+        process = self._process(holding)
+        if process.position != progress.range.after:
+            raise SeatLost(f"the processor of {key} was lost while its records were read")
+        if progress.records:
+            self.holdings.delivered(key, progress.bytes)
+            put_aside = partial(self._set_aside, progress, holding)
+            process.process(put_aside, one_by_one=key in self._careful)
+
+    def _delivered(self, this: Round, progress: Progress) -> None:
+        key = progress.range.lease
+        process, holding = self._processes[key], this.holdings[key]
+        process.position = progress.through or process.position
         self._careful.discard(key)
         self.reading.failures.succeeded(key, process.position)
         now = self.holdings.get(key)
@@ -124,28 +146,20 @@ class ProcessorProtocol(Generic[D]):
     def _process(self, holding: Holding) -> ShardProcess:
         process = self._processes.get(holding.key)
         if process is None:
-            process = ShardProcess(self.holdings, holding, self.new_processor(), checkpoint_error())
+            process = ShardProcess(self.holdings, holding, self.seats.seat(holding.key, holding.lease.shard_id))
             process.initialize()
             self._processes[holding.key] = process
         return process
 
-    def _deliver(self, process: ShardProcess, fetched: Fetched[D], progress: Progress, holding: Holding) -> None:
-        records = fetched.records(progress.range.lease)
-        self.holdings.delivered(progress.range.lease, progress.bytes)
-        if progress.range.lease not in self._careful:
-            process.process([record_of(record) for record in records], progress.millis_behind)
-            return
-        for record in records:
-            try:
-                process.process([record_of(record)], progress.millis_behind)
-            except Exception as error:
-                if self.reading.failures.action is FailureAction.BISECT:
-                    raise
-                self._set_aside(record, progress, holding, error)
-
-    def _set_aside(self, record: PoisonRecord, progress: Progress, holding: Holding, error: Exception) -> None:
-        sequence = record.sequence_number
-        if self.reading.failures.action is FailureAction.DEAD_LETTER:
+    def _set_aside(
+        self, progress: Progress, holding: Holding, record: PoisonRecord, error_type: str, text: str
+    ) -> bool:
+        """The policy's last word on a record that fails alone."""
+        action, sequence = self.reading.failures.action, record.sequence_number
+        if action not in (FailureAction.DEAD_LETTER, FailureAction.SKIP):
+            return False
+        error = ProcessorFailed(error_type, text)
+        if action is FailureAction.DEAD_LETTER:
             letter = dead_letter(
                 record,
                 self._part(progress),
@@ -158,6 +172,7 @@ class ProcessorProtocol(Generic[D]):
             self.reading.tell(EventKind.RECORD_DEAD_LETTERED, letter.name, holding.key, sequence=sequence)
         else:
             self.reading.tell(EventKind.RECORD_SKIPPED, str(error), holding.key, sequence=sequence)
+        return True
 
     def _part(self, progress: Progress) -> Part:
         this = progress.range
@@ -181,9 +196,9 @@ class ProcessorProtocol(Generic[D]):
         except Exception as error:
             self.reading.failures.failed([key], error)
             kind = EventKind.SHARD_END_WAITS if isinstance(error, ShardEndWaits) else EventKind.BATCH_FAILED
-            self.reading.tell(kind, f"{type(error).__name__}: {error}", key)
+            self.reading.tell(kind, described(error), key)
             return
-        del self._processes[key]
+        self._processes.pop(key).leave()
         self.reading.parents.finished(key)
         this.report(key, Outcome.FINISHED, progress)
         self.reading.tell(EventKind.SHARD_FINISHED, "by its processor", key)
@@ -191,10 +206,12 @@ class ProcessorProtocol(Generic[D]):
     def _failed(self, this: Round, progress: Progress, error: Exception) -> None:
         """A processor that raised may be in any state: the next one begins at the checkpoint."""
         key, failures = progress.range.lease, self.reading.failures
-        self._processes.pop(key, None)
+        process = self._processes.pop(key, None)
+        if process is not None:
+            process.leave()
         failures.failed([key], error)
         this.report(key, Outcome.FAILED, progress, error)
-        this.error = f"{type(error).__name__}: {error}"
+        this.error = described(error)
         self.reading.tell(EventKind.BATCH_FAILED, this.error, key)
         age = None
         if progress.first_arrival_ms is not None:
@@ -205,6 +222,11 @@ class ProcessorProtocol(Generic[D]):
             self._careful.add(key)
         elif failures.announce(key):
             self.reading.tell(EventKind.SHARD_STOPPED, f"keeps failing: {this.error}", key)
+
+
+def described(error: BaseException) -> str:
+    """For an operator: by the processor's own error, wherever it was raised."""
+    return str(error) if isinstance(error, ProcessorFailed) else f"{type(error).__name__}: {error}"
 
 
 def is_processor(candidate: Any) -> bool:

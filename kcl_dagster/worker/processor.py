@@ -19,7 +19,6 @@ from typing import Any, Protocol
 from kcl_dagster.errors import LeaseLost, TableNotFound, Throttled
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.worker.batch import PoisonRecord
-from kcl_dagster.worker.checkpointer import Checkpointer
 
 MIDNIGHT_1970 = 0.0  # the arrival time of a record that has none; real streams always tell
 
@@ -48,6 +47,8 @@ class Record:
     sequence_number: str
     sub_sequence_number: int
     timestamp_millis: int
+    explicit_hash_key: str | None = None
+    """Of an aggregated record that has one. Not part of the KCL's record."""
 
     @property
     def data(self) -> str:
@@ -81,14 +82,30 @@ def record_of(record: PoisonRecord) -> Record:
         sequence_number=record.sequence_number,
         sub_sequence_number=record.sub_sequence_number,
         timestamp_millis=record.arrival_ms or int(MIDNIGHT_1970),
+        explicit_hash_key=record.explicit_hash_key,
     )
+
+
+def poison_of(record: Record) -> PoisonRecord:
+    return PoisonRecord(
+        data=record.binary_data,
+        partition_key=record.partition_key,
+        sequence_number=record.sequence_number,
+        sub_sequence_number=record.sub_sequence_number,
+        explicit_hash_key=record.explicit_hash_key,
+        arrival_ms=record.timestamp_millis or None,
+    )
+
+
+WriteCheckpoint = Callable[[Checkpoint | None], str | None]
+"""Write a checkpoint there, or at all that was handed out; None, or the KCL's name for why it was refused."""
 
 
 class ProcessorCheckpointer:
     """What processors call."""
 
-    def __init__(self, checkpointer: Checkpointer, error: type[Exception] = CheckpointError) -> None:
-        self._checkpointer = checkpointer
+    def __init__(self, write: WriteCheckpoint, error: type[Exception] = CheckpointError) -> None:
+        self._write = write
         self._error = error
 
     def checkpoint(self, sequence_number: str | None = None, sub_sequence_number: int | None = None) -> None:
@@ -96,20 +113,17 @@ class ProcessorCheckpointer:
         write. Raises CheckpointError."""
         at = None
         if sequence_number is not None:
-            at = self._position(str(sequence_number), sub_sequence_number)
-        try:
-            self._checkpointer.checkpoint(at)
-        except Exception as error:
-            raise self._error(_name_in_the_kcl(error)) from error
-
-    def _position(self, sequence: str, sub_sequence: int | None) -> Checkpoint:
-        try:
-            return Checkpoint(sequence, sub_sequence or 0)
-        except ValueError as error:
-            raise self._error("IllegalArgumentException") from error
+            try:
+                at = Checkpoint(str(sequence_number), sub_sequence_number or 0)
+            except ValueError as error:
+                raise self._error("IllegalArgumentException") from error
+        refused = self._write(at)
+        if refused is not None:
+            raise self._error(refused)
 
 
-def _name_in_the_kcl(error: Exception) -> str:
+def name_in_the_kcl(error: Exception) -> str:
+    """The KCL's exception for what made a checkpoint fail."""
     match error:
         case LeaseLost():
             return "ShutdownException"

@@ -39,7 +39,7 @@ class BatchProtocol(Generic[D]):
     """Runs on the worker's main thread, one round after another. Holds no progress of its own: that is in the
     leases, so any other worker can go on from any step."""
 
-    reading: Reading[D]
+    reading: Reading[Fetched[D]]
     holdings: Holdings
     sink: Sink[D]
     planner: Planner

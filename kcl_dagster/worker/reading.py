@@ -8,7 +8,7 @@ from typing import Generic, Literal
 from kcl_dagster.errors import BatchError, DataLoss, KclError
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.runtime import Clock
-from kcl_dagster.worker.batch import Budget, D, Engine, Fetched, Progress, Range
+from kcl_dagster.worker.batch import Budget, Progress, R, Range, Read, Reader
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.holdings import Holding, Holdings
@@ -77,12 +77,12 @@ class Round:
 
 
 @dataclass(slots=True)
-class Reading(Generic[D]):
+class Reading(Generic[R]):
     """Keeps no progress, but what it costs to forget: who is blocked, failing, or close to retention."""
 
     settings: RoundSettings
     holdings: Holdings
-    engine: Engine[D]
+    engine: Reader[R]
     parents: Parents
     failures: Failures
     retention: RetentionWatch
@@ -118,7 +118,7 @@ class Reading(Generic[D]):
         this.blocked += blocked
         return not blocked
 
-    def fetch(self, this: Round) -> Fetched[D] | None:
+    def fetch(self, this: Round) -> R | None:
         """Read the planned ranges; None when nothing could be read at all. Whoever gets it releases it."""
         this.fetch_began = self.clock.now()
         try:
@@ -134,7 +134,7 @@ class Reading(Generic[D]):
                 this.report(key, Outcome.NOT_READ)
             return None
 
-    def sound(self, this: Round, fetched: Fetched[D]) -> list[Progress]:
+    def sound(self, this: Round, fetched: Read) -> list[Progress]:
         """What was read well enough to go on with."""
         sound = []
         for key, planned in this.ranges.items():

@@ -1,23 +1,19 @@
-"""One shard in the hands of one record processor, for as long as one ownership lasts."""
+"""One shard in the hands of one record processor, for as long as one ownership lasts: the worker's side."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kcl_dagster.errors import BatchError
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.worker.batch import PoisonRecord
 from kcl_dagster.worker.checkpointer import Checkpointer
 from kcl_dagster.worker.holdings import Holding, Holdings
-from kcl_dagster.worker.processor import (
-    InitializeInput,
-    LeaseLostInput,
-    ProcessorCheckpointer,
-    ProcessRecordsInput,
-    Record,
-    RecordProcessor,
-    ShardEndedInput,
-    ShutdownRequestedInput,
-)
+from kcl_dagster.worker.processor import name_in_the_kcl
+from kcl_dagster.worker.seating import SeatedProcessor
+
+SetAside = Callable[[PoisonRecord, str, str], bool]
+"""See `instance.Attendant.set_aside`."""
 
 
 @dataclass(slots=True)
@@ -38,12 +34,30 @@ class _LeaseStore:
         self.holdings.prepare(self.key, self.token, pending, state, self.batch)
 
 
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """An `instance.Attendant`."""
+
+    places: Checkpointer
+    put_aside: SetAside
+
+    def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
+        if delivered is not None:
+            self.places.delivered(delivered)
+        try:
+            self.places.checkpoint(at)
+        except Exception as error:
+            return name_in_the_kcl(error)
+        return None
+
+    def set_aside(self, record: PoisonRecord, error_type: str, error: str) -> bool:
+        return self.put_aside(record, error_type, error)
+
+
 class ShardProcess:
     """Calls the processor and keeps its place. Whatever the processor raises goes through."""
 
-    def __init__(
-        self, holdings: Holdings, holding: Holding, processor: RecordProcessor, error: type[Exception]
-    ) -> None:
+    def __init__(self, holdings: Holdings, holding: Holding, processor: SeatedProcessor) -> None:
         start = holding.lease.checkpoint or TRIM_HORIZON
         self.token = holding.token
         self.position = start
@@ -54,18 +68,20 @@ class ShardProcess:
         self._processor = processor
         self._store = _LeaseStore(holdings, holding.key, holding.token, holding.lease.batch)
         self._places = Checkpointer(self._store, last=start, largest=start)
-        self._checkpointer = ProcessorCheckpointer(self._places, error)
         self._at_end = False
 
-    def initialize(self) -> None:
-        start = self._start
-        self._processor.initialize(InitializeInput(self._shard_id, start.sequence, start.sub_sequence))
+    @property
+    def is_gone(self) -> bool:
+        return self._processor.is_gone
 
-    def process(self, records: Sequence[Record], millis_behind: int | None) -> None:
-        """Deliver records in order. They may be checkpointed from within the call."""
-        last = records[-1]
-        self._places.delivered(Checkpoint(last.sequence_number, last.sub_sequence_number))
-        self._processor.process_records(ProcessRecordsInput(records, millis_behind, self._checkpointer))
+    def initialize(self) -> None:
+        self._processor.initialize(self._start)
+
+    def process(self, set_aside: SetAside, *, one_by_one: bool) -> None:
+        """Deliver the records that were read. They may be checkpointed from within the call."""
+        last = self._processor.process(_Answers(self._places, set_aside), one_by_one=one_by_one)
+        if last is not None:
+            self._places.delivered(last)
 
     def end(self, children: frozenset[str]) -> None:
         """The shard is finished. Raises BatchError when the processor does not say so too: it is asked again."""
@@ -73,12 +89,19 @@ class ShardProcess:
         if not self._at_end:
             self._at_end = True
             self._places.end_of_shard()
-        self._processor.shard_ended(ShardEndedInput(self._checkpointer))
+        self._processor.shard_ended(_Answers(self._places, _never))
         if self._places.last != SHARD_END:
             raise BatchError(f"the processor of {self._shard_id} did not checkpoint at the end of its shard")
 
     def lose(self) -> None:
-        self._processor.lease_lost(LeaseLostInput())
+        self._processor.lease_lost()
 
     def shut_down(self) -> None:
-        self._processor.shutdown_requested(ShutdownRequestedInput(self._checkpointer))
+        self._processor.shutdown_requested(_Answers(self._places, _never))
+
+    def leave(self) -> None:
+        self._processor.leave()
+
+
+def _never(*_: object) -> bool:
+    return False

@@ -1,22 +1,22 @@
 """What a worker needs from outside: tables, the stream, the engine, the sink, and somebody to tell."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol
 
 from kcl_dagster.application import Application
-from kcl_dagster.errors import SinkError
+from kcl_dagster.errors import BatchError, SinkError
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.worker.batch import Batch, D, Engine, Sink
+from kcl_dagster.worker.batch import Batch, Budget, D, Engine, Fetched, Range, Read, Sink
 from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import OnEvent, ignore
 from kcl_dagster.worker.heartbeat import Utilization
-from kcl_dagster.worker.processor import ProcessorFactory
 from kcl_dagster.worker.ranges import ResolvedStart
 from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.retention import RetentionOf
+from kcl_dagster.worker.seating import Seats
 from kcl_dagster.worker.shard_end import ListShards
 
 OnBatch = Callable[[BatchReport], None]
@@ -41,6 +41,16 @@ class NoSink:
         raise SinkError(f"there is no sink for {batch.records} records of {type(data).__name__}")
 
 
+class NoEngine:
+    """Of a worker whose record processors read for themselves."""
+
+    def fetch(self, ranges: Sequence[Range], budget: Budget) -> Fetched[Any]:
+        raise BatchError(f"there is no engine to read {len(ranges)} ranges with, {budget}")
+
+    def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
+        """There is nothing to read ahead."""
+
+
 def ignore_batch(_: BatchReport) -> None:
     """For whoever does not listen."""
 
@@ -63,8 +73,8 @@ class Surroundings(Generic[D]):
     list_shards: ListShards
     engine: Engine[D]
     sink: Sink[D]
-    processors: ProcessorFactory | None = None
-    """Where set, shards are given to record processors and the sink is not used."""
+    processors: Seats[Read] | None = None
+    """Where set, shards are given to record processors, and neither the engine nor the sink is used."""
 
     retention_of: RetentionOf = unknown_retention
     resolved_start: ResolvedStart = unresolved_start

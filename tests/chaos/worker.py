@@ -117,7 +117,8 @@ def work(plan: Plan, spark: SparkSession, slot: str, run_id: str, stop: StopSign
         aws_secret_access_key=CREDENTIAL,
     )
     watches = (watchdog.parent_is_gone(), run_is_over(plan, run_id))
-    return WorkerRun(consumer(plan, slot, run_id), kcl_resource, spark, slot, run_id, diary, watches).work(stop)
+    run = WorkerRun(consumer(plan, slot, run_id), kcl_resource, lambda: spark, slot, run_id, diary, watches)
+    return run.work(stop)
 
 
 def main() -> int:

@@ -23,11 +23,13 @@ from kcl_dagster.tables.places import Layout
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from kcl_dagster.testing.processors import LocalSeats
 from kcl_dagster.worker.batch import Batch, Budget, PoisonRecord, Progress, Range
 from kcl_dagster.worker.dead_letter import DeadLetter
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
+from kcl_dagster.worker.processor import ProcessorFactory
 from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.surroundings import Surroundings
 
@@ -301,6 +303,7 @@ class Run:
     letters: MemoryDeadLetters
     events: list[WorkerEvent]
     reports: list[BatchReport]
+    seats: LocalSeats | None = None
 
     @property
     def id(self) -> WorkerId:
@@ -347,13 +350,14 @@ class World:
     def worker_table(self, client: Any) -> WorkerTable:
         return WorkerTable(client, self.application, Layout.single(self.application), self.runtime)
 
-    def worker(self, name: str, **extra: Any) -> Run:
+    def worker(self, name: str, *, processors: ProcessorFactory | None = None, **extra: Any) -> Run:
         fuse = Fuse()
         client = Client(self.service, fuse)
         engine, sink = MemoryEngine(self.stream, fuse), MemorySink(self.store, fuse)
         events: list[WorkerEvent] = []
         reports: list[BatchReport] = []
         letters = MemoryDeadLetters()
+        seats = None if processors is None else LocalSeats(processors, engine)
         around = Surroundings(
             application=self.application,
             leases=self.lease_table(client),
@@ -364,6 +368,7 @@ class World:
             dead_letters=letters,
             on_event=events.append,
             on_batch=reports.append,
+            processors=seats,
         )
         worker = Worker(
             replace(around, **extra),
@@ -371,7 +376,7 @@ class World:
             self.runtime,
             in_nobodys_background,
         )
-        return Run(worker, client, engine, sink, fuse, letters, events, reports)
+        return Run(worker, client, engine, sink, fuse, letters, events, reports, seats)
 
     # What a leader does
 

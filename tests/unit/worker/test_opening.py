@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 from kcl_dagster.application import Application, Position
-from kcl_dagster.errors import ConfigurationError, SinkError
+from kcl_dagster.errors import BatchError, ConfigurationError, SinkError
 from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
@@ -21,8 +21,9 @@ from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.testing.engine import MemoryEngine
 from kcl_dagster.testing.kinesis import FakeKinesis
+from kcl_dagster.testing.processors import LocalSeats
 from kcl_dagster.testing.sink import RecordingSink
-from kcl_dagster.worker.batch import Batch
+from kcl_dagster.worker.batch import Batch, Budget
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import open_surroundings
@@ -141,17 +142,19 @@ def test_a_worker_knows_what_its_stream_keeps(hours: int) -> None:
 
 def test_a_worker_has_a_sink_or_processors() -> None:
     place = Place()
-    common: dict[str, Any] = {
-        "dynamodb": place.dynamodb,
-        "kinesis": place.kinesis,
-        "engine": MemoryEngine(place.kinesis, place.runtime),
-        "runtime": place.runtime,
-    }
-    with pytest.raises(ConfigurationError, match="a sink or record processors"):
-        open_surroundings(place.application, **common)
-    with pytest.raises(ConfigurationError, match="a sink or record processors"):
-        open_surroundings(place.application, sink=place.sink, processors=RecordProcessorBase, **common)
-    around = open_surroundings(place.application, processors=Collector, **common)
+    common: dict[str, Any] = {"dynamodb": place.dynamodb, "kinesis": place.kinesis, "runtime": place.runtime}
+    engine = MemoryEngine(place.kinesis, place.runtime)
+    seats = LocalSeats(Collector, engine)
+    for wrong in (
+        {},
+        {"engine": engine},
+        {"sink": place.sink},
+        {"sink": place.sink, "processors": seats},
+        {"engine": engine, "processors": seats},
+    ):
+        with pytest.raises(ConfigurationError, match="a sink or record processors"):
+            open_surroundings(place.application, **wrong, **common)
+    around = open_surroundings(place.application, processors=seats, **common)
     place.own(TRIM_HORIZON)
     place.put("a", "b")
     worker = Worker(around, Identity(ME), place.runtime, in_nobodys_background)
@@ -160,6 +163,9 @@ def test_a_worker_has_a_sink_or_processors() -> None:
     assert Collector.seen == [b"a", b"b"]
     with pytest.raises(SinkError):
         around.sink.write([], Batch("app", ME, ()))
+    around.engine.prefetch([], Budget(1, 1, 1.0))
+    with pytest.raises(BatchError):
+        around.engine.fetch([], Budget(1, 1, 1.0))
 
 
 class Collector(RecordProcessorBase):

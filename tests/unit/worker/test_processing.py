@@ -179,6 +179,27 @@ def test_a_processor_that_raises_is_replaced_and_loses_nothing() -> None:
     assert checkpoint(world) == str(world.stream.shards[A].records[-1][0])
 
 
+def test_a_processor_whose_process_ends_is_replaced_and_nobody_is_blamed() -> None:
+    world, diary = World(batch={"failure": {"action": "skip", "attempts": 1}}), Diary()
+    world.stream.put(A, *"abcdef")
+    run = worker(world, diary, checkpoints=False)
+    seats = run.seats
+    assert seats is not None
+    world.assign(run)
+    run.round()  # a, b, c were delivered and not checkpointed
+    seats.lose_all()
+    work(world, run, 4)
+    assert "".join(diary.data) == "abc" + "abcdef"
+    run.engine.hooks.append(seats.lose_all)  # what was read then went with the process
+    world.stream.put(A, "g")
+    run.round()
+    run.engine.hooks.clear()
+    work(world, run, 5)
+    assert "".join(diary.data) == "abc" + "abcdef" + "abcdefg"
+    assert diary.calls == ["initialize at TRIM_HORIZON"] * diary.instances
+    assert EventKind.RECORD_SKIPPED not in run.kinds()
+
+
 @pytest.mark.parametrize(
     ("action", "delivered", "event"),
     [

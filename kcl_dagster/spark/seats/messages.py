@@ -1,0 +1,144 @@
+"""What a worker and a seat tell each other, over one connection, one call at a time.
+
+The worker sends an order. The seat answers with any number of questions, each of which is answered, and one end.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.fetch import FetchPlan
+from kcl_dagster.worker.batch import PoisonRecord
+
+if TYPE_CHECKING:
+    Line = Connection[Any, Any]
+else:
+    Line = Connection
+
+# Orders
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Read the shards of task `task`, in place of everything that was read before. Ends in `WasRead`."""
+
+    plan: FetchPlan
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Forget what was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Initialize:
+    """A new processor for a shard, in place of the one that may be there."""
+
+    lease: LeaseKey
+    shard_id: str
+    start: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Hand the shard's records that were read to its processor. Ends in `Returned` with the last one's place."""
+
+    lease: LeaseKey
+    millis_behind: int | None
+    one_by_one: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEnded:
+    lease: LeaseKey
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """The processor is forgotten after this, as after the two that follow."""
+
+    lease: LeaseKey
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownRequested:
+    lease: LeaseKey
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    lease: LeaseKey
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The task ends. Has no end of its own."""
+
+
+Order = Fetch | Release | Initialize | Process | ShardEnded | LeaseLost | ShutdownRequested | Leave | Close
+
+# Questions, and their answers
+
+
+@dataclass(frozen=True, slots=True)
+class WantsCheckpoint:
+    """See `instance.Attendant.checkpoint`. Answered by None, or the KCL's name for why it was refused."""
+
+    at: Checkpoint | None
+    delivered: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class WantsSetAside:
+    """See `instance.Attendant.set_aside`. Answered by a truth value."""
+
+    record: PoisonRecord
+    error_type: str
+    error: str
+
+
+Question = WantsCheckpoint | WantsSetAside
+Answer = str | bool | None
+
+# Ends
+
+
+@dataclass(frozen=True, slots=True)
+class WasRead:
+    """`trailers`: see `fetch.Trailer`, as JSON."""
+
+    trailers: Mapping[LeaseKey, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What was ordered is done."""
+
+    last: Checkpoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """User code raised; the processor is forgotten, unless it is only to say that its shard has ended."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Nothing is known of the processor or of the records: they were in a seat that is gone."""
+
+
+End = WasRead | Returned | Raised | Absent
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first thing a seat says."""
+
+    seat: int

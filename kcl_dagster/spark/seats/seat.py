@@ -1,0 +1,239 @@
+"""The executor's side: one seat, from its connection to the worker until that ends."""
+
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Client
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import cloudpickle
+
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import system
+from kcl_dagster.spark import fetch as fetching
+from kcl_dagster.spark.schema import LEASE_KEY, PROGRESS
+from kcl_dagster.spark.seats import messages
+from kcl_dagster.spark.seats.messages import End, Line, Order, Question, Returned
+from kcl_dagster.worker.batch import PoisonRecord
+from kcl_dagster.worker.instance import Instance, told
+from kcl_dagster.worker.kclpy import checkpoint_error, install_stand_in
+from kcl_dagster.worker.processor import ProcessorFactory, Record
+
+log = logging.getLogger(__name__)
+
+# A driver that vanished with its machine shows after half a minute; one whose process died, at once.
+KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What a seat needs to know. Goes to the executors with the task, as Spark's own secrets do."""
+
+    address: tuple[str, int]
+    secret: bytes = field(repr=False)
+    factory: bytes = field(repr=False)
+    """Makes a processor; pickled, since it can be read only where the driver's modules are found."""
+
+    path: tuple[str, ...]
+    """Where the driver finds its modules. What an executor does not have is passed over."""
+
+
+class SeatTask:
+    """What `mapInArrow` runs. One input row names the seat; there is no output."""
+
+    def __init__(self, invitation: Invitation) -> None:
+        self._invitation = invitation
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                take_seat(self._invitation, number)
+            yield batch.slice(0, 0)
+
+
+def take_seat(invitation: Invitation, number: int) -> None:
+    """Serve the worker until it says or shows that it needs the seat no more."""
+    for place in invitation.path:
+        if place not in sys.path:
+            sys.path.append(place)
+    install_stand_in()
+    with Client(invitation.address, authkey=invitation.secret) as line, _uninterrupted():
+        keep_alive(line)
+        line.send(messages.Hello(number))
+        Seat(line, invitation.factory).serve()
+
+
+def keep_alive(line: Line) -> None:
+    """Notice a peer whose machine is gone."""
+    with socket.socket(fileno=line.fileno()) as connection:
+        try:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in KEEPALIVE:
+                if hasattr(socket, option):
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        finally:
+            connection.detach()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A terminal's Ctrl-C reaches local executors too; processors are shut down by the worker, which gets it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _WorkerGone(BaseException):
+    """Nobody is at the other end. Not an Exception: it passes through user code, whatever that catches."""
+
+
+@contextmanager
+def _to_the_worker() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise _WorkerGone from error
+
+
+@dataclass(frozen=True, slots=True)
+class _OverTheLine:
+    """An `instance.Attendant`."""
+
+    line: Line
+
+    def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
+        refused: str | None = self._ask(messages.WantsCheckpoint(at, delivered))
+        return refused
+
+    def set_aside(self, record: PoisonRecord, error_type: str, error: str) -> bool:
+        return bool(self._ask(messages.WantsSetAside(record, error_type, error)))
+
+    def _ask(self, question: Question) -> Any:
+        with _to_the_worker():
+            self.line.send(question)
+            return self.line.recv()
+
+
+class Seat:
+    """The processors in one process, and the records that were read for them. One thread, one order at a time."""
+
+    def __init__(self, line: Line, factory: bytes) -> None:
+        self._line = line
+        self._pickled = factory
+        self._factory: ProcessorFactory | None = None
+        self._attendant = _OverTheLine(line)
+        self._instances: dict[LeaseKey, Instance] = {}
+        self._read: dict[LeaseKey, list[pa.RecordBatch]] = {}
+
+    def serve(self) -> None:
+        """Returns when told to close, or when the worker is gone."""
+        try:
+            while not isinstance(order := self._next(), messages.Close):
+                end = self._obey(order)
+                with _to_the_worker():
+                    self._line.send(end)
+        except _WorkerGone:
+            log.info("the worker is gone; its processors end here")
+
+    def _next(self) -> Order:
+        with _to_the_worker():
+            order: Order = self._line.recv()
+            return order
+
+    def _obey(self, order: Order) -> End:
+        try:
+            match order:
+                case messages.Fetch():
+                    return self._fetch(order)
+                case messages.Release() | messages.Close():
+                    self._read = {}
+                case messages.Leave():
+                    self._instances.pop(order.lease, None)
+                case _:
+                    return self._call(order)
+        except (Exception, SystemExit) as error:
+            if isinstance(order, messages.Initialize | messages.Process):
+                self._instances.pop(order.lease, None)
+            log.exception("%s failed", type(order).__name__)
+            return messages.Raised(type(error).__qualname__, told(error))
+        return Returned()
+
+    def _call(
+        self,
+        order: messages.Initialize
+        | messages.Process
+        | messages.ShardEnded
+        | messages.LeaseLost
+        | messages.ShutdownRequested,
+    ) -> End:
+        if isinstance(order, messages.Initialize):
+            instance = Instance(self._new_processor(), order.shard_id, checkpoint_error())
+            self._instances[order.lease] = instance
+            instance.initialize(order.start)
+            return Returned()
+        found = self._instances.get(order.lease)
+        if found is None:
+            return messages.Absent()
+        match order:
+            case messages.Process():
+                if order.lease not in self._read:
+                    return messages.Absent()
+                records = map(records_of, self._read.pop(order.lease))
+                last = found.process(records, order.millis_behind, self._attendant, one_by_one=order.one_by_one)
+                return Returned(last)
+            case messages.ShardEnded():
+                found.shard_ended(self._attendant)
+            case messages.LeaseLost():
+                del self._instances[order.lease]
+                found.lease_lost()
+            case messages.ShutdownRequested():
+                del self._instances[order.lease]
+                found.shutdown_requested(self._attendant)
+        return Returned()
+
+    def _new_processor(self) -> Any:
+        if self._factory is None:
+            self._factory = cloudpickle.loads(self._pickled)
+        return self._factory()
+
+    def _fetch(self, order: messages.Fetch) -> End:
+        """Read into memory: a seat's part of the batch's budget, as every task of a fetch."""
+        read: dict[LeaseKey, list[pa.RecordBatch]] = defaultdict(list)
+        trailers: dict[LeaseKey, bytes] = {}
+        for batch in fetching.fetch(order.plan, order.task, fetching.client_of(order.plan.connection), system()):
+            proofs = batch.column(PROGRESS)
+            if proofs.null_count < len(proofs):
+                for proof in proofs.to_pylist():
+                    if proof["trailer"] is not None:
+                        trailers[LeaseKey(proof["lease_key"])] = proof["trailer"].encode()
+            elif batch.num_rows:
+                read[LeaseKey(batch.column(LEASE_KEY)[0].as_py())].append(batch)
+        self._read = {lease: read.get(lease, []) for lease in trailers}
+        return messages.WasRead(trailers)
+
+
+def records_of(batch: pa.RecordBatch) -> list[Record]:
+    """As processors get them."""
+    arrivals = batch.column("arrival_timestamp").cast(pa.int64())  # microseconds
+    columns = (
+        batch.column("data").to_pylist(),
+        batch.column("partition_key").to_pylist(),
+        batch.column("sequence_number").to_pylist(),
+        batch.column("sub_sequence_number").to_pylist(),
+        [0 if arrival is None else arrival // 1000 for arrival in arrivals.to_pylist()],
+        batch.column("explicit_hash_key").to_pylist(),
+    )
+    return [Record(*values) for values in zip(*columns, strict=True)]

@@ -1,0 +1,90 @@
+"""Record processors in this process: for tests of processors, and of the worker, without Spark."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.worker.batch import Budget, Engine, Fetched, Range
+from kcl_dagster.worker.instance import Attendant, Instance
+from kcl_dagster.worker.kclpy import checkpoint_error
+from kcl_dagster.worker.processor import ProcessorFactory, record_of
+from kcl_dagster.worker.seating import SeatLost
+
+
+@dataclass(slots=True, eq=False)
+class LocalProcessor:
+    """Sits in this process. Errors are the processor's own."""
+
+    lease: LeaseKey
+    instance: Instance
+    seats: "LocalSeats"
+    is_gone: bool = False
+
+    def initialize(self, start: Checkpoint) -> None:
+        self.instance.initialize(start)
+
+    def process(self, attendant: Attendant, *, one_by_one: bool) -> Checkpoint | None:
+        if self.is_gone:
+            raise SeatLost(f"the processor of {self.lease} is gone")
+        read = self.seats.read
+        assert read is not None, "nothing was fetched"
+        records = [record_of(record) for record in read.records(self.lease)]
+        behind = read.progress[self.lease].millis_behind
+        return self.instance.process([records], behind, attendant, one_by_one=one_by_one)
+
+    def shard_ended(self, attendant: Attendant) -> None:
+        self.instance.shard_ended(attendant)
+
+    def lease_lost(self) -> None:
+        self.leave()
+        self.instance.lease_lost()
+
+    def shutdown_requested(self, attendant: Attendant) -> None:
+        self.leave()
+        self.instance.shutdown_requested(attendant)
+
+    def leave(self) -> None:
+        if self in self.seats.seated:
+            self.seats.seated.remove(self)
+
+
+@dataclass(slots=True)
+class LocalSeats:
+    """Implements `worker.seating.Seats` over any engine."""
+
+    new_processor: ProcessorFactory
+    engine: Engine[Any]
+    read: Fetched[Any] | None = None
+    seated: list[LocalProcessor] = field(default_factory=list)
+
+    def fetch(self, ranges: Sequence[Range], budget: Budget) -> Fetched[Any]:
+        self.read = self.engine.fetch(ranges, budget)
+        return self.read
+
+    def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
+        self.engine.prefetch(ranges, budget)
+
+    def seat(self, lease: LeaseKey, shard_id: str) -> LocalProcessor:
+        processor = LocalProcessor(lease, Instance(self.new_processor(), shard_id, checkpoint_error()), self)
+        self.seated.append(processor)
+        return processor
+
+    def side_by_side(self, tasks: Mapping[LeaseKey, Callable[[], None]]) -> Mapping[LeaseKey, Exception]:
+        failed: dict[LeaseKey, Exception] = {}
+        for lease, task in tasks.items():
+            try:
+                task()
+            except Exception as error:
+                failed[lease] = error
+        return failed
+
+    def close(self) -> None:
+        """They end with this process."""
+
+    def lose_all(self) -> None:
+        """What the end of a process does to the processors in it."""
+        for processor in self.seated:
+            processor.is_gone = True
+        self.seated.clear()

@@ -1,0 +1,99 @@
+"""One record processor at work: the calls it gets, and what it may ask for while one of them runs.
+
+Lives where the processor does, which is in an executor. `kcl_dagster.worker.seating` is the worker's side of it.
+"""
+
+import traceback
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.worker.batch import PoisonRecord
+from kcl_dagster.worker.processor import (
+    InitializeInput,
+    LeaseLostInput,
+    ProcessorCheckpointer,
+    ProcessRecordsInput,
+    Record,
+    RecordProcessor,
+    ShardEndedInput,
+    ShutdownRequestedInput,
+    poison_of,
+)
+
+MAX_ERROR_TEXT: Final = 8192  # characters, for a log and a dead letter
+
+
+class Attendant(Protocol):
+    """Answers a processor, from within its calls and on their thread."""
+
+    def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
+        """Checkpoint at `at`, or at everything. `delivered`: the last record handed out; None at the end of the
+        shard and on the way out. The KCL's name for why it was refused, or None."""
+
+    def set_aside(self, record: PoisonRecord, error_type: str, error: str) -> bool:
+        """A record that was delivered alone failed. True when it is taken care of, and the next may follow."""
+
+
+class Instance:
+    """Whatever the processor raises goes through; the instance is then not to be used any more, but for
+    `shard_ended`, which may be said again."""
+
+    def __init__(self, processor: RecordProcessor, shard_id: str, error: type[Exception]) -> None:
+        """`error` is the class that the processor catches when a checkpoint is refused."""
+        self._processor = processor
+        self._shard_id = shard_id
+        self._error = error
+        self._delivered: Checkpoint | None = None
+
+    def initialize(self, start: Checkpoint) -> None:
+        self._processor.initialize(InitializeInput(self._shard_id, start.sequence, start.sub_sequence))
+
+    def process(
+        self,
+        records: Iterable[Sequence[Record]],
+        millis_behind: int | None,
+        attendant: Attendant,
+        *,
+        one_by_one: bool = False,
+    ) -> Checkpoint | None:
+        """Deliver records in order, some at a time; the last one's place. One by one, each that fails is offered
+        to be set aside."""
+        for some in records:
+            if one_by_one:
+                for record in some:
+                    self._deliver_alone(record, millis_behind, attendant)
+            elif some:
+                self._deliver(some, millis_behind, attendant)
+        return self._delivered
+
+    def _deliver_alone(self, record: Record, millis_behind: int | None, attendant: Attendant) -> None:
+        try:
+            self._deliver([record], millis_behind, attendant)
+        except Exception as error:
+            if not attendant.set_aside(poison_of(record), type(error).__qualname__, told(error)):
+                raise
+
+    def _deliver(self, records: Sequence[Record], millis_behind: int | None, attendant: Attendant) -> None:
+        self._delivered = Checkpoint(records[-1].sequence_number, records[-1].sub_sequence_number)
+        checkpointer = self._checkpointer(attendant, self._delivered)
+        self._processor.process_records(ProcessRecordsInput(records, millis_behind, checkpointer))
+
+    def shard_ended(self, attendant: Attendant) -> None:
+        self._processor.shard_ended(ShardEndedInput(self._checkpointer(attendant, None)))
+
+    def lease_lost(self) -> None:
+        self._processor.lease_lost(LeaseLostInput())
+
+    def shutdown_requested(self, attendant: Attendant) -> None:
+        self._processor.shutdown_requested(ShutdownRequestedInput(self._checkpointer(attendant, None)))
+
+    def _checkpointer(self, attendant: Attendant, delivered: Checkpoint | None) -> ProcessorCheckpointer:
+        return ProcessorCheckpointer(lambda at: attendant.checkpoint(at, delivered), self._error)
+
+
+def told(error: BaseException) -> str:
+    """What user code raised, and where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{error}"[:MAX_ERROR_TEXT] + where

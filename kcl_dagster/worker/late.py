@@ -1,0 +1,73 @@
+"""Engines that take seconds to open: a worker begins before they are, to be seen and given leases meanwhile."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.worker.batch import Budget, D, Engine, Fetched, R, Range
+from kcl_dagster.worker.seating import SeatedProcessor, Seats
+
+T = TypeVar("T")
+
+
+class Late(Generic[T]):
+    """Something that is being opened, on a thread of its own, from now on."""
+
+    def __init__(self, open_it: Callable[[], T]) -> None:
+        pool = ThreadPoolExecutor(1, thread_name_prefix="kcl-opening")
+        self._opened: Future[T] = pool.submit(open_it)
+        pool.shutdown(wait=False)
+
+    def get(self) -> T:
+        """Waits. Raises what opening it raised, every time."""
+        return self._opened.result()
+
+    def if_opened(self) -> T | None:
+        """None while it is not, and when it cannot be."""
+        if not self._opened.done() or self._opened.exception() is not None:
+            return None
+        return self._opened.result()
+
+    def why_failed(self) -> str | None:
+        """Why it will never be opened; a `surroundings.Watch`."""
+        if not self._opened.done():
+            return None
+        error = self._opened.exception()
+        return None if error is None else f"{type(error).__name__}: {error}"
+
+
+class LateEngine(Generic[D]):
+    """An `Engine` whose first fetch waits until it is opened."""
+
+    def __init__(self, late: Late[Engine[D]]) -> None:
+        self._late = late
+
+    def fetch(self, ranges: Sequence[Range], budget: Budget) -> Fetched[D]:
+        return self._late.get().fetch(ranges, budget)
+
+    def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
+        self._late.get().prefetch(ranges, budget)
+
+
+class LateSeats(Generic[R]):
+    """`Seats` whose first fetch waits until they are opened."""
+
+    def __init__(self, late: Late[Seats[R]]) -> None:
+        self._late = late
+
+    def fetch(self, ranges: Sequence[Range], budget: Budget) -> R:
+        return self._late.get().fetch(ranges, budget)
+
+    def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
+        self._late.get().prefetch(ranges, budget)
+
+    def seat(self, lease: LeaseKey, shard_id: str) -> SeatedProcessor:
+        return self._late.get().seat(lease, shard_id)
+
+    def side_by_side(self, tasks: Mapping[LeaseKey, Callable[[], None]]) -> Mapping[LeaseKey, Exception]:
+        return self._late.get().side_by_side(tasks)
+
+    def close(self) -> None:
+        if (opened := self._late.if_opened()) is not None:
+            opened.close()
