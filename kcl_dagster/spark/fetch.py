@@ -26,6 +26,7 @@ from kcl_dagster.streams.parsing import install
 from kcl_dagster.streams.polling import Bookmark, ShardReader
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.unpacking import Columns, Unpacker
+from kcl_dagster.streams.window import WindowReader
 from kcl_dagster.worker.batch import Budget, Range
 
 # Larger Arrow batches are slower and cost memory; smaller ones pay Spark's price per batch too often.
@@ -231,8 +232,10 @@ def _read(
 
 def _reader(
     plan: FetchPlan, shard: ShardPlan, bounds: Bounds, client: Client, runtime: Runtime
-) -> ShardReader | FanoutReader:
-    stream, shard_id = shard.range.stream.name, shard.range.shard_id
+) -> ShardReader | FanoutReader | WindowReader:
+    stream, shard_id, window = shard.range.stream.name, shard.range.shard_id, shard.range.window
+    if window is not None:
+        return WindowReader(client, stream, shard_id, bounds, window, runtime=runtime, limits=plan.limits)
     if shard.consumer_arn is not None:
         return FanoutReader(
             client, shard.consumer_arn, stream, shard_id, bounds, runtime=runtime, bookmark=shard.bookmark
@@ -242,7 +245,7 @@ def _reader(
     )
 
 
-def _trailer(reader: ShardReader | FanoutReader, unpacker: Unpacker) -> Trailer:
+def _trailer(reader: ShardReader | FanoutReader | WindowReader, unpacker: Unpacker) -> Trailer:
     through = unpacker.through
     return Trailer(
         through=(through.sequence, through.sub_sequence) if through else None,

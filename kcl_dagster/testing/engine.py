@@ -14,6 +14,7 @@ from kcl_dagster.streams.polling import Bookmark, ShardReader
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import millis
 from kcl_dagster.streams.unpacking import Columns, Unpacker
+from kcl_dagster.streams.window import WindowReader
 from kcl_dagster.worker.batch import Budget, PoisonRecord, Progress, Range
 
 # As the Spark engine: an iterator that is about to expire would cost a wasted call.
@@ -120,20 +121,19 @@ class MemoryEngine:
     def _read(self, range_: Range, allowance: Allowance, deadline: float) -> tuple[Progress, Columns]:
         bounds = Bounds(range_.after, range_.through, range_.first, range_.timestamp_ms)
         unpacker = Unpacker(bounds, range_.hash_range, opens_aggregates=self._opens_aggregates)
-        reader = ShardReader(
-            self._client,
-            range_.stream.name,
-            range_.shard_id,
-            bounds,
-            runtime=self._runtime,
-            limits=self._limits,
-            bookmark=self._bookmark(range_),
-        )
+        reader = self._reader(range_, bounds)
         columns = Columns()
         for page in reader.pages(allowance, deadline):
             unpacker.unpack(page, columns)
         self._remember(range_, reader.bookmark, unpacker.through or range_.after)
         return _progress(range_, reader, unpacker), columns
+
+    def _reader(self, range_: Range, bounds: Bounds) -> ShardReader | WindowReader:
+        name, shard, runtime, limits = range_.stream.name, range_.shard_id, self._runtime, self._limits
+        if range_.window is not None:
+            return WindowReader(self._client, name, shard, bounds, range_.window, runtime=runtime, limits=limits)
+        bookmark = self._bookmark(range_)
+        return ShardReader(self._client, name, shard, bounds, runtime=runtime, limits=limits, bookmark=bookmark)
 
     def _bookmark(self, range_: Range) -> Bookmark | None:
         """The iterator that stands at the beginning of this range, if the last fetch ended there."""
@@ -151,7 +151,7 @@ class MemoryEngine:
             self._left.pop(range_.lease, None)
 
 
-def _progress(range_: Range, reader: ShardReader, unpacker: Unpacker) -> Progress:
+def _progress(range_: Range, reader: ShardReader | WindowReader, unpacker: Unpacker) -> Progress:
     return Progress(
         range=range_,
         through=unpacker.through,

@@ -12,6 +12,7 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.shard import ChildShard, HashRange
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.streams.window import Window
 
 D = TypeVar("D")
 D_co = TypeVar("D_co", covariant=True)
@@ -45,6 +46,10 @@ class Range:
     timestamp_ms: int | None = None
     hash_range: HashRange | None = None
     """What the shard serves; aggregated records outside of it belong to another shard."""
+
+    window: Window | None = None
+    """Of a replay: the range is open and ends where the window says, whatever the budget says. `Progress.ended`
+    then means that the window has no more in this shard."""
 
     @property
     def is_pinned(self) -> bool:

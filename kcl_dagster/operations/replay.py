@@ -1,0 +1,211 @@
+"""Reading a window of time again, through the same user code, beside the live consumer.
+
+No lease, no table: all that a replay needs to know is in the window's name. Every shard is read in pieces that are
+the same each time (see `kcl_dagster.streams.window`) and stored under an identity made of window, shard and piece.
+A replay that was cut off anywhere, or is run again, stores each record once.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final, Generic
+
+from kcl_dagster.errors import BatchError, ConfigurationError, DataLoss
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.shard import Shard
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.streams.listing import StreamDescription
+from kcl_dagster.streams.pacing import BYTES_PER_SECOND, ShardLimits
+from kcl_dagster.streams.window import Window
+from kcl_dagster.worker.batch import Batch, Budget, D, Engine, Part, Progress, Range, Sink
+
+# Part of what pieces are called: with another number, what was stored before would be stored again.
+PIECE_BYTES: Final = 16 * 1024 * 1024
+SHARDS_AT_ONCE: Final = 8  # twice as many pieces are in memory, as the next ones are read while these are stored
+PIECE_SECONDS: Final = 900.0  # to read one: at a tenth of a shard's speed it takes two minutes
+SETTLED_SECONDS: Final = 10.0  # after its end a window is over on every clock of the service
+
+READS_PER_SECOND: Final = 5.0  # what a shard grants all who poll it together
+DEFAULT_SHARE: Final = 0.2  # the live consumer asks four times a second at most
+UNBOUNDED: Final = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayWindow:
+    """`name` is unique among the windows that go to one place. Times in epoch milliseconds, the end excluded."""
+
+    name: str
+    start_ms: int
+    end_ms: int
+
+    def __str__(self) -> str:
+        return f"{self.name} ({_moment(self.start_ms)} to {_moment(self.end_ms)})"
+
+
+def limits_of(share: float) -> ShardLimits:
+    """A part of what each shard grants all consumers together."""
+    return ShardLimits(reads_per_second=READS_PER_SECOND * share, bytes_per_second=BYTES_PER_SECOND * share)
+
+
+def refuse_unreadable(window: ReplayWindow, stream: StreamDescription, now: float) -> None:
+    """Raise ConfigurationError while the window is not over, and DataLoss when the stream no longer has all of it.
+
+    `now`: epoch seconds; the service's own clock where it says so.
+    """
+    now = stream.answered or now
+    left_ms = window.end_ms + SETTLED_SECONDS * 1000 - now * 1000
+    if left_ms > 0:
+        raise ConfigurationError(
+            f"window {window} is not over yet: replay it in {_span(left_ms / 1000)}, records still arrive in it"
+        )
+    horizon_ms = int((now - stream.retention_hours * 3600) * 1000)
+    # Nothing is older than the stream itself.
+    if window.start_ms < horizon_ms and stream.created * 1000 < horizon_ms:
+        left = f"from {_moment(horizon_ms)} on" if window.end_ms > horizon_ms else "nothing"
+        raise DataLoss(
+            f"window {window} has left stream {stream.name}, which keeps records for {stream.retention_hours} h: "
+            f"what is left of it is {left}"
+        )
+
+
+@dataclass(slots=True)
+class ShardReplay:
+    """How far one shard has come, and what it gave."""
+
+    shard: Shard
+    range: Range
+    pieces: int = 0
+    records: int = 0
+    bytes: int = 0
+    is_done: bool = False
+
+    def advance(self, progress: Progress) -> None:
+        self.records += progress.records
+        self.bytes += progress.bytes
+        self.pieces += progress.records > 0
+        self.is_done = progress.ended
+        self.range = self.after(progress)
+
+    def after(self, progress: Progress) -> Range:
+        """The piece that follows."""
+        through = progress.through or self.range.after
+        number = self.range.number + (progress.records > 0)
+        return replace(self.range, after=through, number=number)
+
+
+OnPiece = Callable[[Batch], None]
+
+
+@dataclass(slots=True)
+class Replay(Generic[D]):
+    """One window of one stream. `run` once; the engine is paced by the caller, with `limits_of`."""
+
+    application: str
+    stream: StreamIdentifier
+    window: ReplayWindow
+    shards: Sequence[Shard]
+    """Of the stream, closed ones included."""
+
+    engine: Engine[D]
+    sink: Sink[D]
+    on_piece: OnPiece = lambda _: None
+    piece_bytes: int = PIECE_BYTES
+    _states: dict[str, ShardReplay] = field(default_factory=dict)
+
+    def run(self) -> list[ShardReplay]:
+        """Read and store everything; parents before their children. Raises what the engine and the sink raise, and
+        may then be run again, by a new object."""
+        self._states = {shard.id: ShardReplay(shard, self._first(shard)) for shard in self.shards}
+        while ready := self._ready():
+            self._step(ready)
+        return list(self._states.values())
+
+    @property
+    def _identity(self) -> str:
+        """Stands for the application in what is stored: each window has parts, and numbers, of its own."""
+        return f"{self.application}/replay/{self.window.name}"
+
+    def _first(self, shard: Shard) -> Range:
+        lease = LeaseKey(f"{_word(self.window.name)}.{self.stream.lease_key(shard.id)}")
+        return Range(
+            lease,
+            self.stream,
+            shard.id,
+            Checkpoint("AT_TIMESTAMP"),
+            number=1,
+            timestamp_ms=self.window.start_ms,
+            hash_range=shard.hash_range,
+            window=Window(self.window.end_ms, self.piece_bytes),
+        )
+
+    def _ready(self, also: Collection[str] = ()) -> list[ShardReplay]:
+        """Shards that may be read now; `also`: as if these were done."""
+        done = {shard for shard, state in self._states.items() if state.is_done} | set(also)
+        waiting = set(self._states) - done
+        ready = [s for id_, s in self._states.items() if id_ in waiting and not waiting & set(s.shard.parents)]
+        return ready[:SHARDS_AT_ONCE]
+
+    def _step(self, states: Sequence[ShardReplay]) -> None:
+        budget = Budget(UNBOUNDED, UNBOUNDED, PIECE_SECONDS)
+        fetched = self.engine.fetch([state.range for state in states], budget)
+        try:
+            for failure in fetched.failures.values():
+                raise failure
+            progress = {state.shard.id: fetched.progress[state.range.lease] for state in states}
+            self._prefetch(progress, budget)
+            parts = tuple(self._part(state.range, progress[state.shard.id]) for state in states)
+            batch = Batch(self._identity, WorkerId("replay"), tuple(part for part in parts if part.records))
+            if batch.parts:
+                self.sink.write(fetched.data([part.lease for part in batch.parts]), batch)
+                self.on_piece(batch)
+        finally:
+            fetched.release()
+        for state in states:
+            state.advance(progress[state.shard.id])
+
+    def _prefetch(self, progress: dict[str, Progress], budget: Budget) -> None:
+        over = [shard for shard, found in progress.items() if found.ended]
+        upcoming = [
+            state.after(progress[state.shard.id]) if state.shard.id in progress else state.range
+            for state in self._ready(over)
+        ]
+        self.engine.prefetch(upcoming, budget)
+
+    def _part(self, range_: Range, progress: Progress) -> Part:
+        if progress.records and progress.through is None:
+            raise BatchError(f"{range_.lease}: {progress.records} records were read up to nowhere")
+        return Part(
+            self._identity,
+            range_.lease,
+            self.stream,
+            range_.shard_id,
+            range_.after,
+            progress.through or range_.after,
+            range_.number,
+            progress.records,
+            progress.bytes,
+        )
+
+
+def report_of(states: Sequence[ShardReplay]) -> dict[str, Any]:
+    """Totals, by stable names."""
+    return {
+        "records": sum(state.records for state in states),
+        "bytes": sum(state.bytes for state in states),
+        "pieces": sum(state.pieces for state in states),
+        "shards": len(states),
+    }
+
+
+def _word(name: str) -> str:
+    """A window's name where it becomes part of a file's."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+
+
+def _moment(millis: int) -> str:
+    return datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -1,0 +1,232 @@
+"""A stream as a time-partitioned asset: Dagster's backfills read windows of it again."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from dagster import (
+    AssetExecutionContext,
+    AssetKey,
+    AssetMaterialization,
+    AssetsDefinition,
+    BackfillPolicy,
+    Config,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    Failure,
+    MetadataValue,
+    RunsFilter,
+    TimeWindowPartitionsDefinition,
+    multi_asset,
+)
+from pydantic import Field
+
+from kcl_dagster.errors import ConfigurationError, KclError
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.operations.replay import (
+    DEFAULT_SHARE,
+    Replay,
+    ReplayWindow,
+    ShardReplay,
+    limits_of,
+    refuse_unreadable,
+    report_of,
+)
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.operations.answers import Row, table
+from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.runs import APPLICATION_TAG
+from kcl_dagster.orchestration.sinks import SinkChoice
+from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
+from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.streams.listing import describe, list_shards
+
+REPLAY_TAG: Final = "kcl/replay"
+"""The application. Replays of one application take turns: they share what they may read of its shards."""
+
+TURN_SECONDS: Final = 5.0  # a replay takes minutes; asking for its end costs Dagster's database a look
+
+
+class ReplayConfig(Config):
+    """What the launchpad asks."""
+
+    share: float = Field(
+        default=DEFAULT_SHARE,
+        gt=0,
+        le=1,
+        description="Part of each shard's five reads and two megabytes a second that the replay may use.",
+    )
+
+
+def build_kcl_replay_asset(
+    consumer: Consumer,
+    *,
+    partitions_def: TimeWindowPartitionsDefinition,
+    sink: SinkChoice,
+    name: str | None = None,
+    translator: KclTranslator | None = None,
+    kcl_key: str = "kcl",
+    spark_key: str = "spark",
+) -> AssetsDefinition:
+    """An asset whose partitions are windows of a consumer's stream, read again through the consumer's code.
+
+    A partition holds what arrived at the stream within it, each record once, however often it is replayed or was
+    cut off. Leases are neither read nor written: the live consumer goes on. A backfill is one run, window after
+    window.
+
+    Args:
+        partitions_def: `dagster.HourlyPartitionsDefinition`, `DailyPartitionsDefinition` or any other.
+        sink: Where windows go. The consumer's own sink is possible, and then holds what it stored live *and* what
+            was replayed: empty it of the windows first.
+        name: The asset's key; the consumer's with `_replayed` when left out.
+
+    Example:
+        .. code-block:: python
+
+            replayed = kcl.build_kcl_replay_asset(
+                clicks,
+                partitions_def=dg.HourlyPartitionsDefinition(start_date="2026-11-01-00:00"),
+                sink=kcl.parquet("s3://lake/clicks-replayed"),
+            )
+    """
+    if consumer.sink.processors is not None:
+        raise ConfigurationError(
+            f"application {consumer.application.name}: record processors checkpoint by themselves and cannot be "
+            "replayed; reset the application instead (kcl-dagster reset)"
+        )
+    key = AssetKey(name or f"{consumer.name}_replayed")
+    application = consumer.application
+    spec = (translator or KclTranslator()).get_asset_spec(KclAsset(Role.RECORDS, consumer))
+    spec = spec.replace_attributes(
+        key=key,
+        description=f"Windows of the stream, read again through the code of `{consumer.name}`. Backfill to replay.",
+        partitions_def=partitions_def,
+        kinds={"pyspark", sink.kind},
+        metadata={**spec.metadata, "kcl/sink": sink.place},
+        freshness_policy=None,
+        skippable=True,  # each window is told as soon as it is stored, not at the end
+    )
+
+    @multi_asset(
+        specs=[spec],
+        name=f"{identifier(application.name)}_{identifier(key.path[-1])}",
+        partitions_def=partitions_def,
+        backfill_policy=BackfillPolicy.single_run(),
+        required_resource_keys={kcl_key, spark_key},
+        # Killed or not, another run stores the rest; one that fails by itself should be looked at.
+        op_tags={REPLAY_TAG: application.name},
+    )
+    def replay(context: AssetExecutionContext, config: ReplayConfig) -> Iterator[Any]:
+        kcl: KclResource = getattr(context.resources, kcl_key)
+        runtime = system()
+        windows = [_window(partitions_def, partition) for partition in context.partition_keys]
+        try:
+            _refuse_early(consumer, kcl, windows, runtime)
+            with _turn(context, application.name, runtime):
+                spark = getattr(context.resources, spark_key).spark_session
+                for window in windows:
+                    _refuse_early(consumer, kcl, [window], runtime)
+                    states = _replay_window(context, consumer, sink, kcl, spark, window, config.share, runtime)
+                    context.log_event(AssetMaterialization(key, partition=window.name, metadata=_metadata(states)))
+        except KclError as error:
+            raise Failure(" ".join(str(error).split()), allow_retries=False) from error
+        yield from ()
+
+    return replay
+
+
+def _window(partitions_def: TimeWindowPartitionsDefinition, partition: str) -> ReplayWindow:
+    found = partitions_def.time_window_for_partition_key(partition)
+    return ReplayWindow(partition, round(found.start.timestamp() * 1000), round(found.end.timestamp() * 1000))
+
+
+def _refuse_early(consumer: Consumer, kcl: KclResource, windows: Sequence[ReplayWindow], runtime: Runtime) -> None:
+    """Before Spark is started and anything is read."""
+    for settings in consumer.application.streams:
+        facts = describe(kcl.client("kinesis"), settings.name, runtime=runtime)
+        for window in windows:
+            refuse_unreadable(window, facts, runtime.clock.now())
+
+
+def _replay_window(
+    context: AssetExecutionContext,
+    consumer: Consumer,
+    choice: SinkChoice,
+    kcl: KclResource,
+    spark: Any,
+    window: ReplayWindow,
+    share: float,
+    runtime: Runtime,
+) -> list[ShardReplay]:
+    # Spark's side is heavy; the code server evaluates this module without ever replaying.
+    from kcl_dagster.spark.engine import EngineSettings, SparkEngine
+    from kcl_dagster.spark.fetch import Connection
+
+    kinesis, application = kcl.client("kinesis"), consumer.application
+    settings = EngineSettings(limits=limits_of(share), opens_aggregates=application.batch.deaggregate)
+    engine = SparkEngine(spark, Connection(**kcl.connection("kinesis")), settings, runtime=runtime)
+    connection = kcl.connection("s3")
+    s3 = {name: value for name, value in connection.items() if name not in ("role_arn", "external_id")}
+    since = {"Type": "FROM_TIMESTAMP", "Timestamp": window.start_ms / 1000}
+    states: list[ShardReplay] = []
+    try:
+        for stream in application.streams:
+            replay = Replay(
+                application.name,
+                _identifier(kinesis, application.multi_stream, stream.name, runtime),
+                window,
+                list_shards(kinesis, stream.name, shard_filter=since, runtime=runtime),
+                engine,
+                choice.open(consumer.transform, s3),
+                lambda batch: context.log.debug(
+                    "%s: %s records of %s shards", window.name, batch.records, len(batch.parts)
+                ),
+            )
+            states += replay.run()
+    finally:
+        engine.close()
+    context.log.info("replayed %s: %s", window, report_of(states))
+    return states
+
+
+def _identifier(kinesis: Any, is_multi: bool, stream: str, runtime: Runtime) -> StreamIdentifier:
+    if not is_multi:
+        return StreamIdentifier.single(stream)
+    facts = describe(kinesis, stream, runtime=runtime)
+    return StreamIdentifier(stream, facts.account, int(facts.created))
+
+
+def _metadata(states: Sequence[ShardReplay]) -> dict[str, Any]:
+    rows: list[Row] = [
+        {"shard": s.shard.id, "records": s.records, "bytes": s.bytes, "pieces": s.pieces}
+        for s in sorted(states, key=lambda state: -state.records)
+    ]
+    totals = report_of(states)
+    return {
+        "dagster/row_count": MetadataValue.int(totals.pop("records")),
+        **totals,
+        "by shard": table(rows, ("shard", "records", "bytes", "pieces")),
+    }
+
+
+@contextmanager
+def _turn(context: AssetExecutionContext, application: str, runtime: Runtime) -> Iterator[None]:
+    """Wait until no older replay of the application is at work. A run that waits keeps its place in the queue's
+    count: dagster.yaml can let such runs queue instead, with a limit of one for each value of `kcl/replay`."""
+    instance, run = context.instance, context.run
+    instance.add_run_tags(run.run_id, {REPLAY_TAG: application, APPLICATION_TAG: application})
+    told: str | None = None
+    while (before := _older(instance, application, run)) is not None:
+        if before != told:
+            context.log.info("waiting for run %s, which replays the application already", before)
+            told = before
+        runtime.clock.sleep(TURN_SECONDS)
+    yield
+
+
+def _older(instance: DagsterInstance, application: str, run: DagsterRun) -> str | None:
+    active = [DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+    records = instance.get_run_records(RunsFilter(tags={REPLAY_TAG: application}, statuses=active), ascending=True)
+    first = next((record.dagster_run.run_id for record in records), run.run_id)
+    return None if first == run.run_id else first

@@ -1,0 +1,133 @@
+"""Reading the part of a shard that arrived in a window of time, in pieces that are the same at every reading.
+
+Where a piece ends depends on its records alone, never on pages, pauses or budgets: at the first record that arrived
+after the window, or where the piece is large enough. So whoever reads a window again gets the same pieces.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_dagster.aws import Client
+from kcl_dagster.errors import DataLoss, Throttled
+from kcl_dagster.model.shard import ChildShard
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.streams.pacing import Allowance, ShardLimits
+from kcl_dagster.streams.polling import MAX_PAGE_RECORDS, Bookmark, ShardReader
+from kcl_dagster.streams.position import Bounds
+from kcl_dagster.streams.records import StreamRecord, arrival_millis
+
+# The first page of a piece tells how large records are. More of them could be ten megabytes at once, for which
+# Kinesis makes everybody wait who reads the shard.
+FIRST_PAGE_RECORDS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Where a piece ends: before the first record that arrived at `until_ms` (epoch milliseconds) or later, and
+    after the record with which its payload reaches `most_bytes`."""
+
+    until_ms: int
+    most_bytes: int
+
+
+class WindowReader:
+    """Reads one piece. Shaped like `ShardReader`; `is_ended` says that the window has no more in this shard."""
+
+    def __init__(
+        self,
+        client: Client,
+        stream: str,
+        shard_id: str,
+        bounds: Bounds,
+        window: Window,
+        *,
+        runtime: Runtime,
+        limits: ShardLimits,
+    ) -> None:
+        self._window = window
+        self._name = f"{shard_id} of stream {stream}"
+        self._runtime = runtime
+        self._page_bytes = limits.bytes_per_second / limits.reads_per_second
+        self._reader = ShardReader(client, stream, shard_id, bounds, runtime=runtime, limits=limits)
+        self._anchor = bounds.after.sequence
+        self._bytes = 0
+        self._is_full = False
+        self.is_ended = False
+        self.is_start_trimmed = False
+        self.is_gone = False
+        self.children: tuple[ChildShard, ...] = ()
+        self.bookmark: Bookmark | None = None  # the last page may go on behind the piece
+
+    @property
+    def millis_behind(self) -> int | None:
+        return self._reader.millis_behind
+
+    def pages(
+        self,
+        allowance: Allowance,  # noqa: ARG002 - of a live batch; a piece knows its size
+        deadline: float,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> Iterator[list[StreamRecord]]:
+        """The records of the piece, in order, in non-empty pages.
+
+        Raises DataLoss when the stream has let go of records while they were read, and Throttled when the piece was
+        not complete at `deadline`.
+        """
+        paced = _SmallPages(self._page_bytes)
+        for page in self._reader.pages(paced, deadline, lambda: is_stopped() or self._is_at_tip()):
+            self._refuse_holes()
+            mine = self._cut(page)
+            if mine:
+                yield mine
+            if self._is_full or self.is_ended:
+                return
+        self._refuse_holes()
+        if is_stopped():
+            return
+        if not (self._reader.is_ended or self._is_at_tip()):
+            raise Throttled(f"{self._name} did not give its records in time: others read it, too")
+        self.is_ended = True
+
+    def _is_at_tip(self) -> bool:
+        """Whatever arrives from now on is behind the window, which is over."""
+        return self._reader.millis_behind == 0
+
+    def _cut(self, page: list[StreamRecord]) -> list[StreamRecord]:
+        if page and page[0]["SequenceNumber"] == self._anchor:
+            page = page[1:]  # of the piece before; it was read only to see that it is still there
+        for index, record in enumerate(page):
+            arrived = arrival_millis(record)
+            if arrived is not None and arrived >= self._window.until_ms:
+                self.is_ended = True
+                return page[:index]
+            self._bytes += len(record["Data"])
+            if self._bytes >= self._window.most_bytes:
+                self._is_full = True
+                return page[: index + 1]
+        return page
+
+    def _refuse_holes(self) -> None:
+        if self._reader.is_start_trimmed or self._reader.is_gone:
+            raise DataLoss(f"{self._name}: records left the stream while the window was read")
+
+
+class _SmallPages(Allowance):
+    """Asks for pages that take a second to pay for, and is never spent."""
+
+    def __init__(self, page_bytes: float) -> None:
+        super().__init__(MAX_PAGE_RECORDS, int(page_bytes), 1)
+        self._is_first = True
+
+    @property
+    def is_spent(self) -> bool:
+        return False
+
+    def spend(self, records: int, bytes_: int) -> None:
+        """Another page follows."""
+
+    def page_limit(self, record_bytes: float, most: int) -> int:
+        if self._is_first:
+            self._is_first = False
+            return FIRST_PAGE_RECORDS
+        return super().page_limit(record_bytes, most)
