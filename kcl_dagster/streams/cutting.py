@@ -56,6 +56,12 @@ class RangeCut:
         """Nothing but the record at which the range begins."""
         return len(records) == 1 and records[0]["SequenceNumber"] == self.bounds.after.sequence
 
+    def shard_ended(self) -> None:
+        """There is no further page. Where there was none with records, the one at which the range begins is gone,
+        and whatever followed it is, too."""
+        if not self._saw_anchor and self.bounds.begins_at_record is not None:
+            self.is_start_trimmed = True
+
     def lost_the_end(self) -> DataLoss:
         """For a pinned range whose shard ended before it."""
         return DataLoss(

@@ -142,6 +142,7 @@ class FanoutReader:
         self._continuation = continuation if not self._cut.has_more else self._cut.last_sequence
         if continuation is None and not self._cut.has_more:
             self.is_ended = True
+            self._cut.shard_ended()
             self.children = child_shards(event)
         return mine
 

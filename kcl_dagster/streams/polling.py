@@ -168,8 +168,8 @@ class ShardReader:
     def _recover(self, error: ServiceError, give_up: float) -> None:
         """What a failed call means: find the place again, wait, a shard that is gone, or an error to raise."""
         match error:
-            case RequestRefused(code="ExpiredIteratorException"):
-                self._iterator = None
+            case RequestRefused(code="ExpiredIteratorException") if not self._failures:
+                self._iterator, self._failures = None, 1  # a new one is not old: if it is refused, too, wait
             case RequestRefused(code="InvalidArgumentException") if (
                 self._iterator is not None and not self._failures
             ):
@@ -177,15 +177,21 @@ class ShardReader:
             case ResourceMissing():
                 self._confirm_stream()
                 self.is_gone = self.is_ended = True
+            case RequestRefused(code="ExpiredIteratorException"):
+                self._iterator = None
+                self._back_off(error, give_up)
             case Throttled() | EndpointUnreachable() | Unanswered():
-                backoff = min(FIRST_BACKOFF_SECONDS * 2**self._failures, LONGEST_BACKOFF_SECONDS)
-                self._failures += 1
-                # Jitter over the upper half: consumers of one shard must not come back together.
-                self._not_before = self._now() + backoff * self._runtime.random.uniform(0.5, 1.0)
-                if self._not_before > give_up:
-                    raise error
+                self._back_off(error, give_up)
             case _:
                 raise error
+
+    def _back_off(self, error: ServiceError, give_up: float) -> None:
+        backoff = min(FIRST_BACKOFF_SECONDS * 2**self._failures, LONGEST_BACKOFF_SECONDS)
+        self._failures += 1
+        # Jitter over the upper half: consumers of one shard must not come back together.
+        self._not_before = self._now() + backoff * self._runtime.random.uniform(0.5, 1.0)
+        if self._not_before > give_up:
+            raise error
 
     def _confirm_stream(self) -> None:
         """A missing shard of an existing stream has expired; a missing stream must not end its shards."""
@@ -204,5 +210,6 @@ class ShardReader:
         mine = self._cut.keep(page)
         if self._iterator is None and not self._cut.has_more:
             self.is_ended = True
+            self._cut.shard_ended()
             self.children = child_shards(answer)
         return mine

@@ -17,7 +17,7 @@ from kcl_dagster.streams.polling import Bookmark
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
 from tests.unit.streams.conftest import SHARD, STREAM, WHOLE, World, after, payloads
-from tests.unit.streams.test_polling import refused
+from tests.unit.streams.test_polling import closed_and_emptied, refused
 
 
 class Fanout:
@@ -289,3 +289,9 @@ def test_errors_before_the_first_event_are_told_apart(world: World, fanout: Fano
     reader = FanoutReader(Denied(), fanout.arn, STREAM, SHARD, WHOLE, runtime=world.runtime, in_background=False)
     with pytest.raises(ServiceError, match="lack"):
         fanout.read(reader)
+
+
+def test_a_closed_shard_whose_last_records_left_the_stream_is_noticed(world: World, fanout: Fanout) -> None:
+    reader = fanout.reader(after(closed_and_emptied(world)))
+    assert fanout.read(reader) == []
+    assert (reader.is_ended, reader.is_start_trimmed) == (True, True)

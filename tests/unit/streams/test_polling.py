@@ -80,6 +80,29 @@ def test_a_checkpoint_that_left_the_stream_is_noticed(world: World) -> None:
     assert reader.is_start_trimmed
 
 
+def closed_and_emptied(world: World) -> str:
+    """A shard that is closed and listed, and whose records are all gone; its first one."""
+    first = world.put(b"read", b"unread")[0]
+    world.clock.advance(23 * 3600)
+    world.kinesis.split_shard(StreamName=STREAM, ShardToSplit=SHARD, NewStartingHashKey=str(2**127))
+    world.clock.advance(7 * 3600)
+    return first
+
+
+def test_a_closed_shard_whose_last_records_left_the_stream_is_noticed(world: World) -> None:
+    reader = world.reader(after(closed_and_emptied(world)))
+    assert world.read(reader) == []
+    assert (reader.is_ended, reader.is_gone, reader.is_start_trimmed) == (True, False, True)
+
+
+def test_a_closed_shard_that_was_read_to_its_end_has_lost_nothing(world: World) -> None:
+    last = world.put(b"a", b"b")[1]
+    world.kinesis.split_shard(StreamName=STREAM, ShardToSplit=SHARD, NewStartingHashKey=str(2**127))
+    reader = world.reader(after(last))
+    world.read(reader)
+    assert (reader.is_ended, reader.is_start_trimmed) == (True, False)
+
+
 # Budgets
 
 
