@@ -139,13 +139,21 @@ class Syncer:
     def _former(self, leases: Sequence[Lease]) -> tuple[Lease, ...]:
         if not self._application.multi_stream:
             return ()
-        known = {state.identifier for state in self._states.values()}
-        unsure = {state.settings.name for state in self._states.values() if state.identifier is None}
-        return tuple(
-            lease
-            for lease in leases
-            if lease.stream is not None and lease.stream not in known and lease.stream.name not in unsure
-        )
+        return tuple(lease for lease in leases if lease.stream is not None and self._is_former(lease.stream))
+
+    def _is_former(self, stream: StreamIdentifier) -> bool:
+        state = self._states.get(stream.name)
+        if state is None:
+            return True
+        if state.identifier is None or stream == state.identifier:
+            return False
+        if (stream.creation_epoch or 0) > (
+            state.identifier.creation_epoch or 0
+        ) and not state.settings.creation_epoch:
+            # Another leader has seen that the stream was created anew, and we have not.
+            state.due_at = self._clock.monotonic()
+            return False
+        return True
 
     def _guarded(self, state: StreamState, grouped: dict[str, list[Lease]], *, dry: bool) -> StreamOutcome:
         name = state.settings.name

@@ -284,3 +284,21 @@ def test_a_stream_that_was_made_anew_is_another_stream() -> None:
     )
     town.step(3)
     assert worker.shards() == [shard_id(0)]
+
+
+def test_a_leader_that_has_not_heard_of_the_new_stream_leaves_its_leases_alone() -> None:
+    """Two processes of one deployment lead in turn; only one has looked at the stream since it was made anew."""
+    town = Town(many("orders"), shards={"orders": 2})
+    running(town)
+    stale = town.leader
+    town.kinesis.delete_stream(StreamName="orders")
+    town.clock.advance(5.0)
+    town.kinesis.create_stream(StreamName="orders", ShardCount=1)
+    town.restart_leader()
+    town.step(2)
+    [new] = [lease for lease in town.scan().values() if lease.actual_owner is not None]
+    town.leader = stale
+    town.tick()
+    assert town.scan()[new.key].actual_owner == new.actual_owner
+    town.step(2)  # it looks at once
+    assert {lease.stream for lease in town.scan().values() if lease.actual_owner is not None} == {new.stream}
