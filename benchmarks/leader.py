@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from random import Random
 
 from benchmarks import leader_tick
@@ -90,18 +91,26 @@ class Fleet:
                 held[worker].append(self.kbps[lease])
         highest = {worker: max([even, *held[worker]]) * HIGH for worker in held}
         excess = {worker: loads[worker] - highest[worker] for worker in held}
-        rooms = sorted((highest[worker] - loads[worker] for worker in held), reverse=True)
+        # Whoever is above its share already is given nothing, however little that would be beside its hot shard.
+        rooms = sorted((max(0.0, even * HIGH - loads[worker]) for worker in held), reverse=True)
         spare = {worker: min(rooms[0], max(loads[worker] - even * LOW, excess[worker])) for worker in held}
         given = sum(
             _fewest([weight for weight in held[worker] if weight <= spare[worker]], excess[worker])
             for worker in held
         )
-        homeless = sum(self.kbps[lease] for lease, worker in self.owner.items() if worker not in held)
-        spread = _fewest(rooms, homeless + sum(each for each in excess.values() if each > 0))
+        orphans = [self.kbps[lease] for lease, worker in self.owner.items() if worker not in held]
+        homeless = sorted((weight for weight in orphans if weight <= even), reverse=True)
+        surplus = sum(each for each in excess.values() if each > 0)
+        # A lease that is heavier than any room drives others out. Each of those lands on a worker of its own, or
+        # takes no more room than that worker has.
+        driven_out = max(
+            _fewest(rooms, surplus + weight) - heaviest
+            for heaviest, weight in enumerate(accumulate(homeless, initial=0.0))
+        )
         fitting = [weight for weight in self.kbps.values() if weight <= even * HIGH]
         needed = min(even * LOW, self.share() - min(self.kbps.values()))
         received = sum(_fewest(fitting, needed - load) for load in loads.values())
-        return max(given + self.unserved(), spread, received)
+        return max(self.unserved() + max(given, driven_out), received)
 
 
 def _fewest(amounts: list[float], needed: float) -> int:

@@ -33,21 +33,21 @@ class Balancing:
         self.low = self.share * (1 - band)
         self.band = self.share * band
         self.queue = Queue(seat for seat in round_.takers if seat.worker.ready)
-        self.budget = round_.limits.moves
+        self.budget = round_.limits.moves - sum(move.kind == "balance" for move in round_.moves)
 
     def run(self) -> None:
-        self._relieve(self.high)
+        self.relieve()
         self._fill([seat for seat in self.round.takers if seat.worker.ready and seat.load < self.low])
         self._seed([seat for seat in self.round.takers if seat.worker.ready and seat.count == 0])
 
-    def _relieve(self, most: float) -> None:
-        """Every worker with a load above `most` gives leases away, the most loaded one first."""
+    def relieve(self) -> None:
+        """Every worker above the band gives leases away, the most loaded one first."""
         donors = [(-seat.load, seat.id) for seat in self.round.takers]
         heapq.heapify(donors)
         while donors and self.budget > 0:
             _, name = heapq.heappop(donors)
             donor = self.round.board.seats[name]
-            allowed = self.round.ideal(donor) * most / self.share
+            allowed = self.round.ideal(donor) * self.high / self.share
             if donor.load > allowed + EPSILON and self._relieve_once(donor):
                 heapq.heappush(donors, (-donor.load, name))
 

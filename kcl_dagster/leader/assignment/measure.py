@@ -11,7 +11,7 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 IDLE_KBPS: Final = 64.0
 # What a lease costs beside its bytes (renewals, empty reads), as a part of the mean lease: small enough not to
 # distort shares of bytes, large enough that equally loaded workers hold equally many leases.
-BASE_WEIGHT: Final = 0.002
+BASE_WEIGHT: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)

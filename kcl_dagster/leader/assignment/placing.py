@@ -1,8 +1,9 @@
 """One decision of our policies: who gets what nobody serves, what a draining worker has, and whether to balance."""
 
-import heapq
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from statistics import median
 from typing import Final
 
 from kcl_dagster.leader.assignment.balancing import STOP_ABOVE, URGENT, Balancing
@@ -83,16 +84,28 @@ class Round:
         most = self.share * len(self.takers) / (len(self.takers) + waiting) if waiting and self.takers else None
         queue = Queue(receivers)
         crowded = _Crowded(receivers, self.share * (1 + self.limits.imbalance * STOP_ABOVE))
+        crowds = False
         for lease in sorted(self.homeless, key=lambda lease: (-self.measure.weights[lease.key], lease.key)):
             weight = self.measure.weights[lease.key]
+            least = queue.least()
+            if crowds and least is not None and least.load + weight * least.factor <= crowded.high:
+                # From here on they fit. Those that were driven out are heavier and have the first choice of rooms.
+                crowds = False
+                self._relieve()
+                queue = Queue(receivers)
             to = self._intended(lease) or self._home(lease, weight) or self._first_fit(queue, lease.key)
             if to is None or (most is not None and to.count and to.load + weight > most * (1 + EPSILON)):
                 self.unplaced.append(lease.key)
                 continue
             if self.share > 0:
+                crowds = crowds or to.load + weight * to.factor > crowded.high
                 to = crowded.better(to, weight, lambda seat: self.may_hold(seat, lease.key))  # noqa: B023
             self.give(lease.key, None, to, "unserved", lease.unserved or "")
             queue.push(to)
+
+    def _relieve(self) -> None:
+        if not is_alike(self) and self._outside(1.0):
+            Balancing(self).relieve()
 
     def _drain(self) -> None:
         queue = Queue(seat for seat in self._receivers() if seat.worker.ready)
@@ -162,33 +175,37 @@ class Round:
 
 
 class _Crowded:
-    """Where a lease goes when every worker has its share already: to one that can pass on something small for it.
+    """Where a lease goes when every worker has its share already: to one that needs few handoffs to make room.
 
     The least loaded worker is no good if all it holds is heavy: nothing could bring it back into the band.
     """
 
     def __init__(self, seats: Sequence[Seat], high: float) -> None:
-        self._high = high
+        self.high = high
         self._seats = seats
-        self._spare: list[tuple[float, WorkerId, Seat]] | None = None
+        self._reliefs: dict[WorkerId, tuple[Seat, list[float]]] | None = None
 
     def better(self, seat: Seat, weight: float, may_hold: Callable[[Seat], bool]) -> Seat:
-        """`seat`, or a worker that can make more room for `weight`."""
-        over = seat.load + weight * seat.factor - self._high
-        if over <= 0 or seat.count == 0:
+        """`seat`, or a worker that makes room for `weight` with the fewest handoffs."""
+        if seat.load + weight * seat.factor <= self.high or seat.count == 0:
             return seat
-        if self._spare is None:
-            self._spare = [(-self._small(each), each.id, each) for each in self._seats]
-            heapq.heapify(self._spare)
-        spare, name, roomiest = self._spare[0]
-        needed = roomiest.load + weight * roomiest.factor - self._high
-        if -spare < needed or roomiest is seat or not may_hold(roomiest):
+        if self._reliefs is None:
+            # What most of the others have room for; there are few with more.
+            room = self.high - median(each.load for each in self._seats)
+            self._reliefs = {each.id: (each, _reliefs(each, room)) for each in self._seats}
+        best: tuple[int, float, Seat] | None = None
+        for other, reliefs in self._reliefs.values():
+            handoffs = bisect_left(reliefs, other.load + weight * other.factor - self.high)
+            # Among equals the fullest one, to keep the others for what is lighter.
+            if handoffs < len(reliefs) and (best is None or (handoffs, -other.load) < best[:2]) and may_hold(other):
+                best = handoffs, -other.load, other
+        if best is None:
             return seat
-        heapq.heapreplace(self._spare, (spare + max(0.0, needed), name, roomiest))
-        return roomiest
+        del self._reliefs[best[2].id]
+        return best[2]
 
-    def _small(self, seat: Seat) -> float:
-        """How much of its load fits into the room that others have."""
-        room = self._high - min(each.load for each in self._seats[:SEATS_TRIED])
-        end = bisect_right(seat.movable, room, key=weight_of)
-        return sum(weight for weight, _ in seat.movable[:end]) * seat.factor
+
+def _reliefs(seat: Seat, room: float) -> list[float]:
+    """What one, two, three ... handoffs take off a worker, of leases that fit into the `room` that another has."""
+    end = bisect_right(seat.movable, room, key=weight_of)
+    return list(accumulate(weight * seat.factor for weight, _ in reversed(seat.movable[:end])))
