@@ -151,6 +151,7 @@ class Worker(Generic[D]):
             retention=RetentionWatch(around.retention_of, self._clock),
             clock=self._clock,
             on_event=self._tell,
+            confirm=around.confirm_stream,
         )
 
     # In real time

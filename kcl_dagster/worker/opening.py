@@ -5,7 +5,7 @@ from typing import Any
 
 from kcl_dagster import aws
 from kcl_dagster.application import Application, Position
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import ConfigurationError, StreamRecreated
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
@@ -32,6 +32,8 @@ class StreamLookup:
     def __init__(self, kinesis: aws.Client, application: Application, starts: StartTable, runtime: Runtime) -> None:
         self._kinesis = kinesis
         self._configured = {settings.name: settings.start for settings in application.streams}
+        # Whoever sets an epoch in the configuration means whatever stream has the name.
+        self._renamed = {settings.name for settings in application.streams if settings.creation_epoch is not None}
         self._starts = starts
         self._runtime = runtime
         self._resolved: dict[StreamIdentifier, int] = {}
@@ -41,6 +43,18 @@ class StreamLookup:
 
     def retention_of(self, stream: StreamIdentifier) -> float | None:
         return describe(self._kinesis, stream.name, runtime=self._runtime).retention_hours * _SECONDS_PER_HOUR
+
+    def confirm(self, stream: StreamIdentifier) -> None:
+        """Raises StreamRecreated when the stream of that name is not the one that was meant. Only leases of a
+        multi-stream application say which one that is."""
+        if not stream.is_multi or stream.name in self._renamed:
+            return
+        created = int(describe(self._kinesis, stream.name, runtime=self._runtime).created)
+        if created != stream.creation_epoch:
+            raise StreamRecreated(
+                f"stream {stream.name} was created in second {created}; the leases of {stream} belong to another "
+                "one that had its name, and a leader retires them"
+            )
 
     def resolved_start(self, stream: StreamIdentifier) -> int | None:
         """What a leader wrote down when the application first saw the stream; else, in an application that a Java
@@ -97,6 +111,7 @@ def open_surroundings(
         sink=sink if sink is not None else NoSink(),
         processors=processors,
         retention_of=lookup.retention_of,
+        confirm_stream=lookup.confirm,
         resolved_start=lookup.resolved_start,
         dead_letters=dead_letters or NoDeadLetters(),
         utilization=utilization,

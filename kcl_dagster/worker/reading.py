@@ -7,6 +7,7 @@ from typing import Generic, Literal
 
 from kcl_dagster.errors import BatchError, DataLoss, KclError
 from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Budget, Progress, R, Range, Read, Reader
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
@@ -76,6 +77,14 @@ class Round:
         )
 
 
+ConfirmStream = Callable[[StreamIdentifier], None]
+"""Raises StreamRecreated where another stream has the name now, or a ServiceError."""
+
+
+def believed(_: StreamIdentifier) -> None:
+    """For streams that are never created anew."""
+
+
 @dataclass(slots=True)
 class Reading(Generic[R]):
     """Keeps no progress, but what it costs to forget: who is blocked, failing, or close to retention."""
@@ -88,6 +97,7 @@ class Reading(Generic[R]):
     retention: RetentionWatch
     clock: Clock
     on_event: OnEvent = ignore
+    confirm: ConfirmStream = believed
 
     def plan(self, this: Round, plan_range: PlanRange) -> None:
         """Choose the leases that may be read now: held, not finished, not on their way to another worker, parents
@@ -139,7 +149,9 @@ class Reading(Generic[R]):
         sound = []
         for key, planned in this.ranges.items():
             progress, error = fetched.progress.get(key), fetched.failures.get(key)
-            if error is not None:
+            if isinstance(error, DataLoss) and planned.is_pinned:
+                sound += self._gone_on_from(this, planned, error)
+            elif error is not None:
                 self.not_read(this, key, error)
             elif progress is None:
                 self.not_read(this, key, BatchError("the engine did not say what it read"))
@@ -151,9 +163,33 @@ class Reading(Generic[R]):
             elif progress.through is not None and progress.through < planned.after:
                 back = f"from {planned.after} back to {progress.through}"
                 self.not_read(this, key, BatchError(f"the engine read {back}"))
-            elif self._is_bearable(this, progress):
+            elif self._is_of_its_stream(this, progress) and self._is_bearable(this, progress):
                 sound.append(progress)
         return sound
+
+    def _gone_on_from(self, this: Round, planned: Range, error: DataLoss) -> list[Progress]:
+        """A batch that was begun cannot be repeated: records of it left the stream. Whether the sink holds it is
+        not known, so going on means to go on behind it: read again without them, it would be another batch."""
+        key, stops = planned.lease, self.settings.on_data_loss == "stop"
+        if stops:
+            self.not_read(this, key, error)
+        if planned.through is not None and (not stops or self.failures.announce(key)):
+            until = str(int(planned.through.sequence) + 1)
+            self.tell(EventKind.DATA_LOST, str(error), key, since=str(planned.after), until=until)
+        return [] if stops else [Progress(planned, through=planned.through)]
+
+    def _is_of_its_stream(self, this: Round, progress: Progress) -> bool:
+        """A stream that was created anew has other records in shards of the same names. Where reading begins at a
+        record, the service refuses that; elsewhere it is looked at here, after the fact and about once a lease."""
+        planned = progress.range
+        begins_at_record = planned.first is not None or not planned.after.is_initial_position
+        if progress.gone or (progress.through is not None and not begins_at_record):
+            try:
+                self.confirm(planned.stream)
+            except KclError as error:
+                self.not_read(this, planned.lease, error)
+                return False
+        return True
 
     def _is_bearable(self, this: Round, progress: Progress) -> bool:
         """Looks at what the stream no longer had, or soon will not have."""

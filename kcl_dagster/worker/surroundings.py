@@ -14,6 +14,7 @@ from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import OnEvent, ignore
 from kcl_dagster.worker.heartbeat import Utilization
 from kcl_dagster.worker.ranges import ResolvedStart
+from kcl_dagster.worker.reading import ConfirmStream, believed
 from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.retention import RetentionOf
 from kcl_dagster.worker.seating import Seats
@@ -65,7 +66,8 @@ def unresolved_start(_: StreamIdentifier) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings(Generic[D]):
-    """`list_shards`, `retention_of` and `resolved_start` are asked about streams seldom; they may cache."""
+    """`list_shards`, `retention_of`, `resolved_start` and `confirm_stream` are asked about streams seldom; all but
+    the last may cache."""
 
     application: Application
     leases: LeaseTable
@@ -78,6 +80,7 @@ class Surroundings(Generic[D]):
 
     retention_of: RetentionOf = unknown_retention
     resolved_start: ResolvedStart = unresolved_start
+    confirm_stream: ConfirmStream = believed
     dead_letters: DeadLetters = field(default_factory=NoDeadLetters)
     utilization: Utilization | None = None
     leader: LeaderWatch | None = None

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kcl_dagster.errors import Throttled
+from kcl_dagster.errors import SinkError, StreamRecreated, Throttled
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
@@ -157,3 +157,59 @@ def test_warnings_are_events() -> None:
     [event] = [event for event in run.events if event.kind is EventKind.RETENTION_NEAR]
     assert event.is_trouble
     assert "90%" in event.message
+
+
+def begun_and_trimmed(policy: str) -> tuple[World, Run]:
+    """A batch was begun, its worker died, and one of its records left the stream before it could be repeated."""
+    world = World(batch={"on_data_loss": policy})
+    world.stream.put(A, *"abc")
+    first = world.worker("w1")
+    world.assign(first)
+
+    def die(_: object) -> None:
+        raise SinkError("the process is gone")
+
+    first.sink.hooks.append(die)
+    first.round()
+    assert world.lease(A).pending_checkpoint is not None
+    world.stream.put(A, *"de")
+    world.stream.shards[A].trimmed_through = 100
+    second = world.worker("w2")
+    world.assign(second)
+    return world, second
+
+
+def test_a_batch_that_can_not_be_repeated_stops_the_shard() -> None:
+    world, run = begun_and_trimmed("stop")
+    for _ in range(30):
+        run.round()
+        world.clock.advance(1)
+    [event] = [event for event in run.events if event.kind is EventKind.DATA_LOST]
+    assert (event.facts["since"], event.facts["until"]) == ("TRIM_HORIZON", "103")
+    assert world.lease(A).checkpoint == TRIM_HORIZON
+    assert world.lease(A).pending_checkpoint is not None
+
+
+def test_a_batch_that_can_not_be_repeated_may_be_gone_on_behind() -> None:
+    world, run = begun_and_trimmed("continue")
+    run.until_idle()
+    assert run.kinds().count(EventKind.DATA_LOST) == 1
+    assert (world.lease(A).checkpoint, world.lease(A).pending_checkpoint) == (Checkpoint("104"), None)
+    assert world.store.everything() == [(A, 103, "d"), (A, 104, "e")]
+
+
+def test_a_stream_that_was_made_anew_is_not_read_under_the_old_ones_leases() -> None:
+    world = World()
+    world.stream.put(A, *"abc")
+
+    def confirm(_: StreamIdentifier) -> None:
+        raise StreamRecreated("it has another creation time")
+
+    run = world.worker("w1", confirm_stream=confirm)
+    world.assign(run)
+    for _ in range(10):
+        run.round()
+        world.clock.advance(60)
+    assert world.store.everything() == []
+    assert world.lease(A).checkpoint == TRIM_HORIZON
+    assert any("another creation time" in event.message for event in run.events)
