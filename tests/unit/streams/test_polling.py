@@ -266,6 +266,13 @@ def test_an_expired_iterator_is_renewed_after_the_last_record(world: World) -> N
     assert payloads(world.read(world.reader(), seconds=9)) == [b"a", b"b", b"c"]
 
 
+def test_iterators_that_are_refused_however_young_are_not_asked_for_in_a_hurry(world: World) -> None:
+    world.put(b"a")
+    world.answers = [refused("ExpiredIteratorException")] * 4
+    assert payloads(world.read(world.reader(), seconds=9)) == [b"a"]
+    assert sum(world.clock.slept) > 1.0
+
+
 def test_a_pause_longer_than_an_iterator_lives_loses_and_repeats_nothing(world: World) -> None:
     sequences = world.put(b"a")
     first = world.reader()
