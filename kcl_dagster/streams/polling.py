@@ -210,5 +210,6 @@ class ShardReader:
         mine = self._cut.keep(page)
         if self._iterator is None and not self._cut.has_more:
             self.is_ended = True
+            self._cut.shard_ended()
             self.children = child_shards(answer)
         return mine
