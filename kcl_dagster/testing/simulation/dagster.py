@@ -52,7 +52,9 @@ class Orchestrator:
     one_run_per_slot: bool
     monitor_seconds: float
     runs: dict[str, Run] = field(default_factory=dict)
+    held_back_until: float = 0.0
     _keys: set[str] = field(default_factory=set)
+    _waiting: list[Run] = field(default_factory=list)
 
     def request(self, key: str, slot: str) -> Run | None:
         """A sensor's run request. Dagster drops a key it has seen."""
@@ -70,11 +72,30 @@ class Orchestrator:
         self._dequeue_later(run)
         return run
 
+    def hold_back(self, seconds: float) -> None:
+        """Nothing leaves the queue for a while."""
+        self.held_back_until = max(self.held_back_until, self.kernel.now + seconds)
+        self.kernel.call_at(self.held_back_until, self._go_on)
+
+    def let_go(self) -> None:
+        """Whatever holds the queue back does so no longer."""
+        self.held_back_until = self.kernel.now
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self.kernel.now >= self.held_back_until:
+            waiting, self._waiting = self._waiting, []
+            for run in waiting:
+                self._dequeue(run)
+
     def _dequeue_later(self, run: Run) -> None:
         self.kernel.call_at(self.kernel.now + self.random.uniform(*QUEUE_SECONDS), lambda: self._dequeue(run))
 
     def _dequeue(self, run: Run) -> None:
         if run.status != "queued":
+            return
+        if self.kernel.now < self.held_back_until:
+            self._waiting.append(run)
             return
         if self.one_run_per_slot and any(other.slot == run.slot for other in self._active()):
             self.kernel.call_at(self.kernel.now + QUEUE_SECONDS[1], lambda: self._dequeue(run))

@@ -12,21 +12,20 @@ from kcl_dagster.leader.report import TickReport
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.testing.dynamodb.table import Key, Table
 from kcl_dagster.testing.dynamodb.values import Item
-from kcl_dagster.testing.kinesis import FakeKinesis
 from kcl_dagster.testing.simulation import liveness
 from kcl_dagster.testing.simulation.dagster import Orchestrator, Run
 from kcl_dagster.testing.simulation.hands import Hands
 from kcl_dagster.testing.simulation.kernel import Kernel, Process, Strand, Stuck
-from kcl_dagster.testing.simulation.lake import Lake, LakeSink
-from kcl_dagster.testing.simulation.ledger import LeaseRow, Ledger
+from kcl_dagster.testing.simulation.lake import Lake, LakeSink, ShardTruth
+from kcl_dagster.testing.simulation.ledger import LeaseRow, Ledger, is_lease, read_lease
 from kcl_dagster.testing.simulation.network import Line, Service
 from kcl_dagster.testing.simulation.processes import NAP_SECONDS, Daemon, WorkerProcess
 from kcl_dagster.testing.simulation.properties import Violation, Violations
 from kcl_dagster.testing.simulation.scenario import EPOCH, Scenario
-from kcl_dagster.testing.simulation.streams import Streams
+from kcl_dagster.testing.simulation.streams import MoodyKinesis, Streams
 from kcl_dagster.testing.simulation.trace import Trace
 from kcl_dagster.testing.simulation.weather import Weather
-from kcl_dagster.worker.events import WorkerEvent
+from kcl_dagster.worker.events import EventKind, WorkerEvent
 
 _MEMORIES_KEPT: Final = 8
 # After the faults, records come in for this part of the calm.
@@ -107,6 +106,9 @@ class Simulation:
     fleet_changed: float = 0.0
     memories: list[Item] = field(default_factory=list)
     restarts: int = 0
+    _rows: dict[str, LeaseRow] = field(default_factory=dict)
+    """Every lease that ever was, as it was created."""
+
     _has_guest: bool = False
 
     def __post_init__(self) -> None:
@@ -114,19 +116,27 @@ class Simulation:
         self.kernel = kernel = Kernel(self._note)
         kernel.on_strand_end = self._strand_ended
         self.violations = Violations(lambda: kernel.now)
-        self.lake = Lake(self.violations)
+        self.lake = Lake(self.violations, scenario.application.batch.on_data_loss == "continue")
         clock = _TrueClock(kernel)
         lag = self._random("staleness")
         self.tables = _Tables(
             clock,
             page_items=scenario.page_items,
-            staleness=lambda _operation: lag.uniform(0, scenario.staleness),
+            staleness=lambda operation: self._staleness(operation, lag),
             strict=False,
         )
         self.tables.on_change = self._changed
-        kinesis = FakeKinesis(clock, limits=_generous(), strict=False)
-        names = tuple(stream.name for stream in scenario.application.streams)
-        self.streams = Streams(kernel, kinesis, self.lake, self._random("streams"), scenario.record_seconds, names)
+        kinesis = MoodyKinesis(clock, _generous(), lambda: self.weather.moods, self._random("moods"))
+        self.streams = Streams(
+            kernel,
+            kinesis,
+            self.lake,
+            self._random("streams"),
+            scenario.record_seconds,
+            tuple(stream.name for stream in scenario.application.streams),
+            scenario.retention_hours,
+        )
+        self.lake.expired = self.streams.expired
         timings = scenario.application.timings
         self.ledger = Ledger(
             self.violations,
@@ -136,6 +146,8 @@ class Simulation:
             self._run_is_over,
             self._worker_of,
             self._shard_ended,
+            self._is_given_up,
+            self.is_former,
         )
         self.hands = Hands(self)
         self.weather = Weather(kernel, self.hands, scenario.seed, scenario.stretch)
@@ -161,7 +173,7 @@ class Simulation:
         if not self.violations.found:
             liveness.check(self)
         simulated = kernel.now
-        for process in self._processes():
+        for process in self.processes():
             process.kill()
         return Outcome(
             scenario,
@@ -265,6 +277,10 @@ class Simulation:
         random = self._random(f"{process.name} {service}")
         return Line(process, service, backend, random, self.weather.fate, self._served)
 
+    def _staleness(self, operation: str, lag: Random) -> float:
+        usual = lag.uniform(0, self.scenario.staleness)
+        return max(usual, self.weather.index_lag) if operation == "query" else usual
+
     def _random(self, what: str) -> Random:
         return Random(f"{self.scenario.seed} {what}")
 
@@ -294,6 +310,9 @@ class Simulation:
             self._begun(new)
         if table == self.scenario.application.lease_table:
             self.ledger.changed(old, new, self.kernel.acting)
+            if new is not None and old is None and is_lease(new):
+                row = self._rows[new["leaseKey"]["S"]] = read_lease(new)
+                self.truth_of(row).is_leased = True
             if not self._has_guest:
                 self._has_guest = True
                 self.hands.put(table, FOREIGN_ROW)
@@ -303,24 +322,55 @@ class Simulation:
         if row["position"]["S"] == "LATEST":
             self.streams.begin_now(stream.split(":")[1] if ":" in stream else stream)
 
+    def stream_of(self, text: str | None) -> tuple[str, int | None]:
+        """The name and the second of creation of the stream that a lease names, or the only one's."""
+        if not text:
+            return self.streams.names[0], None
+        _, name, created = text.split(":")
+        return name, int(created)
+
+    def truth_of(self, lease: LeaseRow) -> ShardTruth:
+        name, created = self.stream_of(lease.stream)
+        if (name, created) not in self.lake.former and (name, lease.shard) not in self.lake.shards:
+            self.streams.look(name)
+        return self.lake.truth(name, lease.shard, created)
+
     def _shard_ended(self, lease: LeaseRow) -> None:
         """SHARD_END was written."""
-        stream = lease.stream.split(":")[1] if lease.stream else self.streams.names[0]
-        truth = self.lake.truth(stream, lease.shard)
-        if not truth.is_drained:
+        truth = self.truth_of(lease)
+        if not truth.is_drained and not self.lake.is_excused(truth):
             left = len(truth.numbers) - truth.stored_to
             self.violations.add("S1", f"{truth.name} is finished with {left} records not stored")
+
+    def _is_given_up(self, lease: LeaseRow) -> bool:
+        """An unfinished lease may be deleted where nothing of its shard is left."""
+        if self.is_former(lease.stream):
+            return True
+        truth = self.truth_of(lease)
+        return self.lake.is_excused(truth) or (self.lake.goes_on and self.lake.is_gone(truth))
+
+    def is_former(self, stream: str | None) -> bool:
+        """Whether the stream that a lease names was deleted."""
+        return self.stream_of(stream) in self.lake.former
 
     def _reported(self, daemon: str, report: TickReport) -> None:
         self.reports.append((self.kernel.now, report))
         if report.retire or report.launches or any(sight.drains for sight in report.workers):
             self.fleet_changed = self.kernel.now
+        for loss in report.data_loss:
+            self._told(loss.lease, None)
         failed = "; ".join(f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok)
         moves = ", ".join(f"{move.lease} -> {move.to} ({move.kind}: {move.because})" for move in report.moves)
         said = "leads" if report.leading else f"sees {report.leader} lead"
         self._note(self.kernel.now, "tick", f"{daemon} {said} [{moves}] {failed} {report.skipped or ''}")
 
+    def _told(self, key: str, until: str | None) -> None:
+        if key in self._rows:
+            self.lake.told(self.truth_of(self._rows[key]), until)
+
     def _event(self, worker: str, event: WorkerEvent) -> None:
+        if event.kind is EventKind.DATA_LOST and event.lease is not None:
+            self._told(event.lease, str(event.facts.get("until", "")) or None)
         self._note(self.kernel.now, "event", f"{worker} {event.kind} {event.lease or ''} {event.message}")
 
     def _strand_ended(self, strand: Strand) -> None:
@@ -343,9 +393,10 @@ class Simulation:
         kernel = self.kernel
         kernel.note("calm", "the faults stop")
         self.weather.clear()
-        for process in self._processes():
+        for process in self.processes():
             process.resume()
         for deployment, orchestrator in enumerate(self.orchestrators):
+            orchestrator.let_go()
             for run in orchestrator.runs.values():
                 if run.process is not None and not run.process.is_alive:
                     orchestrator.finish(run, run.exit or "its process died")
@@ -356,7 +407,8 @@ class Simulation:
     def _stop_producing(self) -> None:
         self.streams.is_producing = False
 
-    def _processes(self) -> list[Process]:
+    def processes(self) -> list[Process]:
+        """Those alive."""
         found = [worker.process for worker in self.workers] + [daemon.process for daemon in self.daemons]
         return [process for process in found if process.is_alive]
 

@@ -126,7 +126,7 @@ class Hands:
         keys = sorted(this.ledger.leases)
         if keys:
             lease = this.ledger.leases[keys[number % len(keys)]]
-            this.lake.repeats(this.stream_of(lease.stream), lease.shard if len(keys) > 1 else None)
+            this.lake.repeats(this.stream_of(lease.stream)[0], lease.shard if len(keys) > 1 else None)
             self._delete(this.scenario.application.lease_table, "leaseKey", lease.key)
 
     def delete_row(self, number: int) -> None:

@@ -38,6 +38,12 @@ class ShardTruth:
     is_repeated: bool = False
     """Somebody deleted its lease: records may be stored again, which no sink can tell."""
 
+    is_leased: bool = False
+    """It has or had a lease."""
+
+    told_to: int = 0
+    """Somebody said that records before this index left the stream unread."""
+
     def index_after(self, checkpoint: Checkpoint) -> int:
         """How many records `checkpoint` covers."""
         if checkpoint.is_shard_end:
@@ -51,17 +57,38 @@ class ShardTruth:
         return max(self.stored_to, self.start_limit or 0) >= len(self.numbers)
 
 
+def _nothing(_stream: str, _shard: str, _numbers: Sequence[int]) -> int:
+    return 0
+
+
 @dataclass(slots=True)
 class Lake:
     """An exactly-once sink that checks each part against what was put (S1, S2, S6, S12)."""
 
     violations: Violations
+    goes_on: bool = False
+    """Whether the application's policy is to go on after a loss, which it has to tell of."""
+
+    expired: Callable[[str, str, Sequence[int]], int] = _nothing
+    """How many of the records with these numbers have left their stream."""
+
     shards: dict[tuple[str, str], ShardTruth] = field(default_factory=dict)
+    former: dict[tuple[str, int], dict[str, ShardTruth]] = field(default_factory=dict)
+    """Shards of streams that were deleted, by name and second of creation."""
+
     stored: dict[Identity, tuple[Row, ...]] = field(default_factory=dict)
     records: int = 0
 
-    def truth(self, stream: str, shard: str) -> ShardTruth:
-        return self.shards[stream, shard]
+    def truth(self, stream: str, shard: str, created: int | None = None) -> ShardTruth:
+        """`created` tells a stream from others that had its name."""
+        former = self.former.get((stream, created)) if created is not None else None
+        return former[shard] if former is not None else self.shards[stream, shard]
+
+    def forget(self, stream: str, created: int) -> None:
+        """The stream is deleted: what was not stored never will be."""
+        self.former[stream, created] = {
+            shard: self.shards.pop((name, shard)) for name, shard in list(self.shards) if name == stream
+        }
 
     def opened(self, stream: str, shard: str, parents: Sequence[str]) -> None:
         self.shards[stream, shard] = ShardTruth(f"{stream}/{shard}", tuple(parents))
@@ -95,13 +122,62 @@ class Lake:
             return
         self.stored[key] = rows
         self.records += len(rows)
-        truth = self.shards[part.stream.name, part.shard_id]
+        truth = self.truth(part.stream.name, part.shard_id, part.stream.creation_epoch)
         if truth.start_limit is not None:
             self._begin(part, rows, truth)
+        start = self._start_of(part, rows, truth)
         self._check_parents(part, truth)
-        self._check_content(part, rows, truth)
-        self._check_place(part, truth)
+        self._check_content(part, rows, truth, start)
+        self._check_place(part, truth, start)
         truth.last_part = part
+
+    # Records that left the stream
+
+    def told(self, truth: ShardTruth, until: str | None) -> None:
+        """Somebody said that records before the number `until`, or all of them, are lost."""
+        index = bisect_left(truth.numbers, int(until)) if until else len(truth.numbers)
+        truth.told_to = max(truth.told_to, index)
+
+    def _start_of(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth) -> int:
+        """The index of the part's first record; those before it may have left the stream.
+
+        At an initial position nobody can know that there were records before; behind a checkpoint somebody has to
+        tell of it, and the policy to be to go on.
+        """
+        start = truth.index_after(part.after)
+        first = bisect_left(truth.numbers, int(rows[0].sequence_number)) if rows else start
+        if first <= start or first > self._expired(truth):
+            return start
+        if part.after.is_initial_position:
+            truth.wanted_from = first
+        elif not (self.goes_on and first <= truth.told_to):
+            return start
+        truth.stored_to = max(truth.stored_to, first)
+        return first
+
+    def _expired(self, truth: ShardTruth) -> int:
+        stream, _, shard = truth.name.partition("/")
+        return self.expired(stream, shard, truth.numbers)
+
+    def is_gone(self, truth: ShardTruth) -> bool:
+        """None of its records can be read any more."""
+        return self._expired(truth) >= len(truth.numbers)
+
+    def is_excused(self, truth: ShardTruth) -> bool:
+        """Nothing of the shard is left to be stored, and that is nobody's fault, or was told."""
+        if not self.is_gone(truth):
+            return False
+        was_never_read = truth.stored_to <= truth.wanted_from
+        return not truth.is_leased or was_never_read or (self.goes_on and truth.told_to >= len(truth.numbers))
+
+    def _waits_for_ever(self, stream: str, truth: ShardTruth) -> bool:
+        """The shard was stopped by a loss, or one above it."""
+        if not self.goes_on and truth.told_to > truth.stored_to:
+            return True
+        above = (self.shards.get((stream, parent)) for parent in truth.parents)
+        return any(parent is not None and self._waits_for_ever(stream, parent) for parent in above)
+
+    # Checks
 
     def _begin(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth) -> None:
         """The first part of a shard that was there when the application began at LATEST."""
@@ -114,13 +190,19 @@ class Lake:
 
     def _check_parents(self, part: Part, truth: ShardTruth) -> None:
         for parent in truth.parents:
-            above = self.shards.get((part.stream.name, parent))
-            if above is not None and not above.is_drained:
+            above = self._sibling(part, parent)
+            if above is not None and not above.is_drained and not self.is_excused(above):
                 left = len(above.numbers) - above.stored_to
                 self.violations.add("S6", f"{_named(part)} is stored while {left} records of {above.name} are not")
 
-    def _check_content(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth) -> None:
-        start, end = truth.index_after(part.after), truth.index_after(part.through)
+    def _sibling(self, part: Part, shard: str) -> ShardTruth | None:
+        try:
+            return self.truth(part.stream.name, shard, part.stream.creation_epoch)
+        except KeyError:
+            return None
+
+    def _check_content(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth, start: int) -> None:
+        end = truth.index_after(part.through)
         expected = [
             (number, data) for number, data in zip(truth.numbers[start:end], truth.payloads[start:end], strict=True)
         ]
@@ -134,9 +216,9 @@ class Lake:
                 f"{_named(part)} should hold {len(expected)} records and holds {len(found)}; not {missing[:5]}",
             )
 
-    def _check_place(self, part: Part, truth: ShardTruth) -> None:
-        start, end = truth.index_after(part.after), truth.index_after(part.through)
-        if start > truth.stored_to:
+    def _check_place(self, part: Part, truth: ShardTruth, start: int) -> None:
+        end = truth.index_after(part.through)
+        if start > truth.stored_to and not self._may_skip(truth, start):
             self.violations.add("S1", f"{_named(part)} leaves out {start - truth.stored_to} records before it")
         if start < truth.stored_to and not truth.is_repeated:
             self.violations.add(
@@ -147,17 +229,27 @@ class Lake:
             self.violations.add("S12", f"{_named(part)} has a number that does not grow: {last.number}")
         truth.stored_to = max(truth.stored_to, end)
 
+    def _may_skip(self, truth: ShardTruth, start: int) -> bool:
+        """A batch that was begun and some of whose records left the stream before it could be repeated."""
+        return self.goes_on and start <= truth.told_to and self._expired(truth) > truth.stored_to
+
     def missing(self) -> list[str]:
-        """Shards with records that are not stored."""
+        """Shards with records that are not stored and could be."""
         return [
             f"{truth.name}: {len(truth.numbers) - truth.stored_to} of {len(truth.numbers)}"
-            for truth in self.shards.values()
-            if not truth.is_drained
+            for truth in self._behind()
         ]
 
     def behind(self) -> int:
-        """How many records are not stored."""
-        return sum(len(truth.numbers) - truth.stored_to for truth in self.shards.values() if not truth.is_drained)
+        """How many records are not stored and could be."""
+        return sum(len(truth.numbers) - truth.stored_to for truth in self._behind())
+
+    def _behind(self) -> list[ShardTruth]:
+        return [
+            truth
+            for (stream, _), truth in self.shards.items()
+            if not truth.is_drained and not self.is_gone(truth) and not self._waits_for_ever(stream, truth)
+        ]
 
 
 def _named(part: Part) -> str:

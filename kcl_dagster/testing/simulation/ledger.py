@@ -71,6 +71,10 @@ def is_lease(item: Mapping[str, Any]) -> bool:
     return bool(item.get("entityType", {"S": _LEASE})["S"] == _LEASE)
 
 
+def never(_about: object) -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class Ledger:
     """Called with every change of an item, before anybody sees it.
@@ -86,7 +90,12 @@ class Ledger:
     run_is_over: Callable[[Process | None, str], bool]
     worker_of: Callable[[Process | None], str | None]
     on_end: Callable[[LeaseRow], None]
-    is_given_up: Callable[[LeaseRow], bool]
+    is_given_up: Callable[[LeaseRow], bool] = never
+    """Whether an unfinished lease may be deleted: nothing of its shard is left."""
+
+    is_former: Callable[[str | None], bool] = never
+    """Whether the stream that a lease names was deleted."""
+
     leases: dict[str, LeaseRow] = field(default_factory=dict)
     moves: list[tuple[float, str]] = field(default_factory=list)
     by_hand: bool = False
@@ -161,6 +170,8 @@ class Ledger:
         """The lease has another owner. That takes time, a reason, or the owner itself."""
         if after.counter <= before.counter:
             self.violations.add("S5", f"{_named(actor)} moved {before.key} without counting: {before} -> {after}")
+        if self.is_former(before.stream):
+            return  # there is nothing to read any more
         owner, now = before.actual, self.now()
         if owner is None or owner == worker or before.is_finished or self.run_is_over(actor, owner):
             return
@@ -211,6 +222,8 @@ class Ledger:
         """Of each stream, the first hash keys no unfinished lease covers."""
         streams: dict[str, list[tuple[int, int]]] = {}
         for lease in self.leases.values():
+            if self.is_former(lease.stream):
+                continue
             ranges = streams.setdefault(lease.stream or "", [])
             if not lease.is_finished and lease.hash_range is not None:
                 ranges.append(lease.hash_range)

@@ -26,7 +26,7 @@ def _check_owners(simulation: "Simulation") -> None:
     living = {str(worker.run.worker) for worker in simulation.living()}
     for lease in simulation.ledger.leases.values():
         owner = str(lease.actual)
-        if lease.is_finished or owner in living:
+        if lease.is_finished or owner in living or simulation.is_former(lease.stream):
             continue
         since = max(simulation.scenario.active, simulation.ledger.changed_at(lease.key), ended.get(owner, 0.0))
         waited = simulation.kernel.now - since

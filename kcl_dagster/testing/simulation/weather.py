@@ -9,6 +9,7 @@ from kcl_dagster.testing.simulation.kernel import Kernel, Process
 from kcl_dagster.testing.simulation.lake import SinkWeather
 from kcl_dagster.testing.simulation.network import SERVED, Fate, Service
 from kcl_dagster.testing.simulation.scenario import Fault, FaultKind
+from kcl_dagster.testing.simulation.streams import Moods
 
 _FATES: Final[dict[FaultKind, Fate]] = {
     FaultKind.THROTTLED: Fate("throttled"),
@@ -17,6 +18,12 @@ _FATES: Final[dict[FaultKind, Fate]] = {
     FaultKind.REQUEST_LOST: Fate("request lost"),
     FaultKind.ANSWER_LOST: Fate("answer lost"),
     FaultKind.DENIED: Fate("denied"),
+}
+MOODS: Final[dict[FaultKind, str]] = {
+    FaultKind.ITERATORS_EXPIRE: "expired",
+    FaultKind.EMPTY_PAGES: "empty",
+    FaultKind.NEVER_AT_TIP: "behind",
+    FaultKind.NO_CHILDREN_NAMED: "childless",
 }
 LATEST_ARRIVAL_SECONDS: Final = 30.0
 # A restarted daemon is back after this long, before stretching.
@@ -33,11 +40,16 @@ class Fleet(Protocol):
     def fail_run(self, number: int) -> None: ...
     def second_run(self, number: int) -> None: ...
     def replay_tick(self, number: int) -> None: ...
+    def skip_ticks(self, seconds: float) -> None: ...
+    def stall_queue(self, seconds: float) -> None: ...
+    def outage(self, seconds: float) -> None: ...
     def lose_memory(self) -> None: ...
     def replay_memory(self, number: int) -> None: ...
     def delete_lease(self, number: int) -> None: ...
     def delete_row(self, number: int) -> None: ...
     def split(self) -> None: ...
+    def split_twice(self) -> None: ...
+    def recreate(self) -> None: ...
     def merge(self) -> None: ...
 
 
@@ -57,6 +69,12 @@ class Weather:
     seed: int
     stretch: int
     sink: SinkWeather = field(default_factory=SinkWeather)
+    moods: Moods = field(default_factory=Moods)
+    """Of Kinesis."""
+
+    index_lag: float = 0.0
+    """By how many seconds the owners' index is behind its table."""
+
     _storms: list[_Storm] = field(default_factory=list)
     _deadly: dict[str, list[int]] = field(default_factory=dict)
     """Calls left until a process dies."""
@@ -70,6 +88,8 @@ class Weather:
         self._storms.clear()
         self._deadly.clear()
         self.sink.refuses = self.sink.lies = self.sink.slow_seconds = 0.0
+        self.moods.clear()
+        self.index_lag = 0.0
 
     def fate(self, process: Process, service: Service, operation: str, _request: dict[str, Any]) -> Fate:
         """Of one call, before it is made."""
@@ -84,6 +104,8 @@ class Weather:
             if storm.random.random() >= fault.share:
                 continue
             self.kernel.note("fault", f"{fault.kind} hits {operation} of {process.name}")
+            if fault.kind is FaultKind.CUT:
+                return Fate("unreachable") if fault.number % 2 else Fate("answer lost")
             if fault.kind is FaultKind.LATE:
                 return Fate("late", storm.random.uniform(0, LATEST_ARRIVAL_SECONDS))
             return _FATES[fault.kind]
@@ -133,7 +155,17 @@ class Weather:
                 self._spoil_sink(fault)
             case FaultKind.RESHARD_STORM:
                 self._reshard(fault, random)
-            case kind if kind in _FATES or kind is FaultKind.LATE:
+            case FaultKind.STUCK_QUEUE:
+                self.fleet.stall_queue(fault.seconds)
+            case FaultKind.SKIPPED_TICKS:
+                self.fleet.skip_ticks(fault.seconds)
+            case FaultKind.OUTAGE:
+                self.fleet.outage(fault.seconds)
+            case FaultKind.STALE_INDEX:
+                self._for_a_while(fault, lambda on: setattr(self, "index_lag", fault.seconds if on else 0.0))
+            case kind if kind in MOODS:
+                self._for_a_while(fault, lambda on: setattr(self.moods, MOODS[kind], fault.share if on else 0.0))
+            case kind if kind in _FATES or kind in (FaultKind.LATE, FaultKind.CUT):
                 if process is not None or fault.target == "any":
                     self._gather(_Storm(fault, process, random))
             case kind if kind in self._deeds:
@@ -152,6 +184,8 @@ class Weather:
             FaultKind.DELETE_ROW: fleet.delete_row,
             FaultKind.SPLIT: lambda _number: fleet.split(),
             FaultKind.MERGE: lambda _number: fleet.merge(),
+            FaultKind.DOUBLE_SPLIT: lambda _number: fleet.split_twice(),
+            FaultKind.RECREATED: lambda _number: fleet.recreate(),
         }
 
     def _target(self, fault: Fault) -> Process | None:
@@ -169,6 +203,10 @@ class Weather:
                 self._storms.remove(storm)
 
         self.kernel.call_at(self.kernel.now + storm.fault.seconds, pass_by)
+
+    def _for_a_while(self, fault: Fault, turn: Callable[[bool], None]) -> None:
+        turn(True)
+        self.kernel.call_at(self.kernel.now + fault.seconds, lambda: turn(False))
 
     def _spoil_sink(self, fault: Fault) -> None:
         sink, kind = self.sink, fault.kind

@@ -254,3 +254,81 @@ def test_a_child_that_is_read_before_its_parent_is_noticed(lake: Lake) -> None:
     lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))
     lake.store(part(TRIM_HORIZON, 5, 1, "s1"), rows(5, shard="s1"))
     assert found(lake) == ["S6"]
+
+
+# Records that left the stream
+
+
+@dataclass
+class Loss:
+    """Records 2 and 3 of shard 0 left the stream after record 1 was stored."""
+
+    lake: Lake
+
+    def __post_init__(self) -> None:
+        self.lake.expired = lambda _stream, shard, _numbers: 3 if shard == "s0" else 0
+        self.lake.truth("clicks", "s0").is_leased = True
+        self.lake.store(part(TRIM_HORIZON, 1, 1), rows(1))
+
+    def go_on(self) -> list[str]:
+        """The next part holds record 4."""
+        self.lake.store(part(Checkpoint("1"), 4, 2), rows(4))
+        return found(self.lake)
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "told", "violated"),
+    [
+        pytest.param(True, "4", [], id="told, and the policy is to go on"),
+        pytest.param(True, None, ["S1"], id="without a word"),
+        pytest.param(True, "3", ["S1"], id="told of one of two"),
+        pytest.param(False, "4", ["S1"], id="the policy is to stop"),
+    ],
+)
+def test_going_on_after_a_loss(lake: Lake, goes_on: bool, told: str | None, violated: list[str]) -> None:
+    loss = Loss(lake)
+    lake.goes_on = goes_on
+    if told is not None:
+        lake.told(lake.truth("clicks", "s0"), told)
+    assert loss.go_on()[:1] == violated
+
+
+def test_records_that_are_still_there_may_not_be_told_lost(lake: Lake) -> None:
+    loss = Loss(lake)
+    lake.goes_on = True
+    lake.expired = lambda *_: 1
+    lake.told(lake.truth("clicks", "s0"), "4")
+    assert loss.go_on()[:1] == ["S1"]
+
+
+def test_a_shard_that_a_loss_stopped_is_not_behind_and_neither_are_its_children(lake: Lake) -> None:
+    Loss(lake)
+    assert lake.missing() == ["clicks/s0: 3 of 4", "clicks/s1: 1 of 1"]
+    lake.told(lake.truth("clicks", "s0"), "4")
+    assert lake.missing() == []
+    lake.goes_on = True
+    assert lake.behind() == 4
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "told", "excused"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_a_shard_of_which_nothing_is_left_may_be_finished_when_that_was_told(
+    lake: Lake, goes_on: bool, told: bool, excused: bool
+) -> None:
+    Loss(lake)
+    lake.goes_on = goes_on
+    lake.expired = lambda *_: 4
+    truth = lake.truth("clicks", "s0")
+    if told:
+        lake.told(truth, None)
+    assert lake.is_excused(truth) is excused
+
+
+def test_a_part_with_another_streams_records_is_noticed(lake: Lake) -> None:
+    lake.forget("clicks", 17)
+    lake.opened("clicks", "s0", [])
+    lake.put("clicks", "s0", "9", b"record 9")
+    old = StreamIdentifier("clicks", "123456789012", 17)
+    lake.store(Part("app", LeaseKey("old"), old, "s0", Checkpoint("2"), Checkpoint("9"), 1, 1, 1), rows(9))
+    assert found(lake)[:1] == ["S1"]
