@@ -14,7 +14,7 @@ from kcl_dagster.testing.simulation.fleet import Outcome
 from kcl_dagster.testing.simulation.scenario import draw
 from kcl_dagster.testing.simulation.shrink import only, run, shrink
 from kcl_dagster.worker.parents import Parents
-from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.planted import MUTANTS, Mutant
 
 # CPU seconds for seeds nobody has run before; together with the rest about a minute.
 FRESH_SECONDS = 20.0
@@ -83,8 +83,9 @@ def test_a_bug_is_found_and_its_run_made_small() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_planted_bugs_are_up_to_date(mutant: Mutant) -> None:
-    spec = importlib.util.find_spec(mutant.module)
-    assert spec is not None
-    assert spec.origin is not None
-    text = Path(spec.origin).read_text()
-    assert mutant.applied(text) != text
+    for change in mutant.changes:
+        spec = importlib.util.find_spec(change.module)
+        assert spec is not None
+        assert spec.origin is not None
+        text = Path(spec.origin).read_text()
+        assert change.applied(text) != text

@@ -1,0 +1,352 @@
+"""The planted bugs: pieces of the package's source, and what a bad day would have made of them.
+
+A mutant whose text is not in the source any more is an error: the list has to keep up with the package.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Change:
+    """One place of the source."""
+
+    module: str
+    source: str
+    planted: str
+
+    def applied(self, text: str) -> str:
+        if text.count(self.source) != 1:
+            raise LookupError(f"{self.source!r} stands {text.count(self.source)} times in {self.module}")
+        return text.replace(self.source, self.planted)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug. `also`: what else has to go, because one defence stands behind another."""
+
+    name: str
+    module: str
+    source: str
+    planted: str
+    also: tuple[Change, ...] = ()
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        return (Change(self.module, self.source, self.planted), *self.also)
+
+
+_REQUESTS: Final = "kcl_dagster.tables.requests"
+_OUTCOMES: Final = "kcl_dagster.tables.outcomes"
+_LEASES: Final = "kcl_dagster.tables.leases"
+_ITEMS: Final = "kcl_dagster.tables.items"
+_HOLDINGS: Final = "kcl_dagster.worker.holdings"
+_PROTOCOL: Final = "kcl_dagster.worker.protocol"
+_READING: Final = "kcl_dagster.worker.reading"
+_RANGES: Final = "kcl_dagster.worker.ranges"
+_PARENTS: Final = "kcl_dagster.worker.parents"
+_SHARD_END: Final = "kcl_dagster.worker.shard_end"
+_RENEWAL: Final = "kcl_dagster.worker.renewal"
+_POLLING: Final = "kcl_dagster.streams.polling"
+_CUTTING: Final = "kcl_dagster.streams.cutting"
+_POSITION: Final = "kcl_dagster.streams.position"
+_STANDING: Final = "kcl_dagster.model.standing"
+_CHECKPOINT: Final = "kcl_dagster.model.checkpoint"
+_WORKER: Final = "kcl_dagster.model.worker"
+_EXPIRY: Final = "kcl_dagster.leader.expiry"
+_HANDOFF: Final = "kcl_dagster.leader.handoff"
+_OBSERVATION: Final = "kcl_dagster.leader.observation"
+_MOVING: Final = "kcl_dagster.leader.moving"
+_LIVENESS: Final = "kcl_dagster.leader.liveness"
+_SYNCING: Final = "kcl_dagster.leader.syncing"
+_SYNC: Final = "kcl_dagster.leader.sync"
+_CLEANUP: Final = "kcl_dagster.leader.cleanup"
+
+MUTANTS: Final = (
+    # Conditions dropped
+    Mutant(
+        "writes of the owner are not conditional on the counter",
+        _REQUESTS,
+        '_update(table, lease.key).require_equal(a.COUNTER, "counter", n(lease.counter))',
+        "_update(table, lease.key).require(_EXISTS)",
+    ),
+    Mutant(
+        "moves are not conditional on the owners",
+        _REQUESTS,
+        """    update.require_equal(a.OWNER, "owner", s(lease.owner) if lease.owner is not None else None)
+    previous = s(lease.checkpoint_owner) if lease.checkpoint_owner is not None else None
+    return update.require_equal(a.CHECKPOINT_OWNER, "handingOver", previous)""",
+        "    return update",
+    ),
+    Mutant(
+        "leases are taken without regard to the counter that stood",
+        _MOVING,
+        "moved = self._leases.assign(lease, move.to, counter=lease.counter)",
+        "moved = self._leases.assign(lease, move.to)",
+    ),
+    Mutant(
+        "a lease that exists is created again",
+        _REQUESTS,
+        'lease_to_item(lease), "attribute_not_exists(#key)")',
+        'lease_to_item(lease), "attribute_not_exists(#key) OR attribute_exists(#key)")',
+    ),
+    Mutant(
+        "taking does not raise the counter",
+        _REQUESTS,
+        "update.set({a.OWNER: s(to)}).remove(a.CHECKPOINT_OWNER).add_one(a.COUNTER)",
+        "update.set({a.OWNER: s(to)}).remove(a.CHECKPOINT_OWNER)",
+    ),
+    Mutant(
+        "a handoff is begun while another is under way",
+        _REQUESTS,
+        '    update.require_equal(a.OWNER, "owner", s(lease.owner))\n'
+        '    update.require_equal(a.CHECKPOINT_OWNER, "checkpointOwner", None)\n'
+        "    return update.set({a.OWNER: s(to), a.CHECKPOINT_OWNER: s(lease.owner)}).request()",
+        "    return update.set({a.OWNER: s(to), a.CHECKPOINT_OWNER: s(lease.owner)}).request()",
+    ),
+    # Lost answers
+    Mutant(
+        "an owner catches up with whatever stands in the table",
+        _LEASES,
+        "if now is None or not is_behind(known, now):",
+        "if now is None:",
+    ),
+    Mutant(
+        "a renewal is taken for ours whoever owns the lease",
+        _OUTCOMES,
+        "return now.actual_owner == before.actual_owner and now.counter == before.counter + 1",
+        "return now.counter == before.counter + 1",
+    ),
+    Mutant(
+        "a pin is taken for ours by the counter alone",
+        _OUTCOMES,
+        "applied = pin == (now.pending_checkpoint, now.pending_state, now.batch) and not was_there_before",
+        "applied = True",
+    ),
+    # The batch protocol
+    Mutant(
+        "the sink is written before the pin",
+        _PROTOCOL,
+        "        if pin_of(holding.lease) is not None and progress.range.is_pinned:\n            return True",
+        "        if pin:\n            return True",
+    ),
+    Mutant(
+        "the checkpoint moves before the sink is written",
+        _PROTOCOL,
+        "        if ours and self._write(this, fetched, ours, abandon):\n",
+        "        for progress in ours:\n"
+        "            self._commit(this, progress)\n"
+        "        if ours and self._write(this, fetched, ours, abandon):\n            return\n",
+    ),
+    Mutant(
+        "a pinned batch is not redone exactly",
+        _RANGES,
+        "            through, number, first = lease.pending_checkpoint, pin.number, pin.first",
+        "            through, number, first = None, pin.number, pin.first",
+    ),
+    Mutant(
+        "the batch number does not grow",
+        _RANGES,
+        "            number, first, instead_of = lease.batch + 1, None, None",
+        "            number, first, instead_of = max(lease.batch, 1), None, None",
+    ),
+    Mutant(
+        "a batch that failed is committed",
+        _PROTOCOL,
+        "            self._failed(this, fetched, found, error)\n            return False",
+        "            self._failed(this, fetched, found, error)\n            return True",
+    ),
+    Mutant(
+        "the checkpoint keeps the pin",
+        _REQUESTS,
+        "    update.set(stream_values(lease))\n"
+        "    return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE).request()",
+        "    update.set(stream_values(lease))\n    return update.request()",
+    ),
+    Mutant(
+        "records that were already processed are not left out",
+        _POSITION,
+        "return (int(sequence), sub_sequence) <= (int(self.after.sequence), self.after.sub_sequence)",
+        "return (int(sequence), sub_sequence) < (int(self.after.sequence), self.after.sub_sequence)",
+    ),
+    Mutant(
+        "checkpoints are compared as text",
+        _CHECKPOINT,
+        "return (0, int(self.sequence), self.sub_sequence)",
+        "return (0, self.sequence[::-1], self.sub_sequence)",
+    ),
+    # Reading
+    Mutant(
+        "a range begins after its checkpoint's successor",
+        _POSITION,
+        'return {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": record}',
+        'return {"ShardIteratorType": "LATEST"}',
+    ),
+    Mutant(
+        "an expired iterator is replaced by one at the tip",
+        _POLLING,
+        """            case RequestRefused(code="ExpiredIteratorException"):
+                self._iterator = None
+""",
+        """            case RequestRefused(code="ExpiredIteratorException"):
+                place = {"StreamName": self._stream, "ShardId": self._shard_id, "ShardIteratorType": "LATEST"}
+                self._iterator = call(self._client, "get_shard_iterator", **place)["ShardIterator"]
+""",
+    ),
+    Mutant(
+        "the last page of a pinned range is not cut",
+        _CUTTING,
+        """        mine = [record for record in page if int(record["SequenceNumber"]) <= end]""",
+        "        mine = page",
+        also=(
+            Change(
+                _POSITION,
+                "return (int(sequence), sub_sequence) > (int(self.through.sequence), self.through.sub_sequence)",
+                "return False",
+            ),
+        ),
+    ),
+    # Parents and children
+    Mutant(
+        "children do not wait for their parents",
+        _PARENTS,
+        "            if found is not None and not found.is_finished:",
+        "            if found is not None and found.counter < 0:",
+    ),
+    Mutant(
+        "one finished parent of a merge is enough",
+        _PARENTS,
+        "        for parent in parent_keys(lease):",
+        "        for parent in parent_keys(lease)[:1]:",
+    ),
+    Mutant(
+        "a shard is finished without leases for its children",
+        _SHARD_END,
+        "            self._table.create_child(lease, child_lease(lease, child), names)",
+        "            child_lease(lease, child)",
+    ),
+    Mutant(
+        "only the first child of a split gets a lease",
+        _SHARD_END,
+        "        for child in children:\n            self._table.create_child",
+        "        for child in children[:1]:\n            self._table.create_child",
+    ),
+    Mutant(
+        "a merged shard may start before its other parent is known",
+        _SHARD_END,
+        "            self._check_other_parents(lease, child, progress)",
+        "            pass",
+    ),
+    Mutant(
+        "children begin at the tip",
+        _SHARD_END,
+        "        checkpoint=TRIM_HORIZON,",
+        "        checkpoint=LATEST,",
+    ),
+    Mutant(
+        "SHARD_END is written with records left",
+        _PROTOCOL,
+        "            if progress.ended and self._finish(this, progress):",
+        "            if progress.millis_behind and self._finish(this, progress):",
+    ),
+    Mutant(
+        "the first sync looks at open shards only",
+        _SYNCING,
+        "            return plan_first_sync(opened, start.position, identifier)",
+        "            opened = [shard for shard in self._streams.shards(name) if shard.is_open]\n"
+        "            return plan_first_sync(opened, start.position, identifier)",
+    ),
+    Mutant(
+        "a lease is deleted before its children have begun, and before it is finished",
+        _CLEANUP,
+        "        if not lease.is_finished:\n            continue",
+        "        if not lease.is_finished and not lease.children:\n            continue",
+    ),
+    # Time
+    Mutant(
+        "leases expire as soon as they are looked at",
+        _EXPIRY,
+        "    if stood > duration:",
+        "    if stood > duration / 10:",
+    ),
+    Mutant(
+        "a version stands from the beginning of time",
+        _STANDING,
+        "            self._sightings[key] = _Sighting(version, 0.0, read_ended, read_started)",
+        "            self._sightings[key] = _Sighting(version, 0.0, 0.0, read_started)",
+    ),
+    Mutant(
+        "a version that changed is taken for the same",
+        _STANDING,
+        "        if known is None or known.version != version:\n            self._sightings",
+        "        if known is None:\n            self._sightings",
+    ),
+    Mutant(
+        "what another leader wrote down is believed of any version",
+        _STANDING,
+        "            elif known.version == version:\n                known.improve(seconds, at)",
+        "            else:\n                known.improve(seconds, at)",
+    ),
+    Mutant(
+        "the run of a worker nobody knows counts as over",
+        _OBSERVATION,
+        "        return frozenset(runs.finished(sorted(asked))) & asked if asked else frozenset()",
+        "        return frozenset(asked)",
+    ),
+    # Handoffs and the fleet
+    Mutant(
+        "the old owner never completes a handoff",
+        _RENEWAL,
+        "        return list(dict.fromkeys(at_rest + overdue))",
+        "        return list(dict.fromkeys(at_rest + overdue))[:0]",
+    ),
+    Mutant(
+        "handoffs are forced at once",
+        _HANDOFF,
+        "stood >= self.timeout + self.notice",
+        "stood >= 0",
+    ),
+    Mutant(
+        "a lease in handoff is acquired",
+        _HOLDINGS,
+        "        if lease.owner != self._worker or lease.in_handoff:\n            return None",
+        "        if lease.owner != self._worker:\n            return None",
+    ),
+    Mutant(
+        "a worker that lost a lease goes on renewing it",
+        _HOLDINGS,
+        "            self._drop(held, str(lost))\n            raise",
+        "            held.lease = self._table.get(held.lease.key) or held.lease\n            raise",
+    ),
+    Mutant(
+        "dead workers are given leases",
+        _LIVENESS,
+        "        if self.stood(row) > patience:\n            return False",
+        "        if self.stood(row) > patience:\n            return True",
+    ),
+    Mutant(
+        "two processes of one slot share a name",
+        _WORKER,
+        'return WorkerId(f"{slot}:{run_id[:8]}")',
+        "return WorkerId(slot)",
+    ),
+    Mutant(
+        "finished handoffs leave the giver in the row",
+        _REQUESTS,
+        "    update.set({a.OWNER: s(to)}).remove(a.CHECKPOINT_OWNER).add_one(a.COUNTER)",
+        "    update.set({a.OWNER: s(to)}).add_one(a.COUNTER)",
+    ),
+    # Rows
+    Mutant(
+        "a new lease lacks the count of its owners",
+        _ITEMS,
+        "    item[a.SWITCHES] = n(lease.owner_switches)\n",
+        "",
+    ),
+    Mutant(
+        "hash keys are written as numbers",
+        _ITEMS,
+        "return {a.HASH_START: s(str(hash_range.start)), a.HASH_END: s(str(hash_range.end))}",
+        "return {a.HASH_START: n(hash_range.start), a.HASH_END: n(hash_range.end)}",
+    ),
+)
