@@ -2,12 +2,14 @@
 
 Shards form a hierarchy: a child holds what came after its parents were closed. Leases are made for the oldest
 shards that are wanted; their children get theirs when the parents are finished, so that order is kept. The rules
-for tables that already hold leases are the KCL's. Two of its mistakes are repaired unless `as_kcl` is asked for:
+for tables that already hold leases are the KCL's. Three of its mistakes are repaired unless `as_kcl` is asked for:
 
 - A finished parent whose child has no lease, for instance after somebody deleted it: the KCL syncs every two
   minutes for ever and creates nothing. We create the child.
 - Ancestors of a shard that is being read are done with. The KCL may create them again when only a middle
   generation has leases, and would then read old records after new ones. We leave them out.
+- A parent of a merge whose lease somebody deleted while its child waits for the other parent: whoever reads that
+  one waits for this one, for ever. We create it again.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -70,11 +72,13 @@ def plan_sync(
     if not as_kcl:
         for orphan in _orphans(listed, held):
             creates[orphan] = TRIM_HORIZON
+        for parent in _awaited(listed, held):
+            creates[parent] = TRIM_HORIZON
         past = _ancestors(listed, held)
         for root in roots:
             if root in listed and not listed[root].is_open and root not in held and root not in past:
                 creates.setdefault(root, Checkpoint(start.value))
-        for done in _ancestors(listed, [*held, *creates]) - held.keys():
+        for done in _ancestors(listed, [*held, *creates]) - held.keys() - creates.keys():
             listed.pop(done, None)
     walk = _Walk(listed, frozenset(held.keys() | creates.keys()), start)
     for shard in in_order(listed.values()):
@@ -155,6 +159,19 @@ def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
         released = any(parent in held and (held[parent].is_finished or parent not in listed) for parent in parents)
         if released and all(parent in held or parent in past for parent in parents):
             found.add(shard.id)
+    return found
+
+
+def _awaited(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]:
+    """Parents without lease of a shard that has not begun and whose other parent is being read. Clean-up is not
+    the reason: it leaves the parents' leases until their children have begun."""
+    found: set[str] = set()
+    for name, lease in held.items():
+        if name not in listed or lease.checkpoint is None or not lease.checkpoint.is_initial_position:
+            continue
+        parents = listed[name].parents
+        if any(parent in held and not held[parent].is_finished for parent in parents):
+            found |= {parent for parent in parents if parent in listed and parent not in held}
     return found
 
 

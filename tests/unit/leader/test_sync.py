@@ -113,6 +113,17 @@ def test_the_other_parent_of_a_merge_comes_before_the_missing_child() -> None:
     assert created(listing, [*leases, lease("q")], Position.TRIM_HORIZON) == {"m": "TRIM_HORIZON"}
 
 
+@pytest.mark.parametrize("start", POSITIONS)
+def test_a_parent_that_the_reader_of_the_other_one_waits_for_is_created_again(start: Position) -> None:
+    """Somebody deleted its lease. The child has one already, and waits for both."""
+    listing = [shard("p"), shard("q"), shard("m", "p", "q", since=2, closed=False)]
+    waiting = replace(lease("m"), checkpoint=TRIM_HORIZON)
+    assert created(listing, [lease("p"), waiting], start) == {"q": "TRIM_HORIZON"}
+    assert created(listing, [lease("p"), waiting], start, as_kcl=True) == {}
+    assert created(listing, [lease("p", finished=True), waiting], start) == {}, "nobody waits for it"
+    assert created(listing, [lease("p"), lease("m")], start) == {}, "what comes after it is being read"
+
+
 def test_children_of_a_shard_that_left_the_stream_unread_are_read_from_their_beginning() -> None:
     plan = plan_sync(FAMILY[1:], [lease("a")], Position.LATEST)
     assert {one.shard_id: one.checkpoint for one in plan.creates} == {"b": TRIM_HORIZON, "b2": TRIM_HORIZON}
