@@ -11,11 +11,14 @@ from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.observation import Observation
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.translator import KclTranslator, identifier
-from kcl_dagster.runtime import system
+from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.workers import WorkerTable
+from kcl_dagster.worker.leader_watch import LockWatch
+
+LOOK_SECONDS = 1.0  # between two looks at a lock: a leader changes it every five seconds
 
 
 def build_kcl_checks(
@@ -47,18 +50,33 @@ def build_kcl_checks(
     return evaluate
 
 
-def look(application: Application, kcl: KclResource) -> Observation:
-    """An observation without a leader's memory."""
+def look(application: Application, kcl: KclResource, runtime: Runtime | None = None) -> Observation:
+    """An observation without a leader's memory. Blocks until the leader has renewed its lock before our eyes, which
+    takes seconds, or has let it expire."""
     dynamodb: Any = kcl.client("dynamodb")
-    runtime = system()
+    runtime = runtime or system()
     layout = detect_layout(dynamodb, application)
     scan = LeaseTable(dynamodb, application, layout, runtime).scan()
     workers = WorkerTable(dynamodb, application, layout, runtime).list()
     alive = {row.id for row in workers}
+    leader = LeaderLock(dynamodb, application, layout, runtime, "nobody").peek()
+    watch = LockWatch(dynamodb, layout, runtime)
     return Observation(
         leases=scan.leases,
         workers=workers,
-        leader=LeaderLock(dynamodb, application, layout, runtime, "nobody").peek(),
+        leader=leader,
+        leader_is_silent=leader is not None and _is_silent(watch, runtime, application.timings.leader_lock),
         unserved=[lease.key for lease in scan.leases if not lease.is_finished and lease.actual_owner not in alive],
         lag_seconds=max((row.lag_ms / 1000 for row in workers if row.lag_ms is not None), default=None),
     )
+
+
+def _is_silent(watch: LockWatch, runtime: Runtime, patience: float) -> bool:
+    """Whether a lock stands still for as long as it may."""
+    until = runtime.clock.monotonic() + patience
+    watch.silent_for()
+    while runtime.clock.monotonic() < until:
+        runtime.clock.sleep(LOOK_SECONDS)
+        if watch.silent_for() == 0.0:
+            return False
+    return True

@@ -1,4 +1,4 @@
-"""What is wrong with an application, and what to do about it: asset checks on its leases, workers and lag."""
+"""What is wrong with an application, and what to do about it: asset checks on its assets."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,14 @@ from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetCheckSpec
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.observation import Observation
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
+from kcl_dagster.worker.events import EventKind
 
 QUEUED_TOO_LONG_SECONDS = 60.0  # a free queue starts a run within seconds
 RETENTION_AT_RISK = 0.5  # half of the retention leaves a night to react at the default of 24 hours
 SHOWN = 5  # of any list; the lease asset has the rest
 
 Problem = Callable[[Observation, Consumer], str | None]
-"""What is wrong and what to do, in a sentence or two; None when all is well."""
+"""What is wrong, in a sentence; None when all is well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,9 @@ class KclCheck:
     role: Role
     description: str
     problem: Problem
+    remedy: str
+    """What to do, told with every problem. `{application}` is the application's name."""
+
     severity: AssetCheckSeverity = AssetCheckSeverity.ERROR
     patience: float = 0.0
     """Seconds a problem must have lasted: what every start or handoff brings with it is not worth an alarm."""
@@ -34,46 +38,35 @@ class KclCheck:
 
 
 def _unserved(seen: Observation, _: Consumer) -> str | None:
-    if not seen.unserved:
-        return None
-    return f"Nobody serves {_some(seen.unserved)}. Are workers running, and does a run wait in the queue?"
+    return f"Nobody reads {_some(seen.unserved)}." if seen.unserved else None
 
 
 def _leaderless(seen: Observation, _: Consumer) -> str | None:
-    if seen.leading or seen.leader:
+    if seen.leading:
         return None
-    return "Nobody leads. Is the sensor on, is the daemon running, and may we write to the lease table?"
+    if seen.leader is None:
+        return "Nobody leads."
+    return f"{seen.leader} holds the leader lock and does not renew it." if seen.leader_is_silent else None
 
 
 def _stages(seen: Observation, _: Consumer) -> str | None:
-    if not seen.failed_stages:
-        return None
-    return "; ".join(f"{stage}: {error}" for stage, error in sorted(seen.failed_stages.items()))
+    return "; ".join(f"{stage}: {error}" for stage, error in sorted(seen.failed_stages.items())) or None
 
 
 def _handoffs(seen: Observation, _: Consumer) -> str | None:
-    if not seen.overdue_handoffs:
-        return None
-    return (
-        f"Handoffs overdue: {_some(seen.overdue_handoffs)}. The leader forces them; if they stay, look at its log."
-    )
+    return f"Handoffs overdue: {_some(seen.overdue_handoffs)}." if seen.overdue_handoffs else None
 
 
 def _lag(seen: Observation, consumer: Consumer) -> str | None:
     if seen.lag_seconds is None or seen.lag_seconds <= consumer.lag_target:
         return None
-    return (
-        f"{seen.lag_seconds:.0f} s behind, the target is {consumer.lag_target:.0f} s. "
-        "Raise max_workers if CPU is the limit, split shards if reading is."
-    )
+    worst = next((f", {lag.lease} most of all" for lag in seen.lags if lag.seconds is not None), "")
+    return f"{seen.lag_seconds:.0f} s behind{worst}; the target is {consumer.lag_target:.0f} s."
 
 
 def _retention(seen: Observation, _: Consumer) -> str | None:
-    if seen.retention_used is None or seen.retention_used < RETENTION_AT_RISK:
-        return None
-    return (
-        f"{seen.retention_used:.0%} of the retention is used up. Raise the stream's retention now, then catch up."
-    )
+    used = seen.retention_used
+    return None if used is None or used < RETENTION_AT_RISK else f"{used:.0%} of the retention is used up."
 
 
 def _loss(seen: Observation, _: Consumer) -> str | None:
@@ -85,42 +78,121 @@ def _idle(seen: Observation, _: Consumer) -> str | None:
     idle = sorted(worker for worker, leases in shares.items() if leases == 0)
     if not idle or max(shares.values(), default=0) < 2:
         return None
-    return f"{_some(idle)} hold nothing while others hold several. If it stays so: `kcl-dagster plan` says why."
+    return f"{_some(idle)} hold nothing while others hold several."
 
 
 def _queue(seen: Observation, _: Consumer) -> str | None:
-    late = {slot: waited for slot, waited in seen.waiting_runs.items() if waited > QUEUED_TOO_LONG_SECONDS}
-    if not late:
-        return None
-    return f"Runs of {_some(late)} wait in the queue. Raise concurrency.runs.max_concurrent_runs in dagster.yaml."
+    late = [slot for slot, waited in seen.waiting_runs.items() if waited > QUEUED_TOO_LONG_SECONDS]
+    return f"Runs of {_some(late)} wait in the queue." if late else None
+
+
+def _stopped(seen: Observation, _: Consumer) -> str | None:
+    return f"A record that fails again and again stops {_some(seen.stopped)}." if seen.stopped else None
+
+
+def _told_by_workers(_seen: Observation, _: Consumer) -> str | None:
+    """Only the worker knows, at the moment it happens; see `SET_ASIDE`."""
+    return None
 
 
 _WARN = AssetCheckSeverity.WARN
 START_SECONDS = 60.0  # a run, Spark and the first lease
 FEW_TICKS_SECONDS = 15.0  # a request that fails once is tried again
 
+LOSS = KclCheck(
+    "no_records_lost",
+    Role.LAG,
+    "No record left the stream before it was read.",
+    _loss,
+    "They are gone from Kinesis: fetch them from their source if it still has them, and raise the stream's "
+    "retention. Execute this check to acknowledge.",
+    acknowledged=True,
+)
+SET_ASIDE = KclCheck(
+    "no_poison_records",
+    Role.RECORDS,
+    "No record was dead-lettered or skipped.",
+    _told_by_workers,
+    "The worker's log names them and the error; dead letters are where the failure policy says. Mend the consumer, "
+    "then send them again. Execute this check to acknowledge.",
+    _WARN,
+    acknowledged=True,
+)
 CHECKS = (
     KclCheck(
-        "leases_are_served", Role.LEASES, "Every open lease has a living owner.", _unserved, patience=START_SECONDS
+        "leases_are_served",
+        Role.LEASES,
+        "Every open lease has a living owner.",
+        _unserved,
+        "See that workers run, that none waits in the queue, and what `kcl-dagster plan` would do.",
+        patience=START_SECONDS,
     ),
-    KclCheck("somebody_leads", Role.LEASES, "A leader holds the lock and renews it.", _leaderless),
     KclCheck(
-        "stages_succeed", Role.LEASES, "No stage of the leader's tick fails.", _stages, patience=FEW_TICKS_SECONDS
+        "somebody_leads",
+        Role.LEASES,
+        "A leader holds the lock and renews it.",
+        _leaderless,
+        "Turn the leader sensor on, see that the daemon runs, and that `kcl-dagster doctor` finds all rights. "
+        "Workers go on reading meanwhile, and take over from each other.",
     ),
-    KclCheck("handoffs_end", Role.LEASES, "No handoff takes longer than its deadline.", _handoffs),
     KclCheck(
-        "lag_is_on_target", Role.LAG, "Records are processed in time.", _lag, _WARN, patience=FEW_TICKS_SECONDS
+        "stages_succeed",
+        Role.LEASES,
+        "No stage of the leader's tick fails.",
+        _stages,
+        "The other stages go on. If it does not pass by itself, `kcl-dagster doctor` names what is missing.",
+        patience=FEW_TICKS_SECONDS,
     ),
-    KclCheck("retention_is_safe", Role.LAG, "No shard is near the end of its retention.", _retention),
     KclCheck(
-        "no_records_lost",
+        "handoffs_end",
+        Role.LEASES,
+        "No handoff takes longer than its deadline.",
+        _handoffs,
+        "The leader forces them at its next tick. If they stay, the log of the old owner's run says what holds it "
+        "up: a batch that does not end, most likely; terminate that run.",
+    ),
+    KclCheck(
+        "lag_is_on_target",
         Role.LAG,
-        "No record left the stream before it was read. Execute the check to acknowledge a loss.",
-        _loss,
-        acknowledged=True,
+        "Records are processed in time.",
+        _lag,
+        "Raise max_workers if CPU is the limit, split shards if all of a shard's reads are used.",
+        _WARN,
+        patience=FEW_TICKS_SECONDS,
     ),
-    KclCheck("workers_are_busy", Role.WORKERS, "Every worker holds leases.", _idle, _WARN, patience=START_SECONDS),
-    KclCheck("runs_start", Role.WORKERS, "Worker runs do not wait in the queue.", _queue),
+    KclCheck(
+        "retention_is_safe",
+        Role.LAG,
+        "No shard is near the end of its retention.",
+        _retention,
+        "Raise the stream's retention now: `aws kinesis increase-stream-retention-period`. Then catch up.",
+    ),
+    LOSS,
+    KclCheck(
+        "workers_are_busy",
+        Role.WORKERS,
+        "Every worker holds leases.",
+        _idle,
+        "If it stays so, `kcl-dagster plan` says why; with fewer shards than workers, lower min_workers.",
+        _WARN,
+        patience=START_SECONDS,
+    ),
+    KclCheck(
+        "runs_start",
+        Role.WORKERS,
+        "Worker runs do not wait in the queue.",
+        _queue,
+        "Raise concurrency.runs.max_concurrent_runs in dagster.yaml, or end runs that are not needed.",
+    ),
+    KclCheck(
+        "no_shard_is_stopped",
+        Role.RECORDS,
+        "No shard stands still because one of its batches keeps failing.",
+        _stopped,
+        "The worker's log names the error, and `kcl-dagster peek` shows records. Mend the consumer and reload, or "
+        "set its failure policy to dead_letter or skip. The shard goes on where it stopped.",
+    ),
+    SET_ASIDE,
 )
 
 
@@ -129,7 +201,7 @@ def specs(consumer: Consumer, translator: KclTranslator) -> Sequence[AssetCheckS
         AssetCheckSpec(
             check.name,
             asset=translator.get_asset_key(KclAsset(check.role, consumer)),
-            description=check.description,
+            description=f"{check.description} If it fails: {_remedy(check, consumer)}",
         )
         for check in CHECKS
     ]
@@ -144,19 +216,31 @@ def evaluate(seen: Observation, consumer: Consumer) -> Iterator[tuple[KclCheck, 
 def evaluation(
     check: KclCheck, problem: str | None, consumer: Consumer, translator: KclTranslator
 ) -> AssetCheckEvaluation:
+    """`problem` None: passed."""
     return AssetCheckEvaluation(
         asset_key=translator.get_asset_key(KclAsset(check.role, consumer)),
         check_name=check.name,
         passed=problem is None,
         severity=check.severity,
-        description=problem,
+        description=None if problem is None else f"{problem} {_remedy(check, consumer)}",
     )
 
 
-def loss(what: str, consumer: Consumer, translator: KclTranslator) -> AssetCheckEvaluation:
-    """What a worker that found records missing tells at once, on its own."""
-    check = next(check for check in CHECKS if check.problem is _loss)
-    return evaluation(check, what, consumer, translator)
+def alarm(kind: EventKind, what: str, consumer: Consumer, translator: KclTranslator) -> AssetCheckEvaluation | None:
+    """What a worker tells at once, on its own, because nobody else will know."""
+    check = _ALARMS.get(kind)
+    return None if check is None else evaluation(check, what, consumer, translator)
+
+
+_ALARMS = {
+    EventKind.DATA_LOST: LOSS,
+    EventKind.RECORD_DEAD_LETTERED: SET_ASIDE,
+    EventKind.RECORD_SKIPPED: SET_ASIDE,
+}
+
+
+def _remedy(check: KclCheck, consumer: Consumer) -> str:
+    return check.remedy.replace("{application}", consumer.application.name)
 
 
 def _some(names: Iterable[object]) -> str:

@@ -1,6 +1,6 @@
 """Everything Dagster needs for a consumer, in one call."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagster import Definitions
@@ -13,7 +13,7 @@ from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor
 from kcl_dagster.orchestration.operations import build_kcl_operation_jobs
 from kcl_dagster.orchestration.pruning import build_kcl_prune_job, build_kcl_prune_schedule
 from kcl_dagster.orchestration.spark_resource import KclSparkResource
-from kcl_dagster.orchestration.translator import KclTranslator
+from kcl_dagster.orchestration.translator import KclTranslator, identifier
 from kcl_dagster.orchestration.worker_job import build_worker_asset, build_worker_job
 
 
@@ -42,9 +42,7 @@ def build_kcl_definitions(
     """
     if not consumers:
         raise ConfigurationError("build_kcl_definitions needs at least one consumer: @kcl_consumer makes one")
-    names = [consumer.application.name for consumer in consumers]
-    if len(set(names)) < len(names):
-        raise ConfigurationError(f"applications {names}: two consumers cannot share an application")
+    _refuse_clashes(consumers)
     translator = translator or KclTranslator()
     # Two applications may read one stream, which is one asset.
     specs = {spec.key: spec for consumer in consumers for spec in build_kcl_asset_specs(consumer, translator)}
@@ -63,5 +61,22 @@ def build_kcl_definitions(
             build_kcl_leader_sensor(c, job=jobs[c.application.name], translator=translator, kcl_key=kcl_key)
             for c in consumers
         ],
-        resources={spark_key: KclSparkResource(), **(resources or {})},
+        resources={spark_key: _LOCAL_SPARK, **(resources or {})},
     )
+
+
+# One object: Dagster merges definitions only if they mean the very same resource by one name.
+_LOCAL_SPARK = KclSparkResource()
+
+
+def _refuse_clashes(consumers: Sequence[Consumer]) -> None:
+    names = [consumer.application.name for consumer in consumers]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"applications {names}: two consumers cannot share an application")
+    if len({identifier(name) for name in names}) < len(names):
+        raise ConfigurationError(
+            f"applications {names}: two of them differ in punctuation only, which Dagster drops"
+        )
+    assets = [consumer.name for consumer in consumers]
+    if len(set(assets)) < len(assets):
+        raise ConfigurationError(f"assets {assets}: two consumers cannot make one asset; give one another name=")

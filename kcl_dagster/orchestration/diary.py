@@ -1,21 +1,34 @@
 """What a worker run writes into Dagster's event log: rolled up, never one event per batch."""
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization
+from dagster import (
+    AssetCheckEvaluation,
+    AssetKey,
+    AssetMaterialization,
+    TableColumn,
+    TableSchema,
+)
 
+from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclRecordsMetadataSet
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport
 
-# An event costs 5.5 KB on disk, and the page of a run with thousands of them gets heavy. Somebody watches a worker
-# start; of one that has been running for a while, an event every five minutes (1.6 MB a day) is plenty.
+# An event costs 8.5 KB on disk, and the page of a run with thousands of them gets heavy. Somebody watches a worker
+# start; of one that has been running for a while, an event every ten minutes (1.2 MB a day) is plenty.
 LIVELY_SECONDS = 600.0
 LIVELY_PACE_SECONDS = 30.0
-CALM_PACE_SECONDS = 300.0
+CALM_PACE_SECONDS = 600.0
+ALARM_PACE_SECONDS = 300.0  # of one kind: a stream full of poison must not fill the event log
+COLUMNS_TOLD = 20  # each time; a wider table's only once per run, because Dagster keeps every copy
+
+Alarm = Callable[[EventKind, str], AssetCheckEvaluation | None]
+"""The failed check that an event is worth, if it is worth one."""
 
 
 @dataclass
@@ -48,17 +61,34 @@ class Diary:
     slot: str
     write: Callable[[AssetMaterialization | AssetCheckEvaluation], object]
     log: Any
-    loss: Callable[[str], AssetCheckEvaluation]
-    """The failing check that says which records were lost."""
-
+    alarm: Alarm
     monotonic: Callable[[], float] = time.monotonic
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _total: Tally = field(default_factory=Tally)
     _recent: Tally = field(default_factory=Tally)
     _last: BatchReport = field(default_factory=BatchReport)
+    _columns: TableSchema | None = None
+    _columns_told: bool = False
+    _alarms: dict[EventKind, tuple[float, int]] = field(default_factory=dict)
+    """When each kind was told last, and how often it has happened since."""
 
     def __post_init__(self) -> None:
         self._total.since = self._recent.since = self.monotonic()
+
+    def noting_columns(self, transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The transform; what it makes is the table's schema. Asks Spark once per run."""
+
+        @functools.wraps(transform)
+        def noted(records: Any) -> Any:
+            stored = transform(records)
+            schema = getattr(stored, "schema", None) if self._columns is None else None
+            if schema is not None:
+                self._columns = TableSchema(
+                    [TableColumn(column.name, column.dataType.simpleString()) for column in schema.fields]
+                )
+            return stored
+
+        return noted
 
     def batch(self, report: BatchReport) -> None:
         """After each round. Writes when something was stored for the first time, then at the pace."""
@@ -73,13 +103,25 @@ class Diary:
             if not first and not (due and self._recent.records):
                 return
             metadata = self._metadata()
+            self._columns_told = self._columns is not None
             self._recent = Tally(since=self.monotonic())
         self.write(AssetMaterialization(self.asset, partition=self.slot, metadata=metadata))
 
     def event(self, event: WorkerEvent) -> None:
         (self.log.warning if event.is_trouble else self.log.info)("%s: %s", event.kind.value, event.message)
-        if event.kind is EventKind.DATA_LOST:
-            self.write(self.loss(event.message))
+        evaluation = self.alarm(event.kind, event.message)
+        if evaluation is None:
+            return
+        with self._lock:
+            now = self.monotonic()
+            told, unheard = self._alarms.get(event.kind, (float("-inf"), 0))
+            if now - told < ALARM_PACE_SECONDS and event.kind is not EventKind.DATA_LOST:
+                self._alarms[event.kind] = (told, unheard + 1)
+                return
+            self._alarms[event.kind] = (now, 0)
+        if unheard:
+            evaluation = self.alarm(event.kind, f"{event.message}, after {unheard} others") or evaluation
+        self.write(evaluation)
 
     def metadata(self) -> Mapping[str, Any]:
         """The same keys at every event, so that they plot as one line each."""
@@ -89,15 +131,18 @@ class Diary:
     def _metadata(self) -> Mapping[str, Any]:
         seconds = max(self.monotonic() - self._recent.since, 1e-3)
         behind = self._last.millis_behind
-        return {
-            "records": self._recent.records,
-            "records in total": self._total.records,
-            "records per second": round(self._recent.records / seconds, 1),
-            "bytes per second": round(self._recent.bytes / seconds),
-            "batches": self._recent.batches,
-            "seconds per batch": round(self._recent.busy_seconds / max(self._recent.batches, 1), 3),
-            "seconds behind": round((behind or 0) / 1000, 3),
-            "leases": self._last.held,
-            "leases waiting for parents": self._last.blocked,
-            "shards stopped": len(self._last.stopped),
-        }
+        told = KclRecordsMetadataSet(
+            records=self._recent.records,
+            records_in_total=self._total.records,
+            records_per_second=round(self._recent.records / seconds, 1),
+            bytes_per_second=round(self._recent.bytes / seconds),
+            seconds_behind=None if behind is None else round(behind / 1000, 3),
+            leases=self._last.held,
+            leases_waiting_for_parents=self._last.blocked,
+            shards_stopped=len(self._last.stopped),
+            batches=self._recent.batches,
+            seconds_per_batch=round(self._recent.busy_seconds / max(self._recent.batches, 1), 3),
+        )
+        wide = self._columns is not None and len(self._columns.columns) > COLUMNS_TOLD
+        columns = None if wide and self._columns_told else self._columns
+        return {**told, **({COLUMN_SCHEMA: columns} if columns is not None else {})}

@@ -27,10 +27,12 @@ from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration import checks, observation
 from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
 from kcl_dagster.orchestration.reporting import Reporter
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.runs import APPLICATION_TAG, WORKER_TAG, run_view, worker_tag
-from kcl_dagster.orchestration.translator import KclTranslator, identifier, slots_of
+from kcl_dagster.orchestration.statement import Row
+from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier, slots_of
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.listing import describe
 
@@ -49,20 +51,19 @@ class _Seat:
     lock: threading.Lock = field(default_factory=threading.Lock)
     epoch: int = 0
     ticks: int = 0
-    kept: float | None = None
+    kept: dict[str, float] = field(default_factory=dict)
     retention_due: float = 0.0
 
-    def retention(self, kcl: KclResource) -> float | None:
-        """Seconds that the most forgetful stream keeps its records; asked seldom, None while it cannot be asked."""
+    def retention(self, kcl: KclResource) -> dict[str, float]:
+        """Seconds for which each stream keeps its records; asked seldom, without those that cannot be asked."""
         now = self.runtime.clock.monotonic()
         if now >= self.retention_due:
             self.retention_due = now + RETENTION_ASKED_SECONDS
             kinesis = kcl.client("kinesis")
-            with suppress(KclError):
-                self.kept = 3600.0 * min(
-                    describe(kinesis, stream.name, runtime=self.runtime).retention_hours
-                    for stream in self.application.streams
-                )
+            for stream in self.application.streams:
+                with suppress(KclError):
+                    hours = describe(kinesis, stream.name, runtime=self.runtime).retention_hours
+                    self.kept[stream.name] = 3600.0 * hours
         return self.kept
 
     def cursor(self, before: str | None) -> str:
@@ -149,8 +150,8 @@ def build_kcl_leader_sensor(
             )
             now = seat.runtime.clock.monotonic()
             seen = replace(seen, decisions=seat.reporter.news(seen.decisions, now))
-            for line in seen.decisions:
-                context.log.info(line)
+            for decision in seen.decisions:
+                context.log.info(str(decision))
             known = set(instance.get_dynamic_partitions(slots.name or ""))
             requests = [_request(application, launch) for launch in report.launches]
             new = sorted({launch.slot for launch in report.launches} - known)
@@ -177,7 +178,7 @@ def _seat(consumer: Consumer, kcl: KclResource, translator: KclTranslator, insta
         seat = _seats.get(key)
         if seat is None:
             reporter = Reporter(consumer, translator)
-            reporter.recall(_evaluated(consumer, translator, instance))
+            reporter.recall(_evaluated(consumer, translator, instance), _decided(consumer, translator, instance))
             seat = _seats[key] = _Seat(application, reporter, system())
         return seat
 
@@ -187,6 +188,15 @@ def _evaluated(consumer: Consumer, translator: KclTranslator, instance: DagsterI
     keys = [spec.key for spec in checks.specs(consumer, translator)]
     latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
     return [key.name for key in latest]
+
+
+def _decided(consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> list[Row]:
+    """The decisions that Dagster's storage tells of, the newest first."""
+    event = instance.get_latest_materialization_event(translator.get_asset_key(KclAsset(Role.DECISIONS, consumer)))
+    if event is None or event.asset_materialization is None:
+        return []
+    told = KclDecisionsMetadataSet.extract(event.asset_materialization.metadata).decisions
+    return [] if told is None else [record.data for record in told.records]
 
 
 def _ages(leader: Leader, report: TickReport) -> dict[LeaseKey, float]:

@@ -3,11 +3,39 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kcl_dagster.leader.report import StreamSight, TickReport
 from kcl_dagster.leader.runs import SlotRun
-from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
+
+DecisionKind = Literal["unserved", "balance", "drain", "start", "end", "loss", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Something the leader did or found, and why. `subject`: a lease, a slot, or all there is to say."""
+
+    kind: DecisionKind
+    subject: str
+    why: str = ""
+    to: WorkerId | None = None
+
+    def __str__(self) -> str:
+        goes = f"{self.subject} to {self.to}" if self.to is not None else self.subject
+        return f"{goes} ({self.kind}): {self.why}" if self.why else goes
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLag:
+    """How far behind one shard is; None: nobody knows, because nobody serves it or nobody has read it yet."""
+
+    lease: LeaseKey
+    stream: str | None
+    seconds: float | None
+    retention_used: float | None
+    worker: WorkerId | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +50,9 @@ class Observation:
     leading: bool = False
     """Whether that is us."""
 
+    leader_is_silent: bool = False
+    """Whoever holds the lock has not renewed it for as long as it may."""
+
     unserved: Collection[LeaseKey] = ()
     ages: Mapping[LeaseKey, float] = field(default_factory=dict)
     """Seconds for which each lease's counter has been seen standing still."""
@@ -29,15 +60,20 @@ class Observation:
     failed_stages: Mapping[str, str] = field(default_factory=dict)
     overdue_handoffs: Collection[LeaseKey] = ()
     lag_seconds: float | None = None
-    retention_used: float | None = None
-    """Fraction of the stream's retention that the furthest shard is behind."""
+    retention: Mapping[str, float] = field(default_factory=dict)
+    """Seconds for which each stream keeps its records, as far as known."""
 
     data_loss: Sequence[str] = ()
     waiting_runs: Mapping[str, float] = field(default_factory=dict)
     """Slots whose run is queued, and for how many seconds."""
 
+    uptimes: Mapping[WorkerId, float] = field(default_factory=dict)
+    """Seconds since each worker's run began, of those whose run is known."""
+
     streams: Sequence[StreamSight] = ()
-    decisions: Sequence[str] = ()
+    decisions: Sequence[Decision] = ()
+    now: float = 0.0
+    """Epoch seconds."""
 
     @property
     def open_leases(self) -> list[Lease]:
@@ -48,6 +84,47 @@ class Observation:
         """Open leases of each worker that is alive or holds one."""
         held = Counter(str(lease.actual_owner) for lease in self.open_leases if lease.actual_owner)
         return {**{str(row.id): 0 for row in self.workers}, **held}
+
+    @property
+    def stopped(self) -> list[LeaseKey]:
+        """Shards that stand still because a batch of theirs keeps failing."""
+        return sorted({key for row in self.workers for key in row.stopped or ()})
+
+    @property
+    def lags(self) -> list[ShardLag]:
+        """Of open leases whose lag somebody told, and of unserved ones; the worst first.
+
+        Each worker tells of its worst shards only, so the first here are the worst of all; the last need not be.
+        """
+        told = {key: (ms / 1000, row.id) for row in self.workers for key, ms in (row.behind or {}).items()}
+        unserved = set(self.unserved)
+        found = []
+        for lease in self.open_leases:
+            seconds, worker = told.get(lease.key, (None, lease.actual_owner))
+            if lease.key in unserved or seconds is not None:
+                stream = self.stream_of(lease)
+                known = None if lease.key in unserved else seconds
+                found.append(ShardLag(lease.key, stream, known, self._used(stream, known), worker))
+        return sorted(found, key=lambda lag: (lag.seconds is not None, -(lag.seconds or 0.0), lag.lease))
+
+    @property
+    def retention_used(self) -> float | None:
+        """Fraction of its stream's retention that the worst shard is behind."""
+        used = [lag.retention_used for lag in self.lags if lag.retention_used is not None]
+        if not used and self.lag_seconds is not None and self.retention:
+            used = [self.lag_seconds / min(self.retention.values())]
+        return max(used, default=None)
+
+    def stream_of(self, lease: Lease) -> str | None:
+        """The lease's stream: it says so itself where the application has several."""
+        if lease.stream is not None:
+            return lease.stream.name
+        names = [*self.retention] or [stream.name for stream in self.streams]
+        return names[0] if len(names) == 1 else None
+
+    def _used(self, stream: str | None, seconds: float | None) -> float | None:
+        kept = self.retention.get(stream) if stream is not None else None
+        return seconds / kept if seconds is not None and kept else None
 
     @property
     def shape(self) -> object:
@@ -65,25 +142,39 @@ def of_tick(
     ages: Mapping[LeaseKey, float],
     runs: Mapping[str, SlotRun],
     now: float,
-    retention: float | None = None,
+    retention: Mapping[str, float] | None = None,
 ) -> Observation:
-    """What a tick saw; `now` in epoch seconds, `retention` in seconds."""
-    lag = None if report.lag_ms is None else report.lag_ms / 1000
-    decided = [f"{move.lease} to {move.to} ({move.kind}): {move.because}" for move in report.moves]
-    decided += [f"launch {launch.slot}: {launch.because}" for launch in report.launches]
-    decided += [f"retire {slot}" for slot in report.retire]
+    """What a tick saw; `now` in epoch seconds, `retention` in seconds by stream."""
+    workers = [sight.row for sight in report.workers if sight.alive]
+    of_slot = {row.id: runs[row.slot] for row in workers if row.slot is not None and row.slot in runs}
     return Observation(
         leases=report.leases,
-        workers=[sight.row for sight in report.workers if sight.alive],
+        workers=workers,
         leader=report.leader,
         leading=report.leading,
         unserved=report.unserved,
         ages=ages,
         failed_stages={stage.name: stage.error or "postponed" for stage in report.stages if not stage.ok},
-        lag_seconds=lag,
-        retention_used=lag / retention if lag is not None and retention else None,
+        lag_seconds=None if report.lag_ms is None else report.lag_ms / 1000,
+        retention=retention or {},
         data_loss=[f"{loss.lease}: {loss.what}" for loss in report.data_loss],
         waiting_runs={slot: now - run.started_at for slot, run in runs.items() if run.status == "queued"},
+        uptimes={
+            row.id: now - of_slot[row.id].started_at
+            for row in workers
+            if row.id in of_slot and of_slot[row.id].run_id == row.run_id
+        },
         streams=report.streams,
-        decisions=[*decided, *report.notes],
+        decisions=_decisions(report),
+        now=now,
     )
+
+
+def _decisions(report: TickReport) -> list[Decision]:
+    return [
+        *(Decision("loss", str(loss.lease), loss.what) for loss in report.data_loss),
+        *(Decision(move.kind, str(move.lease), move.because, move.to) for move in report.moves),
+        *(Decision("start", launch.slot, launch.because) for launch in report.launches),
+        *(Decision("end", slot, "it is not needed any more") for slot in report.retire),
+        *(Decision("note", note) for note in report.notes),
+    ]

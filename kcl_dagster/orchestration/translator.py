@@ -1,15 +1,30 @@
 """How streams, records and leases appear in Dagster: keys, groups, kinds, descriptions, lineage."""
 
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
-from dagster import AssetKey, AssetSpec, DynamicPartitionsDefinition, FreshnessPolicy
+from dagster import (
+    AssetKey,
+    AssetSpec,
+    CodeReferencesMetadataValue,
+    DynamicPartitionsDefinition,
+    FreshnessPolicy,
+    LocalFileCodeReference,
+    MetadataValue,
+    TableColumn,
+    TableSchema,
+)
+from dagster_shared.utils.warnings import BetaWarning
 
 from kcl_dagster.application import Application
 from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclApplicationMetadataSet
+from kcl_dagster.spark.schema import RECORD_FIELDS
 
 
 class Role(StrEnum):
@@ -48,8 +63,9 @@ class KclAsset:
 
 
 def slots_of(application: Application) -> DynamicPartitionsDefinition:
-    """One partition per worker slot."""
-    return DynamicPartitionsDefinition(name=f"{identifier(application.name)}_slots")
+    """One partition per worker slot. Its name is the application's: Dagster shares partitions of one name, whatever
+    code location they are from."""
+    return DynamicPartitionsDefinition(name=f"{application.name}/slots")
 
 
 def identifier(name: str) -> str:
@@ -58,21 +74,31 @@ def identifier(name: str) -> str:
 
 
 _DESCRIPTIONS = {
-    Role.STREAM: "The Kinesis stream `{subject}`: its shards, and whether it is growing or shrinking.",
-    Role.LEASES: "Who reads which shard of `{subject}`, up to where, and whether anybody does.",
-    Role.WORKERS: "The workers of `{subject}`: their runs, their leases, their load.",
-    Role.LAG: "How far behind the tip of its streams `{subject}` is, and how near to the end of their retention.",
-    Role.DECISIONS: "What the leader of `{subject}` decided, and why: moves of leases, starts and ends of workers.",
+    Role.STREAM: "The Kinesis stream `{subject}`: its shards, and whether somebody reads all of them.",
+    Role.LEASES: "**Who reads what**: which worker holds which shard of `{subject}`, up to where, and whether "
+    "anybody does. The table has those that need attention first.",
+    Role.WORKERS: "**Who works**: the runs of `{subject}`, their leases, their load, how long they are up. Those "
+    "furthest behind come first.",
+    Role.LAG: "**How far behind**: how much later than its arrival `{subject}` processes a record, and how much of "
+    "the stream's retention that uses up. Told every minute: it gets stale when nobody leads.",
+    Role.DECISIONS: "**Why**: what the leader of `{subject}` decided, and for what reason: moves of leases, starts "
+    "and ends of workers, records lost. The latest comes first.",
 }
 
 _KINDS = {
     Role.STREAM: {"aws", "kinesis"},
     Role.RECORDS: {"pyspark"},
     Role.LEASES: {"dynamodb", "table"},
-    Role.WORKERS: {"dynamodb"},
-    Role.LAG: {"kinesis"},
-    Role.DECISIONS: {"dagster"},
+    Role.WORKERS: {"dynamodb", "python"},
+    Role.LAG: {"kinesis", "dynamodb"},
+    Role.DECISIONS: {"dynamodb", "dagster"},
 }
+
+STREAMS_GROUP = "kinesis"
+"""Applications share streams, also those of other code locations, so no application's group has them."""
+
+# The leader tells the lag every minute as long as it lives; Dagster's daemon notices when it does not.
+LAG_IS_LATE, LAG_IS_STALE = timedelta(minutes=3), timedelta(minutes=10)
 
 
 class KclTranslator:
@@ -95,29 +121,33 @@ class KclTranslator:
         return AssetKey([asset.application.name, asset.role.value])
 
     def get_asset_spec(self, asset: KclAsset) -> AssetSpec:
+        if asset.role is Role.STREAM:
+            return self._stream(asset)
         consumer, application = asset.consumer, asset.application
-        subject = asset.stream if asset.role is Role.STREAM else application.name
-        description = _DESCRIPTIONS.get(asset.role, consumer.description)
-        metadata: dict[str, Any] = {"kcl/application": application.name}
-        if asset.role is Role.RECORDS:
-            metadata |= {"kcl/streams": ", ".join(s.name for s in application.streams)}
-            metadata |= {"kcl/sink": consumer.sink.place, "kcl/code": consumer.code, **consumer.metadata}
+        is_records = asset.role is Role.RECORDS
+        description = _DESCRIPTIONS.get(asset.role, "").format(subject=application.name)
         return AssetSpec(
             key=self.get_asset_key(asset),
             deps=[self.get_asset_key(dep) for dep in self._upstream(asset)],
-            description=description.format(subject=subject) if description else None,
+            description=consumer.description if is_records else description,
             group_name=identifier(application.name),
-            kinds={*_KINDS[asset.role], *([consumer.sink.kind] if asset.role is Role.RECORDS else [])},
+            kinds={*_KINDS[asset.role], *([consumer.sink.kind] if is_records else [])},
             owners=list(consumer.owners),
-            tags=dict(consumer.tags) if asset.role is Role.RECORDS else {},
-            metadata=metadata,
-            partitions_def=slots_of(application) if asset.role is Role.RECORDS else None,
-            freshness_policy=self._freshness(asset),
+            tags=dict(consumer.tags) if is_records else {},
+            metadata=_records_metadata(consumer) if is_records else _metadata(application),
+            partitions_def=slots_of(application) if is_records else None,
+            freshness_policy=_freshness(asset),
         )
 
-    def _freshness(self, asset: KclAsset) -> FreshnessPolicy | None:
-        window = asset.consumer.freshness if asset.role is Role.RECORDS else None
-        return None if window is None else FreshnessPolicy.time_window(fail_window=window)
+    def _stream(self, asset: KclAsset) -> AssetSpec:
+        """The same whichever application asks: Dagster takes equal definitions of one asset for one."""
+        return AssetSpec(
+            key=self.get_asset_key(asset),
+            description=_DESCRIPTIONS[Role.STREAM].format(subject=asset.stream),
+            group_name=STREAMS_GROUP,
+            kinds=_KINDS[Role.STREAM],
+            metadata={COLUMN_SCHEMA: RECORDS_SCHEMA},
+        )
 
     def _upstream(self, asset: KclAsset) -> Sequence[KclAsset]:
         consumer = asset.consumer
@@ -131,3 +161,40 @@ class KclTranslator:
             Role.DECISIONS: (KclAsset(Role.LEASES, consumer),),
         }
         return above[asset.role]
+
+
+RECORDS_SCHEMA = TableSchema([TableColumn(name, kind) for name, _, kind in RECORD_FIELDS])
+"""What a consumer's function is given."""
+
+
+def _metadata(application: Application) -> dict[str, Any]:
+    return dict(KclApplicationMetadataSet(application=application.name, lease_table=application.lease_table))
+
+
+def _records_metadata(consumer: Consumer) -> dict[str, Any]:
+    application = consumer.application
+    told = KclApplicationMetadataSet(
+        application=application.name,
+        streams=", ".join(stream.name for stream in application.streams),
+        sink=MetadataValue.path(consumer.sink.place),
+        lease_table=application.lease_table,
+    )
+    return {**told, **_code(consumer), **consumer.metadata}
+
+
+def _code(consumer: Consumer) -> dict[str, Any]:
+    """Where the function is written. `dagster.link_code_references_to_git` makes URLs of it."""
+    file, _, line = consumer.code.rpartition(":")
+    if not line.isdigit():
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BetaWarning)
+        reference = LocalFileCodeReference(file_path=file, line_number=int(line), label=consumer.name)
+        return {"dagster/code_references": CodeReferencesMetadataValue(code_references=[reference])}
+
+
+def _freshness(asset: KclAsset) -> FreshnessPolicy | None:
+    if asset.role is Role.LAG:
+        return FreshnessPolicy.time_window(fail_window=LAG_IS_STALE, warn_window=LAG_IS_LATE)
+    window = asset.consumer.freshness if asset.role is Role.RECORDS else None
+    return None if window is None else FreshnessPolicy.time_window(fail_window=window)

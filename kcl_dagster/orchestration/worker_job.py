@@ -53,7 +53,11 @@ def build_worker_asset(
         )
         watches = watchdog.watches(instance, run.run_id)
         diary = Diary(
-            spec.key, slot, context.log_event, context.log, lambda what: checks.loss(what, consumer, translator)
+            spec.key,
+            slot,
+            context.log_event,
+            context.log,
+            lambda kind, what: checks.alarm(kind, what, consumer, translator),
         )
         kcl, spark = getattr(context.resources, kcl_key), getattr(context.resources, spark_key)
         stop = StopSignal()

@@ -73,7 +73,7 @@ class WorkerRun:
 
         opened: Any = late
         has_processors = choice.processors is not None
-        transform = self.consumer.transform
+        transform = self.diary.noting_columns(self.consumer.transform)
         return open_surroundings(
             self.consumer.application,
             dynamodb=self.kcl.client("dynamodb"),

@@ -49,7 +49,7 @@ def test_the_lineage_is_the_documented_one(loaded: dict[str, object]) -> None:
         "clicks-to-lake/lag": ["clicks-to-lake/leases"],
         "clicks-to-lake/decisions": ["clicks-to-lake/leases"],
     }
-    assert loaded["groups"] == ["clicks_to_lake"]
+    assert loaded["groups"] == ["clicks_to_lake", "kinesis"]
     assert loaded["undescribed"] == []
 
 

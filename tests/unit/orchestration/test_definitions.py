@@ -38,7 +38,9 @@ def test_everything_of_an_application_is_in_one_group() -> None:
     graph = graph_of(kcl.build_kcl_definitions(consumer(), resources=RESOURCES))
     keys = {key.to_user_string() for key in graph.get_all_asset_keys()}
     assert keys == {"kinesis/stream", "things", "app/leases", "app/workers", "app/lag", "app/decisions"}
-    assert {graph.get(key).group_name for key in graph.get_all_asset_keys()} == {"app"}
+    groups = {key.to_user_string(): graph.get(key).group_name for key in graph.get_all_asset_keys()}
+    assert groups.pop("kinesis/stream") == "kinesis", "applications share streams"
+    assert set(groups.values()) == {"app"}
 
 
 def test_records_tell_where_they_come_from_and_go_to() -> None:
@@ -50,8 +52,10 @@ def test_records_tell_where_they_come_from_and_go_to() -> None:
     assert things.owners == ["team:web"]
     assert things.tags["tier"] == "1"
     assert things.kinds == {"pyspark", "parquet"}
-    assert things.metadata["kcl/sink"] == "s3://lake/things"
-    assert things.metadata["kcl/code"].startswith(f"{__file__}:")
+    assert things.metadata["kcl/sink"] == dg.MetadataValue.path("s3://lake/things")
+    [reference] = things.metadata["dagster/code_references"].code_references
+    assert (reference.file_path, reference.label) == (__file__, "things")
+    assert "kcl.kcl_consumer" in Path(__file__).read_text().splitlines()[reference.line_number - 1]
     assert things.freshness_policy == dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=1))
     assert isinstance(things.partitions_def, dg.DynamicPartitionsDefinition)
 
@@ -66,6 +70,58 @@ def test_two_applications_may_read_one_stream() -> None:
         "one/leases",
         "two/leases",
     }
+
+
+def test_applications_defined_apart_can_be_merged_whatever_they_share() -> None:
+    one = kcl.build_kcl_definitions(consumer("one", name="a"), resources=RESOURCES)
+    two = kcl.build_kcl_definitions(consumer("two", name="b"))
+    merged = dg.Definitions.merge(one, two)
+    assert len(graph_of(merged).get_all_asset_keys()) == 11
+    assert {merged.resolve_sensor_def(f"{name}_leader").name for name in ("one", "two")} == {
+        "one_leader",
+        "two_leader",
+    }
+
+
+def test_applications_of_several_code_locations_share_streams_and_nothing_else() -> None:
+    """Keys, slots and tags are what a Dagster instance knows by name across code locations. `a-b` and `a_b` are two
+    applications."""
+    graphs = [
+        graph_of(kcl.build_kcl_definitions(consumer(name, name=f"{name}_things"), resources=RESOURCES))
+        for name in ("a-b", "a_b")
+    ]
+    keys = [set(graph.get_all_asset_keys()) for graph in graphs]
+    assert keys[0] & keys[1] == {dg.AssetKey(["kinesis", "stream"])}
+    streams = [graph.get(dg.AssetKey(["kinesis", "stream"])) for graph in graphs]
+    assert streams[0].description == streams[1].description
+    slots = [
+        graph.get(dg.AssetKey(f"{name}_things")).partitions_def.name
+        for graph, name in zip(graphs, ("a-b", "a_b"), strict=True)
+    ]
+    assert len(set(slots)) == 2
+
+
+def test_a_stream_shows_the_columns_that_a_consumer_is_given() -> None:
+    graph = graph_of(kcl.build_kcl_definitions(consumer(), resources=RESOURCES))
+    schema = graph.get(dg.AssetKey(["kinesis", "stream"])).metadata["dagster/column_schema"]
+    assert [column.name for column in schema.columns][:2] == ["data", "partition_key"]
+
+
+def test_lag_gets_stale_when_nobody_leads() -> None:
+    policy = (
+        graph_of(kcl.build_kcl_definitions(consumer(), resources=RESOURCES))
+        .get(dg.AssetKey(["app", "lag"]))
+        .freshness_policy
+    )
+    assert policy == dg.FreshnessPolicy.time_window(
+        fail_window=timedelta(minutes=10), warn_window=timedelta(minutes=3)
+    )
+
+
+def test_a_docstring_with_braces_is_a_description() -> None:
+    described = consumer(description="Rows of {curly} braces.")
+    things = graph_of(kcl.build_kcl_definitions(described, resources=RESOURCES)).get(dg.AssetKey("things"))
+    assert things.description == "Rows of {curly} braces."
 
 
 def test_a_translator_changes_how_assets_appear() -> None:
@@ -96,6 +152,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "one application twice": (
         lambda: kcl.build_kcl_definitions(consumer(), consumer(name="others")),
         "two consumers cannot share an application",
+    ),
+    "applications that Dagster cannot tell apart": (
+        lambda: kcl.build_kcl_definitions(consumer("my-app", name="a"), consumer("my_app", name="b")),
+        "differ in punctuation only",
+    ),
+    "one asset twice": (
+        lambda: kcl.build_kcl_definitions(consumer("one"), consumer("two")),
+        "two consumers cannot make one asset",
     ),
     "no stream": (lambda: kcl.kcl_consumer(application="app", sink=kcl.parquet("x")), "say which stream"),
     "workers twice": (

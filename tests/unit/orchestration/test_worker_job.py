@@ -98,7 +98,7 @@ def execute(bench: Bench, spark: SparkSession, slot: str = "worker-000") -> dg.E
     definitions = kcl.build_kcl_definitions(
         bench.consumer, resources={"kcl": bench.resource, "spark": SharedSpark(spark)}
     )
-    bench.instance.add_dynamic_partitions(f"{name}_slots", [slot])
+    bench.instance.add_dynamic_partitions(f"{bench.consumer.application.name}/slots", [slot])
     return definitions.resolve_job_def(f"{name}_worker").execute_in_process(
         instance=bench.instance, partition_key=slot, raise_on_error=True
     )

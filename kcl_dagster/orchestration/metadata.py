@@ -1,0 +1,100 @@
+"""What an application's assets tell, as typed sets of metadata: written by the leader and the workers, and readable
+by anybody.
+
+    event = instance.get_latest_materialization_event(AssetKey(["clicks-to-lake", "lag"]))
+    lag = KclLagMetadataSet.extract(event.asset_materialization.metadata)
+    if lag.seconds_behind is not None and lag.seconds_behind > 60: ...
+
+The fields of a set are the same at every event, so that numbers plot as one line each. What is not known is left
+out: zero would be a lie, and a gap in the plot is the truth.
+"""
+
+from dagster import MarkdownMetadataValue, PathMetadataValue, TableMetadataValue
+from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet  # Dagster names it nowhere else
+
+NAMESPACE = "kcl"
+COLUMN_SCHEMA = "dagster/column_schema"
+"""Dagster's own name, under which it shows the columns of a table."""
+
+
+class KclMetadataSet(NamespacedMetadataSet):
+    """Metadata under the names `kcl/...`."""
+
+    @classmethod
+    def namespace(cls) -> str:
+        return NAMESPACE
+
+
+class KclApplicationMetadataSet(KclMetadataSet):
+    """Of the definition of a records asset: what is read, and where it goes."""
+
+    application: str | None = None
+    streams: str | None = None
+    sink: PathMetadataValue | None = None
+    lease_table: str | None = None
+
+
+class KclRecordsMetadataSet(KclMetadataSet):
+    """Of a materialization of records by one worker: since its last one, and since it started."""
+
+    records: int | None = None
+    records_in_total: int | None = None
+    records_per_second: float | None = None
+    bytes_per_second: int | None = None
+    seconds_behind: float | None = None
+    leases: int | None = None
+    leases_waiting_for_parents: int | None = None
+    shards_stopped: int | None = None
+    batches: int | None = None
+    seconds_per_batch: float | None = None
+
+
+class KclLeasesMetadataSet(KclMetadataSet):
+    """Who reads what. `lease_table` has the leases that need attention first."""
+
+    distribution: MarkdownMetadataValue | None = None
+    leases: TableMetadataValue | None = None
+    open_leases: int | None = None
+    unserved: int | None = None
+    in_handoff: int | None = None
+    finished: int | None = None
+    leader: str | None = None
+
+
+class KclWorkersMetadataSet(KclMetadataSet):
+    """Who works. `runs` links to their runs."""
+
+    table: TableMetadataValue | None = None
+    runs: MarkdownMetadataValue | None = None
+    workers: int | None = None
+    most_leases: int | None = None
+    fewest_leases: int | None = None
+    highest_cpu_percent: float | None = None
+    kb_per_second: float | None = None
+    runs_waiting: int | None = None
+
+
+class KclLagMetadataSet(KclMetadataSet):
+    """How far behind. `shards` has those that are, the furthest first."""
+
+    seconds_behind: float | None = None
+    retention_used_percent: float | None = None
+    shards: MarkdownMetadataValue | None = None
+    streams: MarkdownMetadataValue | None = None
+
+
+class KclDecisionsMetadataSet(KclMetadataSet):
+    """What the leader decided: `decisions` has the latest first, the numbers count the newest event's."""
+
+    decisions: TableMetadataValue | None = None
+    moves: int | None = None
+    starts: int | None = None
+    ends: int | None = None
+
+
+class KclStreamMetadataSet(KclMetadataSet):
+    """A stream as a leader saw it last. `hole`: hash keys that nobody reads."""
+
+    open_shards: int | None = None
+    retention_hours: float | None = None
+    hole: str | None = None

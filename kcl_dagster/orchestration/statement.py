@@ -1,0 +1,230 @@
+"""What each of an application's assets states about an observation: few numbers, and one table of at most a dozen
+rows with the worst first. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from dagster import (
+    MarkdownMetadataValue,
+    MetadataValue,
+    TableColumn,
+    TableMetadataValue,
+    TableRecord,
+    TableSchema,
+)
+
+from kcl_dagster.leader.report import StreamSight
+from kcl_dagster.model.lease import Lease
+from kcl_dagster.model.worker import CPU, WorkerRow
+from kcl_dagster.orchestration import picture
+from kcl_dagster.orchestration.metadata import (
+    KclDecisionsMetadataSet,
+    KclLagMetadataSet,
+    KclLeasesMetadataSet,
+    KclStreamMetadataSet,
+    KclWorkersMetadataSet,
+)
+from kcl_dagster.orchestration.observation import Decision, Observation, ShardLag
+
+BEHIND_WORTH_TELLING = 1.0  # seconds; a shard that is read every second is never nearer to its tip
+MAX_ROWS = 12  # more than that Dagster hides behind a button
+Row = Mapping[str, str | float | int | bool | None]
+
+MOVES = frozenset({"unserved", "balance", "drain"})
+_HOUR, _MINUTE = 3600.0, 60.0
+
+
+def of_leases(seen: Observation) -> KclLeasesMetadataSet:
+    """Unserved leases first, then those in handoff, then those that stood still longest."""
+    unserved, still_open = set(seen.unserved), seen.open_leases
+    behind = {lag.lease: lag.seconds for lag in seen.lags}
+
+    def badness(lease: Lease) -> tuple[bool, bool, float, float]:
+        lag = behind.get(lease.key) or 0.0
+        return (lease.key in unserved, lease.in_handoff, round(seen.ages.get(lease.key, 0.0)), lag)
+
+    rows: list[Row] = [
+        {
+            "shard": picture.shard(lease.key),
+            "owner": slot_of(lease.actual_owner or "nobody"),
+            "state": _state(lease, unserved=lease.key in unserved),
+            "behind (s)": _rounded(behind.get(lease.key)),
+            "KB/s": round(lease.throughput_kbps or 0.0, 1),
+            "counter age (s)": round(seen.ages.get(lease.key, 0.0)),
+            "checkpoint": picture.shortened(str(lease.checkpoint or "none")),
+        }
+        for lease in sorted(sorted(still_open, key=lambda lease: lease.key), key=badness, reverse=True)[:MAX_ROWS]
+    ]
+    kinds = {"behind (s)": "float", "KB/s": "float", "counter age (s)": "int"}
+    columns = ("shard", "owner", "state", "behind (s)", "KB/s", "counter age (s)", "checkpoint")
+    shares = {slot_of(worker): leases for worker, leases in seen.shares.items()}
+    return KclLeasesMetadataSet(
+        distribution=MetadataValue.md(picture.distribution(shares, len(unserved))),
+        leases=_table(rows, {name: kinds.get(name, "string") for name in columns}),
+        open_leases=len(still_open),
+        unserved=len(unserved),
+        in_handoff=sum(lease.in_handoff for lease in still_open),
+        finished=len(seen.leases) - len(still_open),
+        leader=_leader(seen),
+    )
+
+
+def of_workers(seen: Observation) -> KclWorkersMetadataSet:
+    """Those furthest behind first. A Java worker has no run, and says less."""
+    shares, worst = seen.shares, sorted(seen.workers, key=lambda row: (-(row.lag_ms or 0), row.id))[:MAX_ROWS]
+    speeds = {str(row.id): _speed(seen, str(row.id)) for row in seen.workers}
+    cpus = [cpu for row in seen.workers if (cpu := _cpu(row)) is not None]
+    rows: list[Row] = [
+        {
+            "worker": slot_of(row.id),
+            "state": row.state.value,
+            "leases": shares.get(str(row.id), 0),
+            "CPU (%)": _rounded(_cpu(row)),
+            "KB/s": round(speeds[str(row.id)], 1),
+            "behind (s)": None if row.lag_ms is None else round(row.lag_ms / 1000, 1),
+            "up": duration(seen.uptimes[row.id]) if row.id in seen.uptimes else None,
+        }
+        for row in worst
+    ]
+    columns = {"worker": "string", "state": "string", "leases": "int"}
+    columns |= {"CPU (%)": "float", "KB/s": "float", "behind (s)": "float", "up": "string"}
+    return KclWorkersMetadataSet(
+        table=_table(rows, columns),
+        runs=inline(f"[{slot_of(row.id)}](/runs/{row.run_id}) " for row in worst if row.run_id),
+        workers=len(seen.workers),
+        most_leases=max(shares.values(), default=0),
+        fewest_leases=min(shares.values(), default=0),
+        highest_cpu_percent=_rounded(max(cpus, default=None)),
+        kb_per_second=round(sum(speeds.values()), 1),
+        runs_waiting=len(seen.waiting_runs),
+    )
+
+
+def of_lag(seen: Observation) -> KclLagMetadataSet:
+    """Told every minute, so it is small: of a fleet in good health, a row of 1.3 KB, of which sqlite gets three
+    into a page. Its tables are markdown, which takes a quarter of the space."""
+    used = seen.retention_used
+    worth = [lag for lag in seen.lags if lag.seconds is None or lag.seconds >= BEHIND_WORTH_TELLING]
+    return KclLagMetadataSet(
+        seconds_behind=_rounded(seen.lag_seconds),
+        retention_used_percent=None if used is None else round(100 * used, 2),
+        shards=_shards(worth) if worth else MetadataValue.md("all at the tip"),
+        streams=_streams(seen) if len(seen.streams) > 1 else None,
+    )
+
+
+def of_stream(stream: StreamSight, seen: Observation) -> KclStreamMetadataSet:
+    kept = seen.retention.get(stream.name)
+    return KclStreamMetadataSet(
+        open_shards=stream.open_shards,
+        retention_hours=None if kept is None else round(kept / _HOUR, 1),
+        hole=stream.hole or "none",
+    )
+
+
+def decision_row(decision: Decision, at: float) -> Row:
+    """A row of the table of decisions; `at` in epoch seconds."""
+    subject = picture.shard(decision.subject) if decision.kind in MOVES else decision.subject
+    return {
+        "when (UTC)": datetime.fromtimestamp(at, UTC).strftime("%m-%d %H:%M:%S"),
+        "what": f"{subject} → {slot_of(decision.to)}" if decision.to is not None else subject,
+        "kind": decision.kind,
+        "why": decision.why,
+    }
+
+
+def of_decisions(news: Sequence[Decision], latest: Sequence[Row]) -> KclDecisionsMetadataSet:
+    """`latest`: rows of the newest decisions, those of `news` among them, the newest first."""
+    columns = dict.fromkeys(("when (UTC)", "what", "kind", "why"), "string")
+    return KclDecisionsMetadataSet(
+        decisions=_table(latest[:MAX_ROWS], columns),
+        moves=sum(decision.kind in MOVES for decision in news),
+        starts=sum(decision.kind == "start" for decision in news),
+        ends=sum(decision.kind == "end" for decision in news),
+    )
+
+
+def slot_of(worker: str) -> str:
+    """A worker's slot; of a worker that has none, such as a Java one, its name."""
+    return worker.partition(":")[0]
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.2 h`."""
+    if seconds < _MINUTE:
+        return f"{seconds:.0f} s"
+    return f"{seconds / _MINUTE:.0f} min" if seconds < _HOUR else f"{seconds / _HOUR:.1f} h"
+
+
+def inline(lines: Iterable[str]) -> MarkdownMetadataValue:
+    """As many of the lines as Dagster shows without a button."""
+    text = ""
+    for line in lines:
+        if len(text) + len(line) > picture.INLINE_CHARACTERS:
+            break
+        text += line
+    return MetadataValue.md(text)
+
+
+def _shards(lags: Sequence[ShardLag]) -> MarkdownMetadataValue:
+    head = "| shard | behind | of retention | worker |\n|---|---:|---:|---|\n"
+    return inline([head, *(_lag_row(lag) for lag in lags[:MAX_ROWS])])
+
+
+def _lag_row(lag: ShardLag) -> str:
+    behind, used = _told(lag)
+    worker = slot_of(lag.worker) if lag.worker is not None and lag.seconds is not None else "nobody"
+    return f"| {picture.shard(lag.lease)} | {behind} | {used} | {worker} |\n"
+
+
+def _told(lag: ShardLag) -> tuple[str, str]:
+    behind = "unknown" if lag.seconds is None else f"{lag.seconds:.1f} s"
+    return behind, "" if lag.retention_used is None else f"{lag.retention_used:.2%}"
+
+
+def _streams(seen: Observation) -> MarkdownMetadataValue:
+    """One line for each stream, the one furthest behind first."""
+    worst: dict[str | None, ShardLag] = {}
+    for lag in seen.lags:
+        worst.setdefault(lag.stream, lag)
+    order = {stream: place for place, stream in enumerate(worst)}
+    ordered = sorted(seen.streams, key=lambda stream: order.get(stream.name, len(order)))
+    lines = ["| stream | open shards | behind | of retention |\n|---|---:|---:|---:|\n"]
+    for stream in ordered[:MAX_ROWS]:
+        behind, used = _told(worst[stream.name]) if stream.name in worst else ("", "")
+        lines.append(f"| {stream.name} | {stream.open_shards} | {behind} | {used} |\n")
+    return inline(lines)
+
+
+def _state(lease: Lease, *, unserved: bool) -> str:
+    if unserved:
+        return "unserved"
+    return f"handoff to {slot_of(str(lease.owner))}" if lease.in_handoff else "served"
+
+
+def _leader(seen: Observation) -> str:
+    if seen.leading:
+        return f"{seen.leader}, here"
+    return seen.leader or "nobody"
+
+
+def _cpu(row: WorkerRow) -> float | None:
+    """The latest sample that is one: the KCL writes -1 for what it could not measure."""
+    samples = [sample for sample in (row.averages or {}).get(CPU, ()) if sample >= 0]
+    return samples[-1] if samples else None
+
+
+def _speed(seen: Observation, worker: str) -> float:
+    return sum(lease.throughput_kbps or 0.0 for lease in seen.open_leases if lease.actual_owner == worker)
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(float(number), 1)
+
+
+def _table(rows: Sequence[Row], columns: Mapping[str, str]) -> TableMetadataValue:
+    schema = TableSchema([TableColumn(name, kind) for name, kind in columns.items()])
+    value: Any = MetadataValue.table([TableRecord(dict(row)) for row in rows], schema)
+    table: TableMetadataValue = value
+    return table
