@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kcl_dagster.worker.batch import Batch, Sink
+
+if TYPE_CHECKING:
+    from kcl_dagster.orchestration.resources import KclResource
 
 Transform = Callable[[Any], Any]
 """From the records of a batch, a Spark DataFrame, to what the sink stores. Runs once per batch, in the driver;
@@ -46,7 +49,8 @@ def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
 
     Args:
         path: A directory that driver and executors share, or `s3://bucket/prefix`. Belongs to one application.
-        partition_by: Columns of the output that become folders, such as `day=2026-01-31/`.
+        partition_by: Columns of the output that become folders, such as `kind=buy/`; or the month, day or hour of
+            one, in UTC: `day(arrival_timestamp)` gives `arrival_timestamp_day=2026-01-31/`.
 
     Example:
         .. code-block:: python
@@ -70,7 +74,8 @@ def delta(
 
     Args:
         path: A directory that driver and executors share, or `s3://bucket/prefix`.
-        partition_by: Columns of the output that the table is partitioned by, when it is made.
+        partition_by: Columns of the output that the table is partitioned by, when it is made; or the month, day or
+            hour of one, in UTC, such as `day(arrival_timestamp)`, which the sink adds as a column.
         storage_options: delta-rs' own; left out, the connection of the `KclResource`.
 
     Example:
@@ -94,13 +99,22 @@ def delta(
     return SinkChoice("deltalake", path, open_sink)
 
 
-def iceberg(identifier: str, catalog: Mapping[str, str], *, partition_by: Sequence[str] = ()) -> SinkChoice:
+def iceberg(
+    identifier: str,
+    catalog: Mapping[str, str] | None = None,
+    *,
+    catalog_name: str = "default",
+    partition_by: Sequence[str] = (),
+) -> SinkChoice:
     """An Iceberg table, each record once. Needs the `iceberg` extra.
 
     Args:
         identifier: `database.table`.
-        catalog: pyiceberg's properties, such as `{"type": "glue"}`.
-        partition_by: Columns of the output that the table is partitioned by, when it is made.
+        catalog: pyiceberg's properties, such as `{"type": "glue"}` or `{"type": "rest", "uri": "https://..."}`.
+            What they leave out comes from pyiceberg's configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`).
+        catalog_name: The catalog's name there. A SQL catalog keeps the tables of each name apart.
+        partition_by: Columns of the output that the table is partitioned by, when it is made; or the month, day or
+            hour of one, in UTC, such as `day(arrival_timestamp)`, which the sink adds as a column.
 
     Example:
         .. code-block:: python
@@ -112,7 +126,14 @@ def iceberg(identifier: str, catalog: Mapping[str, str], *, partition_by: Sequen
         from kcl_dagster.spark.sinks.iceberg import IcebergSink
         from kcl_dagster.spark.storage import S3Options
 
-        return IcebergSink(identifier, catalog, transform=transform, partition_by=partition_by, s3=S3Options(**s3))
+        return IcebergSink(
+            identifier,
+            catalog,
+            catalog_name=catalog_name,
+            transform=transform,
+            partition_by=partition_by,
+            s3=S3Options(**s3),
+        )
 
     return SinkChoice("iceberg", identifier, open_sink)
 
@@ -149,3 +170,9 @@ def foreach_batch(store: Callable[[Any, Batch], None]) -> SinkChoice:
         return ForeachBatchSink(store, transform=transform)
 
     return SinkChoice("python", getattr(store, "__qualname__", repr(store)), open_sink)
+
+
+def s3_connection(kcl: "KclResource") -> dict[str, Any]:
+    """S3 answers where the rest of AWS does. The role is the streams' account's, not the lake's."""
+    connection = kcl.connection("s3")
+    return {key: value for key, value in connection.items() if key not in ("role_arn", "external_id")}

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PythonException
 
 from kcl_dagster.errors import BatchContentChanged, BatchError, SinkError
 
@@ -14,6 +14,23 @@ CONTENT_CHANGED: Final = "KCL_BATCH_CONTENT_CHANGED"
 
 SINK_FAILED: Final = "KCL_SINK_FAILED"
 """In the message of the error that our writers raise inside Spark."""
+
+LONGEST_LINE: Final = 500  # characters, of what an operator reads in an event
+
+# What Spark says when a process of its own ended, and took a task with it. Executors are lost to machines and to
+# limits of memory; a Python process that user code crashes looks the same, and no record is set aside for that.
+_LOST_PROCESSES: Final = (
+    "ExecutorLostFailure",
+    "Python worker exited unexpectedly",
+    "Python worker failed to connect back",
+    "FetchFailed",
+    "Executor heartbeat timed out",
+    "Remote RPC client disassociated",
+    "SparkContext was shut down",
+    "SparkContext has been shutdown",
+    "java.lang.OutOfMemoryError",
+    "No space left on device",
+)
 
 # The frozen blocks went away with their executor; Spark does not read the stream again, it fails.
 _LOST_BLOCKS: Final = ("CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND", "Checkpoint block rdd_")
@@ -39,7 +56,7 @@ def fetch_failures() -> Iterator[None]:
 @contextmanager
 def write_failures(sink: str) -> Iterator[None]:
     """For jobs that run a user's transform and a sink's writer. What is neither a changed batch, nor marked by our
-    writers, nor the end of Spark itself is left as it is: it came from user code."""
+    writers, nor the end of Spark or of one of its processes is left as it is: it came from user code."""
     try:
         yield
     except (PySparkException, Py4JError, OSError) as error:
@@ -51,7 +68,20 @@ def write_failures(sink: str) -> Iterator[None]:
             raise SinkError(f"sink {sink}: {_marked_line(error)}") from error
         if _is_from_py4j(error):
             raise BatchError(f"Spark went away while {sink} was written: {first_line(error)}") from error
+        lost = _lost_process(error)
+        if lost is not None:
+            raise BatchError(f"Spark lost a process while {sink} was written: {lost}") from error
         raise
+
+
+def _lost_process(error: BaseException) -> str | None:
+    """The line that says so. What user code raises in Python has a traceback of its own, whatever it says."""
+    if isinstance(error, PythonException):
+        return None
+    for line in str(error).splitlines():
+        if any(sign in line for sign in _LOST_PROCESSES):
+            return line.strip()[:LONGEST_LINE]
+    return None
 
 
 def _is_from_py4j(error: BaseException) -> bool:

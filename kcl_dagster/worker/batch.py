@@ -6,7 +6,7 @@ Everything here is a value or a promise; nothing reads a stream or a table.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
@@ -50,6 +50,9 @@ class Range:
     window: Window | None = None
     """Of a replay: the range is open and ends where the window says, whatever the budget says. `Progress.ended`
     then means that the window has no more in this shard."""
+
+    instead_of: int | None = None
+    """Of a range that was narrowed because it kept failing: the number of the whole, which nobody may store now."""
 
     @property
     def is_pinned(self) -> bool:
@@ -180,6 +183,9 @@ class Part:
     number: int
     records: int = field(compare=False)
     bytes: int = field(compare=False)
+    instead_of: int | None = field(default=None, compare=False)
+    """Where the part is a piece of one that kept failing: that one's number. A stalled former owner may still be
+    trying to store the whole; whoever comes second has to be refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +217,12 @@ class Sink(Protocol[D_contra]):
 
         Raises SinkError when storing failed; anything else is taken for a failure of user code.
         """
+
+
+@runtime_checkable
+class Withdrawing(Protocol):
+    """What exactly-once sinks can do beside writing."""
+
+    def withdraw(self, part: Part) -> bool:
+        """Called before a part whose batch keeps failing is cut in two or set aside. Takes back what attempts at it
+        may have left behind. False: the part is stored after all, whole, and stays. Raises SinkError."""

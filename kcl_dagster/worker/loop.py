@@ -129,7 +129,7 @@ class Worker(Generic[D]):
             return ProcessorProtocol(
                 reading, self.holdings, around.processors, planner, shard_ends, around.dead_letters
             )
-        poison = PoisonHandling(self.holdings, failures, around.dead_letters, self._clock, self._tell)
+        poison = PoisonHandling(self.holdings, failures, around.dead_letters, around.sink, self._clock, self._tell)
         return BatchProtocol(
             self._reading(around.engine, failures), self.holdings, around.sink, planner, shard_ends, poison
         )

@@ -15,18 +15,21 @@ from kcl_dagster.model.lease import Lease
 class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     kcl_dagster: int  # the batch number
     first: str | None = None
+    instead_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
     """`first`: the sequence number of the batch's first record. Where the batch began may have left the stream by
-    the time it is repeated, as on a shard that was quiet for long; its own records have not."""
+    the time it is repeated, as on a shard that was quiet for long; its own records have not. `instead_of`: the
+    number of the failing batch that this one is a piece of."""
 
     number: int
     first: str | None = None
+    instead_of: int | None = None
 
     def to_state(self) -> bytes:
-        return msgspec.json.encode(_Mark(self.number, self.first))
+        return msgspec.json.encode(_Mark(self.number, self.first, self.instead_of))
 
 
 def pin_of(lease: Lease) -> Pin | None:
@@ -39,4 +42,4 @@ def pin_of(lease: Lease) -> Pin | None:
         return None
     if mark.kcl_dagster != lease.batch or (mark.first is not None and not is_sequence_number(mark.first)):
         return None
-    return Pin(mark.kcl_dagster, mark.first)
+    return Pin(mark.kcl_dagster, mark.first, mark.instead_of)

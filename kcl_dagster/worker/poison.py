@@ -7,13 +7,15 @@ from kcl_dagster.application import FailureAction
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.runtime import Clock
-from kcl_dagster.worker.batch import Fetched, Part, Progress
+from kcl_dagster.worker.batch import Fetched, Part, Progress, Sink, Withdrawing
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.failure import Failures, Verdict, is_user_failure
 from kcl_dagster.worker.holdings import Holding, Holdings
 from kcl_dagster.worker.pending import Pin
 from kcl_dagster.worker.report import Outcome
+
+_LEAVES_THE_BATCH = frozenset({Verdict.NARROW, Verdict.DEAD_LETTER, Verdict.SKIP})
 
 
 @dataclass(slots=True)
@@ -23,6 +25,7 @@ class PoisonHandling:
     holdings: Holdings
     failures: Failures
     letters: DeadLetters
+    sink: Sink[Any]
     clock: Clock
     on_event: OnEvent = ignore
 
@@ -36,7 +39,12 @@ class PoisonHandling:
             middle = self._middle(fetched, progress, error)
             oldest = progress.first_arrival_ms
             age = None if oldest is None else self.clock.now() - oldest / 1000
-            match self.failures.verdict(key, error, age, can_narrow=middle is not None):
+            verdict = self.failures.verdict(key, error, age, can_narrow=middle is not None)
+            if verdict in _LEAVES_THE_BATCH and not self._is_withdrawn(part):
+                self.holdings.checkpoint(key, holding.token, part.through)
+                self.failures.succeeded(key, part.through)
+                return Outcome.COMMITTED
+            match verdict:
                 case Verdict.STOP:
                     if self.failures.announce(key):
                         message = f"batch {part.number} keeps failing: {error}"
@@ -58,6 +66,10 @@ class PoisonHandling:
             self._tell(EventKind.BATCH_FAILED, f"while treating a poison record: {problem}", holding)
         return Outcome.FAILED
 
+    def _is_withdrawn(self, part: Part) -> bool:
+        """An attempt may have stored the batch, or some of it, and failed then. False: all of it is stored."""
+        return not isinstance(self.sink, Withdrawing) or self.sink.withdraw(part)
+
     def _middle(self, fetched: Fetched[Any], progress: Progress, error: Exception) -> Checkpoint | None:
         if not is_user_failure(error) or self.failures.action is FailureAction.STOP:
             return None
@@ -69,8 +81,9 @@ class PoisonHandling:
     def _narrow(self, progress: Progress, holding: Holding, middle: Checkpoint) -> None:
         """Pin the first half instead. It gets a number of its own: a stalled former owner may still be writing
         the whole under the old one, and a sink must be able to tell them apart."""
-        through, number = progress.through, progress.range.number + 1
-        pin = Pin(number, progress.first)
+        through, failed = progress.through, progress.range
+        number = failed.number + 1
+        pin = Pin(number, progress.first, failed.number if failed.instead_of is None else failed.instead_of)
         self.holdings.prepare(holding.key, holding.token, middle, pin.to_state(), number)
         if through is not None:
             self.failures.narrowed(holding.key, through)

@@ -150,6 +150,7 @@ class BatchProtocol(Generic[D]):
             number=this.number,
             records=progress.records,
             bytes=progress.bytes,
+            instead_of=this.instead_of,
         )
 
     def _failed(self, this: Round, fetched: Fetched[D], found: Sequence[Progress], error: Exception) -> None:

@@ -28,9 +28,10 @@ class Planner:
         pin = pin_of(lease)
         if pin is not None:
             through, number, first = lease.pending_checkpoint, pin.number, pin.first
+            instead_of = pin.instead_of
         else:
             through = until if until is not None and after < until else None
-            number, first = lease.batch + 1, None
+            number, first, instead_of = lease.batch + 1, None, None
         return Range(
             lease=lease.key,
             stream=stream,
@@ -41,6 +42,7 @@ class Planner:
             first=first,
             timestamp_ms=self.resolved_start(stream) if after in (LATEST, AT_TIMESTAMP) else None,
             hash_range=lease.hash_range,
+            instead_of=instead_of,
         )
 
 

@@ -13,7 +13,7 @@ from kcl_dagster.worker.batch import Batch
 
 KINDS = ("parquet", "delta", "iceberg", "foreach")
 TABLE = "chaos.clicks"
-CATALOG = "kcl-dagster"  # a catalog in SQL knows its tables by its own name; this is the sink's
+CATALOG = "default"  # a catalog in SQL knows its tables by its own name; this is the sink's
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
+from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key, table_errors
 from kcl_dagster.spark.sinks.writing import WrittenFile, file_stem, write_files
@@ -52,8 +53,7 @@ class DeltaSink:
         if LEASE_KEY in partition_by:
             raise ConfigurationError(f"leave {LEASE_KEY} out of partition_by: a table is not partitioned by shard")
         self._store = open_store(path, s3)
-        self._transform = transform
-        self._partition_by = tuple(partition_by)
+        self._transform, self._partition_by = partitioned(transform, partition_by)
         self._options = dict(storage_options or delta_options(s3 or S3Options()))
         self._runtime = runtime or system()
         self._table: DeltaTable | None = None
@@ -73,6 +73,11 @@ class DeltaSink:
             files = write_files(data, self._transform, self._store, names, self._partition_by)
         with table_errors(f"delta at {self.path}"):
             self._commit(batch, files)
+
+    def withdraw(self, part: Part) -> bool:
+        """See `worker.batch.Withdrawing`. Files without a commit are nobody's."""
+        with table_errors(f"delta at {self.path}"):
+            return not self._compare([part]).is_stored
 
     def _commit(self, batch: Batch, files: Sequence[WrittenFile]) -> None:
         from deltalake.exceptions import CommitFailedError

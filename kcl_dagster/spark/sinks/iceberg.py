@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from kcl_dagster.errors import ConfigurationError, PackageMissing
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
+from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key, table_errors
 from kcl_dagster.spark.sinks.writing import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
+DEFAULT_CATALOG: Final = "default"  # pyiceberg's own name for the one that is not named
 COMMIT_ATTEMPTS: Final = 20  # every worker of the application commits to the one table
 LONGEST_PAUSE: Final = 1.0  # seconds between two attempts; a commit takes some tenths
 NO_RETRIES: Final = {"commit.retry.num-retries": "0"}
@@ -39,16 +41,18 @@ NO_RETRIES: Final = {"commit.retry.num-retries": "0"}
 class IcebergSink:
     """Appends batches to the table `identifier` (`database.table`) of a pyiceberg catalog.
 
-    `catalog` are pyiceberg's own properties (`{"type": "glue"}`, `{"type": "sql", "uri": ...}`). The table is made
-    with the first batch, with the schema of the transform's output. The table must have one application's batches
-    and nothing else writing to it but maintenance.
+    `catalog` are pyiceberg's own properties (`{"type": "glue"}`, `{"type": "rest", "uri": ...}`), on top of what
+    its configuration file and environment say of the catalog `catalog_name`. The table is made with the first
+    batch, with the schema of the transform's output. It must have one application's batches and nothing else
+    writing to it but maintenance.
     """
 
     def __init__(
         self,
         identifier: str,
-        catalog: Mapping[str, str],
+        catalog: Mapping[str, str] | None = None,
         *,
+        catalog_name: str = DEFAULT_CATALOG,
         transform: Transform = unchanged,
         partition_by: Sequence[str] = (),
         s3: S3Options | None = None,
@@ -64,9 +68,13 @@ class IcebergSink:
             raise ConfigurationError(f"{identifier} is not of the form database.table")
         self._identifier = identifier
         self._s3 = s3 or S3Options()
-        self._catalog: Catalog = load_catalog("kcl-dagster", **(iceberg_options(self._s3) | dict(catalog)))
-        self._transform = transform
-        self._partition_by = tuple(partition_by)
+        properties = iceberg_options(self._s3) | dict(catalog or {})
+        try:
+            self._catalog: Catalog = load_catalog(catalog_name, **properties)
+        except Exception as error:
+            # Whatever a catalog's client raises when it is made: nothing has been asked of it yet.
+            raise ConfigurationError(f"Iceberg catalog {catalog_name} cannot be used: {error}") from error
+        self._transform, self._partition_by = partitioned(transform, partition_by)
         self._runtime = runtime or system()
 
     @property
@@ -101,6 +109,12 @@ class IcebergSink:
             )
         with table_errors(self._name):
             self._commit(batch, files, root)
+
+    def withdraw(self, part: Part) -> bool:
+        """See `worker.batch.Withdrawing`. Files without a commit are nobody's."""
+        with table_errors(self._name):
+            table = self._load()
+            return table is None or not _compare(table, [part]).is_stored
 
     def _commit(self, batch: Batch, files: Sequence[WrittenFile], root: str) -> None:
         from pyiceberg.exceptions import CommitFailedException

@@ -11,18 +11,19 @@ from pyspark.sql import DataFrame
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.failures import write_failures
+from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.writing import WrittenFile, file_stem, write_files
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
-from kcl_dagster.worker.batch import Batch
+from kcl_dagster.worker.batch import Batch, Part
 
 
 class ParquetSink:
     """Stores batches below `path`: a local directory that driver and executors share, or `s3://bucket/prefix`.
 
-    `partition_by` names columns of the transform's output that become folders (`day=2026-01-31/`). A path belongs
-    to one application.
+    `partition_by` names columns of the transform's output that become folders (`kind=buy/`), or units of their time
+    (`day(arrival_timestamp)`), see `spark.partitioning`. A path belongs to one application.
     """
 
     def __init__(
@@ -36,8 +37,7 @@ class ParquetSink:
         if LEASE_KEY in partition_by:
             raise ConfigurationError(f"files are named by shard already: leave {LEASE_KEY} out of partition_by")
         self._store = open_store(path, s3)
-        self._transform = transform
-        self._partition_by = tuple(partition_by)
+        self._transform, self._partition_by = partitioned(transform, partition_by)
 
     @property
     def path(self) -> str:
@@ -46,6 +46,16 @@ class ParquetSink:
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
         self.write_files(data, batch)
+
+    def withdraw(self, part: Part) -> bool:
+        """See `worker.batch.Withdrawing`. A file does not say whether it is all of a part, so none is left."""
+        name = f"{file_stem(part)}.parquet"
+        with write_failures(f"parquet at {self.path}"):
+            left = [name]
+            if self._partition_by:  # in whichever folders: rare enough to look into all of them
+                left = [file.path for file in self._store.files() if file.path.rpartition("/")[2] == name]
+            self._store.delete(left)
+        return True
 
     def write_files(self, data: DataFrame, batch: Batch) -> list[WrittenFile]:
         """Like `write`, and says what was written."""

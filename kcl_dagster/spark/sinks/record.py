@@ -65,11 +65,20 @@ class Comparison:
         written = {file.lease_key for file in files}
         for part, latest in self.strange:
             if part.lease in written:
-                raise SinkError(
-                    f"{table} has batch {latest} of {part.lease} already, and what came is batch {part.number} "
-                    f"({part.after} to {part.through}), which it does not hold. The leases were probably deleted "
-                    "or reset: write to another table, or give the application another name"
-                )
+                raise SinkError(_why_strange(table, part, latest))
+
+
+def _why_strange(table: str, part: Part, latest: int) -> str:
+    if part.instead_of is not None and latest < part.number:
+        return (
+            f"{table} was given batch {latest} of {part.lease} by a former owner while that batch was cut into "
+            f"pieces, of which {part.after} to {part.through} is one: nothing is added, or it would be there twice"
+        )
+    return (
+        f"{table} has batch {latest} of {part.lease} already, and what came is batch {part.number} ({part.after} "
+        f"to {part.through}), which it does not hold. The leases were probably deleted or reset: write to another "
+        "table, or give the application another name"
+    )
 
 
 def compare(
@@ -80,7 +89,9 @@ def compare(
     missing, strange = [], []
     for part in parts:
         number = newest(part)
-        if number is None or number < part.number:
+        if number is not None and part.instead_of is not None and part.instead_of <= number < part.number:
+            strange.append((part, number))  # the whole that this is a piece of was stored meanwhile
+        elif number is None or number < part.number:
             missing.append(part)
         elif not holds(part):
             strange.append((part, number))

@@ -123,6 +123,42 @@ def write(sink: Any, spark: SparkSession, *parts: Part) -> None:
     sink.write(records(spark, whole), whole)
 
 
+def test_an_iceberg_catalog_has_the_name_and_properties_it_is_given(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a SQL catalog, which keeps the tables of each name apart; and as configured outside of our code."""
+    where = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": str(tmp_path / "lake")}
+    sink = IcebergSink("lake.clicks", where, catalog_name="prod")
+    write(sink, spark, part(1, 1000, 1001, 1))
+    for name, value in where.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__PROD__{name.upper()}", value)
+    assert len(read_iceberg(IcebergSink("lake.clicks", catalog_name="prod"))) == 2
+    assert IcebergSink("lake.clicks", where)._load() is None
+    with pytest.raises(ConfigurationError, match="Iceberg catalog prod"):
+        IcebergSink("lake.clicks", {"type": "no such"}, catalog_name="prod")
+
+
+def test_an_iceberg_table_may_be_in_glue(spark: SparkSession, sidecar: Endpoint) -> None:
+    keys: dict[str, Any] = {"access_key": "test", "secret_key": "test"}
+    s3 = S3Options("us-east-1", sidecar.url, **keys)
+    bucket = f"bucket-{random.getrandbits(40):x}"
+    client("s3", region="us-east-1", endpoint_url=sidecar.url, **keys).create_bucket(Bucket=bucket)
+    glue = {
+        "type": "glue",
+        "glue.endpoint": sidecar.url,
+        "glue.region": "us-east-1",
+        "glue.access-key-id": "test",
+        "glue.secret-access-key": "test",
+        "warehouse": f"s3://{bucket}/lake",
+    }
+    sink = IcebergSink("lake.clicks", glue, s3=s3)
+    for _ in range(2):
+        write(sink, spark, part(1, 1000, 1004, 1), part(2, 2000, 2001, 1))
+    assert Counter(int(row["sequence_number"]) for row in read_iceberg(sink)) == Counter(
+        [*range(1000, 1005), 2000, 2001]
+    )
+
+
 @on_s3_too
 def test_every_part_is_stored_once_whatever_comes_again(place: Place, spark: SparkSession) -> None:
     a1, a2, b1, b2 = part(1, 1000, 1004, 1), part(1, 1005, 1009, 2), part(2, 2000, 2002, 1), part(2, 2003, 2006, 2)
@@ -153,6 +189,34 @@ def test_a_transform_may_drop_and_add_columns_and_name_folders(place: Place, spa
     assert place.contents() == Counter([*range(1000, 1010), *range(2000, 2005)])
     assert {(str(row["odd"]).lower(), row["place"]) for row in rows} == {("true", "x y/z"), ("false", "x y/z")}
     assert all((int(row["sequence_number"]) % 2 == 1) == (str(row["odd"]).lower() == "true") for row in rows)
+
+
+def test_times_name_partitions_whatever_zone_the_session_has(place: Place, spark: SparkSession) -> None:
+    times = {1000: "2026-01-31 23:59:59", 1001: "2026-02-01 00:00:00", 1002: "2026-02-01 13:30:00"}
+    seconds = {number: 1769903999 + offset for number, offset in zip(times, (0, 1, 48601), strict=True)}
+
+    def transform(frame: DataFrame) -> DataFrame:
+        number = F.col("sequence_number").cast("long")
+        time = F.coalesce(*[F.when(number == n, F.timestamp_seconds(F.lit(s))) for n, s in seconds.items()])
+        return frame.select("sequence_number", time.alias("at"))
+
+    sink = place.open(transform=transform, partition_by=["month(at)", "day(at)", "hour(at)"])
+    zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+    try:
+        for other in ("Asia/Tokyo", "America/Los_Angeles"):  # the second is a replay by another worker
+            spark.conf.set("spark.sql.session.timeZone", other)
+            write(sink, spark, part(1, 1000, 1002, 1))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert place.contents() == Counter(times)
+    found = {int(row["sequence_number"]): (row["at_month"], row["at_day"], row["at_hour"]) for row in place.read()}
+    assert found == {n: (text[:7], text[:10], text[:13].replace(" ", "-")) for n, text in times.items()}
+
+
+@pytest.mark.parametrize("wrong", [["year(at)"], ["a b"], "day", ["day(nothing)"]])
+def test_a_partition_that_cannot_be_is_named(wrong: Any, spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="partition_by"):
+        write(ParquetSink(str(tmp_path), partition_by=wrong), spark, part(1, 1000, 1001, 1))
 
 
 def test_a_batch_of_which_nothing_is_left_is_fine(place: Place, spark: SparkSession) -> None:
@@ -187,6 +251,59 @@ def test_folders_must_be_columns(place: Place, spark: SparkSession) -> None:
         write(place.open(partition_by=["nope"]), spark, part(1, 1000, 1001, 1))
     with pytest.raises(ConfigurationError, match="lease_key"):
         place.open(partition_by=["lease_key"])
+
+
+# Parts that keep failing
+
+
+def halves(whole: Part, middle: int) -> tuple[Part, Part]:
+    """What is left of a part that is cut in two: the first half is a piece, the second an ordinary part."""
+    last = int(whole.through.sequence)
+    first = last - whole.records + 1
+    one = replace(part(1, first, middle, whole.number + 1, whole.after), instead_of=whole.number)
+    return one, part(1, middle + 1, last, whole.number + 2, Checkpoint(str(middle)))
+
+
+@on_s3_too
+def test_a_part_may_be_cut_whatever_a_failed_attempt_left(place: Place, spark: SparkSession) -> None:
+    is_even = (F.col("sequence_number").cast("long") % 2 == 0).alias("even")
+    sink = place.open(transform=lambda frame: frame.select("*", is_even), partition_by=["even"])
+    whole = part(1, 1000, 1009, 1)
+    write(sink, spark, part(2, 2000, 2003, 1))
+    if place.kind == "parquet":  # the others commit, and nothing can fail after that
+        write(sink, spark, whole)
+    assert sink.withdraw(whole)
+    assert place.contents() == Counter(range(2000, 2004))
+    one, other = halves(whole, 1000)  # of which one folder has nothing
+    write(sink, spark, one)
+    write(sink, spark, other)
+    assert place.contents() == Counter([*range(1000, 1010), *range(2000, 2004)])
+
+
+@tables_only
+def test_a_part_that_is_stored_after_all_is_not_cut(place: Place, spark: SparkSession) -> None:
+    sink, whole = place.open(), part(1, 1000, 1009, 1)
+    assert sink.withdraw(whole)
+    write(sink, spark, whole)
+    assert not sink.withdraw(whole)
+    assert place.contents() == Counter(range(1000, 1010))
+
+
+@tables_only
+def test_a_whole_and_its_pieces_are_never_both_stored(place: Place, spark: SparkSession) -> None:
+    former, owner = place.open(), place.open()
+    write(owner, spark, part(2, 2000, 2001, 1))
+    whole = part(1, 1000, 1009, 1)
+    one, other = halves(whole, 1004)
+    write(owner, spark, one)
+    with pytest.raises(SinkError, match="does not hold"):
+        write(former, spark, whole)
+    write(owner, spark, other)
+    second = part(2, 2002, 2009, 2)
+    write(former, spark, second)  # the stalled owner comes first this time
+    with pytest.raises(SinkError, match="or it would be there twice"):
+        write(owner, spark, replace(part(2, 2002, 2004, 3, second.after), instead_of=2))
+    assert place.contents() == Counter([*range(1000, 1010), *range(2000, 2010)])
 
 
 # Tables remember

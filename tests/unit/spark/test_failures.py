@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JNetworkError
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PythonException
 
 from kcl_dagster.errors import BatchContentChanged, BatchError, SinkError
 from kcl_dagster.spark.failures import CONTENT_CHANGED, SINK_FAILED, fetch_failures, write_failures
@@ -57,6 +57,32 @@ def test_a_writer_that_failed_is_the_sink() -> None:
 def test_a_jvm_that_is_gone_is_not_the_fault_of_a_record() -> None:
     with pytest.raises(BatchError, match="went away"), write_failures("lake"):
         refused_by_the_jvm()
+
+
+STAGE = "Job aborted due to stage failure: Task 0 in stage 7.0 failed 4 times, most recent failure: Lost task 0.3"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{STAGE} (TID 9) (10.0.0.7 executor 3): ExecutorLostFailure (executor 3 exited caused by one of the "
+        "running tasks) Reason: Command exited with code 137",
+        f"{STAGE} (TID 9): org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n at x.y",
+        "Job 3 cancelled because SparkContext was shut down",
+        f"{STAGE}: java.lang.OutOfMemoryError: Java heap space",
+    ],
+)
+def test_a_process_that_spark_lost_is_not_the_fault_of_a_record(text: str) -> None:
+    told = "Spark lost a process while lake was written"
+    with pytest.raises(BatchError, match=told) as caught, write_failures("lake"):
+        raise PySparkException(text)
+    assert len(str(caught.value)) < 700
+
+
+def test_user_code_may_say_what_it_likes() -> None:
+    text = "Traceback (most recent call last):\nRuntimeError: ExecutorLostFailure, says my own service"
+    with pytest.raises(PythonException), write_failures("lake"):
+        raise PythonException(text)
 
 
 def test_what_user_code_raises_stays_what_it_is() -> None:

@@ -7,10 +7,11 @@ import pytest
 
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.worker.batch import Batch, Part
 from kcl_dagster.worker.dead_letter import FiledDeadLetters, NoDeadLetters, from_json
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.report import Outcome
-from tests.unit.worker.kit import Data, Run, World
+from tests.unit.worker.kit import Data, MemorySink, Run, World
 
 A, B, C = (f"shardId-{index:012d}" for index in range(3))
 
@@ -260,3 +261,82 @@ def test_the_next_owner_takes_a_failing_batch_over_as_it_is() -> None:
     second.until_idle()
     world.check_exactly_once()
     assert world.lease(LeaseKey(A)).batch == pinned.batch
+
+
+# Batches that were stored although they failed
+
+
+class StoresAndFails:
+    """Keeps whatever it is given, keyed by number as tables are, and then raises what user code might."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.parts: dict[tuple[str, int], Data] = {}
+
+    def write(self, data: Data, batch: Batch) -> None:
+        for part in batch.parts:
+            self.parts[part.shard_id, part.number] = [row for row in data if row[0] == part.shard_id]
+        if self.failures:
+            self.failures -= 1
+            raise ValueError("after it was stored")
+
+    def withdraw(self, part: Part) -> bool:
+        return (part.shard_id, part.number) not in self.parts
+
+
+@pytest.mark.parametrize("action", ["bisect", "skip", "dead_letter"])
+def test_a_batch_that_was_stored_before_it_failed_is_committed_and_not_cut(action: str) -> None:
+    world, run = world_with({"action": action, "attempts": 2, "dead_letter_path": "/letters"})
+    sink = StoresAndFails(failures=5)
+    run = world.worker("w2", sink=sink)
+    world.assign(run)
+    world.stream.put(A, *"abcdefgh")
+    work(world, run, 40)
+    world.stream.put(A, *"ij")
+    work(world, run, 10)
+    assert sorted(row for rows in sink.parts.values() for row in rows) == world.stream.everything()
+    assert run.letters.letters == {}
+
+
+class LeavesFiles(MemorySink):
+    """Keyed by where a part begins. An attempt leaves a file behind, whether user code fails in it or not."""
+
+    def write(self, data: Data, batch: Batch) -> None:
+        refuses, self.refuses = self.refuses, None
+        super().write(data, batch)
+        self.refuses = refuses
+        if refuses is not None:
+            refuses(data)
+
+    def withdraw(self, part: Part) -> bool:
+        self.store.parts.pop((part.shard_id, str(part.after)), None)
+        return True
+
+
+def test_what_failed_attempts_left_is_taken_back_before_a_record_is_set_aside() -> None:
+    world, _ = world_with({"action": "skip", "attempts": 2})
+    run = world.worker("w2")
+    sink = LeavesFiles(world.store, run.fuse, fails_on("!"))
+    run = world.worker("w3", sink=sink)
+    world.assign(run)
+    world.stream.put(A, *"!abcdefg")
+    work(world, run, 80)
+    assert stored(world) == "abcdefg"
+    assert run.kinds().count(EventKind.RECORD_SKIPPED) == 1
+
+
+def test_a_piece_says_what_it_is_a_piece_of_whoever_writes_it() -> None:
+    world, run = world_with({"action": "bisect", "attempts": 1})
+    world.assign(run)
+    world.stream.put(A, *"abcdefgh")
+    run.sink.refuses = fails_on("a", "h")
+    for _ in range(4):
+        run.round()
+    assert run.kinds().count(EventKind.BATCH_NARROWED) >= 2
+    second = world.worker("w2")
+    world.assign(second)
+    second.round()
+    (piece,) = second.sink.batches[0].parts
+    assert (piece.instead_of, piece.number) == (1, world.lease(A).batch)
+    work(world, second, 20)
+    assert all(part.instead_of is None for batch in second.sink.batches[1:] for part in batch.parts)

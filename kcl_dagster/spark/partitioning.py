@@ -1,0 +1,65 @@
+"""Folders and table partitions by columns, or by the month, day or hour of a timestamp.
+
+`day(arrival_timestamp)` is a column `arrival_timestamp_day` (`2026-01-31`) that the sink adds to the transform's
+output. It says the time in UTC, whatever zone the session has: a batch that is written again must go where it went.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.spark.transform import Transform
+
+_OF_TIME: Final = re.compile(r"(month|day|hour)\((\w+)\)")
+_SECONDS_PER_DAY: Final = 86_400
+_SECONDS_PER_HOUR: Final = 3_600
+_MONTH: Final = 7  # characters of 2026-01
+
+
+def partitioned(transform: Transform, partition_by: Sequence[str]) -> tuple[Transform, tuple[str, ...]]:
+    """The transform, with a column for each unit of time in `partition_by`, and the columns to partition by.
+
+    Raises ConfigurationError for what is neither a name nor such an expression.
+    """
+    if isinstance(partition_by, str):
+        raise ConfigurationError(f"partition_by is a list of columns: [{partition_by!r}]")
+    wanted: dict[str, tuple[str, str]] = {}
+    names = []
+    for entry in partition_by:
+        found = _OF_TIME.fullmatch(entry.replace(" ", ""))
+        if found is None and not re.fullmatch(r"\w+", entry):
+            raise ConfigurationError(
+                f"partition_by has {entry!r}: name a column, or month(...), day(...) or hour(...) of a timestamp"
+            )
+        names.append(entry if found is None else f"{found[2]}_{found[1]}")
+        if found is not None:
+            wanted[names[-1]] = (found[1], found[2])
+    if not wanted:
+        return transform, tuple(names)
+
+    def with_times(records: DataFrame) -> DataFrame:
+        output = transform(records)
+        for name, (unit, column) in wanted.items():
+            if column not in getattr(output, "columns", ()):
+                raise ConfigurationError(f"partition_by has {unit}({column}), and the output has no {column}")
+            output = output.withColumn(name, _unit_of(unit, F.col(column)))
+        return output
+
+    return with_times, tuple(names)
+
+
+def _unit_of(unit: str, time: Column) -> Column:
+    seconds = F.unix_seconds(time)
+    day = F.date_add(F.lit("1970-01-01").cast("date"), F.floor(seconds / _SECONDS_PER_DAY).cast("int")).cast(
+        "string"
+    )
+    if unit == "month":
+        return F.substring(day, 1, _MONTH)
+    if unit == "day":
+        return day
+    hour = F.floor(F.pmod(seconds, F.lit(_SECONDS_PER_DAY)) / _SECONDS_PER_HOUR).cast("string")
+    return F.concat(day, F.lit("-"), F.lpad(hour, 2, "0"))
