@@ -10,6 +10,7 @@ from kcl_dagster.orchestration.assets import build_kcl_asset_specs
 from kcl_dagster.orchestration.check_definitions import build_kcl_checks
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor
+from kcl_dagster.orchestration.letters import build_kcl_dead_letter_job
 from kcl_dagster.orchestration.operations import build_kcl_operation_jobs
 from kcl_dagster.orchestration.pruning import build_kcl_prune_job, build_kcl_prune_schedule
 from kcl_dagster.orchestration.spark_resource import KclSparkResource
@@ -49,13 +50,18 @@ def build_kcl_definitions(
     jobs = {consumer.application.name: build_worker_job(consumer, translator) for consumer in consumers}
     operations = [made for c in consumers for made in build_kcl_operation_jobs(c, kcl_key=kcl_key)]
     prunings = [build_kcl_prune_job(consumer, translator) for consumer in consumers]
+    letters = [
+        build_kcl_dead_letter_job(consumer, kcl_key=kcl_key, spark_key=spark_key)
+        for consumer in consumers
+        if consumer.application.batch.failure.dead_letter_path is not None
+    ]
     return Definitions(
         assets=[
             *specs.values(),
             *(build_worker_asset(c, translator, kcl_key=kcl_key, spark_key=spark_key) for c in consumers),
         ],
         asset_checks=[build_kcl_checks(c, translator, kcl_key=kcl_key) for c in consumers],
-        jobs=[*jobs.values(), *prunings, *operations],
+        jobs=[*jobs.values(), *prunings, *operations, *letters],
         schedules=[build_kcl_prune_schedule(c, p) for c, p in zip(consumers, prunings, strict=True)],
         sensors=[
             build_kcl_leader_sensor(c, job=jobs[c.application.name], translator=translator, kcl_key=kcl_key)

@@ -1,0 +1,70 @@
+"""The job that processes dead letters again, after what made them fail was mended."""
+
+from typing import Any
+
+from dagster import Config, JobDefinition, OpExecutionContext, in_process_executor, job, op
+from pydantic import Field
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.runs import APPLICATION_TAG
+from kcl_dagster.orchestration.translator import identifier
+
+
+class LettersConfig(Config):
+    """How many letters one run takes."""
+
+    most: int = Field(
+        default=1000, ge=1, description="Letters that are processed; the next run takes the next ones."
+    )
+
+
+def build_kcl_dead_letter_job(
+    consumer: Consumer, *, kcl_key: str = "kcl", spark_key: str = "spark"
+) -> JobDefinition:
+    """`<application>_dead_letters`: every letter through the consumer's code into its sink, once. Letters that fail
+    again stay, and fail the run when it is done with the others. One run at a time.
+
+    Raises ConfigurationError for a consumer whose failure policy keeps no letters.
+    """
+    application = consumer.application
+    path = application.batch.failure.dead_letter_path
+    if path is None:
+        raise ConfigurationError(f"application {application.name} has no dead_letter_path, so there are no letters")
+    name = f"{identifier(application.name)}_dead_letters"
+
+    @op(name=f"replay_{name}", required_resource_keys={kcl_key, spark_key})
+    def replay_letters(context: OpExecutionContext, config: LettersConfig) -> None:
+        from kcl_dagster.orchestration.sinks import s3_connection
+        from kcl_dagster.spark.letters import Recipient, ToProcessors, ToSink, replay
+        from kcl_dagster.spark.storage import S3Options, open_store
+
+        choice = consumer.sink
+        connection: dict[str, Any] = s3_connection(getattr(context.resources, kcl_key))
+        recipient: Recipient
+        if choice.processors is not None:
+            recipient = ToProcessors(choice.processors)
+        else:
+            session = getattr(context.resources, spark_key).spark_session
+            recipient = ToSink(session, choice.open(consumer.transform, connection))
+        done = replay(open_store(path, S3Options(**connection)), application.name, recipient, most=config.most)
+        for letter, why in done.failing.items():
+            context.log.error("%s fails again: %s", letter, why)
+        context.log.info("%d stored, %d fail again, %d left", done.stored, len(done.failing), done.left)
+        context.add_output_metadata({"stored": done.stored, "failing": len(done.failing), "left": done.left})
+        if done.failing:
+            raise ConfigurationError(
+                f"{len(done.failing)} of {len(done.failing) + done.stored} dead letters of {application.name} fail "
+                "again; they are where they were"
+            )
+
+    @job(
+        name=name,
+        executor_def=in_process_executor,
+        description=f"Processes the dead letters of {application.name} again.",
+        tags={APPLICATION_TAG: application.name, "dagster/max_retries": "0"},
+    )
+    def dead_letters() -> None:
+        replay_letters()
+
+    return dead_letters

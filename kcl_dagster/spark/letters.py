@@ -1,0 +1,244 @@
+"""Processing dead letters again: through the same user code, into the same place, each letter once.
+
+A replay takes what letters there are, writes down under a number which ones, stores them under that number, and
+removes them. One that is cut off anywhere is finished by the next one, under the same number, so that sinks that
+store a part once store a letter once. Letters that fail again stay where they are, and do not keep others.
+"""
+
+from base64 import b64decode
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from kcl_dagster.errors import KclError
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.spark.schema import RECORD_FIELDS
+from kcl_dagster.spark.storage import Store
+from kcl_dagster.worker.batch import Batch, Part, Sink, Withdrawing
+from kcl_dagster.worker.dead_letter import DeadLetter, from_json
+from kcl_dagster.worker.instance import Instance
+from kcl_dagster.worker.kclpy import checkpoint_error
+from kcl_dagster.worker.processor import ProcessorFactory, Record
+
+WORKER: Final = WorkerId("dead-letters")
+JOURNAL: Final = "_replays"  # readers of letters pass over names that begin with an underscore
+LETTERS_AT_ONCE: Final = 1_000  # they pass through the driver; a letter holds at most 10 MiB, and most hold 1 KB
+_SCHEMA: Final = ", ".join(f"{name} {kind}" for name, _, kind in RECORD_FIELDS)
+
+
+class Recipient(Protocol):
+    """Where letters go."""
+
+    def take(self, letters: Sequence[DeadLetter], number: int) -> None:
+        """Process and store them. The same letters come again under a number after a crash. A KclError says that
+        no letter is to blame; whatever else is raised, user code did."""
+
+    def give_up(self, letters: Sequence[DeadLetter], number: int) -> None:
+        """They failed, and will not come again under this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay did. `failing`: names of the letters that user code still raises for, and what it raised."""
+
+    stored: int
+    failing: dict[str, str]
+    left: int = 0
+    """Letters that were not tried: the replay takes so many and no more."""
+
+
+def replay(store: Store, application: str, recipient: Recipient, *, most: int = LETTERS_AT_ONCE) -> Replayed:
+    """Process up to `most` letters of an application. Not beside another replay of the same application.
+
+    `store` is at the failure policy's `dead_letter_path`. Raises what AWS or the sink raises; the next replay goes
+    on from there.
+    """
+    return _Replay(store, application, recipient).run(most)
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """What the journal says of a number: under way with these letters, stored and not yet removed, or used up."""
+
+    letters: tuple[str, ...] = ()
+    is_stored: bool = False
+
+
+@dataclass(slots=True)
+class _Replay:
+    store: Store
+    application: str
+    recipient: Recipient
+    last: int = 0
+
+    def run(self, most: int) -> Replayed:
+        stored, failing = 0, dict[str, str]()
+        journal = self._journal()
+        self.last = max(journal, default=0)
+        for number, entry in journal.items():
+            if entry.is_stored:
+                self._remove(number, entry.letters)
+            elif entry.letters:
+                stored += self._process(number, entry.letters, failing)
+        waiting = [name for name in self._names() if name not in failing]
+        if waiting:
+            stored += self._process(self._next(), tuple(waiting[:most]), failing)
+        return Replayed(stored, failing, max(0, len(waiting) - most))
+
+    def _process(self, number: int, names: tuple[str, ...], failing: dict[str, str]) -> int:
+        """All together, and if that fails by user code, each alone. How many were stored."""
+        error = self._attempt(number, names)
+        if error is None:
+            return len(names)
+        if len(names) == 1:
+            failing[names[0]] = f"{type(error).__name__}: {error}"
+            return 0
+        return sum(self._process(self._next(), (name,), failing) for name in names)
+
+    def _attempt(self, number: int, names: tuple[str, ...]) -> Exception | None:
+        letters = [from_json(self.store.get(name)) for name in names]
+        self._note(number, _Entry(names))
+        try:
+            self.recipient.take(letters, number)
+        except KclError:
+            raise
+        except Exception as error:
+            self.recipient.give_up(letters, number)
+            self._note(number, _Entry())
+            return error
+        self._note(number, _Entry(names, is_stored=True))
+        self._remove(number, names)
+        return None
+
+    def _remove(self, number: int, names: Sequence[str]) -> None:
+        self.store.delete(names)
+        self._note(number, _Entry())
+
+    def _next(self) -> int:
+        self.last += 1
+        return self.last
+
+    def _names(self) -> list[str]:
+        return sorted(file.path for file in self.store.files(f"{self.application}/") if file.path.endswith(".json"))
+
+    def _note(self, number: int, entry: _Entry) -> None:
+        self.store.put(f"{self.application}/{JOURNAL}/{number:012d}.json", msgspec.json.encode(entry))
+
+    def _journal(self) -> dict[int, _Entry]:
+        found = self.store.files(f"{self.application}/{JOURNAL}/", hidden=True)
+        paths = sorted(file.path for file in found if file.path.endswith(".json"))
+        return {int(Path(path).stem): msgspec.json.decode(self.store.get(path), type=_Entry) for path in paths}
+
+
+@dataclass(frozen=True, slots=True)
+class ToSink:
+    """Letters as batches of the application's own sink, which runs its transform."""
+
+    spark: SparkSession
+    sink: Sink[DataFrame]
+    worker: WorkerId = WORKER
+
+    def take(self, letters: Sequence[DeadLetter], number: int) -> None:
+        parts = _parts(letters, number)
+        rows = [
+            (
+                b64decode(letter.data),
+                letter.partition_key,
+                letter.explicit_hash_key,
+                letter.sequence_number,
+                letter.sub_sequence_number,
+                None if letter.arrival_ms is None else datetime.fromtimestamp(letter.arrival_ms / 1000, UTC),
+                _stream(letter).name,
+                letter.shard_id,
+                str(part.lease),
+                None,
+            )
+            for part, some in parts
+            for letter in some
+        ]
+        batch = Batch(letters[0].application, self.worker, tuple(part for part, _ in parts))
+        self.sink.write(self.spark.createDataFrame(rows, _SCHEMA), batch)
+
+    def give_up(self, letters: Sequence[DeadLetter], number: int) -> None:
+        if isinstance(self.sink, Withdrawing):
+            for part, _ in _parts(letters, number):
+                self.sink.withdraw(part)
+
+
+@dataclass(frozen=True, slots=True)
+class ToProcessors:
+    """Letters to a record processor for each shard, made for the purpose. Its checkpoints go nowhere."""
+
+    new_processor: ProcessorFactory
+
+    def take(self, letters: Sequence[DeadLetter], number: int) -> None:
+        for part, some in _parts(letters, number):
+            instance = Instance(self.new_processor(), part.shard_id, checkpoint_error())
+            instance.initialize(part.after)
+            records = [
+                Record(
+                    b64decode(letter.data),
+                    letter.partition_key,
+                    letter.sequence_number,
+                    letter.sub_sequence_number,
+                    letter.arrival_ms or 0,
+                    letter.explicit_hash_key,
+                )
+                for letter in some
+            ]
+            instance.process([records], None, _Nowhere())
+            instance.shutdown_requested(_Nowhere())
+
+    def give_up(self, letters: Sequence[DeadLetter], number: int) -> None:
+        """What a processor did is done."""
+
+
+class _Nowhere:
+    def checkpoint(self, *_: object) -> str | None:
+        return None
+
+    def set_aside(self, *_: object) -> bool:
+        return False
+
+
+def _parts(letters: Sequence[DeadLetter], number: int) -> list[tuple[Part, list[DeadLetter]]]:
+    """One part for each shard, in its order. Named after the replay, so no part of the stream is like it."""
+    shards: dict[tuple[str, str], list[DeadLetter]] = defaultdict(list)
+    for letter in letters:
+        shards[letter.stream, letter.shard_id].append(letter)
+    parts = []
+    for (_, shard), some in sorted(shards.items()):
+        some.sort(key=_place)
+        stream = _stream(some[0])
+        first, last = some[0], some[-1]
+        part = Part(
+            application=first.application,
+            lease=LeaseKey(f"{stream.lease_key(shard)}.dead-letters-{number}"),
+            stream=stream,
+            shard_id=f"{shard}.dead-letters",
+            after=Checkpoint(first.sequence_number, first.sub_sequence_number),
+            through=Checkpoint(last.sequence_number, last.sub_sequence_number),
+            number=number,
+            records=len(some),
+            bytes=sum(len(letter.data) for letter in some) * 3 // 4,
+        )
+        parts.append((part, some))
+    return parts
+
+
+def _place(letter: DeadLetter) -> tuple[int, int]:
+    return int(letter.sequence_number), letter.sub_sequence_number
+
+
+def _stream(letter: DeadLetter) -> StreamIdentifier:
+    try:
+        return StreamIdentifier.parse(letter.stream)
+    except ValueError:
+        return StreamIdentifier.single(letter.stream)

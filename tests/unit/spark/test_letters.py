@@ -1,0 +1,182 @@
+"""Dead letters are processed again, each once, wherever a replay is cut off."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kcl_dagster.errors import SinkError
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.spark.letters import ToProcessors, replay
+from kcl_dagster.spark.storage import LocalStore
+from kcl_dagster.worker.batch import Part, PoisonRecord
+from kcl_dagster.worker.dead_letter import DeadLetter, dead_letter
+from kcl_dagster.worker.processor import (
+    InitializeInput,
+    ProcessRecordsInput,
+    RecordProcessorBase,
+    ShutdownRequestedInput,
+)
+
+APP = "clicks"
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@dataclass(frozen=True)
+class Brittle(LocalStore):
+    """Dies at its n-th write, before or after it was done."""
+
+    fuse: list[int] = field(default_factory=lambda: [0])
+
+    def put(self, path: str, content: memoryview | bytes) -> None:
+        self._burn()
+        super().put(path, content)
+        self._burn()
+
+    def delete(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self._burn()
+            super().delete([path])
+        self._burn()
+
+    def _burn(self) -> None:
+        self.fuse[0] -= 1
+        if self.fuse[0] == 0:
+            raise Killed
+
+
+def letter(number: int, shard: str = "shardId-000000000000", stream: str = APP) -> DeadLetter:
+    at = Checkpoint(str(number))
+    identifier = StreamIdentifier.parse(stream) if ":" in stream else StreamIdentifier.single(stream)
+    part = Part(APP, LeaseKey(shard), identifier, shard, TRIM_HORIZON, at, 1, 1, 1)
+    record = PoisonRecord(b"%d" % number, f"key-{number}", str(number), 0, None, 1_700_000_000_000)
+    return dead_letter(record, part, worker="w1", attempts=5, failed_at_ms=1, error=ValueError("once"))
+
+
+def box(folder: Path, *letters: DeadLetter) -> LocalStore:
+    store = LocalStore(str(folder))
+    for one in letters:
+        store.put(one.name, one.to_json())
+    return store
+
+
+def names(store: LocalStore) -> list[str]:
+    return [file.path for file in store.files()]
+
+
+@dataclass
+class Table:
+    """Keeps letters by number, as sinks keep parts."""
+
+    stored: dict[int, list[str]] = field(default_factory=dict)
+    poison: set[str] = field(default_factory=set)
+    broken: bool = False
+
+    def take(self, letters: Sequence[DeadLetter], number: int) -> None:
+        if self.broken:
+            raise SinkError("no room")
+        found = [one.sequence_number for one in letters]
+        assert self.stored.get(number, found) == found, "a number came again with other letters"
+        self.stored[number] = found
+        if self.poison & set(found):
+            raise ValueError(f"cannot parse {sorted(self.poison & set(found))}")
+
+    def give_up(self, letters: Sequence[DeadLetter], number: int) -> None:
+        self.stored.pop(number, None)
+
+    def everything(self) -> list[str]:
+        return sorted(number for numbers in self.stored.values() for number in numbers)
+
+
+def test_letters_are_stored_and_removed(tmp_path: Path) -> None:
+    store, table = box(tmp_path, letter(100), letter(101), letter(7, "shardId-000000000001")), Table()
+    done = replay(store, APP, table)
+    assert (done.stored, done.failing, done.left) == (3, {}, 0)
+    assert table.everything() == ["100", "101", "7"]
+    assert names(store) == []
+    assert replay(store, APP, table).stored == 0
+    assert len(table.stored) == 1
+
+
+def test_letters_of_others_are_left_alone(tmp_path: Path) -> None:
+    store, table = box(tmp_path, letter(100)), Table()
+    assert replay(store, "another", table).stored == 0
+    assert len(names(store)) == 1
+
+
+def test_letters_that_fail_again_stay_and_keep_no_others(tmp_path: Path) -> None:
+    store, table = box(tmp_path, *[letter(number) for number in range(100, 106)]), Table(poison={"102", "104"})
+    done = replay(store, APP, table)
+    assert done.stored == 4
+    assert sorted(done.failing) == names(store) == [letter(102).name, letter(104).name]
+    assert "cannot parse" in done.failing[letter(102).name]
+    table.poison = {"104"}  # half mended
+    again = replay(store, APP, table)
+    assert (again.stored, list(again.failing)) == (1, [letter(104).name])
+    assert table.everything() == ["100", "101", "102", "103", "105"]
+
+
+def test_a_sink_that_refuses_blames_no_letter(tmp_path: Path) -> None:
+    store, table = box(tmp_path, letter(100), letter(101)), Table(broken=True)
+    with pytest.raises(SinkError):
+        replay(store, APP, table)
+    store.put(letter(102).name, letter(102).to_json())
+    table.broken = False
+    assert replay(store, APP, table).stored == 3
+    assert table.everything() == ["100", "101", "102"]
+    assert sorted(map(len, table.stored.values())) == [1, 2]  # what was begun came again as it was
+
+
+def test_one_replay_takes_so_many(tmp_path: Path) -> None:
+    store, table = box(tmp_path, *[letter(number) for number in range(100, 105)]), Table()
+    assert replay(store, APP, table, most=2).left == 3
+    assert replay(store, APP, table, most=2).left == 1
+    assert replay(store, APP, table, most=2).left == 0
+    assert len(table.everything()) == 5
+
+
+@pytest.mark.parametrize("poison", [set(), {"101"}])
+def test_a_replay_that_is_killed_anywhere_stores_each_letter_once(tmp_path: Path, poison: set[str]) -> None:
+    expected = [str(number) for number in range(100, 104) if str(number) not in poison]
+    for point in range(1, 80):
+        folder, table = tmp_path / str(point), Table(poison=poison)
+        box(folder, *[letter(number) for number in range(100, 104)])
+        try:
+            replay(Brittle(str(folder), fuse=[point]), APP, table)
+        except Killed:
+            replay(LocalStore(str(folder)), APP, table)
+        else:
+            break
+        assert table.everything() == expected, point
+        assert len(names(LocalStore(str(folder)))) == len(poison)
+    assert point > 10
+
+
+def test_processors_get_letters_of_their_shard_in_order(tmp_path: Path) -> None:
+    seen: list[tuple[str, list[str]]] = []
+
+    class Processor(RecordProcessorBase):
+        def initialize(self, initialize_input: InitializeInput) -> None:
+            self.shard = initialize_input.shard_id
+
+        def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+            records = process_records_input.records
+            assert all(record.partition_key == f"key-{record.sequence_number}" for record in records)
+            seen.append((self.shard, [record.binary_data.decode() for record in records]))
+            process_records_input.checkpointer.checkpoint()
+
+        def shutdown_requested(self, shutdown_requested_input: ShutdownRequestedInput) -> None:
+            shutdown_requested_input.checkpointer.checkpoint()
+            seen.append((self.shard, []))
+
+    stream = "123456789012:clicks:17"
+    store = box(tmp_path, letter(99), letter(100), letter(7, "shardId-000000000001", stream))
+    assert replay(store, APP, ToProcessors(Processor)).stored == 3
+    one, other = "shardId-000000000000.dead-letters", "shardId-000000000001.dead-letters"
+    assert sorted(seen) == sorted([(one, ["99", "100"]), (one, []), (other, ["7"]), (other, [])])
