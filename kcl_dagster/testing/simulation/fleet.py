@@ -15,6 +15,7 @@ from kcl_dagster.testing.dynamodb.values import Item
 from kcl_dagster.testing.simulation import liveness
 from kcl_dagster.testing.simulation.dagster import Orchestrator, Run
 from kcl_dagster.testing.simulation.hands import Hands
+from kcl_dagster.testing.simulation.java.fleet import JavaFleet
 from kcl_dagster.testing.simulation.kernel import Kernel, Process, Strand, Stuck
 from kcl_dagster.testing.simulation.lake import Lake, LakeSink, ShardTruth
 from kcl_dagster.testing.simulation.ledger import LeaseRow, Ledger, is_lease, read_lease
@@ -98,6 +99,7 @@ class Simulation:
     streams: Streams = field(init=False)
     weather: Weather = field(init=False)
     hands: Hands = field(init=False)
+    java: JavaFleet = field(init=False)
     orchestrators: list[Orchestrator] = field(default_factory=list)
     daemons: list[Daemon] = field(default_factory=list)
     workers: list[WorkerProcess] = field(default_factory=list)
@@ -118,7 +120,7 @@ class Simulation:
         self.violations = Violations(lambda: kernel.now)
         self.lake = Lake(self.violations, scenario.application.batch.on_data_loss == "continue")
         clock = _TrueClock(kernel)
-        lag = self._random("staleness")
+        lag = self.random("staleness")
         self.tables = _Tables(
             clock,
             page_items=scenario.page_items,
@@ -126,12 +128,12 @@ class Simulation:
             strict=False,
         )
         self.tables.on_change = self._changed
-        kinesis = MoodyKinesis(clock, _generous(), lambda: self.weather.moods, self._random("moods"))
+        kinesis = MoodyKinesis(clock, _generous(), lambda: self.weather.moods, self.random("moods"))
         self.streams = Streams(
             kernel,
             kinesis,
             self.lake,
-            self._random("streams"),
+            self.random("streams"),
             scenario.record_seconds,
             tuple(stream.name for stream in scenario.application.streams),
             scenario.retention_hours,
@@ -150,6 +152,7 @@ class Simulation:
             self.is_former,
         )
         self.hands = Hands(self)
+        self.java = JavaFleet(self)
         self.weather = Weather(kernel, self.hands, scenario.seed, scenario.stretch)
 
     def run(self) -> Outcome:
@@ -161,6 +164,7 @@ class Simulation:
         try:
             self._open()
             self.weather.forecast(scenario.faults)
+            self.java.forecast(scenario.java)
             kernel.call_at(scenario.active, self._calm_down)
             kernel.call_at(scenario.active + scenario.calm * _PRODUCING_SHARE, self._stop_producing)
             kernel.run(scenario.until, self.violations.found)
@@ -207,7 +211,7 @@ class Simulation:
         for deployment in range(scenario.deployments):
             orchestrator = Orchestrator(
                 self.kernel,
-                self._random(f"dagster {deployment}"),
+                self.random(f"dagster {deployment}"),
                 lambda run, deployment=deployment: self._start_worker(deployment, run),  # type: ignore[misc]
                 scenario.one_run_per_slot,
                 scenario.monitor_seconds,
@@ -228,15 +232,15 @@ class Simulation:
         name = f"daemon-{deployment}.{number}"
         if self.restarts:
             name += f"/{self.restarts}"
-        process = self._process(name)
-        random = self._random(name)
+        process = self.process(name)
+        random = self.random(name)
         daemon = Daemon(
             name,
             process,
             self.scenario.application,
             self.orchestrators[deployment],
-            self._line(process, "dynamodb"),
-            self._line(process, "kinesis"),
+            self.line(process, "dynamodb"),
+            self.line(process, "kinesis"),
             random,
             identity=f"dagster:{deployment}",
             interval=self.scenario.application.timings.tick_interval + 1.0,
@@ -247,16 +251,16 @@ class Simulation:
 
     def _start_worker(self, deployment: int, run: Run) -> Process:
         self.fleet_changed = self.kernel.now
-        process = self._process(run.worker)
-        random = self._random(run.worker)
+        process = self.process(run.worker)
+        random = self.random(run.worker)
         worker = WorkerProcess(
             process,
             run,
             self.scenario.application,
             self.orchestrators[deployment],
-            self._line(process, "dynamodb"),
-            self._line(process, "kinesis"),
-            LakeSink(self.lake, process, self.weather.sink, self._random(f"{run.worker} sink").random),
+            self.line(process, "dynamodb"),
+            self.line(process, "kinesis"),
+            LakeSink(self.lake, process, self.weather.sink, self.random(f"{run.worker} sink").random),
             random,
             NAP_SECONDS * self.scenario.stretch,
             self.scenario.watchdog,
@@ -267,21 +271,21 @@ class Simulation:
         self.kernel.spawn(process, "main", worker.main)
         return process
 
-    def _process(self, name: str) -> Process:
-        random = self._random(f"{name} clocks")
+    def process(self, name: str) -> Process:
+        random = self.random(f"{name} clocks")
         skew = self.scenario.skew
         return Process(self.kernel, name, skew=random.uniform(-skew, skew), booted=random.uniform(0, 100_000))
 
-    def _line(self, process: Process, service: Service) -> Line:
+    def line(self, process: Process, service: Service) -> Line:
         backend = self.tables if service == "dynamodb" else self.streams.kinesis
-        random = self._random(f"{process.name} {service}")
+        random = self.random(f"{process.name} {service}")
         return Line(process, service, backend, random, self.weather.fate, self._served)
 
     def _staleness(self, operation: str, lag: Random) -> float:
         usual = lag.uniform(0, self.scenario.staleness)
         return max(usual, self.weather.index_lag) if operation == "query" else usual
 
-    def _random(self, what: str) -> Random:
+    def random(self, what: str) -> Random:
         return Random(f"{self.scenario.seed} {what}")
 
     # Watching
@@ -385,6 +389,8 @@ class Simulation:
         return any(run.is_over and run.worker == worker for dagster in asked for run in dagster.runs.values())
 
     def _worker_of(self, actor: Process | None) -> str | None:
+        if actor is not None and actor in self.java.names:
+            return self.java.names[actor]
         return next((w.run.worker for w in self.workers if w.process is actor), None)
 
     # After the faults
@@ -410,6 +416,7 @@ class Simulation:
     def processes(self) -> list[Process]:
         """Those alive."""
         found = [worker.process for worker in self.workers] + [daemon.process for daemon in self.daemons]
+        found += self.java.names
         return [process for process in found if process.is_alive]
 
     def living(self) -> list[WorkerProcess]:

@@ -21,8 +21,9 @@ class Hands:
     # Processes
 
     def worker(self, number: int) -> Process | None:
-        living = self._simulation.living()
-        return living[number % len(living)].process if living else None
+        this = self._simulation
+        living = [worker.process for worker in this.living()] + [java.process for java in this.java.living()]
+        return living[number % len(living)] if living else None
 
     def daemon(self, number: int) -> Process | None:
         living = [daemon for daemon in self._simulation.daemons if daemon.process.is_alive]
@@ -42,8 +43,12 @@ class Hands:
 
     def terminate(self, process: Process, grace: float) -> None:
         this = self._simulation
-        worker = next(worker for worker in this.workers if worker.process is process)
-        worker.ask_to_stop()
+        for java in this.java.living():
+            if java.process is process:
+                java.stop()
+        for worker in this.workers:
+            if worker.process is process:
+                worker.ask_to_stop()
         this.kernel.call_at(this.kernel.now + grace, process.kill)
 
     # The orchestrator

@@ -38,6 +38,9 @@ class ShardTruth:
     is_repeated: bool = False
     """Somebody deleted its lease: records may be stored again, which no sink can tell."""
 
+    is_shared: bool = False
+    """Java workers read it, too: what they checkpoint or do not, ours may have stored as well."""
+
     is_leased: bool = False
     """It has or had a lease."""
 
@@ -126,7 +129,7 @@ class Lake:
         if truth.start_limit is not None:
             self._begin(part, rows, truth)
         start = self._start_of(part, rows, truth)
-        self._check_parents(part, truth)
+        self._check_parents(_named(part), truth, part.stream.name, part.stream.creation_epoch)
         self._check_content(part, rows, truth, start)
         self._check_place(part, truth, start)
         truth.last_part = part
@@ -188,16 +191,34 @@ class Lake:
         truth.wanted_from, truth.start_limit = first, None
         truth.stored_to = max(truth.stored_to, first)
 
-    def _check_parents(self, part: Part, truth: ShardTruth) -> None:
-        for parent in truth.parents:
-            above = self._sibling(part, parent)
-            if above is not None and not above.is_drained and not self.is_excused(above):
-                left = len(above.numbers) - above.stored_to
-                self.violations.add("S6", f"{_named(part)} is stored while {left} records of {above.name} are not")
+    def deliver(self, stream: str, shard: str, rows: list[tuple[int, bytes]]) -> None:
+        """To a Java worker's record processor: at least once, in order, and nothing left out."""
+        truth = self.truth(stream, shard)
+        truth.is_shared = True
+        name = f"{len(rows)} records of {truth.name} from {rows[0][0]} on for Java"
+        self._check_parents(name, truth, stream, None)
+        first = bisect_left(truth.numbers, rows[0][0])
+        end = first + len(rows)
+        if rows != list(zip(truth.numbers[first:end], truth.payloads[first:end], strict=True)):
+            self.violations.add("S2", f"{name} are not what was put")
+        if first > truth.stored_to:
+            self.violations.add("S1", f"{name} leave out {first - truth.stored_to} records before them")
+        truth.stored_to = max(truth.stored_to, end)
+        self.records += len(rows)
 
-    def _sibling(self, part: Part, shard: str) -> ShardTruth | None:
+    def _check_parents(self, name: str, truth: ShardTruth, stream: str, created: int | None) -> None:
+        for parent in truth.parents:
+            above = self._sibling(stream, parent, created)
+            # A parent whose lease somebody deleted holds nobody up: it looks like one that was cleaned up.
+            if above is None or above.is_repeated or above.is_drained:
+                continue
+            if not self.is_excused(above):
+                left = len(above.numbers) - above.stored_to
+                self.violations.add("S6", f"{name} is stored while {left} records of {above.name} are not")
+
+    def _sibling(self, stream: str, shard: str, created: int | None) -> ShardTruth | None:
         try:
-            return self.truth(part.stream.name, shard, part.stream.creation_epoch)
+            return self.truth(stream, shard, created)
         except KeyError:
             return None
 
@@ -218,14 +239,15 @@ class Lake:
 
     def _check_place(self, part: Part, truth: ShardTruth, start: int) -> None:
         end = truth.index_after(part.through)
+        may_repeat = truth.is_repeated or truth.is_shared
         if start > truth.stored_to and not self._may_skip(truth, start):
             self.violations.add("S1", f"{_named(part)} leaves out {start - truth.stored_to} records before it")
-        if start < truth.stored_to and not truth.is_repeated:
+        if start < truth.stored_to and not may_repeat:
             self.violations.add(
                 "S12", f"{_named(part)} repeats {truth.stored_to - start} records: {truth.last_part}"
             )
         last = truth.last_part
-        if last is not None and part.number <= last.number and not truth.is_repeated:
+        if last is not None and part.number <= last.number and not may_repeat:
             self.violations.add("S12", f"{_named(part)} has a number that does not grow: {last.number}")
         truth.stored_to = max(truth.stored_to, end)
 
@@ -248,8 +270,17 @@ class Lake:
         return [
             truth
             for (stream, _), truth in self.shards.items()
-            if not truth.is_drained and not self.is_gone(truth) and not self._waits_for_ever(stream, truth)
+            if not truth.is_drained
+            and not self.is_gone(truth)
+            and not self._waits_for_ever(stream, truth)
+            and not self._is_cut_out(stream, truth)
         ]
+
+    def _is_cut_out(self, stream: str, truth: ShardTruth) -> bool:
+        """Somebody deleted its lease when its children had theirs: nothing tells that it was not read before."""
+        shard = truth.name.partition("/")[2]
+        children = [t for (name, _), t in self.shards.items() if name == stream and shard in t.parents]
+        return truth.is_repeated and any(child.is_leased for child in children)
 
 
 def _named(part: Part) -> str:

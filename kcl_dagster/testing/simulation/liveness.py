@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Final
 
+from kcl_dagster.testing.simulation.java.fleet import LOCK, REPORT
+
 if TYPE_CHECKING:
     from kcl_dagster.testing.simulation.fleet import Simulation
 
@@ -24,6 +26,8 @@ def _check_owners(simulation: "Simulation") -> None:
     patience = timings.lease_duration + 2 * tick + LAUNCH_SECONDS + tick
     ended = {str(worker.run.worker): worker.ended_at for worker in simulation.workers}
     living = {str(worker.run.worker) for worker in simulation.living()}
+    living |= {java.name for java in simulation.java.living() if not java.is_stopping}
+    patience += _java_seconds(simulation)
     for lease in simulation.ledger.leases.values():
         owner = str(lease.actual)
         if lease.is_finished or owner in living or simulation.is_former(lease.stream):
@@ -37,6 +41,7 @@ def _check_owners(simulation: "Simulation") -> None:
 def _check_handoffs(simulation: "Simulation") -> None:
     timings = simulation.scenario.application.timings
     patience = timings.handoff_timeout + timings.lease_duration + 3 * (timings.tick_interval + 1)
+    patience += _java_seconds(simulation)
     for lease in simulation.ledger.leases.values():
         waited = simulation.ledger.handed_for(lease.key)
         if waited is not None and waited > patience:
@@ -52,7 +57,7 @@ def _check_lag(simulation: "Simulation") -> None:
 def _check_rest(simulation: "Simulation") -> None:
     """In a fleet that did not change for long, nothing moves. The KCL's own rules do not promise that."""
     scenario = simulation.scenario
-    if scenario.application.policy.name == "kcl":
+    if scenario.application.policy.name == "kcl" or simulation.java.living():
         return
     timings = scenario.application.timings
     settling = 3 * timings.lease_duration + timings.handoff_timeout + 60.0 * scenario.stretch
@@ -60,3 +65,11 @@ def _check_rest(simulation: "Simulation") -> None:
     late = [move for at, move in simulation.ledger.moves if at > since]
     if late and not any(worker.run.is_over for worker in simulation.living()):
         simulation.violations.add("L4", f"leases still move: {late[:6]}")
+
+
+def _java_seconds(simulation: "Simulation") -> float:
+    """What a Java leader may take longer: its lock, the age of a worker's row, two passes and a discovery."""
+    if not simulation.java.workers:
+        return 0.0
+    timings = simulation.scenario.application.timings
+    return (LOCK + 2 * REPORT) * simulation.scenario.stretch + 5 * timings.lease_duration

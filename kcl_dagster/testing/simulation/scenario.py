@@ -36,6 +36,8 @@ SHORTEST_RETENTION: Final = 24
 # Seeds with rarer troubles, and among the most stretched of them those that lose records.
 FURTHER_SHARE: Final = 0.6
 OUTAGE_SHARE: Final = 0.4
+# Of the seeds whose application a Java fleet could serve as well, about half of all.
+JAVA_SHARE: Final = 0.35
 FURTHER: Final = 1000
 
 
@@ -115,6 +117,18 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class JavaStint:
+    """Java workers on the same tables, for a while. `alone`: ours are stopped meanwhile. `ends` None: they stay."""
+
+    begins: float
+    ends: float | None
+    workers: int
+    alone: bool
+    variance: bool
+    """How their leader balances: by utilization, or by number of leases."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One run. Equal scenarios are equal runs."""
 
@@ -155,6 +169,7 @@ class Scenario:
     active: float
     calm: float
     faults: tuple[Fault, ...] = field(default=())
+    java: tuple[JavaStint, ...] = field(default=())
 
     def without(self, *kinds: FaultKind) -> "Scenario":
         """The same run without faults of these kinds."""
@@ -202,7 +217,37 @@ def draw(seed: int) -> Scenario:
     faults = [_fault(random, scenario, number, kinds) for number in range(count)]
     scenario, more = _further(Random(f"further {seed}"), scenario)
     ordered = sorted([*faults, *more], key=lambda fault: (fault.at, fault.id))
-    return replace(scenario, faults=tuple(ordered))
+    return _with_java(Random(f"java {seed}"), replace(scenario, faults=tuple(ordered)))
+
+
+def _with_java(random: Random, scenario: Scenario) -> Scenario:
+    """One fleet in six is mixed. Left out is what the KCL is known not to survive, and what only ours promise:
+    see NOT_FOR_JAVA, and a start at LATEST, which a Java worker resolves anew whenever it starts."""
+    application = scenario.application
+    start = application.streams[0].start.position
+    is_fit = (
+        not application.multi_stream
+        and start is Position.TRIM_HORIZON
+        and scenario.retention_hours == LONGEST_RETENTION
+    )
+    if not (is_fit and random.random() < JAVA_SHARE):
+        return scenario
+    tables = application.tables.model_copy(update={"owner_index": True})
+    stints = []
+    for _ in range(random.choice([1, 1, 2])):
+        begins = scenario.active * random.uniform(0.02, 0.5)
+        ends = begins + (scenario.active - begins) * random.uniform(0.1, 0.95)
+        alone = random.random() < 0.3
+        stays = not alone and random.random() < 0.3
+        stints.append(
+            JavaStint(begins, None if stays else ends, random.randint(1, 2), alone, random.random() < 0.5)
+        )
+    return replace(
+        scenario.without(*NOT_FOR_JAVA),
+        application=application.model_copy(update={"tables": tables}),
+        skew=min(scenario.skew, 1.0),  # a Java leader goes by the wall clocks of others
+        java=tuple(stints),
+    )
 
 
 def _further(random: Random, scenario: Scenario) -> tuple[Scenario, list[Fault]]:
@@ -321,6 +366,8 @@ _FURTHER = (
     FaultKind.DOUBLE_SPLIT,
     FaultKind.DELETE_ROW,
 )
+
+NOT_FOR_JAVA: Final = (FaultKind.DELETE_LEASE, FaultKind.NO_CHILDREN_NAMED, FaultKind.JUMP)
 
 DENIABLE: Final = {
     "dynamodb": ("query", "scan", "get_item", "update_item", "put_item", "delete_item", "transact_write_items"),
