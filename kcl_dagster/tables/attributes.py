@@ -96,9 +96,9 @@ class Reader:
         text = self.raw(attribute, "N")
         if text is None:
             return None
-        if not isinstance(text, str) or not _WHOLE.fullmatch(text) or int(text) > _LARGEST_LONG:
-            self.refuse(attribute, f"should be a whole number of 0..2^63-1, is {_shown(text)}")
-        return int(text)
+        if isinstance(text, str) and _WHOLE.fullmatch(text) and (number := int(text)) <= _LARGEST_LONG:
+            return number
+        return self.refuse(attribute, f"should be a whole number of 0..2^63-1, is {_shown(text)}")
 
     def required_whole(self, attribute: str) -> int:
         number = self.whole(attribute)
@@ -187,8 +187,8 @@ def names(members: frozenset[str]) -> Value:
 
 def rounded(number: float) -> float:
     """Six decimals, half up, as the KCL stores throughput and utilization."""
-    if abs(number) >= 2**52:  # has no decimals
-        return number
+    if abs(number) >= 2**52 or number % 1 == 0:  # has no decimals
+        return float(number)
     return float(Decimal(repr(number)).quantize(Decimal("0.000001"), rounding=ROUND_HALF_UP))
 
 
