@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kcl_dagster.application import StartAt as StartAt
     from kcl_dagster.application import StreamSettings as StreamSettings
     from kcl_dagster.application import TableSettings as TableSettings
+    from kcl_dagster.application import TelemetrySettings as TelemetrySettings
     from kcl_dagster.application import Timings as Timings
     from kcl_dagster.errors import KclError as KclError
     from kcl_dagster.orchestration.assets import build_kcl_asset_specs as build_kcl_asset_specs
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from kcl_dagster.orchestration.consumer import kcl_consumer as kcl_consumer
     from kcl_dagster.orchestration.definitions import build_kcl_definitions as build_kcl_definitions
     from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor as build_kcl_leader_sensor
+    from kcl_dagster.orchestration.replay import build_kcl_replay_asset as build_kcl_replay_asset
     from kcl_dagster.orchestration.resources import KclResource as KclResource
     from kcl_dagster.orchestration.sinks import SinkChoice as SinkChoice
     from kcl_dagster.orchestration.sinks import delta as delta
@@ -55,6 +57,7 @@ _HOMES = {
         "StartAt",
         "StreamSettings",
         "TableSettings",
+        "TelemetrySettings",
         "Timings",
     ),
     "kcl_dagster.errors": ("KclError",),
@@ -63,6 +66,7 @@ _HOMES = {
     "kcl_dagster.orchestration.consumer": ("Consumer", "kcl_consumer"),
     "kcl_dagster.orchestration.definitions": ("build_kcl_definitions",),
     "kcl_dagster.orchestration.leader_sensor": ("build_kcl_leader_sensor",),
+    "kcl_dagster.orchestration.replay": ("build_kcl_replay_asset",),
     "kcl_dagster.orchestration.resources": ("KclResource",),
     "kcl_dagster.orchestration.sinks": ("SinkChoice", "delta", "foreach_batch", "iceberg", "parquet"),
     "kcl_dagster.orchestration.spark_resource": ("KclSparkResource",),
@@ -77,6 +81,7 @@ __all__ = [  # noqa: RUF022 - grouped by topic
     "build_kcl_definitions",
     "build_kcl_asset_specs",
     "build_kcl_leader_sensor",
+    "build_kcl_replay_asset",
     "KclApplicationComponent",
     "KclResource",
     "KclSparkResource",
@@ -99,6 +104,7 @@ __all__ = [  # noqa: RUF022 - grouped by topic
     "FailurePolicy",
     "PolicySettings",
     "TableSettings",
+    "TelemetrySettings",
     # What can go wrong
     "KclError",
 ]  # fmt: skip

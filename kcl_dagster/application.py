@@ -323,6 +323,39 @@ class BatchSettings(_Settings):
     """What to do with records that your code cannot process."""
 
 
+class MetricsLevel(StrEnum):
+    """How much goes to CloudWatch: the KCL's levels."""
+
+    NONE = "NONE"
+    SUMMARY = "SUMMARY"
+    DETAILED = "DETAILED"
+
+
+class TelemetrySettings(_Settings):
+    """What workers and leaders let others see, beside Dagster. All of it is off unless asked for.
+
+    Example:
+        .. code-block:: python
+
+            kcl.TelemetrySettings(openmetrics_port=9400, cloudwatch="SUMMARY")
+    """
+
+    json_logs: bool = False
+    """Write what `kcl_dagster` logs in a worker to standard error, one JSON object a line."""
+
+    openmetrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+    """Serve OpenMetrics there: worker-000 at this port, worker-001 at the next one, and so on. 0: any free one."""
+
+    openmetrics_host: str = "127.0.0.1"
+    """Where to listen; `0.0.0.0` for scrapers on other machines. Whoever reaches the port sees the metrics."""
+
+    cloudwatch: MetricsLevel = MetricsLevel.NONE
+    """Publish the KCL's metrics under its names. Needs cloudwatch:PutMetricData, and is not free."""
+
+    cloudwatch_namespace: str | None = None
+    """The application's name when left out, as in the KCL."""
+
+
 class Application(_Settings):
     """One consumer application.
 
@@ -355,6 +388,9 @@ class Application(_Settings):
 
     batch: BatchSettings = BatchSettings()
     """How records are read and processed."""
+
+    telemetry: TelemetrySettings = TelemetrySettings()
+    """Logs and metrics beside Dagster's."""
 
     @field_validator("streams", mode="before")
     @classmethod

@@ -14,6 +14,7 @@ from kcl_dagster.application import (
     StartAt,
     StreamSettings,
     TableSettings,
+    TelemetrySettings,
     Timings,
 )
 from kcl_dagster.errors import ConfigurationError
@@ -86,6 +87,7 @@ def kcl_consumer(
     batch: BatchSettings | None = None,
     policy: PolicySettings | None = None,
     tables: TableSettings | None = None,
+    telemetry: TelemetrySettings | None = None,
     name: str | None = None,
     description: str | None = None,
     owners: Sequence[str] = (),
@@ -114,6 +116,7 @@ def kcl_consumer(
         owners: Of all assets of the application: `team:web`, or e-mail addresses.
         tags: Of the records asset.
         metadata: Of the records asset.
+        telemetry: Log lines, OpenMetrics and CloudWatch, beside what Dagster shows.
         name: Asset key of the records; the function's name by default.
         lag_target: Seconds behind the tip of the stream above which a check warns.
         freshness: The records asset is stale when nothing was stored for this long. For streams that never pause;
@@ -137,6 +140,7 @@ def kcl_consumer(
         fleet = FleetSettings(min_workers=workers, max_workers=workers)
     parts = {"timings": timings, "tables": tables, "policy": policy, "fleet": fleet, "batch": batch}
     given: dict[str, Any] = {key: value for key, value in parts.items() if value is not None}
+    given |= {} if telemetry is None else {"telemetry": telemetry}
     if isinstance(application, Application):
         if given or stream is not None or start is not None:
             named = [*given, *(n for n, v in (("stream", stream), ("start", start)) if v is not None)]

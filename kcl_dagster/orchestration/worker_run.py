@@ -17,10 +17,10 @@ from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.seats.sparkseats import SparkSeats
 from kcl_dagster.spark.storage import S3Options, open_store
+from kcl_dagster.telemetry.worker import open_telemetry
 from kcl_dagster.worker.dead_letter import DeadLetters, FiledDeadLetters
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.late import Late, LateEngine, LateSeats
-from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.surroundings import Surroundings, Watch
@@ -51,8 +51,8 @@ class WorkerRun:
         late: Late[SparkEngine | SparkSeats] = Late(self._open)
         identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
         try:
-            worker = Worker(self._surroundings(late), identity, runtime)
-            reason = worker.run(stop)
+            with open_telemetry(application, identity, runtime, self.kcl.client, self.diary.log) as telemetry:
+                reason = telemetry.worker(self._surroundings(late), runtime).run(stop)
             if late.why_failed() is not None:
                 late.get()
             opened = late.if_opened()

@@ -18,7 +18,7 @@ FLOORS: list[set[str]] = [
     {"tables", "streams"},
     {"leader", "worker"},
     {"spark"},
-    {"operations"},
+    {"operations", "telemetry"},
     {"orchestration"},
     {"testing"},
     {"cli"},

@@ -1,0 +1,142 @@
+"""Metrics on their way to CloudWatch: summed up in memory, sent by a thread of their own, lost when it is stuck."""
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Final, Self
+
+from kcl_dagster import aws
+from kcl_dagster.errors import KclError
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.telemetry.datum import Datum, Dimensions, Unit
+
+log = logging.getLogger(__name__)
+
+FLUSH_SECONDS: Final = 10.0  # as the KCL
+MOST_SERIES: Final = 10_000  # waiting; as the KCL's queue. What comes on top is dropped and counted
+DATA_PER_REQUEST: Final = 500  # CloudWatch takes a thousand, or a megabyte
+REQUEST_SECONDS: Final = 5.0  # then the data are given up: the next ones are worth more
+LAST_FLUSH_SECONDS: Final = 6.0  # of a worker that ends
+COMPLAINT_SECONDS: Final = 300.0  # a CloudWatch that is away is said now and then, not every ten seconds
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What CloudWatch keeps of many values."""
+
+    unit: Unit
+    count: float = 0.0
+    sum: float = 0.0
+    minimum: float = float("inf")
+    maximum: float = float("-inf")
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.sum += value
+        self.minimum = min(self.minimum, value)
+        self.maximum = max(self.maximum, value)
+
+    def to_document(self) -> dict[str, float]:
+        return {"SampleCount": self.count, "Sum": self.sum, "Minimum": self.minimum, "Maximum": self.maximum}
+
+
+Series = dict[tuple[str, Dimensions], Statistics]
+
+
+@dataclass
+class CloudWatchMetrics:
+    """`put` from any thread: it takes microseconds and never waits for the network. `flush` from one thread."""
+
+    client: aws.Client
+    namespace: str
+    runtime: Runtime
+    is_detailed: bool = False
+    most_series: int = MOST_SERIES
+    dropped: int = 0
+    """Values that found no place, or whose request failed."""
+
+    _series: Series = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _complained: float = float("-inf")
+
+    def put(self, data: Iterable[Datum]) -> None:
+        with self._lock:
+            for datum in data:
+                if datum.is_detail and not self.is_detailed:
+                    continue
+                key = (datum.name, datum.dimensions)
+                found = self._series.get(key)
+                if found is None:
+                    if len(self._series) >= self.most_series:
+                        self.dropped += 1
+                        continue
+                    found = self._series[key] = Statistics(datum.unit)
+                found.add(float(datum.value))
+
+    def flush(self) -> None:
+        """Send what has come together. Never raises: what CloudWatch does not take is gone."""
+        with self._lock:
+            series, self._series = self._series, {}
+        for request in self._requests(series):
+            try:
+                self._send(request)
+            except KclError as error:
+                self.dropped += len(request)
+                self._complain(error)
+
+    def _send(self, data: list[dict[str, Any]]) -> None:
+        deadline = self.runtime.clock.monotonic() + REQUEST_SECONDS
+        aws.retried(
+            lambda: aws.call(self.client, "put_metric_data", Namespace=self.namespace, MetricData=data),
+            self.runtime,
+            deadline,
+        )
+
+    def _requests(self, series: Series) -> Iterator[list[dict[str, Any]]]:
+        now = datetime.fromtimestamp(self.runtime.clock.now(), UTC)
+        data = [
+            {
+                "MetricName": name,
+                "Dimensions": [{"Name": dimension, "Value": value} for dimension, value in dimensions],
+                "Timestamp": now,
+                "StatisticValues": statistics.to_document(),
+                "Unit": statistics.unit,
+            }
+            for (name, dimensions), statistics in series.items()
+        ]
+        for start in range(0, len(data), DATA_PER_REQUEST):
+            yield data[start : start + DATA_PER_REQUEST]
+
+    def _complain(self, error: KclError) -> None:
+        now = self.runtime.clock.monotonic()
+        if now - self._complained >= COMPLAINT_SECONDS:
+            self._complained = now
+            log.warning("metrics do not reach CloudWatch, %s dropped so far: %s", self.dropped, error)
+
+
+class Flusher:
+    """Flushes in the background between `with` and the end of its block, and once more at the end."""
+
+    def __init__(self, metrics: CloudWatchMetrics, every: float = FLUSH_SECONDS) -> None:
+        self._metrics = metrics
+        self._every = every
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kcl-cloudwatch", daemon=True)
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every):
+            self._metrics.flush()
+        self._metrics.flush()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(LAST_FLUSH_SECONDS)

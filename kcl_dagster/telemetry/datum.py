@@ -1,0 +1,33 @@
+"""One measured value under the name that the KCL gives it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Unit = Literal["Count", "Milliseconds", "Bytes", "None"]
+Dimensions = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """`operation` and what else is not None become dimensions."""
+
+    operation: str
+    name: str
+    value: float
+    unit: Unit = "Count"
+    is_detail: bool = False
+    """Published at the level DETAILED only."""
+
+    shard: str | None = None
+    stream: str | None = None
+    worker: str | None = None
+
+    @property
+    def dimensions(self) -> Dimensions:
+        found = {
+            "Operation": self.operation,
+            "ShardId": self.shard,
+            "StreamId": self.stream,
+            "WorkerIdentifier": self.worker,
+        }
+        return tuple((name, value) for name, value in found.items() if value is not None)

@@ -1,0 +1,95 @@
+"""What workers and leaders did, as the KCL's operations and metrics, so that its dashboards go on. Pure."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from kcl_dagster.leader.report import StageOutcome, TickReport
+from kcl_dagster.telemetry.datum import Datum
+from kcl_dagster.worker.renewal import RenewalReport
+from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
+
+PROCESS: Final = "ProcessTask"
+RENEW: Final = "RenewAllLeases"
+DISCOVER: Final = "LeaseDiscovery"
+ASSIGN: Final = "LeaseAssignmentManager"
+SYNC: Final = "PeriodicShardSyncManager"
+TRACKER: Final = "ApplicationTracker"
+LEADER: Final = "LeaderDecider"
+
+_WELL: Final = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.FINISHED, Outcome.IDLE})
+_STORED: Final = _WELL - {Outcome.IDLE}
+# The worker was told to stop, or the lease is another's: neither a success nor a failure of this shard.
+_NEITHER: Final = frozenset({Outcome.ABANDONED, Outcome.DROPPED})
+
+
+def of_batch(report: BatchReport) -> Iterator[Datum]:
+    """One round of a worker. Times are the round's: shards are processed together."""
+    for lease in report.leases:
+        yield from _of_lease(lease, report)
+    if report.millis_behind is not None:
+        # Every worker its own: the maximum over them is the application's.
+        yield Datum(TRACKER, "MillisBehindLatest", report.millis_behind, "Milliseconds")
+
+
+def _of_lease(lease: LeaseReport, report: BatchReport) -> Iterator[Datum]:
+    if lease.outcome in _NEITHER:
+        return
+    shard, stream = lease.shard_id, str(lease.stream) if lease.stream.is_multi else None
+
+    def datum(name: str, value: float, unit: str = "Count", *, is_detail: bool = False) -> Datum:
+        return Datum(PROCESS, name, value, unit, is_detail, shard, stream)  # type: ignore[arg-type]  # a literal
+
+    whole = report.fetch_seconds + report.prepare_seconds + report.write_seconds + report.commit_seconds
+    yield datum("Success", lease.outcome in _WELL)
+    yield datum("Time", whole * 1000, "Milliseconds")
+    if lease.millis_behind is not None:
+        yield datum("MillisBehindLatest", lease.millis_behind, "Milliseconds")
+    yield datum("KinesisDataFetcher.getRecords.Success", lease.outcome is not Outcome.NOT_READ, is_detail=True)
+    yield datum("KinesisDataFetcher.getRecords.Time", report.fetch_seconds * 1000, "Milliseconds", is_detail=True)
+    if lease.outcome in _STORED:
+        yield datum("RecordsProcessed", lease.records)
+        yield datum("DataBytesProcessed", lease.bytes, "Bytes")
+        yield datum("RecordProcessor.processRecords.Time", report.write_seconds * 1000, "Milliseconds")
+        yield datum("UpdateLease.Success", 1, is_detail=True)
+        yield datum("UpdateLease.Time", report.commit_seconds * 1000, "Milliseconds", is_detail=True)
+
+
+def of_renewal(report: RenewalReport, seconds: float, held: int, worker: str) -> Iterator[Datum]:
+    """One step of the renewal thread in which something was due."""
+    yield Datum(RENEW, "Success", not report.failed, worker=worker)
+    yield Datum(RENEW, "Time", seconds * 1000, "Milliseconds", worker=worker)
+    yield Datum(RENEW, "LostLeases", len(report.lost), worker=worker)
+    yield Datum(RENEW, "CurrentLeases", held, worker=worker)
+    for succeeded, leases in ((1, report.renewed), (0, report.failed)):
+        for _ in leases:
+            yield Datum(RENEW, "RenewLease.Success", succeeded, is_detail=True, worker=worker)
+
+
+def of_discovery(found: int, seconds: float, worker: str, *, succeeded: bool) -> Iterator[Datum]:
+    yield Datum(DISCOVER, "Success", succeeded, worker=worker)
+    yield Datum(DISCOVER, "Time", seconds * 1000, "Milliseconds", worker=worker)
+    yield Datum(DISCOVER, "NewLeasesDiscovered", found, is_detail=True, worker=worker)
+
+
+def of_tick(report: TickReport) -> Iterator[Datum]:
+    """One tick of the leader."""
+    yield Datum(LEADER, "LeaderDecider:IsLeader", report.leading, is_detail=True)
+    if not report.leading or report.skipped:
+        return
+    assign, sync = report.stage("assign"), report.stage("sync")
+    if assign is not None:
+        yield from _of_stage(ASSIGN, assign)
+        yield Datum(ASSIGN, "TotalLeases", len(report.leases))
+        yield Datum(ASSIGN, "NumWorkers", sum(sight.alive for sight in report.workers))
+        yield Datum(ASSIGN, "NumOfLeasesReassignment", len(report.moves))
+        yield Datum(ASSIGN, "LeaseSpillover", len(report.unserved))
+        yield Datum(ASSIGN, "LeaseDeserializationFailureCount", len(report.unreadable))
+    if sync is not None:
+        yield from _of_stage(SYNC, sync)
+        yield Datum(SYNC, "NumStreamsToSync", len(report.streams))
+        yield Datum(SYNC, "NumStreamsWithPartialLeases", sum(sight.hole is not None for sight in report.streams))
+
+
+def _of_stage(operation: str, stage: StageOutcome) -> Iterator[Datum]:
+    yield Datum(operation, "Success", stage.ok)
+    yield Datum(operation, "Time", stage.seconds * 1000, "Milliseconds")

@@ -1,0 +1,194 @@
+"""What one worker lets others see, put together from its application's settings."""
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import kcl_dagster
+from kcl_dagster import aws
+from kcl_dagster.application import Application, MetricsLevel
+from kcl_dagster.errors import KclError
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import Clock, Runtime
+from kcl_dagster.telemetry import kcl_names
+from kcl_dagster.telemetry.board import Board, Family
+from kcl_dagster.telemetry.cloudwatch import CloudWatchMetrics, Flusher
+from kcl_dagster.telemetry.endpoint import MetricsEndpoint
+from kcl_dagster.telemetry.logs import json_lines, log_event
+from kcl_dagster.worker.batch import D
+from kcl_dagster.worker.events import EventKind, WorkerEvent
+from kcl_dagster.worker.heartbeat import Identity
+from kcl_dagster.worker.holdings import Holdings
+from kcl_dagster.worker.loop import Worker
+from kcl_dagster.worker.renewal import ForEach, RenewalReport, Renewer, one_by_one
+from kcl_dagster.worker.report import BatchReport, Outcome
+from kcl_dagster.worker.surroundings import Surroundings
+
+RECORDS: Final = Family("kcl_records", "counter", "Records stored, after de-aggregation.")
+BYTES: Final = Family("kcl_data_bytes", "counter", "Payload of the records stored.", "bytes")
+BATCHES: Final = Family("kcl_batches", "counter", "Rounds of the worker, by what came of each shard.")
+BUSY: Final = Family("kcl_batch_seconds", "counter", "Time spent on batches, by stage.", "seconds")
+BEHIND: Final = Family(
+    "kcl_behind_seconds", "gauge", "How far the shard's last batch ended behind the tip.", "seconds"
+)
+LEASES: Final = Family("kcl_leases", "gauge", "Leases that the worker holds.")
+WAITING: Final = Family("kcl_leases_waiting", "gauge", "Leases that wait for parents of their shards.")
+STOPPED: Final = Family("kcl_shards_stopped", "gauge", "Shards that keep failing and do not go on.")
+RENEWALS: Final = Family("kcl_renewals", "counter", "Renewals of leases, by result.")
+EVENTS: Final = Family("kcl_events", "counter", "What the worker told, by kind.")
+BUILD: Final = Family("kcl_worker", "info", "Which worker this is.")
+
+_STORED: Final = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.FINISHED})
+_GONE: Final = frozenset(
+    {EventKind.LEASE_LOST, EventKind.LEASE_RELEASED, EventKind.HANDOFF_DONE, EventKind.SHARD_FINISHED}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTelemetry:
+    """Told by the worker's threads. No method raises or waits."""
+
+    identity: Identity
+    board: Board
+    cloudwatch: CloudWatchMetrics | None = None
+    endpoint: MetricsEndpoint | None = None
+
+    def batch(self, report: BatchReport) -> None:
+        board = self.board
+        for lease in report.leases:
+            shard = {"stream": lease.stream.name, "shard": lease.shard_id}
+            board.add(BATCHES, 1, outcome=lease.outcome.value, **shard)
+            if lease.outcome in _STORED:
+                board.add(RECORDS, lease.records, **shard)
+                board.add(BYTES, lease.bytes, **shard)
+            if lease.outcome is Outcome.FINISHED:
+                board.forget(BEHIND, lease=str(lease.lease))
+            elif lease.millis_behind is not None:
+                board.set(BEHIND, lease.millis_behind / 1000, lease=str(lease.lease))
+        for stage, seconds in (
+            ("fetch", report.fetch_seconds),
+            ("prepare", report.prepare_seconds),
+            ("write", report.write_seconds),
+            ("commit", report.commit_seconds),
+        ):
+            board.add(BUSY, seconds, stage=stage)
+        board.set(LEASES, report.held)
+        board.set(WAITING, report.blocked)
+        board.set(STOPPED, len(report.stopped))
+        self._publish(kcl_names.of_batch(report))
+
+    def event(self, event: WorkerEvent) -> None:
+        log_event(event)
+        self.board.add(EVENTS, 1, kind=event.kind.value)
+        if event.kind in _GONE and event.lease is not None:
+            self.board.forget(BEHIND, lease=str(event.lease))
+
+    def renewal(self, report: RenewalReport, seconds: float, held: int) -> None:
+        for result, leases in (("renewed", report.renewed), ("lost", report.lost), ("failed", report.failed)):
+            if leases:
+                self.board.add(RENEWALS, len(leases), result=result)
+        self.board.set(LEASES, held)
+        self._publish(kcl_names.of_renewal(report, seconds, held, str(self.identity.worker)))
+
+    def worker(self, surroundings: Surroundings[D], runtime: Runtime) -> Worker[D]:
+        """The worker in its surroundings, with us beside whoever listens already."""
+
+        def on_batch(report: BatchReport) -> None:
+            self.batch(report)
+            surroundings.on_batch(report)
+
+        def on_event(event: WorkerEvent) -> None:
+            self.event(event)
+            surroundings.on_event(event)
+
+        around = replace(surroundings, on_batch=on_batch, on_event=on_event)
+        worker = Worker(around, self.identity, runtime)
+        settings = worker.settings
+        worker.renewer = MeasuredRenewer(
+            worker.holdings,
+            settings.renewal_interval,
+            settings.handoff_timeout,
+            runtime.clock,
+            on_event,
+            self.renewal,
+        )
+        return worker
+
+    def _publish(self, data: Iterable[Any]) -> None:
+        if self.cloudwatch is not None:
+            self.cloudwatch.put(data)
+
+
+class MeasuredRenewer(Renewer):
+    """A renewer that tells how its steps went."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        interval: float,
+        handoff_timeout: float,
+        clock: Clock,
+        on_event: Callable[[WorkerEvent], None],
+        tell: Callable[[RenewalReport, float, int], None],
+    ) -> None:
+        super().__init__(holdings, interval, handoff_timeout, clock, on_event)
+        self._measured_clock = clock
+        self._held: Callable[[], set[LeaseKey]] = holdings.keys
+        self._tell = tell
+
+    def step(self, for_each: ForEach = one_by_one) -> RenewalReport:
+        began = self._measured_clock.monotonic()
+        report = super().step(for_each)
+        if report.renewed or report.lost or report.failed or report.transferred:
+            self._tell(report, self._measured_clock.monotonic() - began, len(self._held()))
+        return report
+
+
+@contextmanager
+def open_telemetry(
+    application: Application, identity: Identity, runtime: Runtime, client: Callable[[str], aws.Client], log: Any
+) -> Iterator[WorkerTelemetry]:
+    """What the application asks for, as long as the block lasts. A part that cannot start is left out with a
+    warning: a worker does not stop because nobody can look at it. `client` makes one for `cloudwatch`; `log` is the
+    run's."""
+    settings = application.telemetry
+    names = {
+        "application": application.name,
+        "worker": str(identity.worker),
+        **({} if identity.slot is None else {"slot": identity.slot}),
+    }
+    board = Board(names)
+    board.declare(RECORDS, BYTES)
+    board.set(BUILD, 1, version=kcl_dagster.__version__, run=identity.run_id or "")
+    with ExitStack() as stack:
+        if settings.json_logs:
+            stack.enter_context(json_lines(sys.stderr, names))
+        endpoint = cloudwatch = None
+        if settings.openmetrics_port is not None:
+            try:
+                port = _port(settings.openmetrics_port, identity.slot)
+                endpoint = stack.enter_context(MetricsEndpoint(board.render, settings.openmetrics_host, port))
+                log.info("metrics at %s", endpoint.url)
+            except KclError as error:
+                log.warning("%s", error)
+        if settings.cloudwatch is not MetricsLevel.NONE:
+            try:
+                cloudwatch = CloudWatchMetrics(
+                    client("cloudwatch"),
+                    settings.cloudwatch_namespace or application.name,
+                    runtime,
+                    is_detailed=settings.cloudwatch is MetricsLevel.DETAILED,
+                )
+                stack.enter_context(Flusher(cloudwatch))
+            except KclError as error:
+                log.warning("metrics do not go to CloudWatch: %s", error)
+        yield WorkerTelemetry(identity, board, cloudwatch, endpoint)
+
+
+def _port(first: int, slot: str | None) -> int:
+    """Workers of one machine listen side by side: worker-003 three ports above the first."""
+    number = re.search(r"(\d+)$", slot or "")
+    return first if first == 0 or number is None else first + int(number[1])
