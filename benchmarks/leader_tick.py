@@ -1,7 +1,9 @@
 """A whole tick of the leader against a table of 10,000 leases: part of `make bench-leader`.
 
-    python -m benchmarks.leader_tick                                  against the embedded AWS
+    python -m benchmarks.leader_tick                                  against ministack and the embedded AWS
     python -m benchmarks.leader_tick --dynamodb http://127.0.0.1:4566 against another DynamoDB
+
+ministack is somebody else's DynamoDB; it is installed for the bench from the package index, where there is one.
 
 The first tick finds the 500 leases of a worker that left, and gives them to the others. The steady tick finds
 everything served: it reads the whole table and decides that nothing is to be done.
@@ -40,13 +42,21 @@ STARTS_WITHIN = 60.0
 
 @dataclass(frozen=True)
 class Figure:
-    """How long one tick took, and of what."""
+    """How long one tick took, and of what. `dynamodb`: whose."""
 
     figure: str
+    dynamodb: str
     seconds: float
     moves: int
-    bar: float | None
+    bar: float
     stages: dict[str, float]
+
+    @property
+    def holds(self) -> bool:
+        return self.seconds <= self.bar
+
+    def to_json(self) -> str:
+        return json.dumps({"benchmark": "leader tick", **asdict(self), "holds": self.holds})
 
 
 @contextlib.contextmanager
@@ -112,7 +122,7 @@ def beat(leader: Leader, number: int) -> dict[str, SlotRun]:
     return runs
 
 
-def measure(kinesis: Any, dynamodb: Any) -> list[Figure]:
+def measure(kinesis: Any, dynamodb: Any, whose: str) -> list[Figure]:
     application = Application(
         name="bench-tick",
         streams="bench-tick",
@@ -132,33 +142,59 @@ def measure(kinesis: Any, dynamodb: Any) -> list[Figure]:
         if number == 0 or steady:
             name = "10,000 leases, nothing to do" if steady else f"10,000 leases, {UNSERVED} to give away"
             stages = {stage.name: round(stage.seconds, 2) for stage in report.stages}
-            bar = BAR_SECONDS if steady else None
-            figures.append(Figure(name, round(seconds, 2), len(report.moves), bar, stages))
+            figures.append(Figure(name, whose, round(seconds, 2), len(report.moves), BAR_SECONDS, stages))
         if steady:
             break
     return figures
 
 
+@contextlib.contextmanager
+def others() -> Iterator[str | None]:
+    """The endpoint of ministack, or None where it cannot be had."""
+    from tests.integration.emulator.contract import referees
+
+    with contextlib.ExitStack() as stack:
+        try:
+            endpoint = stack.enter_context(referees.ministack()).endpoint_url
+        except referees.Unavailable as why:
+            print(f"no whole tick against ministack: {why}", file=sys.stderr)
+            endpoint = None
+        yield endpoint
+
+
 def run(dynamodb_url: str | None = None) -> list[Figure]:
     """Prints a line for each figure."""
+    if dynamodb_url is not None:
+        figures = run_against(dynamodb_url, dynamodb_url)
+    else:
+        with others() as ministack:
+            figures = run_against("ministack", ministack) if ministack is not None else []
+        figures += run_against("embedded", None)
+    return figures
+
+
+def run_against(whose: str, dynamodb_url: str | None) -> list[Figure]:
+    """With streams of the embedded AWS, and its tables where `dynamodb_url` is None."""
     with embedded() as endpoint:
         kinesis = client("kinesis", endpoint)
-        dynamodb = client("dynamodb", dynamodb_url or endpoint)
-        figures = measure(kinesis, dynamodb)
+        figures = measure(kinesis, client("dynamodb", dynamodb_url or endpoint), whose)
     for figure in figures:
-        print(f"{figure.figure:41} {figure.seconds:8.2f} s  {figure.moves:6} moves  {figure.stages}")
+        verdict = "holds" if figure.holds else "MISSED"
+        print(
+            f"{figure.figure:34} {figure.dynamodb:10} {figure.seconds:6.2f} s  {figure.moves:4} moves  "
+            f"bar {figure.bar:.0f} s {verdict}  {figure.stages}",
+            flush=True,
+        )
     return figures
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dynamodb", help="another DynamoDB than the embedded one")
-    parser.add_argument("--json", action="store_true", help="JSON lines, too")
-    options = parser.parse_args(arguments)
-    figures = run(options.dynamodb)
-    if options.json:
-        for figure in figures:
-            print(json.dumps(asdict(figure)))
+    figures = run(parser.parse_args(arguments).dynamodb)
+    print()
+    for figure in figures:
+        print(figure.to_json())
     return 0
 
 

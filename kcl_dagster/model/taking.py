@@ -76,7 +76,8 @@ def loads(
 
 def plan_taking(candidates: Sequence[Candidate], me: WorkerId, rules: TakingRules, chance: Random) -> Taking:
     """What to take now. `chance` spreads workers that decide at the same moment over different leases."""
-    available = [c for c in candidates if is_available(c, rules)]
+    duration = rules.lease_duration
+    available = [c for c in candidates if c.owner is None or c.unchanged_for > duration]
     counts = loads(candidates, me, {c.key for c in available})
     fair = 1 if len(counts) >= len(candidates) else math.ceil(len(candidates) / len(counts))
     most = math.inf if rules.max_leases is None else rules.max_leases

@@ -6,8 +6,9 @@ from typing import Final
 from kcl_dagster.application import Application
 from kcl_dagster.leader.assignment import balanced
 from kcl_dagster.leader.assignment.policy import Policy
-from kcl_dagster.leader.assignment.taker import TakerPolicy, TakingSettings
+from kcl_dagster.leader.assignment.taker import TakerPolicy
 from kcl_dagster.leader.assignment.variance import Variance
+from kcl_dagster.model.taking import TakingRules
 
 # Passes of a Java leader, in lease durations: it assigns after two and balances at every third pass.
 KCL_BALANCES_EVERY: Final = 6.0
@@ -27,7 +28,7 @@ def configured(application: Application, random: Random) -> Policy:
     if name == "kcl":
         return Variance(random.shuffle)
     if name == "taker":
-        return TakerPolicy(TakingSettings(application.timings.lease_duration), random.shuffle)
+        return TakerPolicy(TakingRules(application.timings.lease_duration), random)
     return _OURS[name]
 
 

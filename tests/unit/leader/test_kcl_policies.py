@@ -10,9 +10,10 @@ from kcl_dagster.leader.assignment.balanced import balanced
 from kcl_dagster.leader.assignment.javaqueue import HighestFirst, compare
 from kcl_dagster.leader.assignment.lease_count import lease_count, target_leases
 from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
-from kcl_dagster.leader.assignment.taker import TakerPolicy, Taking, TakingSettings
+from kcl_dagster.leader.assignment.taker import TakerPolicy
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.taking import TakingRules
 
 NAN = float("nan")
 ALL = Limits(moves=10_000)
@@ -38,7 +39,7 @@ def counts(what: list[LeaseLoad]) -> Counter[str | None]:
 
 
 def taker(seed: int = 0) -> TakerPolicy:
-    return TakerPolicy(TakingSettings(lease_duration=10.0), Random(seed).shuffle)
+    return TakerPolicy(TakingRules(lease_duration=10.0), Random(seed))
 
 
 def test_a_cold_fleet_without_measurements_starves_in_the_kcl_and_not_with_us() -> None:
@@ -118,22 +119,34 @@ def test_a_2x_fleet_that_grew_stays_uneven_and_ours_does_not(shards: int, before
 
 
 def test_a_2x_worker_takes_what_was_neglected_for_long_whatever_its_share() -> None:
-    settings = TakingSettings(lease_duration=10.0)
+    def taken(neglected: list[LeaseLoad], served: int, most: int | None = None) -> int:
+        what = [*neglected, *leases(served, "w1")]
+        decided = taker()(what, workers(1), replace(ALL, max_leases=most))
+        return sum(move.kind == "unserved" for move in decided.moves)
+
     old = [replace(one, age=31.0, unserved="expired") for one in leases(6, "gone")]
-    taking = Taking(WorkerId("w0"), settings, Random(0).shuffle)
-    assert len(taking.run([*old, *leases(6, "w1")]).leases) == 6
     young = [replace(one, age=30.0) for one in old]
-    assert len(taking.run([*young, *leases(6, "w1")]).leases) == 6
-    assert len(taking.run([*young, *leases(2, "w1")]).leases) == 4
-    assert len(taking.run([*old, *leases(6, "w1")], most=2).leases) == 2
+    assert taken(old, 6) == 6
+    assert taken(young, 6) == 6
+    assert taken(young, 2) == 4
+    assert taken(old, 6, most=2) == 2
 
 
 def test_a_2x_worker_steals_nothing_while_something_is_free() -> None:
-    taking = Taking(WorkerId("w0"), TakingSettings(10.0, priority=False), Random(0).shuffle)
-    assert taking.run([*leases(1), *leases(9, "w1")]).stolen == ()
-    assert len(taking.run(leases(9, "w1")).stolen) == 1
-    assert taking.run(leases(1, "w1")).stolen == ()
-    assert taking.run([]).leases == ()
+    fair = TakerPolicy(TakingRules(10.0, takes_very_old_first=False), Random(0))
+
+    def stolen(*what: LeaseLoad) -> int:
+        return sum(move.kind == "balance" for move in fair(what, workers(1), ALL).moves)
+
+    assert stolen(*leases(1), *leases(9, "w1")) == 0
+    assert stolen(*leases(9, "w1")) == 1
+    assert stolen(*leases(1, "w1")) == 0
+    assert stolen() == 0
+
+
+def test_a_run_that_is_over_counts_as_a_counter_that_stood() -> None:
+    over = [replace(one, age=0.5, unserved="the run of gone is over") for one in leases(4, "gone")]
+    assert {move.kind for move in taker()(over, workers(2), ALL).moves} == {"unserved"}
 
 
 def test_leases_that_are_blocked_are_not_stolen() -> None:
