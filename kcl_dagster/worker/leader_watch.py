@@ -1,9 +1,10 @@
-"""Whether there is a leader, as one worker sees it."""
+"""Whether there is a leader, and what one would obey, as one worker sees it."""
 
 from kcl_dagster import aws
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.attributes import s
+from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.coordination import LEADER_KEY, LOCK_VERSION
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.tables.sending import Sender
@@ -15,11 +16,14 @@ class LockWatch:
     """Looks at the leader's lock without ever wanting it. A leader that lives changes its version; a lock that is
     not there (released, or never taken) stands still as well."""
 
-    def __init__(self, client: aws.Client, layout: Layout, runtime: Runtime) -> None:
+    def __init__(
+        self, client: aws.Client, layout: Layout, runtime: Runtime, control: ControlRow | None = None
+    ) -> None:
         self._sender = Sender(client, runtime)
         self._place = layout.coordinator
         self._clock = runtime.clock
         self._standing = Standing()
+        self._control = control
 
     def silent_for(self) -> float:
         """Seconds without a sign of life, a lower bound; 0 at the first look. One consistent read."""
@@ -28,3 +32,7 @@ class LockWatch:
         version = _NO_LEADER if item is None else str(item.get(LOCK_VERSION, {}).get("S", ""))
         self._standing.observe(LEADER_KEY, version, started, self._clock.monotonic())
         return self._standing.stood_for(LEADER_KEY, version)
+
+    def control(self) -> Control:
+        """What an operator wants. One consistent read."""
+        return Control() if self._control is None else self._control.load()

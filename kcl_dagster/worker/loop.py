@@ -252,7 +252,7 @@ class Worker(Generic[D]):
             return []
         try:
             if leader.silent_for() >= self.settings.leaderless:
-                return self.taker.step()
+                return self.taker.step(leader.control())
         except KclError as error:
             self._tell(WorkerEvent(EventKind.DISCOVERY_FAILED, f"looking for a leader: {error}"))
             return []

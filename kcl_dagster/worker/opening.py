@@ -10,6 +10,7 @@ from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.listing import describe, list_shards
+from kcl_dagster.tables.control import ControlRow
 from kcl_dagster.tables.layout import Layout, detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.starts import StartTable
@@ -115,7 +116,7 @@ def open_surroundings(
         resolved_start=lookup.resolved_start,
         dead_letters=dead_letters or NoDeadLetters(),
         utilization=utilization,
-        leader=LockWatch(dynamodb, layout, runtime),
+        leader=LockWatch(dynamodb, layout, runtime, ControlRow(dynamodb, application, layout, runtime)),
         watches=watches,
         on_batch=on_batch,
         on_event=on_event,

@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol
 from kcl_dagster.application import Application
 from kcl_dagster.errors import BatchError, SinkError
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.batch import Batch, Budget, D, Engine, Fetched, Range, Read, Sink
@@ -33,6 +34,10 @@ class LeaderWatch(Protocol):
     def silent_for(self) -> float:
         """Seconds for which no leader has given a sign of life, as far as this worker saw itself. Reads a table;
         may raise a ServiceError."""
+
+    def control(self) -> Control:
+        """What an operator wants: without a leader, its workers obey by themselves. Reads a table; may raise a
+        ServiceError."""
 
 
 class NoSink:

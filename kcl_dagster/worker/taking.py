@@ -4,11 +4,14 @@ The rules are those of KCL 2.x (`kcl_dagster.model.taking`), with one difference
 never taken from it. It is asked to hand the lease over instead, which it does with the next batch.
 """
 
+from collections.abc import Collection
+
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.model.taking import Candidate, Taking, TakingRules, plan_taking
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 
@@ -32,17 +35,21 @@ class Taker:
         self._standing = Standing()
         self._known: set[LeaseKey] = set()
 
-    def step(self) -> list[LeaseKey]:
-        """Leases taken or asked for now; discovery picks them up. Raises a ServiceError from the scan."""
-        leases, plan = self.look()
+    def step(self, control: Control | None = None) -> list[LeaseKey]:
+        """Leases taken or asked for now; discovery picks them up. What is paused is left alone. Raises a
+        ServiceError from the scan."""
+        control = control or Control()
+        leases, plan = self.look(control.leases)
+        if control.paused:
+            return []
         return [key for key in plan.take if self._take(leases[key])] + [
             key for key in plan.steal if self._ask_for(leases[key])
         ]
 
-    def look(self) -> tuple[dict[LeaseKey, Lease], Taking]:
+    def look(self, paused: Collection[LeaseKey] = ()) -> tuple[dict[LeaseKey, Lease], Taking]:
         """Scan, remember how long what stood, and decide what should be taken. Writes nothing."""
         scan = self._table.scan()
-        leases = {lease.key: lease for lease in scan.leases if not lease.is_finished}
+        leases = {lease.key: lease for lease in scan.leases if not lease.is_finished and lease.key not in paused}
         for lease in leases.values():
             self._standing.observe(lease.key, str(lease.counter), scan.started, scan.ended)
         candidates = [self._candidate(lease) for lease in leases.values()]

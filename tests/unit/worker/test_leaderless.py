@@ -4,8 +4,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from kcl_dagster.application import Application
-from kcl_dagster.model.lease import WorkerId
+from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.standing import Standing
+from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.worker.events import EventKind
@@ -25,9 +26,13 @@ class Fleet:
 
     def start(self, name: str) -> Run:
         world = self.world
-        run = world.worker(name, leader=LockWatch(world.service, self.layout, world.runtime))
+        watch = LockWatch(world.service, self.layout, world.runtime, self.control_row())
+        run = world.worker(name, leader=watch)
         run.worker.start()
         return run
+
+    def control_row(self) -> ControlRow:
+        return ControlRow(self.world.service, self.world.application, self.layout, self.world.runtime)
 
     def go_on(self, seconds: int, *runs: Run) -> None:
         for _ in range(seconds):
@@ -98,6 +103,9 @@ def test_a_worker_that_cannot_look_for_a_leader_takes_nothing() -> None:
         def silent_for(self) -> float:
             return LockWatch(self, Layout.single(world.application), world.runtime).silent_for()
 
+        def control(self) -> Control:
+            return Control()
+
         def get_item(self, **_: object) -> object:
             error = {"Error": {"Code": "AccessDeniedException", "Message": "no"}}
             raise ClientError(error, "GetItem")  # type: ignore[arg-type]
@@ -117,6 +125,23 @@ def test_a_worker_that_leaves_takes_nothing() -> None:
     for _ in range(200):
         fleet.world.clock.advance(1)
         assert run.worker.step_leaderless() == []
+
+
+def test_what_is_paused_is_left_alone_without_a_leader_too() -> None:
+    fleet = Fleet(shards=2, workers=1)
+    fleet.control_row().save(Control(leases=frozenset({LeaseKey(A)})))
+    fleet.go_on(300)
+    assert fleet.owners() == [None, fleet.runs[0].id]
+    fleet.control_row().save(Control())
+    fleet.go_on(60)
+    assert fleet.owners() == [fleet.runs[0].id] * 2
+
+
+def test_of_a_paused_application_nothing_is_taken() -> None:
+    fleet = Fleet(shards=2, workers=1)
+    fleet.control_row().save(Control(paused=True))
+    fleet.go_on(300)
+    assert set(fleet.owners()) == {None}
 
 
 @pytest.mark.parametrize("seconds", [10.0, 600.0])
