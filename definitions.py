@@ -4,16 +4,18 @@ import dagster as dg
 
 import kcl_dagster as kcl
 from assets.clicks import clicks
+from assets.replayed import clicks_replayed
 from assets.sessions import sessions
 from jobs.compact import compaction, hourly_compaction
+from jobs.replay import replay
 from resources.aws import kcl_resource
 from resources.spark import pyspark, worker_spark
 
 defs = dg.Definitions.merge(
     kcl.build_kcl_definitions(clicks, resources={"kcl": kcl_resource(), "spark": worker_spark()}),
     dg.Definitions(
-        assets=[sessions],
-        jobs=[compaction],
+        assets=[clicks_replayed, sessions],
+        jobs=[compaction, replay],
         schedules=[hourly_compaction],
         resources={"pyspark": pyspark()},
         sensors=[

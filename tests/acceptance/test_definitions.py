@@ -43,6 +43,7 @@ def test_the_lineage_is_the_documented_one(loaded: dict[str, object]) -> None:
     assert loaded["assets"] == {
         "kinesis/clickstream": [],
         "clicks": ["kinesis/clickstream"],
+        "clicks_replayed": ["kinesis/clickstream"],
         "sessions": ["clicks"],
         "clicks-to-lake/leases": ["kinesis/clickstream"],
         "clicks-to-lake/workers": ["clicks-to-lake/leases"],
