@@ -24,8 +24,9 @@ OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
     *("--no-first-run", "--remote-debugging-port=0", "--remote-allow-origins=*"),
 )
+CLICKABLE = "button, a, [role=tab], [role=menuitem], div, span"
 CLICK = """(() => {
-  const all = [...document.querySelectorAll("button, a, [role=tab], [role=menuitem], div, span")];
+  const all = [...document.querySelectorAll(%s)];
   const found = all.filter(element => element.innerText === %s && element.offsetParent).pop();
   if (found) found.click();
   return Boolean(found);
@@ -50,15 +51,22 @@ class Page:
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
         )
 
-    def open(self, url: str, *, showing: str) -> None:
+    def open(self, url: str, *, showing: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Go to a page and wait until it shows a text. Raises AssertionError with what it shows instead."""
         self._call("Page.navigate", url=url)
-        self.wait_for(showing)
+        self.wait_for(showing, seconds)
 
     def wait_for(self, text: str, seconds: float = PATIENCE_SECONDS) -> None:
         deadline = time.monotonic() + seconds
         while text not in (shown := self.text()):
             assert time.monotonic() < deadline, f"{text!r} is not on the page: {shown[:2000]}"
+            time.sleep(LOOK_SECONDS)
+
+    def wait_until_still(self, seconds: float = PATIENCE_SECONDS) -> None:
+        """Until it looks the same twice: pages fade things in. One that never rests is still enough at the end."""
+        deadline, before = time.monotonic() + seconds, b""
+        while (now := self._picture()) != before and time.monotonic() < deadline:
+            before = now
             time.sleep(LOOK_SECONDS)
 
     def text(self) -> str:
@@ -70,15 +78,20 @@ class Page:
         answer = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         return answer["result"].get("value")
 
-    def click(self, text: str) -> None:
-        """Click the innermost visible element with exactly this text."""
-        found = self.evaluate(CLICK % json.dumps(text))
+    def address(self) -> str:
+        return str(self.evaluate("location.href"))
+
+    def click(self, text: str, what: str = CLICKABLE) -> None:
+        """Click the innermost visible element with exactly this text; `what`: a CSS selector."""
+        found = self.evaluate(CLICK % (json.dumps(what), json.dumps(text)))
         assert found, f"nothing to click that says {text!r}: {self.text()[:2000]}"
 
     def screenshot(self, path: Path) -> None:
-        image = self._call("Page.captureScreenshot", format="png")["data"]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(image))
+        path.write_bytes(self._picture())
+
+    def _picture(self) -> bytes:
+        return base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"])
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)

@@ -1,4 +1,7 @@
-"""Pictures of the real thing for README and docs: `make screenshots`. Needs Chromium."""
+"""Pictures of the real thing for README and docs: `make screenshots`. Needs Chromium.
+
+The browser tests open the same pages and wait for the same texts, so a picture shows nothing that is not tested.
+"""
 
 import argparse
 import signal
@@ -16,45 +19,83 @@ ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs/images"
 PATIENCE_SECONDS = 600.0  # until the demo has something to show
 PAGE_SECONDS = 60.0
-SETTLE_SECONDS = 2.0  # Dagster's pages fade things in
 WORTH_SEEING_SECONDS = 60.0  # so that plots have more than a point
 
-GROUP = "/asset-groups?expanded=kcl_dagster%40__repository__%3Aclicks_to_lake"
+LOCATION = "kcl_dagster"
+GROUPS = "/asset-groups?expanded=" + "%2C".join(
+    f"{LOCATION}%40__repository__%3A{group}" for group in ("clicks_to_lake", "kinesis")
+)
+APPLICATION = "/assets/clicks-to-lake"
+LEADER = f"/locations/{LOCATION}/sensors/clicks_to_lake_leader"
+DOCTOR = f"/locations/{LOCATION}/jobs/clicks_to_lake__doctor/playground"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A page and what it must show before it is taken. `click`: what to press first."""
+    """A page, and what it must show before it is taken. `click`: what to press first; `then`: what that shows."""
 
     name: str
     path: str
     showing: tuple[str, ...]
     size: tuple[int, int] = (1400, 860)
     click: str | None = None
+    then: tuple[str, ...] = ()
 
 
 PICTURES = (
-    Picture("lineage", GROUP, ("sessions", "Materialized"), (1500, 900)),
-    Picture("leases", "/assets/clicks-to-lake/leases", ("distribution", "shard 0", "served"), (1400, 1120)),
-    Picture("workers", "/assets/clicks-to-lake/workers", ("worker-000", "running"), (1400, 900)),
-    Picture("lag", "/assets/clicks-to-lake/lag", ("seconds behind",), (1400, 1100), click="Plots"),
-    Picture("decisions", "/assets/clicks-to-lake/decisions", ("what",), (1400, 760)),
-    Picture("checks", "/assets/clicks-to-lake/leases?view=checks", ("leases_are_served", "Passed"), (1400, 700)),
-    Picture("records", "/assets/clicks", ("records per second",), (1400, 960)),
-    Picture("leader", "/locations/kcl_dagster/sensors/clicks_to_lake_leader", ("clicks_to_lake_leader", "Cursor")),
+    Picture("lineage", GROUPS, ("clickstream", "sessions", "decisions", "2 partitions", "Passed"), (1500, 900)),
+    Picture(
+        "leases",
+        f"{APPLICATION}/leases",
+        ("Who reads what", "kcl/distribution", "counter age (s)", "shard 0", "served"),
+        (1500, 1000),
+    ),
+    Picture(
+        "workers",
+        f"{APPLICATION}/workers",
+        ("Who works", "CPU (%)", "worker-000", "running", "kcl/runs"),
+        (1500, 1000),
+    ),
+    Picture(
+        "lag",
+        f"{APPLICATION}/lag",
+        ("How far behind", "kcl/seconds_behind", "kcl/retention_used_percent"),
+        (1400, 900),
+        click="Plots",
+        then=("Value",),
+    ),
+    Picture("decisions", f"{APPLICATION}/decisions", ("when (UTC)", "→", "of an even share"), (1500, 900)),
+    Picture(
+        "checks",
+        f"{APPLICATION}/leases?view=checks&checkDetail=leases_are_served",
+        ("handoffs_end", "leases_are_served", "somebody_leads", "stages_succeed", "Passed", "If it fails"),
+        (1400, 700),
+    ),
+    Picture("records", "/assets/clicks", ("kcl/records_per_second", "lease_key", "Freshness policy"), (1400, 960)),
+    Picture("leader", LEADER, ("clicks_to_lake_leader", "Cursor", "leases, 2 workers")),
+    Picture("launchpad", DOCTOR, ("doctor", "Launch Run"), (1400, 700)),
 )
 
 
-def take(page: Page, base: str, picture: Picture, images: Path, patience: float = PAGE_SECONDS) -> None:
-    """Write `images/<name>.png`. Raises AssertionError when the page does not show what it should in time."""
-    page.size(*picture.size, scale=1.5)
-    page.open(base + picture.path, showing=picture.showing[0])
+def show(page: Page, base: str, picture: Picture, patience: float = PAGE_SECONDS) -> None:
+    """Open a page and wait. Raises AssertionError when it does not show what it should in time."""
+    page.size(*picture.size)
+    page.open(base + picture.path, showing=picture.showing[0], seconds=patience)
     for text in picture.showing[1:]:
         page.wait_for(text, patience)
     if picture.click:
         page.click(picture.click)
-    time.sleep(SETTLE_SECONDS)
-    page.screenshot(images / f"{picture.name}.png")
+    for text in picture.then:
+        page.wait_for(text, patience)
+
+
+def take(page: Page, base: str, picture: Picture, images: Path, patience: float = PAGE_SECONDS) -> Path:
+    """Write `images/<name>.png` once the page has come to rest."""
+    show(page, base, picture, patience)
+    page.wait_until_still()
+    path = images / f"{picture.name}.png"
+    page.screenshot(path)
+    return path
 
 
 def main() -> int:
@@ -73,8 +114,7 @@ def main() -> int:
                 base = f"http://127.0.0.1:{port}"
                 _wait_until_there_is_something(page, base)
                 for picture in wanted:
-                    take(page, base, picture, options.images)
-                    sys.stdout.write(f"{options.images / picture.name}.png\n")
+                    sys.stdout.write(f"{take(page, base, picture, options.images)}\n")
             finally:
                 demo.send_signal(signal.SIGINT)
                 demo.wait()
@@ -89,7 +129,7 @@ def _wait_until_there_is_something(page: Page, base: str) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            page.open(f"{base}/assets/clicks", showing="records per second")
+            page.open(f"{base}/assets/clicks", showing="kcl/records_per_second")
             break
         except AssertionError:
             if time.monotonic() > deadline:

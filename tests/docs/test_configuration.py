@@ -1,0 +1,79 @@
+"""What pages show as configuration is accepted by what it configures."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from dagster._config import process_config
+from dagster._core.instance.config import dagster_instance_config_schema
+
+from kcl_dagster.application import Application, FleetSettings
+from kcl_dagster.operations.doctor.orchestrator import judge_instance
+from kcl_dagster.orchestration.component import KclApplicationComponent
+from tests.docs.pages import ROOT, Block, all_blocks
+
+YAML = all_blocks("yaml")
+COMPONENT = "kcl_dagster.KclApplicationComponent"
+
+
+def title(block: Block) -> str:
+    """What file the block is: its first line says so."""
+    return block.text.splitlines()[0].lstrip("# ")
+
+
+@pytest.mark.parametrize("block", YAML, ids=str)
+def test_yaml_is_a_mapping(block: Block) -> None:
+    assert isinstance(yaml.safe_load(block.text), dict)
+
+
+@pytest.mark.parametrize("block", [block for block in YAML if title(block) == "dagster.yaml"], ids=str)
+def test_a_dagster_yaml_is_accepted_and_satisfies_the_doctor(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = yaml.safe_load(block.text)
+    for name in re.findall(r"env: (\w+)", block.text):
+        monkeypatch.setenv(name, "given")
+    outcome = process_config(dagster_instance_config_schema(), settings)
+    assert outcome.success, outcome.errors
+    application = Application(name="orders-to-lake", streams="orders", fleet=FleetSettings(max_workers=20))
+    assert {finding.verdict.value for finding in judge_instance(application, settings)} == {"ok"}
+
+
+def test_the_helm_values_say_the_same_as_dagster_yaml() -> None:
+    """One page, two ways to configure one instance."""
+    found = {title(block): yaml.safe_load(block.text) for block in all_blocks("yaml")}
+    daemon, instance = found["values.yaml"]["dagsterDaemon"], found["dagster.yaml"]
+    queue = daemon["runCoordinator"]["config"]["queuedRunCoordinator"]
+    assert _snake(daemon["sensors"]) == instance["sensors"]
+    assert _snake(daemon["runMonitoring"]).items() <= instance["run_monitoring"].items()
+    runs = instance["concurrency"]["runs"]
+    assert queue["maxConcurrentRuns"] == runs["max_concurrent_runs"]
+    assert queue["tagConcurrencyLimits"] == runs["tag_concurrency_limits"]
+    assert queue["dequeueIntervalSeconds"] == instance["run_queue"]["dequeue_interval_seconds"]
+
+
+def _snake(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {re.sub(r"(?=[A-Z])", "_", key).lower(): value for key, value in settings.items()}
+
+
+@pytest.mark.parametrize("block", [block for block in YAML if COMPONENT in block.text], ids=str)
+@pytest.mark.filterwarnings("ignore:`parse_obj_as`")  # Dagster's own
+def test_a_component_is_accepted(block: Block) -> None:
+    document = yaml.safe_load(block.text)
+    attributes = dict(document["attributes"])
+    attributes.pop("transform", None)  # in a module of the reader's
+    component = KclApplicationComponent.resolve_from_dict(attributes)
+    assert component.consumer().application.name == attributes["application"]
+
+
+@pytest.mark.parametrize("block", all_blocks("json"), ids=str)
+def test_json_is_json(block: Block) -> None:
+    assert json.loads(block.text)
+
+
+def test_the_image_installs_the_wheel_that_is_made() -> None:
+    [block] = all_blocks("dockerfile")
+    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    assert set(re.findall(r"kcl_dagster-([\d.]+)-py3", block.text)) == {version[1]}
