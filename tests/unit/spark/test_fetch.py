@@ -140,6 +140,24 @@ def test_one_shard_that_fails_does_not_take_the_others_with_it(kinesis: FakeKine
     assert failure[0] == "RequestRefused"
 
 
+def test_all_shards_of_a_task_are_asked_at_once(kinesis: FakeKinesis) -> None:
+    """A shard may be asked a few times a second: one that waits for another would lose its turns."""
+    together = threading.Barrier(2)
+
+    class Together:
+        def get_shard_iterator(self, **request: Any) -> Any:
+            return kinesis.get_shard_iterator(**request)
+
+        def get_records(self, **request: Any) -> Any:
+            together.wait(30)  # until the other shard is asked, or it breaks and fails the fetch
+            return kinesis.get_records(**request)
+
+    put(kinesis, b"a", shard=0)
+    put(kinesis, b"b", shard=1)
+    _, trailers = run(Together(), range_(0), range_(1), budget=Budget(2, 10**9, 0.0))
+    assert [trailers[shard(index)].records for index in (0, 1)] == [1, 1]
+
+
 def test_a_fault_of_ours_fails_the_task_and_does_not_hang_it(kinesis: FakeKinesis) -> None:
     class Wrong:
         def get_shard_iterator(self, **_request: Any) -> Any:

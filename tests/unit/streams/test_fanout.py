@@ -17,7 +17,7 @@ from kcl_dagster.streams.polling import Bookmark
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
 from tests.unit.streams.conftest import SHARD, STREAM, WHOLE, World, after, payloads
-from tests.unit.streams.test_polling import closed_and_emptied, refused
+from tests.unit.streams.test_polling import MEGABYTE, closed_and_emptied, refused
 
 
 class Fanout:
@@ -80,6 +80,17 @@ def test_the_next_range_goes_on_from_the_bookmark(world: World, fanout: Fanout) 
     fanout.read(first)
     world.put(b"b")
     assert payloads(fanout.read(fanout.reader(after(sequences[0]), first.bookmark))) == [b"b"]
+
+
+@pytest.mark.parametrize("records", range(1, 8))
+def test_a_range_that_was_cut_says_it_is_behind(world: World, fanout: Fanout, records: int) -> None:
+    sequences = []
+    for _ in range(6):
+        sequences += world.put(b"x" * (MEGABYTE - 100), pause=1.0)  # more than one fits no event
+    reader = fanout.reader()
+    read = fanout.read(reader, records=records)
+    assert 0 < len(read) <= len(sequences)
+    assert (reader.millis_behind == 0) == (read[-1]["SequenceNumber"] == sequences[-1])
 
 
 def test_a_consumer_does_not_subscribe_twice_within_five_seconds(world: World, fanout: Fanout) -> None:

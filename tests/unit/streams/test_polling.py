@@ -140,6 +140,26 @@ def test_a_range_makes_progress_although_others_have_spent_the_budget(world: Wor
     assert payloads(world.read(reader, seconds=0.0, records=0)) == [b"a", b"b"]
 
 
+@pytest.mark.parametrize("begins", ["at the horizon", "at a checkpoint"])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        *({"records": records} for records in range(12)),
+        *({"bytes_": 100 * records} for records in range(12)),
+        *({"seconds": seconds, "readers": 1000} for seconds in (0.0, 0.3, 1.0, 2.0, 60.0)),
+    ],
+    ids=str,
+)
+def test_a_range_that_was_cut_says_it_is_behind(world: World, cut: dict[str, Any], begins: str) -> None:
+    """To be at the tip is noted on the lease, and means that nothing lies behind the checkpoint."""
+    sequences = world.put(*[b"x" * 100] * 10, pause=1.0)
+    reader = world.reader(WHOLE if begins == "at the horizon" else after(sequences[0]))
+    allowance = Allowance(cut.get("records", 10**6), cut.get("bytes_", 10**9), cut.get("readers", 1))
+    pages = reader.pages(allowance, world.clock.monotonic() + cut.get("seconds", 60.0))
+    last = [record["SequenceNumber"] for page in pages for record in page][-1]
+    assert (reader.millis_behind == 0) == (last == sequences[-1])
+
+
 def test_a_reader_stops_when_told(world: World) -> None:
     world.put(b"a")
     reader = world.reader()
