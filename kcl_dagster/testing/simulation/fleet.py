@@ -12,7 +12,7 @@ from kcl_dagster.leader.report import TickReport
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.testing.dynamodb.table import Key, Table
 from kcl_dagster.testing.dynamodb.values import Item
-from kcl_dagster.testing.simulation import liveness
+from kcl_dagster.testing.simulation import epilogue, liveness
 from kcl_dagster.testing.simulation.dagster import Orchestrator, Run
 from kcl_dagster.testing.simulation.hands import Hands
 from kcl_dagster.testing.simulation.java.fleet import JavaFleet
@@ -169,13 +169,15 @@ class Simulation:
             kernel.call_at(scenario.active + scenario.calm * _PRODUCING_SHARE, self._stop_producing)
             kernel.run(scenario.until, self.violations.found)
             self._catch_up()
+            if not self.violations.found:
+                liveness.check(self)
+            if not self.violations.found:
+                epilogue.play(self)
         except Stuck as stuck:
             self.violations.add("X1", str(stuck))
         finally:
             logger.removeHandler(handler)
             logger.propagate = propagates
-        if not self.violations.found:
-            liveness.check(self)
         simulated = kernel.now
         for process in self.processes():
             process.kill()
@@ -359,6 +361,7 @@ class Simulation:
 
     def _reported(self, daemon: str, report: TickReport) -> None:
         self.reports.append((self.kernel.now, report))
+        liveness.check_stages(self.violations, daemon, report)
         if report.retire or report.launches or any(sight.drains for sight in report.workers):
             self.fleet_changed = self.kernel.now
         for loss in report.data_loss:

@@ -98,6 +98,9 @@ class Ledger:
 
     leases: dict[str, LeaseRow] = field(default_factory=dict)
     moves: list[tuple[float, str]] = field(default_factory=list)
+    takings: list[tuple[float, str, str]] = field(default_factory=list)
+    """When which lease was taken from whom, by somebody else."""
+
     by_hand: bool = False
     covered: set[str] = field(default_factory=set)
     _changed: dict[str, float] = field(default_factory=dict)
@@ -175,6 +178,7 @@ class Ledger:
         owner, now = before.actual, self.now()
         if owner is None or owner == worker or before.is_finished or self.run_is_over(actor, owner):
             return
+        self.takings.append((now, before.key, owner))
         stood = now - self._changed.get(before.key, 0.0)
         waited = now - self._handed[before.key] if before.key in self._handed else 0.0
         if stood >= self.lease_duration or waited >= self.handoff_timeout:

@@ -2,7 +2,9 @@
 
 from typing import TYPE_CHECKING, Final
 
+from kcl_dagster.leader.report import TickReport
 from kcl_dagster.testing.simulation.java.fleet import LOCK, REPORT
+from kcl_dagster.testing.simulation.properties import Violations
 
 if TYPE_CHECKING:
     from kcl_dagster.testing.simulation.fleet import Simulation
@@ -18,6 +20,17 @@ def check(simulation: "Simulation") -> None:
 
 # A worker that is wanted is asked for at the next tick, queued, started, and found: not counted by L1 itself.
 LAUNCH_SECONDS: Final = 30.0
+
+
+STAGES: Final = frozenset({"lead", "observe", "sync", "fleet", "assign", "clean", "report"})
+
+
+def check_stages(violations: Violations, daemon: str, report: TickReport) -> None:
+    """Of one tick (L5): every stage had its turn, whatever became of the ones before it."""
+    if report.leading and not report.skipped:
+        left_out = STAGES - {stage.name for stage in report.stages}
+        if left_out:
+            violations.add("L5", f"a tick of {daemon} left {', '.join(sorted(left_out))} out: {report.stages}")
 
 
 def _check_owners(simulation: "Simulation") -> None:

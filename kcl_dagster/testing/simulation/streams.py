@@ -156,6 +156,10 @@ class Streams:
             self._put(self.random.choice([1, 1, 1, 4]))
             self._produce_later()
 
+    def produce(self, count: int) -> None:
+        """Now."""
+        self._put(count)
+
     def _put(self, count: int) -> None:
         stream = self.random.choice(self.names)
         for _ in range(count):

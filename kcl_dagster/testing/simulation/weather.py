@@ -75,6 +75,9 @@ class Weather:
     index_lag: float = 0.0
     """By how many seconds the owners' index is behind its table."""
 
+    denied_to_daemons: tuple[str, str] | None = None
+    """A service and one of its operations, or all of them."""
+
     _storms: list[_Storm] = field(default_factory=list)
     _deadly: dict[str, list[int]] = field(default_factory=dict)
     """Calls left until a process dies."""
@@ -93,6 +96,10 @@ class Weather:
 
     def fate(self, process: Process, service: Service, operation: str, _request: dict[str, Any]) -> Fate:
         """Of one call, before it is made."""
+        if self.denied_to_daemons is not None and process.name.startswith("daemon"):
+            denied, which = self.denied_to_daemons
+            if service == denied and which in ("", operation):
+                return Fate("denied")
         if self._deadly:
             self._count_down(process, 0)
         for storm in self._storms:

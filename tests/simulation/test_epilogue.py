@@ -1,0 +1,62 @@
+"""The acts that a fleet at rest is put through find what they are there for."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from kcl_dagster.errors import SinkError
+from kcl_dagster.leader.memory import Memory
+from kcl_dagster.leader.stages import Tick
+from kcl_dagster.testing.simulation import epilogue
+from kcl_dagster.testing.simulation.fleet import Simulation
+from kcl_dagster.testing.simulation.lake import LakeSink
+from kcl_dagster.testing.simulation.scenario import draw
+
+Act = Callable[[Simulation, Random], None]
+SEED = 16  # one daemon, unstretched, an application whose policy may be held to rest
+
+
+def violations(act: Act, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of a fleet without faults that is put through one act."""
+    monkeypatch.setattr(epilogue, "play", lambda simulation: act(simulation, Random(1)))
+    return [violation.name for violation in Simulation(draw(SEED).without_faults()).run().violations]
+
+
+@pytest.mark.parametrize(
+    "act", [epilogue.without_a_leader, epilogue.with_a_broken_stage, epilogue.with_repeated_ticks]
+)
+def test_a_sound_fleet_passes(act: Act, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert violations(act, monkeypatch) == []
+
+
+def test_workers_that_need_a_leader_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_a_leader(simulation: Simulation, random: Random) -> None:
+        def refuse(*_: object) -> None:
+            raise SinkError("nobody leads")
+
+        monkeypatch.setattr(LakeSink, "write", refuse)
+        epilogue.without_a_leader(simulation, random)
+
+    assert violations(without_a_leader, monkeypatch) == ["L6"]
+
+
+def test_a_stage_that_stops_the_others_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Tick._stage
+
+    def give_up(tick: Tick, name: str, work: Callable[[], str | None]) -> bool:
+        return all(stage.ok for stage in tick.stages) and sound(tick, name, work)
+
+    monkeypatch.setattr(Tick, "_stage", give_up)
+    assert violations(epilogue.with_a_broken_stage, monkeypatch)[:1] == ["L5"]
+
+
+def test_a_leader_that_believes_an_old_memory_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_repeated_ticks(simulation: Simulation, random: Random) -> None:
+        def believe_everything(memory: Memory, _document: object, _at: float) -> None:
+            monkeypatch.setattr(type(memory.standing), "stood_for", lambda *_: 1e9)
+
+        monkeypatch.setattr(Memory, "absorb", believe_everything)
+        epilogue.with_repeated_ticks(simulation, random)
+
+    assert "S9" in violations(with_repeated_ticks, monkeypatch)
