@@ -12,8 +12,10 @@ from kcl_dagster.model.worker import worker_id
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.sinks import s3_connection
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.engine import EngineSettings, SparkEngine
+from kcl_dagster.spark.engine import EngineSettings, SparkEngine, local_slots
+from kcl_dagster.spark.executors import check_stream
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.seats.sparkseats import SparkSeats
 from kcl_dagster.spark.storage import S3Options, open_store
@@ -79,7 +81,7 @@ class WorkerRun:
             dynamodb=self.kcl.client("dynamodb"),
             kinesis=self.kcl.client("kinesis"),
             engine=None if has_processors else LateEngine[Any](opened),
-            sink=None if has_processors else choice.open(transform, self._s3()),
+            sink=None if has_processors else choice.open(transform, s3_connection(self.kcl)),
             processors=LateSeats[Any](opened) if has_processors else None,
             runtime=runtime,
             dead_letters=self._dead_letters(),
@@ -92,6 +94,8 @@ class WorkerRun:
     def _open(self) -> SparkEngine | SparkSeats:
         choice, session = self.consumer.sink, self.open_session()
         connection = Connection(**self.kcl.connection("kinesis"))
+        if local_slots(session) is None:
+            check_stream(session, connection, self.consumer.application.streams[0].name)
         settings = replace(EngineSettings.of(self.consumer.application), tasks=choice.processes)
         if choice.processors is not None:
             return SparkSeats(session, connection, choice.processors, settings)
@@ -99,9 +103,6 @@ class WorkerRun:
 
     def _dead_letters(self) -> DeadLetters | None:
         path = self.consumer.application.batch.failure.dead_letter_path
-        return None if path is None else FiledDeadLetters(open_store(path, S3Options(**self._s3())).put)
-
-    def _s3(self) -> dict[str, Any]:
-        """S3 answers where the rest of AWS does. The role is the streams' account's, not the lake's."""
-        connection = self.kcl.connection("s3")
-        return {key: value for key, value in connection.items() if key not in ("role_arn", "external_id")}
+        return (
+            None if path is None else FiledDeadLetters(open_store(path, S3Options(**s3_connection(self.kcl))).put)
+        )

@@ -9,8 +9,10 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.aws import call
+from kcl_dagster.errors import ConfigurationError, CredentialsRefused, EndpointUnreachable, KclError
 from kcl_dagster.spark.failures import first_line
+from kcl_dagster.spark.fetch import Connection, client_of
 
 OLDEST_SPARK: Final = (4, 0)
 _SCHEMA: Final = pa.schema([("kcl_dagster", pa.string())])
@@ -41,6 +43,43 @@ def check_executors(spark: SparkSession) -> None:
         raise ConfigurationError(
             f"executors have kcl-dagster {row.kcl_dagster} and the driver has {here}. {SHIP_IT}"
         )
+
+
+def check_stream(spark: SparkSession, connection: Connection, stream: str) -> None:
+    """Raises ConfigurationError when executors cannot reach Kinesis, or have no credentials.
+
+    Runs one small job. Some platforms let no user code out of their executors at all, which is found out here.
+    Rights are not looked at: executors need none for what is asked.
+    """
+    ask = _Ask(connection, stream)
+    try:
+        (row,) = spark.range(0, 1, 1, 1).mapInArrow(ask, "kcl_dagster string").collect()
+    except (PySparkException, Py4JError) as error:
+        raise ConfigurationError(f"executors cannot ask for stream {stream}: {first_line(error)}") from error
+    if row.kcl_dagster:
+        raise ConfigurationError(
+            f"executors cannot read stream {stream}: {row.kcl_dagster}. They need a route to Kinesis, and "
+            "credentials of their own: an instance profile, a pod's role, or those of the KclResource"
+        )
+
+
+class _Ask:
+    """What `mapInArrow` runs: one harmless question, and what is wrong."""
+
+    def __init__(self, connection: Connection, stream: str) -> None:
+        self._connection = connection
+        self._stream = stream
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        problem = ""
+        try:
+            call(client_of(self._connection), "list_shards", StreamName=self._stream, MaxResults=1)
+        except (EndpointUnreachable, CredentialsRefused) as error:
+            problem = f"{type(error).__name__}: {error}"
+        except KclError:
+            pass  # it answered, whatever it said
+        for batch in batches:
+            yield pa.RecordBatch.from_pylist([{"kcl_dagster": problem}] * batch.num_rows, schema=_SCHEMA)
 
 
 def _say_version(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

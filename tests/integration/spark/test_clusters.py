@@ -20,6 +20,7 @@ from tests.integration.spark.ports import free_port
 pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROGRAM = Path(__file__).with_name("cluster_run.py")
+ROOT = Path(__file__).parents[3]
 READY_SECONDS = 120.0
 
 
@@ -142,3 +143,15 @@ def test_a_standalone_cluster_runs_the_same_code(standalone: str, tmp_path: Path
 
 def test_spark_connect_runs_the_same_code(connect: str, tmp_path: Path) -> None:
     check(run(connect, tmp_path / "lake", "none", "none"))
+
+
+def test_record_processors_outlive_an_executor(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.integration.spark.seats_run", "local-cluster[2,1,1024]", str(tmp_path)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
+    assert answer.returncode == 0, answer.stderr[-4000:]
+    verdict = json.loads(answer.stdout.splitlines()[-1])
+    assert (verdict["executors"], verdict["processes"]) == (2, 2)
+    assert verdict["moved"] >= 1
+    assert verdict["complete"]
+    assert verdict["in order"]
+    assert verdict["skipped"] == 0

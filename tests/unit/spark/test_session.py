@@ -60,6 +60,7 @@ class Session:
         ("local[2]", 1),
         ("local[4]", 2),
         ("local[16,4]", 2),
+        ("local-cluster[2,1,1024]", 2),
         ("spark://x:1", 2),
         (None, 2),
     ],

@@ -1,0 +1,55 @@
+"""What the producer library packed into one record, on its way through a worker."""
+
+from typing import Any
+
+import pytest
+
+from kcl_dagster.model.checkpoint import TRIM_HORIZON
+from kcl_dagster.testing.aggregation import UserRecord, aggregate, sealed
+from kcl_dagster.testing.engine import MemoryEngine
+from kcl_dagster.testing.processors import LocalSeats
+from kcl_dagster.worker.events import EventKind, WorkerEvent
+from kcl_dagster.worker.heartbeat import Identity
+from kcl_dagster.worker.loop import Worker
+from kcl_dagster.worker.opening import open_surroundings
+from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
+from tests.unit.worker.kit import in_nobodys_background
+from tests.unit.worker.test_opening import ME, STREAM, Place
+
+BROKEN = sealed(b"\xff\xff\xff")  # a good digest over what is no message
+
+
+@pytest.mark.parametrize("to_processors", [False, True])
+def test_a_broken_aggregate_is_counted_told_and_kept_as_it_came(to_processors: bool) -> None:
+    place, seen, events = Place(), list[bytes](), list[WorkerEvent]()
+
+    class Collector(RecordProcessorBase):
+        def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+            seen.extend(record.binary_data for record in process_records_input.records)
+            process_records_input.checkpointer.checkpoint()
+
+    good = aggregate([UserRecord("a", b"one"), UserRecord("b", b"two")])
+    for data in (good, BROKEN, b"plain"):
+        place.kinesis.put_record(StreamName=STREAM, Data=data, PartitionKey="key")
+    place.own(TRIM_HORIZON)
+    engine: Any = MemoryEngine(place.kinesis, place.runtime)
+    into: dict[str, Any] = {"engine": engine, "sink": place.sink}
+    if to_processors:
+        into = {"processors": LocalSeats(Collector, engine)}
+    around: Any = open_surroundings(
+        place.application,
+        dynamodb=place.dynamodb,
+        kinesis=place.kinesis,
+        runtime=place.runtime,
+        on_event=events.append,
+        **into,
+    )
+    worker = Worker(around, Identity(ME), place.runtime, in_nobodys_background)
+    worker.step_discovery()
+    worker.step_batch()
+
+    assert (seen or [row.data for row in place.sink.rows()]) == [b"one", b"two", BROKEN, b"plain"]
+    (told,) = [event for event in events if event.kind is EventKind.BROKEN_AGGREGATE]
+    assert told.is_trouble
+    assert told.facts == {"count": 1}
+    assert place.leases.scan().leases[0].checkpoint != TRIM_HORIZON  # and the shard goes on
