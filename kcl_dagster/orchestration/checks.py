@@ -1,5 +1,6 @@
 """What is wrong with an application, and what to do about it: asset checks on its assets."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -7,11 +8,12 @@ from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetCheckSpec
 
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.observation import Observation
-from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
+from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
 from kcl_dagster.worker.events import EventKind
 
 QUEUED_TOO_LONG_SECONDS = 60.0  # a free queue starts a run within seconds
 RETENTION_AT_RISK = 0.5  # half of the retention leaves a night to react at the default of 24 hours
+_COMMAND = re.compile(r"`kcl-dagster (\w+)`")
 SHOWN = 5  # of any list; the lease asset has the rest
 
 Problem = Callable[[Observation, Consumer], str | None]
@@ -27,7 +29,7 @@ class KclCheck:
     description: str
     problem: Problem
     remedy: str
-    """What to do, told with every problem. `{application}` is the application's name."""
+    """What to do, told with every problem."""
 
     severity: AssetCheckSeverity = AssetCheckSeverity.ERROR
     patience: float = 0.0
@@ -240,7 +242,9 @@ _ALARMS = {
 
 
 def _remedy(check: KclCheck, consumer: Consumer) -> str:
-    return check.remedy.replace("{application}", consumer.application.name)
+    """Operations are jobs, too, for whoever has no terminal at hand."""
+    application = identifier(consumer.application.name)
+    return _COMMAND.sub(rf"`kcl-dagster \1` or the job {application}__\1", check.remedy)
 
 
 def _some(names: Iterable[object]) -> str:

@@ -1,23 +1,46 @@
 """`KclApplicationComponent`: an application described in YAML."""
 
+import ast
+import inspect
+import textwrap
 from dataclasses import dataclass, field
+from datetime import timedelta
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, Literal
 
 import dagster as dg
-from dagster.components import Component, ComponentLoadContext, Resolvable
+from dagster.components import Component, ComponentLoadContext, Resolvable, scaffold_with
+from pydantic import BaseModel
 
-from kcl_dagster.application import FleetSettings
+from kcl_dagster.application import BatchSettings, FleetSettings, Position, Retrieval, StartAt
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration import sinks
 from kcl_dagster.orchestration.consumer import Consumer, kcl_consumer
 from kcl_dagster.orchestration.definitions import build_kcl_definitions
 from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.scaffolding import KclApplicationScaffolder
 from kcl_dagster.orchestration.sinks import SinkChoice, Transform
+from kcl_dagster.orchestration.translator import identifier
+
+
+class Described(Resolvable):
+    """Its fields' docstrings are the descriptions in the JSON schema, which editors show while YAML is written."""
+
+    @classmethod
+    def model(cls) -> type[BaseModel]:
+        derived: type[BaseModel] = super().model()
+        meanings = _field_docstrings(cls)
+        undescribed = [name for name, known in derived.model_fields.items() if known.description is None]
+        for name in undescribed:
+            derived.model_fields[name].description = meanings.get(name)
+        if undescribed:
+            derived.model_rebuild(force=True)
+        return derived
 
 
 @dataclass
-class SinkModel(Resolvable):
+class SinkModel(Described):
     """Where records go."""
 
     path: str
@@ -43,7 +66,7 @@ class SinkModel(Resolvable):
 
 
 @dataclass
-class ConnectionModel(Resolvable):
+class ConnectionModel(Described):
     """How to reach AWS; left out, as boto3 finds it."""
 
     region_name: str | None = None
@@ -59,8 +82,9 @@ class ConnectionModel(Resolvable):
     """Role to assume for every call."""
 
 
+@scaffold_with(KclApplicationScaffolder)
 @dataclass
-class KclApplicationComponent(Component, Resolvable):
+class KclApplicationComponent(Component, Described):
     """A KCL application: leader sensor, worker job, assets and checks.
 
     Example:
@@ -106,6 +130,15 @@ class KclApplicationComponent(Component, Resolvable):
     lag_target: float = 60.0
     """Seconds behind the tip of the stream above which a check warns."""
 
+    freshness_minutes: float | None = None
+    """The records asset is stale when nothing was stored for this long. Workers report every ten minutes."""
+
+    start: Literal["TRIM_HORIZON", "LATEST"] = "TRIM_HORIZON"
+    """Where to begin when there is no checkpoint: with the oldest record, or with what comes from now on."""
+
+    retrieval: Literal["polling", "fanout"] = "polling"
+    """How records are read; fanout, which costs extra, has a throughput of its own per shard."""
+
     connection: ConnectionModel | None = None
     """Left out, another component or definition must bring the resource `kcl`."""
 
@@ -132,20 +165,48 @@ class KclApplicationComponent(Component, Resolvable):
             fleet=FleetSettings(min_workers=self.min_workers, max_workers=self.max_workers),
             owners=self.owners,
             lag_target=self.lag_target,
+            freshness=None if self.freshness_minutes is None else timedelta(minutes=self.freshness_minutes),
+            start=StartAt(position=Position(self.start)),
+            batch=BatchSettings(retrieval=Retrieval(self.retrieval)),
         )(self.transform_records())
 
-    def build_defs(self, context: ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002 - Dagster's signature
-        resources: dict[str, Any] = {}
-        if self.connection is not None:
-            resources["kcl"] = KclResource(
-                region_name=self.connection.region_name,
-                endpoint_url=self.connection.endpoint_url,
-                profile_name=self.connection.profile_name,
-                role_arn=self.connection.role_arn,
-            )
-        return build_kcl_definitions(self.consumer(), resources=resources)
+    def build_defs(self, context: ComponentLoadContext) -> dg.Definitions:
+        # Dagster notes on every asset which component it is from, so one only may describe a stream that many read.
+        others = context.component_tree.get_all_components(KclApplicationComponent)
+        first = min((other.application for other in others if other.stream == self.stream), default=None)
+        streams = first in (None, self.application)
+        if self.connection is None:
+            return build_kcl_definitions(self.consumer(), streams=streams)
+        # A name of its own: the components of a project share their resources, and need not share a connection.
+        kcl_key = f"{identifier(self.application)}_kcl"
+        connection = KclResource(
+            region_name=self.connection.region_name,
+            endpoint_url=self.connection.endpoint_url,
+            profile_name=self.connection.profile_name,
+            role_arn=self.connection.role_arn,
+        )
+        return build_kcl_definitions(
+            self.consumer(), resources={kcl_key: connection}, kcl_key=kcl_key, streams=streams
+        )
 
 
 def _unchanged(records: Any) -> Any:
     """Records as they were read."""
     return records
+
+
+def _field_docstrings(kind: type) -> dict[str, str]:
+    """What stands below each field; without the source, as in a frozen program, nothing."""
+    try:
+        source = textwrap.dedent(inspect.getsource(kind))
+    except OSError:
+        return {}
+    (definition,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    return {
+        one.target.id: inspect.cleandoc(other.value.value)
+        for one, other in pairwise(definition.body)
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+        if isinstance(other, ast.Expr)
+        and isinstance(other.value, ast.Constant)
+        and isinstance(other.value.value, str)
+    }

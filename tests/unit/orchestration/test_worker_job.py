@@ -157,8 +157,9 @@ def test_a_drained_worker_ends_its_run_and_lets_go(
     assert bodies(tmp_path / "lake") == list(range(RECORDS))
     told = materializations(instance)
     assert len(told) >= 2, "the first records at once, and the end"
-    assert told[-1]["records in total"] == RECORDS
+    assert told[-1]["kcl/records_in_total"] == RECORDS
     assert {frozenset(metadata) for metadata in told} == {frozenset(told[0])}
+    assert told[0]["dagster/column_schema"].columns
     status = read_status(application, dynamodb, system())
     assert {lease.owner for lease in status.leases} == {None}
     assert status.workers == []

@@ -1,0 +1,38 @@
+"""`dg scaffold defs kcl_dagster.KclApplicationComponent clicks`: a `defs.yaml` that works as it is."""
+
+from typing import Any
+
+from dagster.components.component_scaffolding import scaffold_component
+from dagster.components.scaffold.scaffold import Scaffolder, ScaffoldRequest
+from pydantic import BaseModel, Field
+
+
+class KclScaffoldParams(BaseModel):
+    """What the command line may say; what it does not say comes from the name of the folder."""
+
+    application: str | None = Field(default=None, description="The application's name, which is its lease table's.")
+    stream: str | None = Field(default=None, description="Name of the stream.")
+    path: str | None = Field(default=None, description="Where records go: a directory, or s3://bucket/prefix.")
+    region: str | None = Field(default=None, description="Region of streams and tables.")
+
+
+class KclApplicationScaffolder(Scaffolder[KclScaffoldParams]):
+    """Writes what is needed, and nothing that has a good default."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[KclScaffoldParams]:
+        return KclScaffoldParams
+
+    def scaffold(self, request: ScaffoldRequest[KclScaffoldParams]) -> None:
+        scaffold_component(request, attributes(request.target_path.name, request.params))
+
+
+def attributes(folder: str, params: KclScaffoldParams) -> dict[str, Any]:
+    """Of the component in a folder of this name. Where AWS is, boto3 finds out unless a region is given."""
+    stream = params.stream or folder
+    return {
+        "application": params.application or f"{stream}-to-lake",
+        "stream": stream,
+        "sink": {"path": params.path or f"lake/{stream}"},
+        "connection": {"region_name": params.region} if params.region else {},
+    }
