@@ -9,8 +9,9 @@
 (* between two steps, while others go on; leases that are done with are    *)
 (* deleted meanwhile.                                                      *)
 (*                                                                         *)
-(* The code: kcl_dagster/leader/sync.py, leader/cleanup.py,                *)
-(* worker/shard_end.py, worker/parents.py.                                 *)
+(* The code: kcl_dagster/leader/sync.py, leader/syncing.py,                *)
+(* leader/cleanup.py, leader/cleaning.py, worker/shard_end.py,             *)
+(* worker/parents.py.                                                      *)
 (***************************************************************************)
 EXTENDS Naturals, FiniteSets, TLC
 
@@ -20,8 +21,8 @@ CONSTANTS
     ParentsBlock,      \* a shard is not read while a parent's lease is unfinished
     SiblingsAreKnown,  \* a merged shard gets its lease when the other parent has one
     ChildrenComeFirst, \* children have leases before their parent is finished
-    ChildrenAreFenced, \* a child's lease is created by the owner of its parent's lease only
-    RootsAreFenced     \* the first leases are created by whoever leads only
+    ChildrenAreFenced, \* a child's lease is created in one transaction with its parent's, if that is unfinished
+    RootsAreFenced     \* the first leases are created in one transaction with the lock, by whoever leads
 
 (* Shard 0 is split into 1 and 2, which are merged into 3. *)
 Shards == 0..3

@@ -8,7 +8,8 @@
 (* it, perhaps never. Clocks agree on durations and on nothing else, so    *)
 (* only durations are written down.                                        *)
 (*                                                                         *)
-(* The code: kcl_dagster/model/standing.py, leader/expiry.py.              *)
+(* The code: kcl_dagster/model/standing.py, leader/expiry.py,              *)
+(* leader/moving.py.                                                       *)
 (***************************************************************************)
 EXTENDS Naturals, FiniteSets, TLC
 

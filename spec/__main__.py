@@ -96,6 +96,11 @@ def run(check: Check, workers: int) -> tuple[bool, str]:
     return check.without is None, f"holds in {states[2]} states"
 
 
+def _timed(check: Check) -> tuple[Check, bool, str, float]:
+    began = time.monotonic()
+    return check, *run(check, 1), time.monotonic() - began
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m spec", description=__doc__)
     parser.add_argument("--only", help="those whose name contains this")
@@ -106,13 +111,13 @@ def main() -> int:
     try:
         jar()
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            results = list(pool.map(lambda check: (check, *run(check, 1)), wanted))
+            results = list(pool.map(_timed, wanted))
     except CannotCheck as problem:
         sys.stderr.write(f"{problem}\n")
         return 2
-    for check, as_expected, said in results:
-        sys.stdout.write(f"{'ok    ' if as_expected else 'WRONG '} {check.name}: {said}\n")
-    wrong = sum(not as_expected for _, as_expected, _ in results)
+    for check, as_expected, said, seconds in results:
+        sys.stdout.write(f"{'ok    ' if as_expected else 'WRONG '} {check.name}: {said} ({seconds:.0f} s)\n")
+    wrong = sum(not as_expected for _, as_expected, _, _ in results)
     sys.stdout.write(f"{len(results)} models, {wrong} wrong ({time.monotonic() - began:.0f} s)\n")
     return 1 if wrong else 0
 

@@ -1,4 +1,7 @@
-"""The clean stage: rows nobody needs any more. I/O around `cleanup`."""
+"""The clean stage: rows nobody needs any more. I/O around `cleanup`.
+
+Modelled in spec/Reshard.tla as Clean.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial

@@ -3,6 +3,8 @@
 A finished lease is deleted when its children have been started, parents before children, as in the KCL. Unlike the
 KCL, a finished lease without any known child is kept while its shard is in the stream: an empty answer of the
 service would otherwise delete the only trace of where its children begin.
+
+Modelled in spec/Reshard.tla as Clean.
 """
 
 from collections.abc import Collection, Mapping, Sequence

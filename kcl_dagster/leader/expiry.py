@@ -3,6 +3,8 @@
 The KCL's rule: a lease is up for taking when it has no owner, or when its counter was seen standing still for the
 lease duration. One thing is ours: when the orchestrator says that the owner's run is over, its leases are up at
 once. Both are safe, because taking a lease changes its counter and owner, which fences the old owner off.
+
+Modelled in spec/Takeover.tla.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -2,6 +2,8 @@
 
 Every write is conditional on what was read. Taking without consent is conditional on the observed counter, too: a
 lease whose owner came back to life in the meantime stays where it is.
+
+Modelled in spec/Takeover.tla as TakesAreFenced.
 """
 
 from collections.abc import Mapping, Sequence

@@ -10,6 +10,8 @@ for tables that already hold leases are the KCL's. Three of its mistakes are rep
   generation has leases, and would then read old records after new ones. We leave them out.
 - A parent of a merge whose lease somebody deleted while its child waits for the other parent: whoever reads that
   one waits for this one, for ever. We create it again.
+
+Modelled in spec/Reshard.tla.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""The sync stage: leases follow the shards of every stream. I/O around `sync` and `audit`."""
+"""The sync stage: leases follow the shards of every stream. I/O around `sync` and `audit`.
+
+Modelled in spec/Reshard.tla; RootsAreFenced is `guard`.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

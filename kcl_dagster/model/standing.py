@@ -10,6 +10,8 @@ bound that stays true whatever happens to the memory of the observer:
   observers write them, can make an answer smaller and never larger than the truth.
 
 This needs two things of the caller: reads are strongly consistent, and a version never comes back.
+
+Modelled in spec/Takeover.tla.
 """
 
 import math

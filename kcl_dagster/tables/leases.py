@@ -1,4 +1,7 @@
-"""The lease table."""
+"""The lease table.
+
+Modelled in spec/ExactlyOnce.tla.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

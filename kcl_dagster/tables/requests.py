@@ -14,6 +14,8 @@
 The conditions are the KCL's: its clients and ours may race on any row. `assign` may also be asked to expect the
 counter, which is how a lease is taken without its owner's consent: a renewal in between makes it fail.
 All writes are per attribute, so attributes of others stay as they are.
+
+Modelled in spec/ExactlyOnce.tla: each condition there can be switched off, and is then missed.
 """
 
 from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint

@@ -5,6 +5,8 @@ trusted until the last successful write was *sent* plus the lease duration, on t
 whoever watches the counter saw it change later than that, so nobody can have taken the lease in between. A lease
 that is no longer trusted, or that a conditional write refused, is dropped here and never written again; if the
 table still names this worker, discovery acquires it anew, under a new token.
+
+Modelled in spec/ExactlyOnce.tla: a write whose answer was lost is settled by reading, never guessed.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,7 @@
-"""A child shard is not read before its parents are finished."""
+"""A child shard is not read before its parents are finished.
+
+Modelled in spec/Reshard.tla as ParentsBlock.
+"""
 
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.runtime import Clock

@@ -11,6 +11,8 @@
 A crash before `prepare` loses nothing: the records are read again. A crash after it leaves a pin: whoever owns the
 lease next reads exactly the same records and writes them under the same identity, so a sink that stores a part
 once stores each record once. A stalled former owner can only write what the pin says as well.
+
+Modelled in spec/ExactlyOnce.tla, with what is lost when one of the steps is left out.
 """
 
 from collections.abc import Callable, Sequence
