@@ -14,7 +14,7 @@ from kcl_dagster.leader.report import Launch, TickReport
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.streams.pacing import ShardLimits
+from kcl_dagster.streams.pacing import READS_PER_SECOND, ShardLimits
 from kcl_dagster.testing.engine import MemoryEngine, Row
 from kcl_dagster.testing.simulation.dagster import Orchestrator, Run
 from kcl_dagster.testing.simulation.kernel import CooperativeLock, Process, ProcessClock
@@ -123,7 +123,7 @@ class WorkerProcess:
                 self.application,
                 dynamodb=self.dynamodb,
                 kinesis=self.kinesis,
-                engine=MemoryEngine(self.kinesis, runtime, limits=ShardLimits.unlimited(idle_seconds=self.nap)),
+                engine=MemoryEngine(self.kinesis, runtime, limits=self._limits()),
                 sink=self.sink,
                 runtime=runtime,
                 watches=(self._run_is_over,) if self.watchdog else (),
@@ -138,6 +138,10 @@ class WorkerProcess:
             self._exit(f"{type(error).__name__}: {error}")
             return
         self._exit(f"stopped: {reason}")
+
+    def _limits(self) -> ShardLimits:
+        """Those of the service, stretched like everything else."""
+        return ShardLimits(reads_per_second=READS_PER_SECOND * NAP_SECONDS / self.nap, idle_seconds=self.nap)
 
     def _work(self, worker: Worker[list[Row]]) -> StopReason:
         """`Worker.run`, but idle for as long as it wants: looking ten times a second would only cost time."""
