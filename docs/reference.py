@@ -34,6 +34,7 @@ SETTINGS = (
     kcl.FailurePolicy,
     kcl.PolicySettings,
     kcl.TableSettings,
+    kcl.TelemetrySettings,
     kcl.KclResource,
     kcl.KclSparkResource,
 )
