@@ -17,7 +17,6 @@ from importlib import import_module
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 
 from kcl_dagster import aws
 from kcl_dagster.application import Application
@@ -29,6 +28,7 @@ from kcl_dagster.leader.standby import lead
 from kcl_dagster.operations.planning import decisions, plan, problems
 from kcl_dagster.operations.status import Status, read_status
 from kcl_dagster.operations.terminal import Verbs
+from kcl_dagster.operations.watching import LOOK_SECONDS, view, watch, watch_json
 from kcl_dagster.runtime import system
 
 WELL: Final = 0
@@ -69,7 +69,15 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     status = verb("status", _status, "who reads what, how far, and whether anything is unserved")
-    status.add_argument("--json", action="store_true", help="for machines")
+    status.add_argument("--json", action="store_true", help="for machines; with --watch a document a line")
+    status.add_argument(
+        "--watch",
+        nargs="?",
+        type=_seconds,
+        const=LOOK_SECONDS,
+        metavar="SECONDS",
+        help=f"look again and again, every {LOOK_SECONDS:g} s when left out, until Ctrl-C",
+    )
     plan = verb("plan", _plan, "what the leader would do next; writes nothing")
     plan.add_argument("--json", action="store_true", help="for machines")
     standby = verb("lead", _lead, "lead as a standby: takes over when no other leader is alive; launches no runs")
@@ -99,6 +107,14 @@ def _application(options: argparse.Namespace) -> Application:
         raise ConfigurationError(f"application {options.application}: {error}") from None
 
 
+def _seconds(text: str) -> float:
+    """Not less than a tenth: tables and their bill are others' too."""
+    seconds = float(text)
+    if not seconds >= 0.1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0.1 seconds")
+    return seconds
+
+
 def _load(target: str) -> Any:
     module, colon, attribute = target.partition(":")
     if not colon:
@@ -124,34 +140,23 @@ def _client(options: argparse.Namespace, service: str) -> aws.Client:
 
 
 def _status(options: argparse.Namespace) -> int:
-    status = read_status(_application(options), _client(options, "dynamodb"), system())
+    application, dynamodb, runtime = _application(options), _client(options, "dynamodb"), system()
+
+    def look() -> Status:
+        return read_status(application, dynamodb, runtime)
+
+    if options.watch is not None:
+        if options.json:
+            watch_json(look, options.watch, runtime.clock)
+        else:
+            watch(look, options.watch, Console(), runtime.clock)
+        return WELL
+    status = look()
     if options.json:
         sys.stdout.write(json.dumps(status.to_document(), indent=2) + "\n")
     else:
-        _show(status, Console())
+        Console().print(view(status))
     return WRONG if status.unserved or status.unreadable else WELL
-
-
-def _show(status: Status, console: Console) -> None:
-    leases = Table(title=f"{status.application.name}: leader {status.leader or 'nobody'}", title_justify="left")
-    for name in ("lease", "owner", "checkpoint", "KB/s", "state"):
-        leases.add_column(name, overflow="fold")
-    for lease in status.leases:
-        state = status.state_of(lease)
-        style = {"unserved": "bold red", "finished": "dim"}.get(state)
-        kbps = "" if lease.throughput_kbps is None else f"{lease.throughput_kbps:.1f}"
-        leases.add_row(lease.key, lease.actual_owner or "", str(lease.checkpoint or ""), kbps, state, style=style)
-    workers = Table()
-    for name in ("worker", "state", "leases", "behind (s)", "heartbeat (s ago)", "run"):
-        workers.add_column(name, overflow="fold")
-    for row in status.to_document()["workers"]:
-        behind = "" if row["behind_ms"] is None else f"{row['behind_ms'] / 1000:.1f}"
-        age = str(row["seconds_since_heartbeat"] or "")
-        workers.add_row(row["worker"], row["state"], str(row["leases"]), behind, age, row["run"] or "")
-    console.print(leases)
-    console.print(workers)
-    for problem in status.unreadable:
-        console.print(f"unreadable: {problem}", style="bold red")
 
 
 # --- plan, lead ---

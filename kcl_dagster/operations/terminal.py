@@ -23,6 +23,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.backup import export_leases, import_leases
+from kcl_dagster.operations.consumption import measure
 from kcl_dagster.operations.cost import READ_PRICE, WRITE_PRICE, Prices, estimate
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.doctor import Verdict, diagnose
@@ -30,6 +31,7 @@ from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
 from kcl_dagster.operations.pausing import drain, pause, resume
 from kcl_dagster.operations.peek import peek
 from kcl_dagster.operations.reset import reset
+from kcl_dagster.operations.status import read_status
 from kcl_dagster.operations.takeover import take_over_2x
 from kcl_dagster.operations.target import Target
 from kcl_dagster.runtime import system
@@ -76,9 +78,10 @@ class Verbs:
         into = verb("import", self._import, "write exported leases, unowned")
         into.add_argument("--file", type=Path, required=True)
         into.add_argument("--force", action="store_true", help="replace leases that differ, if nobody owns them")
-        cost = verb("cost", self._cost, "what the tables cost a month, estimated")
-        cost.add_argument("--shards", type=int, required=True)
-        cost.add_argument("--workers", type=int, required=True)
+        cost = verb("cost", self._cost, "what the tables cost a month, estimated or measured")
+        cost.add_argument("--shards", type=int, help="left out: as many as there are")
+        cost.add_argument("--workers", type=int, help="left out: as many as there are")
+        cost.add_argument("--measured", type=float, metavar="HOURS", help="by CloudWatch, over the last hours")
         cost.add_argument("--busy", type=float, default=1.0, help="part of the time in which shards have records")
         cost.add_argument("--write-price", type=float, default=WRITE_PRICE, help="dollars for a million units")
         cost.add_argument("--read-price", type=float, default=READ_PRICE, help="dollars for a million units")
@@ -181,13 +184,15 @@ class Verbs:
         return WRONG if report.overtaken else WELL
 
     def _cost(self, options: Options) -> int:
-        cost = estimate(
-            self.application(options),
-            shards=options.shards,
-            workers=options.workers,
-            busy=options.busy,
-            prices=Prices(options.write_price, options.read_price),
-        )
+        prices = Prices(options.write_price, options.read_price)
+        if options.measured is not None:
+            return self._measured(options, prices)
+        application, shards, workers = self.application(options), options.shards, options.workers
+        if shards is None or workers is None:
+            status = read_status(application, self.client(options, "dynamodb"), system())
+            shards = len(status.open_leases) if shards is None else shards
+            workers = len(status.workers) if workers is None else workers
+        cost = estimate(application, shards=shards, workers=workers, busy=options.busy, prices=prices)
         if options.json:
             _tell(json.dumps(cost.to_document(), indent=2))
         else:
@@ -196,8 +201,24 @@ class Verbs:
                     f"{line.dollars(cost.prices):10.2f} $  {line.purpose} "
                     f"({line.writes:.2f} write and {line.reads:.2f} read units a second)"
                 )
-            _tell(f"{cost.dollars:10.2f} $  a month, for DynamoDB on demand")
+            _tell(f"{cost.dollars:10.2f} $  a month for {shards} shards and {workers} workers, on demand")
         return WELL
+
+    def _measured(self, options: Options, prices: Prices) -> int:
+        if options.measured <= 0:
+            raise ConfigurationError(f"--measured {options.measured:g}: say over how many hours")
+        cloudwatch = self.client(options, "cloudwatch")
+        used = measure(cloudwatch, self._desk(options).layout, system(), hours=options.measured, prices=prices)
+        if options.json:
+            _tell(json.dumps(used.to_document(), indent=2))
+        elif used.is_empty:
+            _tell("CloudWatch has counted nothing for these tables")
+        else:
+            for kind, units in (("write", used.writes), ("read", used.reads)):
+                for name, number in units.items():
+                    _tell(f"{number / used.seconds:10.2f} {kind} units a second  {name}")
+            _tell(f"{used.dollars:10.2f} $  a month like the last {options.measured:g} hours, on demand")
+        return WRONG if used.is_empty else WELL
 
     def _peek(self, options: Options) -> int:
         application = self.application(options)

@@ -18,6 +18,20 @@ PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 RECORD = re.compile(r"\b\d{50,}\b")  # the page's example of a sequence number
 
+SECONDS_WATCHED = 30.0  # then somebody presses Ctrl-C
+
+
+class Counts:
+    """Stands for CloudWatch, of a table that is in use."""
+
+    def get_metric_statistics(self, **_: Any) -> dict[str, Any]:
+        return {"Datapoints": [{"Sum": 3600.0}]}
+
+
+def press_ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
 NEEDS_A_PAUSE = {"reset", "import", "export", "resume"}
 
 
@@ -45,7 +59,7 @@ def prepared(verb: str, text: str) -> Shop:
 def at_the_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def sit_down(shop: Shop) -> None:
         def client(service: str, **_: Any) -> Any:
-            return {"dynamodb": shop.dynamodb, "kinesis": shop.kinesis}[service]
+            return {"dynamodb": shop.dynamodb, "kinesis": shop.kinesis, "cloudwatch": Counts()}[service]
 
         monkeypatch.setattr(aws, "client", client)
         monkeypatch.setattr(cli, "system", lambda: shop.runtime)
@@ -75,6 +89,8 @@ def test_a_block_of_commands_runs(
     for line in lines:
         program, *arguments = shlex.split(RECORD.sub(sequence, line))
         assert program == "kcl-dagster"
+        if arguments[0] == "status" and "--watch" in arguments:
+            shop.clock.call_in(SECONDS_WATCHED, press_ctrl_c)
         assert cli.main(arguments) == cli.WELL, capsys.readouterr()
         assert capsys.readouterr().out
 

@@ -1,0 +1,123 @@
+"""The status of an application in a terminal: once, or refreshed like `top` until Ctrl-C."""
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kcl_dagster.errors import KclError
+from kcl_dagster.operations.status import Status
+from kcl_dagster.runtime import Clock
+
+LOOK_SECONDS: Final = 2.0  # three to five small requests each
+FEWEST_ROWS: Final = 5  # of leases, however low the terminal
+OTHER_LINES: Final = 12  # headings and frames
+
+_STYLES: Final = {"unserved": "bold red", "finished": "dim"}
+
+
+def view(status: Status, rows: int | None = None) -> RenderableType:
+    """Workers and leases; of leases the worst `rows`, all of them when left out."""
+    leases = Table("lease", "owner", "behind (s)", "checkpoint", "KB/s", "state", title_justify="left")
+    for column in leases.columns:
+        column.overflow = "fold"
+    shown = status.worst_first if rows is None else status.worst_first[:rows]
+    for lease in shown:
+        state, behind = status.state_of(lease), status.seconds_behind(lease)
+        kbps = "" if lease.throughput_kbps is None else f"{lease.throughput_kbps:.1f}"
+        leases.add_row(
+            lease.key,
+            lease.actual_owner or "",
+            "" if behind is None else f"{behind:.1f}",
+            str(lease.checkpoint or ""),
+            kbps,
+            state,
+            style=_STYLES.get(state),
+        )
+    parts: list[RenderableType] = [_heading(status), _workers(status), leases]
+    if len(shown) < len(status.leases):
+        parts.append(Text(f"and {len(status.leases) - len(shown)} leases that stand better", style="dim"))
+    parts += [Text(f"unreadable: {problem}", style="bold red") for problem in status.unreadable]
+    return Group(*parts)
+
+
+def _heading(status: Status) -> Text:
+    behind = [row.lag_ms for row in status.workers if row.lag_ms is not None]
+    furthest = f", {max(behind) / 1000:.1f} s behind" if behind else ""
+    unserved = len(status.unserved)
+    text = Text(
+        f"{status.application.name}: {status.leader or 'nobody'} leads; {len(status.open_leases)} open leases, "
+        f"{unserved} unserved, {len(status.workers)} workers{furthest} "
+        f"({datetime.fromtimestamp(status.at, UTC):%H:%M:%S} UTC)"
+    )
+    if unserved or status.leader is None:
+        text.stylize("bold red")
+    return text
+
+
+def _workers(status: Status) -> Table:
+    workers = Table("worker", "state", "leases", "behind (s)", "heartbeat (s ago)", "run")
+    for column in workers.columns:
+        column.overflow = "fold"
+    for row in status.to_document()["workers"]:
+        behind = "" if row["behind_ms"] is None else f"{row['behind_ms'] / 1000:.1f}"
+        age = "" if row["seconds_since_heartbeat"] is None else str(row["seconds_since_heartbeat"])
+        workers.add_row(row["worker"], row["state"], str(row["leases"]), behind, age, row["run"] or "")
+    return workers
+
+
+def watch(look: Callable[[], Status], every: float, console: Console, clock: Clock) -> None:
+    """Look again and again, until interrupted. A look that fails is said, and the last one stays on the screen."""
+    if not console.is_terminal:
+        _each(look, every, clock, lambda status: console.print(view(status)), console.print)
+        return
+    last: list[RenderableType] = []
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+
+        def show(status: Status) -> None:
+            last[:] = [view(status, max(FEWEST_ROWS, console.height - OTHER_LINES - len(status.workers)))]
+            live.update(last[0], refresh=True)
+
+        def say(problem: str) -> None:
+            live.update(Group(*last, Text(problem, style="bold red")), refresh=True)
+
+        _each(look, every, clock, show, say)
+
+
+def watch_json(look: Callable[[], Status], every: float, clock: Clock) -> None:
+    """A document a line."""
+
+    def show(status: Status) -> None:
+        sys.stdout.write(json.dumps(status.to_document()) + "\n")
+        sys.stdout.flush()
+
+    _each(look, every, clock, show, lambda text: sys.stderr.write(f"kcl-dagster: {text}\n"))
+
+
+def _each(
+    look: Callable[[], Status],
+    every: float,
+    clock: Clock,
+    show: Callable[[Status], object],
+    say: Callable[[str], object],
+) -> None:
+    """The first look may fail: then there is nothing to watch. Ctrl-C is the way to end it."""
+    is_first = True
+    try:
+        while True:
+            try:
+                show(look())
+            except KclError as error:
+                if is_first:
+                    raise
+                say(" ".join(str(error).split()))
+            is_first = False
+            clock.sleep(every)
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,135 @@
+"""The status that refreshes itself."""
+
+import io
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from kcl_dagster import aws, cli
+from kcl_dagster.errors import TableNotFound, Throttled
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.operations.status import Status, read_status
+from kcl_dagster.operations.watching import view, watch
+from tests.unit.operations.conftest import ANNA, Shop
+
+A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def status_of(shop: Shop) -> Status:
+    return read_status(shop.application, shop.dynamodb, shop.runtime)
+
+
+def shown(renderable: Any, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(renderable)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def test_it_shows_who_reads_what_and_how_far_behind_the_worst_first(shop: Shop) -> None:
+    shop.serve()
+    shop.beat(lag_ms=90_500, behind={B: 90_500, A: 250})
+    text = shown(view(status_of(shop)))
+    assert "2 open leases, 0 unserved, 1 workers, 90.5 s behind" in text
+    assert text.index(B) < text.index(A)
+    assert ANNA in text
+    assert "0.2" in text
+
+
+def test_a_shard_that_nobody_serves_comes_first(shop: Shop) -> None:
+    shop.serve()
+    shop.beat(lag_ms=90_500, behind={A: 90_500})
+    shop.desk.leases.release(shop.leases()[B])
+    assert [lease.key for lease in status_of(shop).worst_first] == [B, A]
+    assert "1 unserved" in shown(view(status_of(shop)))
+
+
+def test_a_low_terminal_shows_the_worst_and_says_that_there_are_more() -> None:
+    shop = Shop(shards=9)
+    shop.serve()
+    text = shown(view(status_of(shop), rows=2))
+    assert text.count("shardId-") == 2
+    assert "and 7 leases that stand better" in text
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_it_looks_again_and_again_until_it_is_interrupted(shop: Shop, is_terminal: bool) -> None:
+    shop.serve()
+    looks: list[Status] = []
+
+    def look() -> Status:
+        looks.append(status_of(shop))
+        return looks[-1]
+
+    shop.clock.call_in(9, interrupt)
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=120, height=30)
+    watch(look, 2.0, console, shop.clock)
+    assert len(looks) == 5
+
+
+def test_a_look_that_fails_is_said_and_the_next_one_counts(shop: Shop) -> None:
+    shop.serve()
+    answers: list[Any] = [status_of(shop), Throttled("the table is busy"), status_of(shop)]
+
+    def look() -> Status:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        found: Status = answer
+        return found
+
+    shop.clock.call_in(5, interrupt)
+    console = Console(file=io.StringIO(), width=120)
+    watch(look, 2.0, console, shop.clock)
+    assert answers == []
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    assert "the table is busy" in file.getvalue()
+
+
+def test_where_there_is_nothing_to_watch_it_ends_at_once(shop: Shop) -> None:
+    def look() -> Status:
+        raise TableNotFound("no table yet")
+
+    with pytest.raises(TableNotFound):
+        watch(look, 2.0, Console(file=io.StringIO()), shop.clock)
+
+
+@pytest.fixture
+def at_the_terminal(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    clients = {"dynamodb": shop.dynamodb, "kinesis": shop.kinesis}
+    monkeypatch.setattr(aws, "client", lambda service, **_: clients[service])
+    monkeypatch.setattr(cli, "system", lambda: shop.runtime)
+    monkeypatch.setitem(sys.modules, "my_project", SimpleNamespace(orders=shop.application))
+    shop.serve()
+    return shop
+
+
+def test_ctrl_c_ends_it_cleanly(at_the_terminal: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    at_the_terminal.clock.call_in(5, interrupt)
+    assert cli.main(["status", "my_project:orders", "--watch"]) == cli.WELL
+    assert capsys.readouterr().out.count("open leases") == 3
+
+
+def test_machines_get_a_document_a_line(at_the_terminal: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    at_the_terminal.beat(lag_ms=1000, behind={A: 1000})
+    at_the_terminal.clock.call_in(25, interrupt)
+    assert cli.main(["status", "my_project:orders", "--json", "--watch", "10"]) == cli.WELL
+    documents = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(documents) == 3
+    assert {lease["lease"]: lease["behind_ms"] for lease in documents[0]["leases"]} == {A: 1000, B: None}
+
+
+def test_a_look_ten_times_a_second_is_the_most(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["status", "my_project:orders", "--watch", "0"])
+    assert "less than 0.1 seconds" in capsys.readouterr().err
