@@ -39,6 +39,7 @@ OUTAGE_SHARE: Final = 0.4
 # Of the seeds whose application a Java fleet could serve as well, about half of all.
 JAVA_SHARE: Final = 0.35
 FURTHER: Final = 1000
+MOST_CALLS_BEFORE_A_PAUSE: Final = 8  # a tick makes about as many
 
 
 class FaultKind(StrEnum):
@@ -48,6 +49,7 @@ class FaultKind(StrEnum):
     KILL = "kill"
     KILL_AT_CALL = "kill at call"  # in the midst of whatever it does
     PAUSE = "pause"
+    PAUSE_AT_CALL = "pause at call"  # in the midst of whatever it does
     SUSPEND = "suspend"  # its monotonic clock stands still too
     TERMINATE = "terminate"  # asked to stop, killed a little later
     JUMP = "jump"  # of the wall clock
@@ -357,6 +359,10 @@ _SERVICE = (
 )
 _FURTHER = (
     *_SERVICE,
+    FaultKind.PAUSE_AT_CALL,
+    FaultKind.PAUSE_AT_CALL,
+    FaultKind.PAUSE_AT_CALL,
+    FaultKind.PAUSE_AT_CALL,
     FaultKind.STUCK_QUEUE,
     FaultKind.SKIPPED_TICKS,
     FaultKind.CUT,
@@ -397,6 +403,14 @@ def _fault(random: Random, scenario: Scenario, number: int, kinds: list[FaultKin
     )
     if kind in (FaultKind.PAUSE, FaultKind.SUSPEND):
         return replace(fault, seconds=lease * random.choice([0.3, 0.9, 1.5, 4.0, 20.0]))
+    if kind is FaultKind.PAUSE_AT_CALL:
+        # Twice as often whoever leads: between what it has read and what it writes lies most of a tick.
+        return replace(
+            fault,
+            target=random.choice(["worker", "daemon", "daemon"]),
+            number=random.randrange(MOST_CALLS_BEFORE_A_PAUSE * 4),
+            seconds=lease * random.choice([0.9, 1.5, 4.0, 10.0]),
+        )
     if kind is FaultKind.JUMP:
         return replace(fault, seconds=random.choice([-3600.0, -30.0, 30.0, 3600.0]))
     if kind is FaultKind.KILL_AT_CALL:

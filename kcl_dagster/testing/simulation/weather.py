@@ -82,6 +82,9 @@ class Weather:
     _deadly: dict[str, list[int]] = field(default_factory=dict)
     """Calls left until a process dies."""
 
+    _sleepy: dict[str, tuple[int, Fault]] = field(default_factory=dict)
+    """Calls left until a process pauses."""
+
     def forecast(self, faults: tuple[Fault, ...]) -> None:
         for fault in faults:
             self.kernel.call_at(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
@@ -90,6 +93,7 @@ class Weather:
         """The faults stop."""
         self._storms.clear()
         self._deadly.clear()
+        self._sleepy.clear()
         self.sink.refuses = self.sink.lies = self.sink.slow_seconds = 0.0
         self.moods.clear()
         self.index_lag = 0.0
@@ -100,7 +104,7 @@ class Weather:
             denied, which = self.denied_to_daemons
             if service == denied and which in ("", operation):
                 return Fate("denied")
-        if self._deadly:
+        if self._deadly or self._sleepy:
             self._count_down(process, 0)
         for storm in self._storms:
             fault = storm.fault
@@ -120,11 +124,12 @@ class Weather:
 
     def served(self, process: Process) -> None:
         """A call of this process took effect; its answer is not there yet."""
-        if self._deadly:
+        if self._deadly or self._sleepy:
             self._count_down(process, 1)
 
     def _count_down(self, process: Process, moment: int) -> None:
         """`moment`: 0 before a call takes effect, 1 after."""
+        self._count_to_sleep(process, moment)
         left = self._deadly.get(process.name)
         if left is None or left[1] != moment:
             return
@@ -132,6 +137,16 @@ class Weather:
         if left[0] < 0:
             del self._deadly[process.name]
             self._end(process)
+
+    def _count_to_sleep(self, process: Process, moment: int) -> None:
+        calls, fault = self._sleepy.get(process.name, (0, None))
+        if fault is None or fault.number % 2 != moment:
+            return
+        if calls > 0:
+            self._sleepy[process.name] = (calls - 1, fault)
+            return
+        del self._sleepy[process.name]
+        process.pause(fault.seconds, suspend=bool(fault.number & 2))
 
     def _end(self, process: Process) -> None:
         process.kill()
@@ -152,6 +167,8 @@ class Weather:
                 self._deadly[process.name] = [int(fault.seconds), fault.number % 2]
             case FaultKind.PAUSE if process is not None:
                 process.pause(fault.seconds)
+            case FaultKind.PAUSE_AT_CALL if process is not None:
+                self._sleepy[process.name] = (fault.number >> 2, fault)
             case FaultKind.SUSPEND if process is not None:
                 process.pause(fault.seconds, suspend=True)
             case FaultKind.TERMINATE if process is not None:
