@@ -68,7 +68,8 @@ class Cleaner:
         return problems
 
     def _departed(self, sight: Sight) -> list[WorkerSight]:
-        """Workers whose run is over and who own nothing, and rows nobody has written for long."""
+        """Workers whose run is over and who own nothing, and rows nobody has written for long. One that still
+        writes its row is to read in it that it should leave."""
         owners = {lease.actual_owner for lease in sight.unfinished} | {lease.owner for lease in sight.unfinished}
         now = self._clock.now()
         return [
@@ -76,7 +77,8 @@ class Cleaner:
             for seen in sight.workers
             if seen.id not in owners
             and (
-                seen.run_is_over or (not seen.alive and now - (seen.row.last_update or 0) > self.stale_row_seconds)
+                (seen.run_is_over and not seen.beats)
+                or (not seen.alive and now - (seen.row.last_update or 0) > self.stale_row_seconds)
             )
         ]
 

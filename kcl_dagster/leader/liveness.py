@@ -35,6 +35,9 @@ class WorkerSight:
     why: str = ""
     """Why it may not."""
 
+    beats: bool = False
+    """This leader saw its row change, not long ago: a process writes it, whatever became of its run."""
+
     proven: bool = True
     """This leader saw it move, or it wrote its row a moment ago. A new leader cannot tell a worker that has just
     died from one that lives, so it begins no handoff to one that is not proven."""
@@ -76,7 +79,13 @@ class LivenessRule:
         alive = not over and self._is_alive(row)
         why = self._why_not(row, alive, over)
         return WorkerSight(
-            row, alive=alive, run_is_over=over, accepts=not why, why=why, proven=self._is_proven(row)
+            row,
+            alive=alive,
+            run_is_over=over,
+            accepts=not why,
+            why=why,
+            beats=self.moved(row) and self.stood(row) <= self._patience(row),
+            proven=self._is_proven(row),
         )
 
     def _is_alive(self, row: WorkerRow) -> bool:

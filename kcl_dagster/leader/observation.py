@@ -88,6 +88,9 @@ class Observer:
     _runs: dict[WorkerId, str] = field(default_factory=dict)
     """The run of every worker that has a row or owns a lease, also of one whose row is gone."""
 
+    sent_away: set[WorkerId] = field(default_factory=set)
+    """Workers that were told that nobody wants them any more."""
+
     _suspects: dict[WorkerId, str] = field(default_factory=dict)
     """Workers that let a lease expire, and the version of their row then. Their leases have gone to others since,
     so nothing else would tell that they are gone: the row of a Java worker outlives it by more than a minute."""
@@ -173,6 +176,7 @@ class Observer:
             self._versions[row.id] = version
         here = {row.id for row in scan.workers}
         self._moving &= here
+        self.sent_away &= here
         self._versions = {worker: version for worker, version in self._versions.items() if worker in here}
         prefixes = (expiry.LEASE, handoff.HANDOFF, liveness.WORKER)
         self.standing.keep(lambda key: key in kept or not key.startswith(prefixes))

@@ -197,6 +197,20 @@ class Tick:
         if not self.dry:
             for worker in plan.drain:
                 self.leader.tables.workers.request_drain(worker)
+        if sight is not None:
+            self._send_away(sight)
+
+    def _send_away(self, sight: Sight) -> None:
+        """Workers that live on although their run is over, or their slot has another: for those who do not notice
+        by themselves."""
+        for seen in sight.workers:
+            run = self.runs.slots.get(seen.row.slot) if seen.row.slot is not None else None
+            is_replaced = run is not None and seen.row.run_id not in {None, run.run_id}
+            if seen.beats and (seen.run_is_over or is_replaced) and seen.id not in self.observer.sent_away:
+                self.notes.append(f"{seen.id} is asked to leave: its run is over, or its slot has another")
+                if not self.dry:
+                    self.leader.tables.workers.request_drain(seen.id)
+                    self.observer.sent_away.add(seen.id)
 
     def _stand_down(self) -> None:
         """The application is paused: whoever of ours is left finishes. Workers of the KCL know no such thing."""

@@ -158,6 +158,19 @@ def test_rows_of_workers_whose_run_is_over_go() -> None:
     [worker] = town.workers.values()
     town.kill(worker, seen=True)
     replacement = town.start("worker-001")
-    town.step(4)
-    assert [row.id for row in town.workers_table.list()] == [replacement.id]
+    town.until(lambda _: [row.id for row in town.workers_table.list()] == [replacement.id], within=30.0)
     assert town.reports[-1].ok
+
+
+def test_a_worker_that_outlives_its_run_is_asked_to_leave() -> None:
+    town = town_of(shards=4)
+    grown(town)
+    [zombie] = town.workers.values()
+    town.end("worker-000")  # the orchestrator takes it for failed; its process lives on
+    heir = town.start("worker-000")
+    town.until(lambda _: zombie.heartbeat.drain_requested, within=30.0)
+    assert not heir.heartbeat.drain_requested
+    asked = [note for report in town.reports for note in report.notes if "is asked to leave" in note]
+    assert len(asked) == 1
+    town.step(10)
+    assert not heir.heartbeat.drain_requested
