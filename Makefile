@@ -11,7 +11,7 @@ export UV_SYSTEM_CERTS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test unit lint types format lock wheel conformance interop simulate simulate-mutants spec \
-	chaos screenshots bench-emulator bench-leader bench-failover bench-worker clean
+	chaos screenshots reference bench-emulator bench-leader bench-failover bench-worker clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -76,6 +76,9 @@ chaos: $(READY)  ## real processes, real Spark, faults: SEED=1 MINUTES=2
 
 screenshots: $(READY)  ## pictures of the real UI for README and docs (needs Chromium)
 	@$(BIN)/python -m docs.screenshots $(ARGS)
+
+reference: $(READY)  ## docs/reference from the code
+	@$(BIN)/python -m docs.reference $(ARGS)
 
 bench-emulator bench-leader bench-failover bench-worker: bench-%: $(READY)  ## a table and one JSON line per figure
 	@$(BIN)/python -m benchmarks.$* $(ARGS)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 from dagster._config import process_config
 from dagster._core.instance.config import dagster_instance_config_schema
 
