@@ -30,6 +30,7 @@ from kcl_dagster.operations.status import Status, read_status
 from kcl_dagster.operations.terminal import Verbs
 from kcl_dagster.operations.watching import LOOK_SECONDS, view, watch, watch_json
 from kcl_dagster.runtime import system
+from kcl_dagster.tables.lock import STANDBY
 
 WELL: Final = 0
 WRONG: Final = 1
@@ -222,7 +223,7 @@ def _runs(application: Application) -> RunView:
 
 def _standby() -> str:
     """The name of this machine's standby in the leader lock."""
-    return f"standby:{socket.gethostname()}"
+    return f"{STANDBY}{socket.gethostname()}"
 
 
 # --- emulator ---

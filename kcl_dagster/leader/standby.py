@@ -1,7 +1,8 @@
 """A leader outside of the orchestrator: the same tick in a loop.
 
 It waits for the leader lock like any other candidate, so it may run beside the orchestrator's leader and takes over
-when that one is gone. It launches no workers; it serves and balances leases among those that are there.
+when that one is gone. It launches no workers; it serves and balances leases among those that are there. Under a
+name that begins with `kcl_dagster.tables.lock.STANDBY`, it loses the lock to the orchestrator once that is back.
 """
 
 from collections.abc import Callable

@@ -23,6 +23,10 @@ from kcl_dagster.tables.outcomes import Verdict
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
 
+# Begins the names of leaders that launch no workers. Anybody else of ours who would lead takes the lock from one at
+# once, or a fleet whose standby was faster would never get a worker again.
+STANDBY: Final = "standby:"
+
 
 @dataclass(frozen=True, slots=True)
 class LockView:
@@ -33,7 +37,7 @@ class LockView:
     """Who leads: this owner, another, or None when another candidate was faster at this very moment."""
 
     trusted_until: float
-    """Monotonic time until which nobody else can have taken it from us; 0 when it is not held."""
+    """Monotonic time until which no equal can have taken it from us; 0 when it is not held."""
 
     stood_for: float = 0.0
     """For how long the other owner's version is known to have stood."""
@@ -103,9 +107,12 @@ class LeaderLock:
             return self._heartbeat(row.version, started) or _OVERTAKEN
         standing.observe(self.standing_key, row.version, started, self._clock.monotonic())
         stood = standing.stood_for(self.standing_key, row.version)
-        if row.is_released or stood > row.duration:
+        if row.is_released or stood > row.duration or self._outranks(row.owner):
             return self._replace(row.version, started)
         return LockView(held=False, owner=row.owner, trusted_until=0.0, stood_for=stood, duration=row.duration)
+
+    def _outranks(self, owner: str) -> bool:
+        return owner.startswith(STANDBY) and not self._owner.startswith(STANDBY)
 
     def guard(self) -> Request:
         """A write that fails unless nobody has led since the last `hold`. For use within a transaction.

@@ -127,6 +127,21 @@ def test_a_lock_that_is_prolonged_is_never_taken(room: Room) -> None:
         room.clock.advance(30)
 
 
+def test_a_standby_gives_way_to_everybody_of_ours_who_is_none(room: Room) -> None:
+    """It launches no workers: a fleet whose standby was faster would have none."""
+    standby, other, us = (room.candidate(name) for name in ("standby:a", "standby:b", "us"))
+    assert standby.look().held
+    assert not other.look().held
+    assert us.look().held
+    assert not standby.look().held
+    for _ in range(10):
+        room.clock.advance(30)
+        assert us.look().held
+        assert not standby.look().held
+    room.clock.advance(61)
+    assert standby.look().held, "nobody else leads any more"
+
+
 def test_a_dead_leader_is_followed_once_its_own_duration_has_been_watched(room: Room) -> None:
     room.write(JAVA)
     us = room.candidate("us", duration=5)
