@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import yaml  # type: ignore[import-untyped]  # comes with Dagster, without types
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -117,6 +117,7 @@ class Verbs:
             os.environ,
             instance_settings(options.dagster_home or os.environ.get("DAGSTER_HOME")),
             watch_seconds=options.watch,
+            cloudwatch=lambda: self.client(options, "cloudwatch"),
         )
         diagnosis = diagnose(patient)
         if options.json:

@@ -35,6 +35,7 @@ from kcl_dagster.orchestration.statement import Row
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier, slots_of
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.listing import describe
+from kcl_dagster.telemetry.leader import LeaderTelemetry, open_leader_telemetry
 
 RETENTION_ASKED_SECONDS = 600.0  # it changes once in a stream's life
 
@@ -48,6 +49,7 @@ class _Seat:
     reporter: Reporter
     runtime: Runtime
     leader: Leader | None = None
+    telemetry: LeaderTelemetry = field(default_factory=LeaderTelemetry)
     lock: threading.Lock = field(default_factory=threading.Lock)
     epoch: int = 0
     ticks: int = 0
@@ -85,6 +87,7 @@ class _Seat:
                 # Names the deployment, not the process: a reloaded code server leads on without waiting.
                 identity=f"dagster:{deployment[:12]}",
             )
+            self.telemetry = open_leader_telemetry(self.application, self.runtime, kcl.client)
         return self.leader
 
 
@@ -141,6 +144,7 @@ def build_kcl_leader_sensor(
         try:
             runs = run_view(instance, application)
             report = leader.tick(runs)
+            seat.telemetry.tick(report)
             for slot in report.retire:
                 run = runs.slots.get(slot)
                 if run is not None and run.status == "queued":

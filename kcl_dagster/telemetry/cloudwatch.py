@@ -131,8 +131,12 @@ class Flusher:
             self._metrics.flush()
         self._metrics.flush()
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """For the rest of the process. What comes together after the last flush is lost with it."""
         self._thread.start()
+
+    def __enter__(self) -> Self:
+        self.start()
         return self
 
     def __exit__(

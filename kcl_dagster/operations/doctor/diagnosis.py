@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any, Final
 
 from kcl_dagster import aws
-from kcl_dagster.application import Application
+from kcl_dagster.application import Application, MetricsLevel
 from kcl_dagster.errors import CredentialsRefused, KclError, LayoutRefused, TableNotFound
 from kcl_dagster.operations.doctor.finding import Diagnosis, Finding, fail, ok, warn
 from kcl_dagster.operations.doctor.machine import FindJava, judge_clock, judge_machine
 from kcl_dagster.operations.doctor.orchestrator import judge_instance
-from kcl_dagster.operations.doctor.rights import index_right, probed, stream_rights, table_rights
+from kcl_dagster.operations.doctor.rights import index_right, metrics_right, probed, stream_rights, table_rights
 from kcl_dagster.operations.doctor.streams import judge_consumers, judge_lag, judge_stream
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.java import find_java
@@ -37,6 +37,8 @@ class Patient:
     instance: Mapping[str, Any] | None = None
     java: FindJava = find_java
     watch_seconds: float = WATCH_SECONDS
+    cloudwatch: Callable[[], aws.Client] | None = None
+    """Makes a client; asked only where the application publishes metrics."""
 
 
 def diagnose(patient: Patient) -> Diagnosis:
@@ -51,6 +53,8 @@ def diagnose(patient: Patient) -> Diagnosis:
         scan = _tables(patient, findings)
         for stream in patient.application.streams:
             _guarded("stream", findings, partial(_stream, patient, stream.name, scan))
+        if patient.cloudwatch is not None and patient.application.telemetry.cloudwatch is not MetricsLevel.NONE:
+            findings.append(metrics_right(patient.cloudwatch()))
     findings += judge_machine(patient.environment, patient.java)
     if patient.instance is not None:
         findings += judge_instance(patient.application, patient.instance)

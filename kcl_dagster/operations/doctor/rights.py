@@ -4,6 +4,7 @@ Writes carry a condition that can never hold: DynamoDB checks the right first an
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from kcl_dagster import aws
@@ -13,6 +14,7 @@ from kcl_dagster.tables.attributes import OWNER, OWNER_INDEX
 from kcl_dagster.tables.places import Place
 
 PROBE_KEY: Final = "kdDoctor"  # no row has this key, and none gets it
+_NO_STATISTICS: Final = {"SampleCount": 0.0, "Sum": 0.0, "Minimum": 0.0, "Maximum": 0.0}
 _NEVER: Final = "attribute_exists(#key) AND attribute_not_exists(#key)"
 
 Probe = Callable[[], Any]
@@ -75,6 +77,17 @@ def stream_rights(client: aws.Client, stream: str) -> Iterator[Finding]:
             stream,
             lambda: aws.call(client, "get_records", ShardIterator=iterators[0], Limit=1),
         )
+
+
+def metrics_right(client: aws.Client) -> Finding:
+    """A datum that says two things at once: CloudWatch checks the right first and refuses the datum then."""
+    impossible = {"MetricName": PROBE_KEY, "Value": 0.0, "StatisticValues": _NO_STATISTICS}
+
+    def put() -> None:
+        with suppress(aws.RequestRefused):
+            aws.call(client, "put_metric_data", Namespace=PROBE_KEY, MetricData=[impossible])
+
+    return _judged("cloudwatch:PutMetricData", "*", put)
 
 
 def probed(client: aws.Client, service: str, method: str, resource: str, **parameters: Any) -> Finding:

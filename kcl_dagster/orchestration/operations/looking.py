@@ -87,6 +87,7 @@ def look_doctor(top: Worktop, form: forms.Doctor) -> Answer:
         os.environ,
         {name: top.instance.get_settings(name) for name in INSTANCE_SETTINGS},
         watch_seconds=form.watch_seconds,
+        cloudwatch=lambda: top.client("cloudwatch"),
     )
     diagnosis = diagnose(patient)
     worst = sorted(diagnosis.findings, key=lambda finding: -list(Verdict).index(finding.verdict))

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
+from kcl_dagster.application import MetricsLevel, TelemetrySettings
 from kcl_dagster.errors import JavaMissing
 from kcl_dagster.operations.doctor import Diagnosis, Verdict, diagnose
 from kcl_dagster.operations.doctor.diagnosis import Patient
@@ -228,3 +230,31 @@ def test_the_doctor_writes_nothing() -> None:
     before = shop.dynamodb.scan(TableName=shop.application.lease_table)["Items"]
     examine(shop)
     assert shop.dynamodb.scan(TableName=shop.application.lease_table)["Items"] == before
+
+
+class CloudWatch:
+    """Refuses what the doctor asks, as CloudWatch does with those who may ask, or denies it."""
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+
+    def put_metric_data(self, **request: Any) -> dict[str, Any]:
+        raise ClientError({"Error": {"Code": self.code, "Message": "no"}}, "PutMetricData")
+
+
+@pytest.mark.parametrize(
+    ("level", "code", "verdicts"),
+    [
+        (MetricsLevel.SUMMARY, "AccessDenied", ["fail"]),
+        (MetricsLevel.SUMMARY, "InvalidParameterCombination", ["ok"]),
+        (MetricsLevel.NONE, "AccessDenied", []),
+    ],
+)
+def test_the_right_to_publish_metrics_is_asked_for_where_they_are_on(
+    level: MetricsLevel, code: str, verdicts: list[str]
+) -> None:
+    shop = healthy()
+    shop.application = shop.application.model_copy(update={"telemetry": TelemetrySettings(cloudwatch=level)})
+    diagnosis = examine(shop, cloudwatch=lambda: CloudWatch(code))
+    found = [f.verdict.value for f in diagnosis.findings if f.check == "iam cloudwatch:PutMetricData"]
+    assert found == verdicts

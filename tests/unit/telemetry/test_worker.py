@@ -15,6 +15,7 @@ from kcl_dagster.leader.report import StageOutcome, StreamSight, TickReport
 from kcl_dagster.telemetry import kcl_names
 from kcl_dagster.telemetry.cloudwatch import CloudWatchMetrics
 from kcl_dagster.telemetry.datum import Datum
+from kcl_dagster.telemetry.leader import open_leader_telemetry
 from kcl_dagster.telemetry.logs import json_lines, log_event
 from kcl_dagster.telemetry.worker import WorkerTelemetry, open_telemetry
 from kcl_dagster.worker.events import EventKind, WorkerEvent
@@ -189,6 +190,20 @@ def test_a_leader_is_told_of_in_the_names_of_the_kcl() -> None:
     assert found["PeriodicShardSyncManager", "NumStreamsToSync"] == 2
     assert found["PeriodicShardSyncManager", "NumStreamsWithPartialLeases"] == 1
     assert values(kcl_names.of_tick(TickReport(leading=False))) == {("LeaderDecider", "LeaderDecider:IsLeader"): 0}
+
+
+def test_a_leader_publishes_where_it_is_asked_to() -> None:
+    notes = Notes()
+    world = World()
+    on = world.application.model_copy(update={"telemetry": TelemetrySettings(cloudwatch=MetricsLevel.SUMMARY)})
+    telemetry = open_leader_telemetry(on, world.runtime, lambda _: notes)
+    telemetry.tick(TickReport(leading=True, stages=(StageOutcome("assign", True, 0.5),)))
+    assert telemetry.cloudwatch is not None
+    telemetry.cloudwatch.flush()
+    assert notes.sum_of("Time", Operation="LeaseAssignmentManager") == 500
+    silent = open_leader_telemetry(world.application, world.runtime, lambda _: notes)
+    silent.tick(TickReport(leading=True))
+    assert silent.cloudwatch is None
 
 
 def test_metrics_of_a_batch_fit_into_the_levels() -> None:
