@@ -7,12 +7,14 @@ import sys
 import time
 from collections.abc import Iterable
 
-from kcl_dagster.testing.simulation.campaign import Tally, run_seeds
+from kcl_dagster.testing.simulation.campaign import KINDS, Tally, run_seeds
+from kcl_dagster.testing.simulation.contest import draw_contest, run_contest
 from kcl_dagster.testing.simulation.fleet import Outcome
 from kcl_dagster.testing.simulation.scenario import draw
 from kcl_dagster.testing.simulation.shrink import only, run, shrink
 
 PROGRESS_SECONDS = 5.0
+LEADERS = "leaders"
 
 
 def say(text: str = "") -> None:
@@ -52,14 +54,15 @@ def describe(outcome: Outcome) -> None:
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    scenario = draw(arguments.seed)
+    scenario = (draw_contest if arguments.scenario == LEADERS else draw)(arguments.seed)
     if arguments.faults is not None:
         ids = () if arguments.faults == "none" else map(int, arguments.faults.split(","))
         scenario = only(scenario, frozenset(ids))
-    outcome = run(scenario, keep_trace=arguments.trace)
+    rerun = run_contest if arguments.scenario == LEADERS else run
+    outcome = rerun(scenario, keep_trace=arguments.trace)
     for line in outcome.lines:
         say(line)
-    if not outcome.ok and arguments.shrink:
+    if not outcome.ok and arguments.shrink and arguments.scenario != LEADERS:
         outcome = shrink(outcome)
     describe(outcome)
     return 0 if outcome.ok else 1
@@ -68,13 +71,14 @@ def replay(arguments: argparse.Namespace) -> int:
 def campaign(seeds: Iterable[int], arguments: argparse.Namespace) -> int:
     tally, told = Tally(), time.monotonic()
     until = time.monotonic() + arguments.minutes * 60 if arguments.minutes else None
-    results = run_seeds(seeds, arguments.jobs)
+    results = run_seeds(seeds, arguments.jobs, arguments.scenario)
+    again = "" if arguments.scenario != LEADERS else f" --scenario {LEADERS}"
     for result in results:
         tally.add(result)
         if result.violations:
             say(f"seed {result.seed} FAILED: {result.violations[0]}")
-            say(f"  replay: python -m tests.simulation --seed {result.seed} --trace")
-            if arguments.shrink:
+            say(f"  replay: python -m tests.simulation --seed {result.seed}{again} --trace")
+            if arguments.shrink and not again:
                 small = shrink(run(draw(result.seed)))
                 describe(small)
                 say(f"  replay: {replay_command(small)}")
@@ -95,6 +99,9 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per CPU)")
     parser.add_argument("--seed", type=int, help="replay this one")
+    parser.add_argument(
+        "--scenario", choices=sorted(KINDS), default="fleet", help="everything, or many leaders of one application"
+    )
     parser.add_argument("--faults", help="with --seed: only these faults, by number, or 'none'")
     parser.add_argument("--trace", action="store_true", help="with --seed: everything that happened")
     parser.add_argument("--shrink", action="store_true", help="make failing runs small")

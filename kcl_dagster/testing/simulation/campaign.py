@@ -2,13 +2,16 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from typing import Final
 
+from kcl_dagster.testing.simulation.contest import draw_contest, run_contest
+from kcl_dagster.testing.simulation.fleet import Outcome
 from kcl_dagster.testing.simulation.properties import Violation
-from kcl_dagster.testing.simulation.scenario import draw
+from kcl_dagster.testing.simulation.scenario import Scenario, draw
 from kcl_dagster.testing.simulation.shrink import run
 
 SECONDS_PER_HOUR = 3600.0
@@ -31,9 +34,17 @@ class Result:
     faults: int
 
 
-def run_seed(seed: int) -> Result:
+# What a seed may stand for: a fleet under every fault there is, or many leaders of one application.
+KINDS: Final[dict[str, tuple[Callable[[int], Scenario], Callable[[Scenario], Outcome]]]] = {
+    "fleet": (draw, run),
+    "leaders": (draw_contest, run_contest),
+}
+
+
+def run_seed(seed: int, kind: str = "fleet") -> Result:
     began = time.process_time()
-    outcome = run(draw(seed))
+    draw_it, run_it = KINDS[kind]
+    outcome = run_it(draw_it(seed))
     return Result(
         seed=seed,
         violations=tuple(outcome.violations),
@@ -46,16 +57,16 @@ def run_seed(seed: int) -> Result:
     )
 
 
-def run_seeds(seeds: Iterable[int], jobs: int = 1) -> Iterator[Result]:
+def run_seeds(seeds: Iterable[int], jobs: int = 1, kind: str = "fleet") -> Iterator[Result]:
     """In the order of the seeds. With several jobs each has its own process; the results are the same."""
     if jobs == 1:
-        yield from map(run_seed, seeds)
+        yield from (run_seed(seed, kind) for seed in seeds)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         waiting: deque[Future[Result]] = deque()
         try:
             for seed in seeds:
-                waiting.append(pool.submit(run_seed, seed))
+                waiting.append(pool.submit(run_seed, seed, kind))
                 if len(waiting) > AHEAD * jobs:
                     yield waiting.popleft().result()
             while waiting:
