@@ -1,11 +1,16 @@
-"""Making few large files out of the many small ones that batches leave, for the Parquet sink.
+"""Making few large files out of the many small ones that batches leave.
 
-Files are merged folder by folder, oldest first, when they have been left alone for a while: a part can be written
-again until its owner has committed it, and a rewritten file beside its merged copy would be stored twice. Each
-merge is journalled before its result appears, so a compaction that is cut off anywhere is finished by the next one.
+Parquet: a part can be written again until its owner has committed it, and a rewritten file beside its merged copy
+would be stored twice. So the last part of each shard is left alone, however old it is: it may be a batch that has
+been failing for days. Parts before it are committed, or the next could not have begun; a stalled writer may still
+have one in hand, so they have to be old, too. Files are merged folder by folder, oldest first. Each merge is
+journalled before its result appears, so a compaction that is cut off anywhere is finished by the next one.
+
+Delta: the table's own log knows what is committed, so its own compaction does it.
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +21,7 @@ import pyarrow.parquet as pq
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.sinks.record import table_errors
 from kcl_dagster.spark.sinks.writing import COMPRESSION
 from kcl_dagster.spark.storage import S3Options, Store, StoredFile, open_store
 
@@ -24,6 +30,8 @@ TARGET_BYTES: Final = 128 * 1024 * 1024  # what query engines read best, and wha
 MIN_AGE_SECONDS: Final = 3600.0
 JOURNAL: Final = "_compaction"  # readers pass over names that begin with an underscore
 MERGED: Final = "merged-"
+BEFORE_ANY: Final = -1  # TRIM_HORIZON and its like
+_NAMED_AFTER_A_PART: Final = re.compile(r"(?P<lease>.+)\.(?P<after>\w+)-(?P<sub>\d+)\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +70,29 @@ def compact(
     return Compaction(merged, into, size, finished)
 
 
+def compact_delta(path: str, *, target_bytes: int = TARGET_BYTES, s3: S3Options | None = None) -> Compaction:
+    """Merge the small files of the Delta table at `path`. May run beside the consumer; readers notice nothing.
+
+    The merged files' sources stay in the folder until they are vacuumed: `DeltaTable(path).vacuum()`.
+    """
+    from kcl_dagster.spark.sinks.delta import open_table
+
+    with table_errors(f"delta at {path}"):
+        table = open_table(path, s3 or S3Options())
+        if table is None:
+            return Compaction(0, 0, 0)
+        done = table.optimize.compact(target_size=target_bytes)
+    added = json.loads(done["filesAdded"]) if isinstance(done["filesAdded"], str) else done["filesAdded"]
+    return Compaction(int(done["numFilesRemoved"]), int(done["numFilesAdded"]), int(added["totalSize"]))
+
+
 def _groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> Iterator[list[StoredFile]]:
     """Files of one folder that together come near the target. What is large already stays as it is."""
     folders: dict[str, list[StoredFile]] = defaultdict(list)
+    last = _last_parts(files)
     for file in files:
-        if file.path.endswith(".parquet") and file.modified <= before and file.bytes < target_bytes / 2:
+        is_small = file.path.endswith(".parquet") and file.bytes < target_bytes / 2
+        if is_small and file.modified <= before and _part_of(file) not in last:
             folders[file.path.rpartition("/")[0]].append(file)
     for found in folders.values():
         group: list[StoredFile] = []
@@ -80,6 +106,23 @@ def _groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> It
             size += file.bytes
         if len(group) > 1:
             yield group
+
+
+def _part_of(file: StoredFile) -> tuple[str, int, int] | None:
+    """Lease, and where the part begins, of a file that a sink wrote (see `writing.file_stem`)."""
+    found = _NAMED_AFTER_A_PART.fullmatch(file.path.rpartition("/")[2])
+    if found is None:
+        return None
+    after = int(found["after"]) if found["after"].isdigit() else BEFORE_ANY
+    return found["lease"], after, int(found["sub"])
+
+
+def _last_parts(files: Sequence[StoredFile]) -> set[tuple[str, int, int]]:
+    """Of each lease the part that begins last."""
+    last: dict[str, tuple[str, int, int]] = {}
+    for part in filter(None, map(_part_of, files)):
+        last[part[0]] = max(part, last.get(part[0], part))
+    return set(last.values())
 
 
 def _merge(store: Store, group: Sequence[StoredFile], name: str) -> int:

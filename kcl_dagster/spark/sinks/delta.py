@@ -145,7 +145,7 @@ class DeltaSink:
 
         if self._table is not None:
             return self._table
-        url = self.path if self.path.startswith("s3://") else f"file://{self.path}"
+        url = _url(self.path)
         if DeltaTable.is_deltatable(url, self._options):
             self._table = DeltaTable(url, storage_options=self._options)
         elif schema is not None:
@@ -169,6 +169,18 @@ class DeltaSink:
                 f"delta at {self.path}: the output's columns {wrong} are not in the table, or of another type. "
                 "Change the table first (DeltaTable.alter.add_columns), or the transform"
             )
+
+
+def open_table(path: str, s3: S3Options) -> "DeltaTable | None":
+    """The table of a sink at `path`; None when there is none."""
+    from deltalake import DeltaTable
+
+    url, options = _url(open_store(path, s3).root), delta_options(s3)
+    return DeltaTable(url, storage_options=options) if DeltaTable.is_deltatable(url, options) else None
+
+
+def _url(root: str) -> str:
+    return root if root.startswith("s3://") else f"file://{root}"
 
 
 def delta_options(s3: S3Options) -> dict[str, Any]:

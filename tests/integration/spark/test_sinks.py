@@ -19,6 +19,7 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.spark.schema import COLUMNS, RECORD_FIELDS
+from kcl_dagster.spark.sinks.compaction import compact_delta
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from kcl_dagster.spark.sinks.parquet import ParquetSink
@@ -307,6 +308,21 @@ def test_a_whole_and_its_pieces_are_never_both_stored(place: Place, spark: Spark
 
 
 # Tables remember
+
+
+def test_a_compacted_delta_table_knows_what_it_holds(spark: SparkSession, tmp_path: Path) -> None:
+    root = str(tmp_path / "table")
+    sink = DeltaSink(root)
+    parts = [part(1, 1000 + 2 * n, 1001 + 2 * n, n + 1) for n in range(3)]
+    for one in parts:
+        write(sink, spark, one)
+    assert compact_delta(root).merged == 3
+    write(sink, spark, parts[2])
+    write(DeltaSink(root), spark, parts[0])
+    write(sink, spark, part(1, 1006, 1007, 4))
+    assert Counter(int(row["sequence_number"]) for row in read_delta(root, S3Options())) == Counter(
+        range(1000, 1008)
+    )
 
 
 @tables_only

@@ -19,11 +19,15 @@ from kcl_dagster.spark.storage import LocalStore, StoredFile
 from kcl_dagster.testing.clock import FakeClock
 
 CLOCK = FakeClock()
+LAST = "shard.99-0.parquet"
 OLD = CLOCK.now() - 7200
 
 
 def lake(root: Path, files: int = 6, folder: str = "", rows: int = 10, age: float = OLD) -> None:
-    """Small files as the sink leaves them."""
+    """Small files as the sink leaves them, and the last of their shard beside the folders."""
+    root.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"value": ["last"]}), root / LAST)
+    os.utime(root / LAST, (age, age))
     for number in range(files):
         path = root / folder / f"shard.{number}-0.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,20 +55,39 @@ def test_small_files_of_a_folder_become_one(tmp_path: Path) -> None:
     before = contents(tmp_path)
     assert run(tmp_path).merged == 12
     assert contents(tmp_path) == before
-    assert [name.split("/")[0] for name in names(tmp_path)] == ["day=1", "day=2"]
+    assert [name.split("/")[0] for name in names(tmp_path)] == ["day=1", "day=2", LAST]
 
 
 def test_records_keep_their_order(tmp_path: Path) -> None:
     lake(tmp_path, files=3)
     run(tmp_path)
-    (merged,) = tmp_path.glob("*.parquet")
+    (merged,) = tmp_path.glob("merged-*.parquet")
     assert pq.read_table(merged).column("value").to_pylist() == [f"{f}.{r}" for f in range(3) for r in range(10)]
 
 
 def test_what_may_still_be_rewritten_is_left_alone(tmp_path: Path) -> None:
     lake(tmp_path, age=CLOCK.now() - 60)
     assert run(tmp_path) == Compaction(0, 0, 0)
-    assert len(names(tmp_path)) == 6
+    assert len(names(tmp_path)) == 7
+
+
+def test_the_last_part_of_each_shard_may_be_failing_for_days_and_is_left_alone(tmp_path: Path) -> None:
+    lake(tmp_path, files=3)
+    for name in ("day=1", "day=2"):  # one part, in two folders
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"value": [f"{name} newer"]}), tmp_path / name / "shard.100-7.parquet")
+        os.utime(tmp_path / name / "shard.100-7.parquet", (OLD, OLD))
+    for number, start in enumerate(("TRIM_HORIZON-0", "5-0", "5-3")):
+        pq.write_table(pa.table({"value": [f"other {number}"]}), tmp_path / f"other.shard.{start}.parquet")
+        os.utime(tmp_path / f"other.shard.{start}.parquet", (OLD, OLD))
+    before = contents(tmp_path)
+    assert run(tmp_path).merged == 3 + 1 + 2
+    assert contents(tmp_path) == before
+    assert [name for name in names(tmp_path) if "merged" not in name] == [
+        "day=1/shard.100-7.parquet",
+        "day=2/shard.100-7.parquet",
+        "other.shard.5-3.parquet",
+    ]
 
 
 def test_files_are_merged_up_to_the_target(tmp_path: Path) -> None:
@@ -72,7 +95,7 @@ def test_files_are_merged_up_to_the_target(tmp_path: Path) -> None:
     size = (tmp_path / "shard.0-0.parquet").stat().st_size
     done = run(tmp_path, target_bytes=round(size * 3.5))
     assert (done.merged, done.into) == (6, 2)
-    assert contents(tmp_path).total() == 60
+    assert contents(tmp_path).total() == 61
 
 
 def test_a_second_run_has_nothing_to_do(tmp_path: Path) -> None:
@@ -88,7 +111,7 @@ def test_columns_that_were_added_later_are_null_before(tmp_path: Path) -> None:
     pq.write_table(pa.table({"value": ["new"], "extra": [1]}), tmp_path / "later.parquet")
     os.utime(tmp_path / "later.parquet", (OLD, OLD + 50))
     run(tmp_path)
-    (merged,) = tmp_path.glob("*.parquet")
+    (merged,) = tmp_path.glob("merged-*.parquet")
     assert pq.read_table(merged).column("extra").to_pylist() == [None] * 10 + [1]
 
 
@@ -165,4 +188,4 @@ def test_readers_do_not_see_drafts_and_journals(tmp_path: Path) -> None:
     (tmp_path / ".draft.parquet").write_text("half a file")
     assert run(tmp_path).merged == 6
     (tmp_path / ".draft.parquet").unlink()
-    assert contents(tmp_path).total() == 60
+    assert contents(tmp_path).total() == 61

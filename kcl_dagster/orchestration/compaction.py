@@ -1,0 +1,69 @@
+"""The job that makes few large files out of the many small ones that an application's batches leave."""
+
+from typing import Any, Final
+
+from dagster import Config, JobDefinition, OpExecutionContext, in_process_executor, job, op
+from pydantic import Field
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.runs import APPLICATION_TAG
+from kcl_dagster.orchestration.sinks import s3_connection
+from kcl_dagster.orchestration.translator import identifier
+
+MEBIBYTE: Final = 1024 * 1024
+COMPACTION_TAG: Final = "kcl/compaction"
+"""The application. Two compactions of one must not run at once: limit the tag to one in `dagster.yaml`."""
+
+
+class CompactionConfig(Config):
+    """What the launchpad asks."""
+
+    target_mebibytes: int = Field(default=128, ge=1, description="Size of the files to aim at.")
+    min_age_seconds: float = Field(
+        default=3600.0, ge=0, description="Parquet only: files younger than this may still be written again."
+    )
+
+
+def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> JobDefinition:
+    """`<application>_compaction`, which may run beside the workers and needs no Spark. Schedule it as you like.
+
+    Raises ConfigurationError for a sink whose files are not ours to merge.
+
+    Example:
+        .. code-block:: python
+
+            compaction = build_kcl_compaction_job(clicks)
+            hourly = dg.ScheduleDefinition(job=compaction, cron_schedule="17 * * * *")
+    """
+    application, choice = consumer.application, consumer.sink
+    if choice.kind not in ("parquet", "deltalake"):
+        raise ConfigurationError(
+            f"application {application.name}: files of its {choice.kind} sink are maintained by its catalog, not by us"
+        )
+    name = f"{identifier(application.name)}_compaction"
+
+    @op(name=f"merge_{name}", required_resource_keys={kcl_key})
+    def merge(context: OpExecutionContext, config: CompactionConfig) -> None:
+        from kcl_dagster.spark.sinks.compaction import compact, compact_delta
+        from kcl_dagster.spark.storage import S3Options
+
+        connection: dict[str, Any] = s3_connection(getattr(context.resources, kcl_key))
+        s3, target = S3Options(**connection), config.target_mebibytes * MEBIBYTE
+        if choice.kind == "parquet":
+            done = compact(choice.place, target_bytes=target, min_age_seconds=config.min_age_seconds, s3=s3)
+        else:
+            done = compact_delta(choice.place, target_bytes=target, s3=s3)
+        context.log.info("merged %d files into %d, %d bytes", done.merged, done.into, done.bytes)
+        context.add_output_metadata({"merged": done.merged, "into": done.into, "bytes": done.bytes})
+
+    @job(
+        name=name,
+        executor_def=in_process_executor,
+        description=f"Makes few large files out of the many small ones that {application.name} leaves.",
+        tags={APPLICATION_TAG: application.name, COMPACTION_TAG: application.name, "dagster/max_retries": "0"},
+    )
+    def compaction() -> None:
+        merge()
+
+    return compaction

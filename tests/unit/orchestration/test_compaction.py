@@ -1,0 +1,66 @@
+"""The job that merges what an application's batches leave."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import kcl_dagster as kcl
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration.compaction import build_kcl_compaction_job
+from kcl_dagster.orchestration.consumer import Consumer
+
+LONG_AGO = 1_700_000_000
+
+
+def consumer(sink: kcl.SinkChoice) -> Consumer:
+    @kcl.kcl_consumer(application="clicks", stream="clicks", sink=sink)
+    def clicks(records: Any) -> Any:
+        return records
+
+    return clicks
+
+
+def launch(sink: kcl.SinkChoice) -> dict[str, int]:
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    result = build_kcl_compaction_job(consumer(sink)).execute_in_process(
+        resources={"kcl": kcl.KclResource(region_name="us-east-1", **keys)}, instance=dg.DagsterInstance.ephemeral()
+    )
+    (told,) = [event.step_output_data.metadata for event in result.all_events if event.is_successful_output]
+    return {name: int(str(value.value)) for name, value in told.items()}
+
+
+def test_small_parquet_files_become_one(tmp_path: Path) -> None:
+    for number in range(4):
+        path = tmp_path / f"shard.{number}-0.parquet"
+        pq.write_table(pa.table({"value": [number]}), path)
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    told = launch(kcl.parquet(str(tmp_path)))
+    assert (told["merged"], told["into"]) == (3, 1)  # and the last part of the shard may still come again
+    assert sorted(pq.read_table(tmp_path)["value"].to_pylist()) == [0, 1, 2, 3]
+
+
+def test_small_files_of_a_delta_table_become_one(tmp_path: Path) -> None:
+    deltalake: Any = pytest.importorskip("deltalake")
+    for number in range(4):
+        deltalake.write_deltalake(str(tmp_path), pa.table({"value": [number]}), mode="append")
+    told = launch(kcl.delta(str(tmp_path)))
+    assert (told["merged"], told["into"]) == (4, 1)
+    table = deltalake.DeltaTable(str(tmp_path))
+    assert len(table.file_uris()) == 1
+    assert sorted(table.to_pyarrow_table()["value"].to_pylist()) == [0, 1, 2, 3]
+
+
+def test_a_table_that_is_not_there_yet_is_fine(tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
+    assert launch(kcl.delta(str(tmp_path / "none"))) == {"merged": 0, "into": 0, "bytes": 0}
+    assert launch(kcl.parquet(str(tmp_path / "none"))) == {"merged": 0, "into": 0, "bytes": 0}
+
+
+def test_only_files_of_ours_are_merged() -> None:
+    with pytest.raises(ConfigurationError, match="iceberg sink are maintained by its catalog"):
+        build_kcl_compaction_job(consumer(kcl.iceberg("lake.clicks", {"type": "glue"})))
