@@ -1,0 +1,267 @@
+"""What the worker's rules promise holds for any input."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcl_dagster.application import FailurePolicy
+from kcl_dagster.errors import Throttled
+from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.testing.clock import FakeClock
+from kcl_dagster.worker.batch import Progress, Range
+from kcl_dagster.worker.failure import Failures
+from kcl_dagster.worker.lag import Lag
+from kcl_dagster.worker.parents import parent_keys, sibling_key
+from kcl_dagster.worker.pending import Pin, pin_of
+from kcl_dagster.worker.ranges import Planner, next_range
+from kcl_dagster.worker.report import Outcome
+from kcl_dagster.worker.retention import loss_in
+from kcl_dagster.worker.succession import SuccessionRules, choose_heirs
+from kcl_dagster.worker.throughput import Throughput
+
+KEY = LeaseKey("s0")
+STREAM = StreamIdentifier.single("clicks")
+KEYS = [LeaseKey(f"s{index}") for index in range(6)]
+numbers = st.integers(0, 1000)
+checkpoints = st.just(TRIM_HORIZON) | st.builds(lambda n, sub: Checkpoint(str(n), sub), numbers, st.integers(0, 3))
+pins = st.builds(Pin, st.integers(0, 99), st.none() | numbers.map(str))
+
+
+# Pins and ranges
+
+
+def pinned(pin: Pin, checkpoint: Checkpoint, through: Checkpoint) -> Lease:
+    return Lease(
+        KEY, "s0", checkpoint=checkpoint, pending_checkpoint=through, pending_state=pin.to_state(), batch=pin.number
+    )
+
+
+@given(pins, checkpoints)
+def test_a_pin_is_read_as_it_was_written_and_only_under_its_own_number(pin: Pin, through: Checkpoint) -> None:
+    lease = pinned(pin, TRIM_HORIZON, through)
+    assert pin_of(lease) == pin
+    assert pin_of(replace(lease, batch=pin.number + 1)) is None
+    assert pin_of(replace(lease, pending_checkpoint=None)) is None
+
+
+@given(st.none() | st.binary(max_size=60) | st.text(max_size=60).map(str.encode), st.integers(0, 3))
+def test_whatever_others_left_pending_is_no_pin_of_ours(state: bytes | None, batch: int) -> None:
+    found = pin_of(Lease(KEY, "s0", pending_checkpoint=Checkpoint("7"), pending_state=state, batch=batch))
+    assert found is None or (state is not None and b"kcl_dagster" in state and found.number == batch)
+
+
+@given(pins, checkpoints, checkpoints, st.none() | checkpoints)
+def test_a_pinned_batch_is_planned_exactly_whatever_the_wish(
+    pin: Pin, checkpoint: Checkpoint, through: Checkpoint, until: Checkpoint | None
+) -> None:
+    plan = Planner(STREAM, lambda _: None).plan(pinned(pin, checkpoint, through), until)
+    assert (plan.after, plan.through, plan.number, plan.first) == (checkpoint, through, pin.number, pin.first)
+
+
+@given(checkpoints, st.none() | checkpoints, st.integers(0, 99))
+def test_an_open_range_has_the_next_number_and_never_ends_before_it_begins(
+    checkpoint: Checkpoint, until: Checkpoint | None, batch: int
+) -> None:
+    plan = Planner(STREAM, lambda _: 17).plan(Lease(KEY, "s0", checkpoint=checkpoint, batch=batch), until)
+    assert plan.number == batch + 1
+    assert plan.through is None or (plan.through == until and plan.after < plan.through)
+    following = next_range(Progress(plan, through=Checkpoint("2000"), records=1))
+    assert following is not None
+    assert (following.after, following.number, following.through) == (Checkpoint("2000"), plan.number + 1, None)
+    assert next_range(Progress(plan, ended=True)) is None
+
+
+@given(st.sets(st.sampled_from([f"s{index}" for index in range(6)])), st.booleans())
+def test_parents_are_looked_for_in_the_leases_own_stream(parents: set[str], is_multi: bool) -> None:
+    stream = StreamIdentifier("clicks", "123456789012", 17) if is_multi else None
+    lease = Lease(KEY, "s9", parents=frozenset(parents), stream=stream)
+    prefix = "123456789012:clicks:17:" if is_multi else ""
+    assert parent_keys(lease) == sorted(f"{prefix}{parent}" for parent in parents)
+    assert sibling_key(lease, "s1") == f"{prefix}s1"
+
+
+# Loss
+
+
+@given(checkpoints, st.booleans(), st.booleans(), st.none() | st.floats(0, 2e5), st.floats(1e9, 2e9))
+def test_a_loss_is_told_exactly_where_the_checkpoints_record_is_gone_and_the_tip_was_not_seen_lately(
+    after: Checkpoint, trimmed: bool, gone: bool, tip_age: float | None, now: float
+) -> None:
+    progress = Progress(Range(KEY, STREAM, "s0", after, 1), start_trimmed=trimmed, gone=gone)
+    loss = loss_in(progress, None if tip_age is None else now - tip_age, now)
+    seen_lately = tip_age is not None and tip_age < 23 * 3600
+    seen_long_ago = tip_age is None or tip_age > 24 * 3600
+    if gone:
+        assert loss is not None
+    elif after.is_initial_position or not trimmed or seen_lately:
+        assert loss is None
+    elif seen_long_ago:
+        assert loss is not None
+
+
+# Measures
+
+
+@given(st.none() | st.floats(0, 1e6), st.lists(st.tuples(st.integers(0, 10**7), st.floats(0.1, 20)), max_size=10))
+def test_a_moving_average_stays_between_what_was_measured(
+    stored: float | None, windows: list[tuple[int, float]]
+) -> None:
+    clock = FakeClock()
+    meter = Throughput(clock.monotonic, window_seconds=3.0)
+    meter.start(KEY, stored)
+    rates = [stored] if stored is not None else []
+    delivered, began = 0, clock.monotonic()
+    for bytes_, passed in windows:
+        meter.record(KEY, bytes_)
+        delivered += bytes_
+        clock.advance(passed)
+        elapsed = clock.monotonic() - began
+        if elapsed >= 3.0:
+            if rates or delivered:
+                rates.append(delivered / 1024 / elapsed)
+                delivered = 0
+            began = clock.monotonic()
+        published = meter.publish(KEY)
+        if not rates:
+            assert published is None
+        else:
+            assert published is not None
+            assert min(rates) * (1 - 1e-9) - 1e-9 <= published <= max(rates) * (1 + 1e-9) + 1e-9
+    meter.stop(KEY)
+    assert meter.publish(KEY) is None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(KEYS), st.sampled_from(Outcome), st.none() | st.integers(0, 10**6), st.floats(0, 99)
+        ),
+        max_size=12,
+    )
+)
+def test_the_lag_is_that_of_the_shard_furthest_behind_and_only_of_those_held(
+    rounds: list[tuple[LeaseKey, Outcome, int | None, float]],
+) -> None:
+    clock = FakeClock()
+    lag = Lag(clock, patience=30.0)
+    for key, outcome, millis, passed in rounds:
+        clock.advance(passed)
+        worst = lag.see([reported(key, outcome, millis)], set(KEYS[:4]))
+        told = lag.worst(99)
+        assert worst == max(told.values(), default=None)
+        assert set(told) <= set(KEYS[:4])
+        assert list(told.values()) == sorted(told.values(), reverse=True)
+        assert outcome is not Outcome.FINISHED or key not in told
+    assert lag.see([], set()) is None
+
+
+# Failures
+
+
+def user_mistake() -> Exception:
+    return ValueError("of the user's")
+
+
+def trouble_with_aws() -> Exception:
+    return Throttled("for now")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sets(st.sampled_from(KEYS), min_size=1),
+            st.sampled_from([user_mistake, trouble_with_aws, None]),
+            st.floats(0, 30),
+        ),
+        max_size=15,
+    )
+)
+def test_leases_in_trouble_rest_for_a_minute_at_most_and_suspects_are_tried_alone(
+    rounds: list[tuple[set[LeaseKey], Callable[[], Exception] | None, float]],
+) -> None:
+    clock = FakeClock()
+    failures = Failures(FailurePolicy(), clock, Random(1))
+    suspects: set[LeaseKey] = set()
+    for keys, error, passed in rounds:
+        clock.advance(passed)
+        if error is None:
+            for key in keys:
+                failures.succeeded(key, SHARD_END)
+            suspects -= keys
+        else:
+            failures.failed(sorted(keys), error())
+            suspects |= keys if error is user_mistake else set()
+        group = failures.next_group(KEYS)
+        assert set(group) <= set(KEYS)
+        assert len(group) == 1 or not suspects & set(group)
+    clock.advance(61.0)
+    tried: set[LeaseKey] = set()
+    for _ in range(4 * len(KEYS)):
+        group = failures.next_group(KEYS)
+        tried |= set(group)
+        failures.failed(group, trouble_with_aws())
+        clock.advance(61.0)
+    assert tried == set(KEYS)
+
+
+# Heirs
+
+
+@st.composite
+def successions(draw: st.DrawFn) -> tuple[list[Lease], list[WorkerRow]]:
+    ids = [WorkerId(name) for name in ("me", "a", "b", "c")]
+    rows = [
+        WorkerRow(
+            worker,
+            1000 - draw(st.sampled_from([0, 5, 500])),
+            slot=draw(st.sampled_from(["worker-000", "worker-000", None])),
+            state=draw(st.sampled_from(WorkerState)),
+            drain_requested=draw(st.sampled_from([False, False, True])),
+        )
+        for worker in draw(st.lists(st.sampled_from(ids), unique=True))
+    ]
+    leases = [
+        Lease(
+            key,
+            str(key),
+            owner=draw(st.sampled_from([None, *ids])),
+            checkpoint=draw(st.sampled_from([TRIM_HORIZON, SHARD_END])),
+            throughput_kbps=draw(st.sampled_from([None, 0.0, 10.0, 300.0])),
+        )
+        for key in KEYS
+    ]
+    return leases, rows
+
+
+@given(successions(), st.sets(st.sampled_from(KEYS)), st.none() | st.integers(1, 3), st.none() | st.just(310.0))
+def test_heirs_are_alive_and_are_not_overloaded(
+    succession: tuple[list[Lease], list[WorkerRow]],
+    leaving: set[LeaseKey],
+    most: int | None,
+    kbps: float | None,
+) -> None:
+    leases, rows = succession
+    rules = SuccessionRules(fresh_seconds=25.0, max_leases=most, max_kbps=kbps)
+    heirs = choose_heirs(leaving, leases, rows, WorkerId("me"), 1000.0, rules)
+    by_key = {lease.key: lease for lease in leases}
+    by_id = {row.id: row for row in rows}
+    assert heirs.keys() <= leaving
+    assert not any(by_key[key].is_finished for key in heirs)
+    for worker in set(heirs.values()):
+        row = by_id[worker]
+        assert worker != "me"
+        assert row.slot is not None
+        assert row.last_update is not None
+        assert row.last_update > 900
+        assert row.state is not WorkerState.DRAINING
+        assert not row.drain_requested
+        new = [key for key, heir in heirs.items() if heir == worker]
+        held = [lease for lease in leases if lease.owner == worker and not lease.is_finished]
+        if most is not None:
+            assert len(new) + len(held) <= max(most, len(held))
