@@ -20,7 +20,7 @@ from kcl_dagster.worker.lag import Lag
 from kcl_dagster.worker.parents import parent_keys, sibling_key
 from kcl_dagster.worker.pending import Pin, pin_of
 from kcl_dagster.worker.ranges import Planner, next_range
-from kcl_dagster.worker.report import Outcome
+from kcl_dagster.worker.report import LeaseReport, Outcome
 from kcl_dagster.worker.retention import loss_in
 from kcl_dagster.worker.succession import SuccessionRules, choose_heirs
 from kcl_dagster.worker.throughput import Throughput
@@ -137,14 +137,14 @@ def test_a_moving_average_stays_between_what_was_measured(
     assert meter.publish(KEY) is None
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(KEYS), st.sampled_from(Outcome), st.none() | st.integers(0, 10**6), st.floats(0, 99)
-        ),
-        max_size=12,
-    )
-)
+def reported(key: LeaseKey, outcome: Outcome, millis: int | None) -> LeaseReport:
+    return LeaseReport(key, STREAM, str(key), outcome, 1, TRIM_HORIZON, millis_behind=millis)
+
+
+behind = st.none() | st.integers(0, 10**6)
+
+
+@given(st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(Outcome), behind, st.floats(0, 99)), max_size=12))
 def test_the_lag_is_that_of_the_shard_furthest_behind_and_only_of_those_held(
     rounds: list[tuple[LeaseKey, Outcome, int | None, float]],
 ) -> None:
