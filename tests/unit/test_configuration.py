@@ -1,0 +1,79 @@
+"""Whatever somebody configures is an application that means itself, or is refused by name."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from kcl_dagster.application import Application
+
+FULL: dict[str, Any] = json.loads(
+    Application.model_validate(
+        {
+            "name": "orders-app",
+            "streams": [
+                {"name": "clicks", "start": {"position": "AT_TIMESTAMP", "timestamp": "2026-11-01T00:00:00Z"}},
+                {"name": "taps"},
+            ],
+            "multi_stream": True,
+        }
+    ).model_dump_json()
+)
+
+
+def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Every place in a document."""
+    found = [path] if path else []
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, member in inner:
+        found += places(member, (*path, name))
+    return found
+
+
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=12)
+    | st.sampled_from(["LATEST", "AT_TIMESTAMP", "balanced", "kcl", "continue", "2026-01-01", "nan", "-1", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def changed(place: tuple[str | int, ...], value: object, *, renamed: bool) -> dict[str, Any]:
+    document: Any = copy.deepcopy(FULL)
+    inner = document
+    for name in place[:-1]:
+        inner = inner[name]
+    if renamed and isinstance(inner, dict):
+        inner[f"{place[-1]}x"] = inner.pop(place[-1])
+    else:
+        inner[place[-1]] = value
+    whole: dict[str, Any] = document
+    return whole
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(places(FULL)), anything, st.sampled_from([False, False, False, True]))
+def test_a_setting_of_any_value_is_understood_or_refused(
+    place: tuple[str | int, ...], value: object, renamed: bool
+) -> None:
+    try:
+        application = Application.model_validate(changed(place, value, renamed=renamed))
+    except ValidationError:
+        return
+    assert not renamed or isinstance(place[-1], int)
+    again = Application.model_validate_json(application.model_dump_json())
+    assert again == application
+
+
+@given(anything)
+def test_a_configuration_of_any_other_shape_is_refused(document: object) -> None:
+    with pytest.raises(ValidationError):
+        Application.model_validate(document)
