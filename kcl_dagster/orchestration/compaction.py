@@ -39,7 +39,7 @@ def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> Job
     application, choice = consumer.application, consumer.sink
     if choice.kind not in ("parquet", "deltalake"):
         raise ConfigurationError(
-            f"application {application.name}: files of its {choice.kind} sink are maintained by its catalog, not by us"
+            f"application {application.name}: files of its {choice.kind} sink are maintained by its catalog"
         )
     name = f"{identifier(application.name)}_compaction"
 
