@@ -3,6 +3,7 @@
 Dagster purges ticks but neither events nor runs. A leader that reports writes some ten megabytes a day.
 """
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,7 +31,8 @@ from kcl_dagster.orchestration.runs import APPLICATION_TAG
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
 
 DEFAULT_DAYS = 14
-EVENT_TYPES = ("ASSET_OBSERVATION", "ASSET_MATERIALIZATION", "ASSET_CHECK_EVALUATION")
+EVENT_TYPES = ("ASSET_OBSERVATION", "ASSET_MATERIALIZATION")
+EVALUATION = "ASSET_CHECK_EVALUATION"
 OVER = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 RUNS_AT_ONCE = 500  # deleting a run takes some milliseconds; the next day continues
 
@@ -53,8 +55,9 @@ def prune(
 ) -> Pruned:
     """Forget events of `keys` that belong to no run, and finished runs of the application, older than `before`.
 
-    The latest event of each asset survives as far as Dagster keeps it apart. The file of a sqlite storage does not
-    shrink; its pages are used again. Raises ConfigurationError where the storage is not one of Dagster's SQL ones.
+    The latest event of each asset and check survives as far as Dagster keeps it apart. The file of a sqlite
+    storage does not shrink; its pages are used again. Raises ConfigurationError where the storage is not one of
+    Dagster's SQL ones.
     """
     events = _events(instance, keys, before, dry_run=dry_run)
     old = instance.get_runs(
@@ -68,8 +71,9 @@ def prune(
 
 def _events(instance: DagsterInstance, keys: Collection[AssetKey], before: datetime, *, dry_run: bool) -> int:
     # Dagster has no public way; these names have stood for years. The test of this module notices when they fall.
+    from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable as Checks
     from dagster._core.storage.event_log.schema import SqlEventLogStorageTable as Events
-    from sqlalchemy import func, select
+    from sqlalchemy import func, or_, select
 
     storage: Any = instance.event_log_storage
     storage = getattr(storage, "event_log_storage", storage)
@@ -80,18 +84,27 @@ def _events(instance: DagsterInstance, keys: Collection[AssetKey], before: datet
     if hasattr(storage, "run_connection"):
         connections.append(storage.run_connection(""))
     moment = before.astimezone(UTC).replace(tzinfo=None)
+    names = [key.to_string() for key in keys]
+    # An evaluation of a check names its asset in its body only.
+    of_checks = or_(*(Events.c.event.contains(f'"path": {json.dumps(key.path)}', autoescape=True) for key in keys))
     which = (
         (Events.c.timestamp < moment)
         & (Events.c.run_id == "")
-        & Events.c.dagster_event_type.in_(EVENT_TYPES)
-        & Events.c.asset_key.in_([key.to_string() for key in keys])
+        & (
+            (Events.c.dagster_event_type.in_(EVENT_TYPES) & Events.c.asset_key.in_(names))
+            | ((Events.c.dagster_event_type == EVALUATION) & of_checks)
+        )
     )
+    latest = select(func.max(Checks.c.id)).group_by(Checks.c.asset_key, Checks.c.check_name)
+    executions = (Checks.c.create_timestamp < moment) & Checks.c.asset_key.in_(names)
     counts = []
     for connection in connections:
         with connection as open_connection:
             counts.append(open_connection.execute(select(func.count()).where(which)).scalar_one())
             if not dry_run:
                 open_connection.execute(Events.delete().where(which))
+                kept = open_connection.execute(latest).scalars().all()
+                open_connection.execute(Checks.delete().where(executions & Checks.c.id.not_in(kept)))
     return int(counts[0])
 
 
@@ -102,13 +115,17 @@ class PruneConfig(Config):
     dry_run: bool = Field(default=False, description="Only count.")
 
 
+def told_about(consumer: Consumer, translator: KclTranslator) -> list[AssetKey]:
+    """The assets of which the leader tells; of the records, their checks. Workers' events go with their runs."""
+    assets = [KclAsset(role, consumer) for role in Role if role is not Role.STREAM]
+    assets += [KclAsset(Role.STREAM, consumer, stream.name) for stream in consumer.application.streams]
+    return [translator.get_asset_key(asset) for asset in assets]
+
+
 def build_kcl_prune_job(consumer: Consumer, translator: KclTranslator | None = None) -> JobDefinition:
     """A job that forgets old events and runs of an application. `build_kcl_prune_schedule` runs it every night."""
     translator = translator or KclTranslator()
-    roles = (Role.LEASES, Role.WORKERS, Role.LAG, Role.DECISIONS)
-    assets = [KclAsset(role, consumer) for role in roles]
-    assets += [KclAsset(Role.STREAM, consumer, stream.name) for stream in consumer.application.streams]
-    keys = [translator.get_asset_key(asset) for asset in assets]
+    keys = told_about(consumer, translator)
     name = consumer.application.name
 
     @op(name=f"{identifier(name)}_forget")

@@ -5,12 +5,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from dagster import AssetKey, AssetMaterialization, DagsterInstance, job
+from dagster import AssetCheckEvaluation, AssetCheckKey, AssetKey, AssetMaterialization, DagsterInstance, job
 
 import kcl_dagster as kcl
+from kcl_dagster.leader.report import StreamSight
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.pruning import Pruned, build_kcl_prune_job, prune
+from kcl_dagster.orchestration.observation import Decision, Observation
+from kcl_dagster.orchestration.pruning import Pruned, build_kcl_prune_job, prune, told_about
+from kcl_dagster.orchestration.reporting import Reporter
 from kcl_dagster.orchestration.runs import APPLICATION_TAG
+from kcl_dagster.orchestration.translator import KclTranslator
 
 LEASES, OTHER = AssetKey(["app", "leases"]), AssetKey("somebody_elses")
 
@@ -65,3 +69,19 @@ def test_the_job_keeps_two_weeks_and_can_be_tried_out(instance: DagsterInstance,
     assert pruning.execute_in_process(run_config=configured, instance=instance).success
     assert pruning.execute_in_process(instance=instance).success
     assert materializations(instance, LEASES) == 1
+
+
+def test_whatever_the_leader_tells_can_be_forgotten(instance: DagsterInstance, consumer: Consumer) -> None:
+    seen = Observation(streams=[StreamSight("stream", 1)], decisions=[Decision("note", "a beginning")])
+    told = Reporter(consumer, KclTranslator()).events(seen, 0.0)
+    for event in told:
+        instance.report_runless_asset_event(event)
+    later = datetime.now(UTC) + timedelta(minutes=1)
+    keys = told_about(consumer, KclTranslator())
+    assert prune(instance, "app", [OTHER], later) == Pruned(events=0, runs=0)
+    assert prune(instance, "app", keys, later) == Pruned(events=len(told), runs=0)
+    checks = [(e.asset_key, e.check_name) for e in told if isinstance(e, AssetCheckEvaluation)]
+    latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(
+        [AssetCheckKey(*names) for names in checks]
+    )
+    assert len(latest) == len(checks), "what the page of a check shows survives"
