@@ -17,7 +17,7 @@ from kcl_dagster.spark.fetch import Connection, FetchTask
 from kcl_dagster.spark.frozen import Batch, FrozenRanges
 from kcl_dagster.spark.health import SessionHealth
 from kcl_dagster.spark.plans import EngineSettings, Plans
-from kcl_dagster.spark.schema import SPARK_SCHEMA
+from kcl_dagster.spark.sealing import SEALED_DDL
 from kcl_dagster.worker.batch import Budget, Range
 
 __all__ = ["EngineSettings", "SparkEngine", "local_slots"]
@@ -75,7 +75,7 @@ class SparkEngine:
     def _read(self, ranges: Sequence[Range], budget: Budget) -> FrozenRanges:
         tasks = min(len(ranges), self._most_tasks)
         plan = self._plans.plan([ranges[task::tasks] for task in range(tasks)], budget)
-        frame = self._spark.range(0, tasks, 1, tasks).mapInArrow(FetchTask(plan), SPARK_SCHEMA)
+        frame = self._spark.range(0, tasks, 1, tasks).mapInArrow(FetchTask(plan), SEALED_DDL)
         frozen = FrozenRanges(ranges, frame)
         self._plans.remember(ranges, frozen.trailers)
         return frozen

@@ -20,6 +20,7 @@ from kcl_dagster.aws import client as make_client
 from kcl_dagster.errors import KclError
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.schema import ARROW_SCHEMA, LEASE_KEY, PROGRESS, PROGRESS_TYPE
+from kcl_dagster.spark.sealing import seal
 from kcl_dagster.streams.fanout import FanoutReader
 from kcl_dagster.streams.pacing import Allowance, ShardLimits
 from kcl_dagster.streams.parsing import install
@@ -123,7 +124,7 @@ class Trailer(msgspec.Struct, omit_defaults=True):
 
 
 class FetchTask:
-    """What `mapInArrow` runs. One input row names the task; the output is header, records, trailer."""
+    """What `mapInArrow` runs. One input row names the task; the output is header, records, trailer, sealed."""
 
     def __init__(self, plan: FetchPlan) -> None:
         self._plan = plan
@@ -131,7 +132,7 @@ class FetchTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                yield from fetch(self._plan, task, client_of(self._plan.connection), system())
+                yield from seal(fetch(self._plan, task, client_of(self._plan.connection), system()))
 
 
 _clients: dict[Connection, Client] = {}

@@ -1,19 +1,19 @@
 """Records that were fetched once and cannot change any more, whatever Spark does with them.
 
-`localCheckpoint` keeps the fetched rows in the executors and cuts their origin, so nothing is read twice. If Spark
-ends up with rows of another attempt all the same (a lost block, a twin of a task), the guard makes the evaluation
-fail: every partition begins with rows that name its attempt, and they are compared with the attempt that was
-counted on the driver. The comparison is one CASE expression, on a plan without column statistics, because
-everything else lets Spark's optimizer skip it under some user filter.
+`localCheckpoint` keeps the fetched rows in the executors and cuts their origin, so nothing is read twice. Should
+Spark end up with rows of another attempt all the same (a lost block, a twin of a task), the evaluation fails: the
+rows are sealed, name their attempt, and are opened only where that is the attempt that was counted on the driver.
+See `kcl_dagster.spark.sealing`.
 """
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import reduce
 from typing import Any
 
 import msgspec
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster import errors
@@ -21,9 +21,10 @@ from kcl_dagster.errors import BatchContentChanged, BatchError, KclError, Servic
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.shard import ChildShard, HashRange
-from kcl_dagster.spark.failures import CONTENT_CHANGED, fetch_failures
+from kcl_dagster.spark.failures import fetch_failures
 from kcl_dagster.spark.fetch import Trailer
-from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS
+from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.worker.batch import PoisonRecord, Progress, Range
 
 log = logging.getLogger(__name__)
@@ -37,11 +38,7 @@ class FrozenRanges:
         self.ranges = tuple(ranges)
         with fetch_failures():
             self._frame = frame.localCheckpoint(eager=False)
-            proofs = (
-                self._frame.where(F.col(f"{PROGRESS}.trailer").isNotNull())
-                .select(f"{PROGRESS}.lease_key", f"{PROGRESS}.attempt", f"{PROGRESS}.trailer")
-                .collect()
-            )
+            proofs = self._frame.where("trailer is not null").select("lease_key", "attempt", "trailer").collect()
         by_lease = {LeaseKey(proof.lease_key): proof for proof in proofs}
         if len(proofs) != len(ranges) or set(by_lease) != {range_.lease for range_ in ranges}:
             raise BatchContentChanged(f"{len(ranges)} ranges were fetched and {len(proofs)} accounted for")
@@ -62,18 +59,14 @@ class FrozenRanges:
 
     def data(self, leases: Collection[LeaseKey]) -> DataFrame:
         """The records of these leases. Evaluating it fails if Spark holds other records than were counted."""
+        return self.sealed(leases).records()
+
+    def sealed(self, leases: Collection[LeaseKey]) -> Sealed:
         frame = self._frame
-        attempts = F.create_map(*[F.lit(x) for pair in self._attempts.items() for x in pair])
-        wanted: Column = F.lit(True)
         if set(leases) != set(self._attempts):
-            wanted = F.col(LEASE_KEY).isin(sorted(leases))
-        # What must not be seen is decided inside the CASE too: a condition beside it would be tested first.
-        is_record = (
-            F.when(F.col(PROGRESS).isNull(), wanted)
-            .when(attempts[F.col(f"{PROGRESS}.lease_key")] == F.col(f"{PROGRESS}.attempt"), F.lit(False))
-            .otherwise(F.raise_error(F.lit(CONTENT_CHANGED)).cast("boolean"))
-        )
-        return frame.where(is_record).select(*COLUMNS)
+            # Whole rows go, their attempt with them: those that stay still say which attempt they are of.
+            frame = frame.where(F.col(LEASE_KEY).isin(sorted(leases)))
+        return Sealed(frame, {lease: self._attempts[lease] for lease in leases})
 
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
         with fetch_failures():
@@ -126,17 +119,14 @@ class Batch:
 
     def data(self, leases: Collection[LeaseKey]) -> DataFrame:
         read = [lease for lease in leases if lease in self.progress]
-        frames = [
-            part.data(mine)
+        sealed = [
+            part.sealed(mine)
             for part in self._parts
             if (mine := [lease for lease in read if self._part_of[lease] is part])
         ]
-        if not frames:
+        if not sealed:
             raise BatchError(f"none of {sorted(leases)} was fetched")
-        whole = frames[0]
-        for frame in frames[1:]:
-            whole = whole.unionAll(frame)
-        return whole
+        return reduce(Sealed.union, sealed).records()
 
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
         return self._part_of[lease].midpoint(lease)

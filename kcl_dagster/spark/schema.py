@@ -46,11 +46,3 @@ PROGRESS_TYPE: Final = pa.struct([("lease_key", pa.string()), ("attempt", pa.str
 
 ARROW_SCHEMA: Final = pa.schema([*((name, kind) for name, kind, _ in RECORD_FIELDS), (PROGRESS, PROGRESS_TYPE)])
 """What the fetch yields."""
-
-SPARK_SCHEMA: Final = ", ".join(
-    [
-        *(f"{name} {kind}" for name, _, kind in RECORD_FIELDS),
-        f"{PROGRESS} struct<lease_key string, attempt string, trailer string>",
-    ]
-)
-"""The same in Spark's words."""

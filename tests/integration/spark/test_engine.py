@@ -1,8 +1,11 @@
 """Fetching through Spark: what the driver is told is what the records are."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -107,6 +110,38 @@ def test_what_was_read_ahead_is_the_next_batch(stream: Stream, engine: SparkEngi
     engine.prefetch(ahead, GENEROUS)
     second = engine.fetch(ahead, GENEROUS)
     assert sorted(numbers(second.data([r.lease for r in ahead]))) == list(range(90, 180))
+
+
+class Hold:
+    """Passes rows on once a file is there; fails when it does not come. Runs in Spark's Python workers."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        deadline = time.monotonic() + 60
+        while not self._file.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the next batch was not read while this one was written")
+            time.sleep(0.02)
+        for batch in batches:
+            yield batch.select(["data"])
+
+
+def test_the_next_batch_is_read_while_one_is_written(stream: Stream, engine: SparkEngine, tmp_path: Path) -> None:
+    ranges = stream.ranges()
+    stream.produce(90)
+    first = engine.fetch(ranges, GENEROUS)
+    stream.produce(60)
+    ahead = following(first, ranges)
+    engine.prefetch(ahead, GENEROUS)
+    reading, was_read = engine._ahead._future, tmp_path / "was-read"
+    assert reading is not None
+    reading.add_done_callback(lambda _: was_read.touch())
+    # Writing ends only after the other has been read.
+    assert first.data([r.lease for r in ranges]).mapInArrow(Hold(was_read), "data binary").count() == 90
+    second = engine.fetch(ahead, GENEROUS)
+    assert sorted(numbers(second.data([r.lease for r in ahead]))) == list(range(90, 150))
 
 
 def test_ranges_that_were_not_read_ahead_join_the_batch(stream: Stream, engine: SparkEngine) -> None:

@@ -1,0 +1,114 @@
+"""Records on their way through Spark, sealed: a whole Arrow batch is one value of one row.
+
+Spark turns Arrow into rows and back, value by value, which costs more than everything else a consumer does. A batch
+that is only kept, or stored as it is, need not pay for that: its records stay Arrow inside of a binary column, and
+are opened in a Python worker, where user code wants columns or a sink writes them.
+
+Every row names the attempt of the fetch it came from, and the first row of each lease comes before its records.
+Whoever opens rows of another attempt than the one that was counted fails before anybody sees a record. That check
+is not an expression Spark could reorder or leave out: what is behind it does not exist until it has passed.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from kcl_dagster.spark.failures import CONTENT_CHANGED
+from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_FIELDS
+
+# The same in every record of a range: kept once beside the sealed records.
+_CONSTANT: Final = ("stream", "shard_id", LEASE_KEY)
+_RECORDS: Final = pa.schema([(name, kind) for name, kind, _ in RECORD_FIELDS])
+_INSIDE: Final = pa.schema([(name, kind) for name, kind, _ in RECORD_FIELDS if name not in _CONSTANT])
+_SEALED: Final = pa.schema(
+    [(name, pa.string()) for name in (*_CONSTANT, "attempt", "trailer")] + [("records", pa.binary())]
+)
+SEALED_DDL: Final = (
+    "stream string, shard_id string, lease_key string, attempt string, trailer string, records binary"
+)
+RECORD_DDL: Final = ", ".join(f"{name} {kind}" for name, _, kind in RECORD_FIELDS)
+
+
+def seal(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What a fetch yields, sealed. In the executors."""
+    attempts: dict[str, str] = {}
+    for batch in batches:
+        proofs = batch.column(PROGRESS)
+        if proofs.null_count == 0:
+            rows = proofs.to_pylist()
+            attempts |= {row["lease_key"]: row["attempt"] for row in rows}
+            yield pa.RecordBatch.from_pylist(rows, schema=_SEALED)
+        elif batch.num_rows:
+            constant = {name: batch.column(name)[0].as_py() for name in _CONSTANT}
+            inside = batch.select(_INSIDE.names)
+            values = [*constant.values(), attempts[constant[LEASE_KEY]], None]
+            yield pa.RecordBatch.from_arrays(
+                [*(pa.array([value], pa.string()) for value in values), _one_value(inside.serialize())],
+                schema=_SEALED,
+            )
+
+
+def _one_value(buffer: pa.Buffer) -> pa.Array:
+    """A binary column of one value, without copying it."""
+    offsets = pa.array([0, buffer.size], pa.int32()).buffers()[1]
+    return pa.Array.from_buffers(pa.binary(), 1, [None, offsets, buffer])
+
+
+@dataclass(frozen=True, slots=True)
+class Unseal:
+    """Opens sealed rows, for `mapInArrow`. `attempts` are those that were counted, by lease."""
+
+    attempts: Mapping[str, str]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns = {name: batch.column(name) for name in _SEALED.names}
+            for row in range(batch.num_rows):
+                lease = columns[LEASE_KEY][row].as_py()
+                if columns["attempt"][row].as_py() != self.attempts.get(lease):
+                    raise RuntimeError(f"{CONTENT_CHANGED}: {lease} was read again")
+                records = columns["records"][row]
+                if records.is_valid:
+                    yield _opened(records.as_buffer(), {name: columns[name][row].as_py() for name in _CONSTANT})
+
+
+def _opened(records: pa.Buffer, constant: Mapping[str, str]) -> pa.RecordBatch:
+    inside = pa.ipc.read_record_batch(records, _INSIDE)
+    rows = inside.num_rows
+    return pa.RecordBatch.from_arrays(
+        [pa.repeat(constant[name], rows) if name in constant else inside.column(name) for name in COLUMNS],
+        schema=_RECORDS,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """Sealed rows that Spark holds. Those of a lease are in one partition, in order."""
+
+    frame: DataFrame
+    attempts: Mapping[str, str]
+
+    def union(self, other: "Sealed") -> "Sealed":
+        """Of no common lease."""
+        return Sealed(self.frame.unionAll(other.frame), {**self.attempts, **other.attempts})
+
+    def records(self) -> DataFrame:
+        """The records as columns. Evaluating it fails if Spark holds other records than were counted."""
+        opened = self.frame.mapInArrow(self.unseal(), RECORD_DDL)
+        _sealed[opened] = self
+        return opened
+
+    def unseal(self) -> Unseal:
+        return Unseal(dict(self.attempts))
+
+
+_sealed: WeakKeyDictionary[Any, Sealed] = WeakKeyDictionary()
+
+
+def sealed_form(records: DataFrame) -> Sealed | None:
+    """Where `records` came from, if they are a batch as it was handed out: the very object, not one made of it."""
+    return _sealed.get(records)
