@@ -1,353 +1,97 @@
 """What the data path costs: `make bench-worker`, or `python -m benchmarks.worker`.
 
-The embedded AWS is a process of its own with the limits off, so the figures are the consumer's. For records of
-100 B, 1 KB, 10 KB and KPL aggregates:
+Records of 100 B, 1 KB, 10 KB and KPL aggregates, from the embedded AWS to Parquet. It is a process of its own with
+the limits off, so the figures are the consumer's; CPU is that of all the consumer's processes (driver, JVM, Python
+workers) without it. Beside each other: loops of GetRecords, our ways to read (`benchmarks.ours`), Amazon's KCL with
+a Python processor, and async-kinesis; the last two in virtual environments of their own, made at the first use.
 
-    bare (boto3)   a loop of GetRecords with stock boto3: what a consumer in Python can do at best
-    bare           the same loop with our parser: the floor
-    fetch          our fetch in Spark, frozen, every record evaluated once, nothing stored
-    unsafe         fetch and Parquet in one job: no frozen copy, no guard, no pins, no checkpoint
-    worker         the worker: leases in DynamoDB, exactly-once batches, Parquet
-
-CPU is that of the whole process tree (driver, JVM, Python workers) without the emulator. Options: --megabytes,
---loads, --memory (adds the peak memory of a 200 MB batch). One JSON line per figure after the tables.
+Prints tables, and one JSON line for each figure. About six minutes.
 """
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
-from kcl_dagster import aws
-from kcl_dagster.application import Application, BatchSettings, Timings
-from kcl_dagster.model.checkpoint import TRIM_HORIZON
-from kcl_dagster.model.lease import Lease, LeaseKey
-from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.worker import worker_id
-from kcl_dagster.runtime import system
-from kcl_dagster.spark.engine import EngineSettings, SparkEngine
-from kcl_dagster.spark.fetch import Connection, FetchPlan, FetchTask, ShardPlan
-from kcl_dagster.spark.schema import COLUMNS, PROGRESS, SPARK_SCHEMA
+from benchmarks.cost import Cost
+from benchmarks.machine import PeakMemory
+from benchmarks.ours import Ours
+from benchmarks.rivals.racing import RIVALS, Unavailable
+from benchmarks.source import LOADS, Load, Source, emulator
 from kcl_dagster.spark.session import SparkSettings, start_session
-from kcl_dagster.spark.sinks.parquet import ParquetSink
-from kcl_dagster.spark.sinks.writing import write_files
-from kcl_dagster.spark.storage import open_store
-from kcl_dagster.spark.transform import unchanged
-from kcl_dagster.streams.listing import list_shards
-from kcl_dagster.streams.pacing import ShardLimits
-from kcl_dagster.tables.creation import create_tables
-from kcl_dagster.tables.layout import detect_layout
-from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.testing.aggregation import UserRecord, aggregate
-from kcl_dagster.worker.batch import Budget, Range
-from kcl_dagster.worker.heartbeat import Identity
-from kcl_dagster.worker.loop import Worker
-from kcl_dagster.worker.surroundings import Surroundings
 
-SHARDS = 4
-MB = 1_000_000
-KEYS: dict[str, Any] = {"region": "us-east-1", "access_key": "bench", "secret_key": "bench"}
-UNLIMITED = ShardLimits.unlimited()
-EXACTLY_ONCE_BAR = 1.15  # exactly-once may cost 15 % of the time of the unsafe way
-FETCH_BAR = 0.60  # of the bare loop's bytes per second
+RIVAL_BAR = 5.0  # times the records per CPU-second of the others, at 1 KB
+FLOOR_BAR = 0.60  # of the bare loop's bytes per second
+EXACTLY_ONCE_BAR = 1.15  # times what the same takes without
+
+COMPARED = "1KB"  # the load the bars are about
+MEGABYTES = {"100B": 16.0, "1KB": 64.0, "10KB": 64.0, "KPL": 32.0}
+RIVAL_MEGABYTES = {"100B": 3.0, "1KB": 20.0, "10KB": 64.0, "KPL": 6.0}  # some seconds of work for the slower one
+MEMORY_MEGABYTES = 200.0
+BATCHES = 3  # of a worker that reads ahead
 
 
 @dataclass(frozen=True)
-class Load:
-    """`aggregated` user records of `size` bytes in each Kinesis record."""
+class Figure:
+    """One measured number. `why`: there is none, for this reason."""
 
     name: str
-    size: int
-    aggregated: int = 1
-
-    def payload(self) -> bytes:
-        if self.aggregated == 1:
-            return os.urandom(self.size)
-        return aggregate([UserRecord(f"key-{i % 16}", os.urandom(self.size)) for i in range(self.aggregated)])
-
-
-LOADS = {
-    load.name: load
-    for load in (Load("100B", 100), Load("1KB", 1_000), Load("10KB", 10_000), Load("KPL", 100, aggregated=400))
-}
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a run took. `records` are user records."""
-
-    records: int
-    bytes: int
-    seconds: float
-    cpu: float
+    value: float | None
+    unit: str
+    bar: float | None = None
+    at_most: bool = False
+    why: str | None = None
 
     @property
-    def mb_per_second(self) -> float:
-        return self.bytes / MB / self.seconds
+    def ok(self) -> bool | None:
+        if self.bar is None or self.value is None:
+            return None
+        return self.value <= self.bar if self.at_most else self.value >= self.bar
 
-    @property
-    def records_per_cpu(self) -> float:
-        return self.records / self.cpu
-
-    @property
-    def cpu_per_gb(self) -> float:
-        return self.cpu / (self.bytes / (1000 * MB))
-
-
-# The machine
+    def as_json(self) -> str:
+        value = None if self.value is None else round(self.value, 3)
+        facts = {"figure": self.name, "value": value, "unit": self.unit, "bar": self.bar, "ok": self.ok}
+        return json.dumps(facts | ({"why": f"not available: {self.why}"} if self.why else {}))
 
 
-def tree(root: int) -> list[int]:
-    """`root` and all processes below it."""
-    parents: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, IndexError):
-                continue
-            parents.setdefault(parent, []).append(int(folder.name))
-    found, todo = [], [root]
-    while todo:
-        found.append(todo.pop())
-        todo += parents.get(found[-1], [])
-    return found
+class Report:
+    """Rows are printed when they are known, figures at the end."""
 
+    def __init__(self) -> None:
+        self.figures: list[Figure] = []
 
-def cpu_seconds(but: int) -> float:
-    """CPU of this process and its children, ended ones included, without the tree of `but`."""
-    excluded = set(tree(but))
-    ticks = 0
-    for pid in tree(os.getpid()):
-        if pid not in excluded:
-            try:
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            ticks += sum(map(int, fields[11:15] if pid != os.getpid() else fields[11:13]))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def peak_memory(but: int) -> dict[str, float]:
-    """Highest resident memory so far in MB, by kind of process."""
-    excluded, found = set(tree(but)), {"driver python": 0.0, "jvm": 0.0, "python workers": 0.0}
-    for pid in tree(os.getpid()):
-        if pid in excluded:
-            continue
-        try:
-            status = Path(f"/proc/{pid}/status").read_text()
-            command = Path(f"/proc/{pid}/comm").read_text().strip()
-        except OSError:
-            continue
-        peak = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0) / 1000
-        kind = "driver python" if pid == os.getpid() else "jvm" if command == "java" else "python workers"
-        found[kind] += peak
-    return found
-
-
-@contextmanager
-def emulator() -> Iterator[tuple[str, int]]:
-    """A process of its own; its endpoint and pid."""
-    with tempfile.TemporaryDirectory() as folder:
-        ready = Path(folder, "ready.json")
-        command = [sys.executable, "-m", "kcl_dagster.emulator", "--port", "0", "--no-limits"]
-        command += ["--ready-file", str(ready), "--watch-pid", str(os.getpid())]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            while not ready.exists():
-                if process.poll() is not None:
-                    raise SystemExit("the embedded AWS did not start")
-                time.sleep(0.05)
-            yield json.loads(ready.read_text())["endpoint"], process.pid
-            process.terminate()
-
-
-# The runs
-
-
-class Bench:
-    """One stream full of one load, and the ways to read it."""
-
-    def __init__(self, load: Load, megabytes: int, spark: SparkSession, endpoint: str, emulator_pid: int) -> None:
-        self.load = load
-        self.spark = spark
-        self.endpoint = endpoint
-        self._emulator_pid = emulator_pid
-        self.stream = f"{load.name}-{megabytes}"
-        self.kinesis = aws.client("kinesis", endpoint_url=endpoint, **KEYS)
-        self.connection = Connection(endpoint_url=endpoint, **KEYS)
-        self.kinesis_records = self._fill(megabytes)
-        self.records = self.kinesis_records * load.aggregated
-        self.bytes = self.records * load.size
-        self.shards = [shard.id for shard in list_shards(self.kinesis, self.stream, runtime=system())]
-
-    def _fill(self, megabytes: int) -> int:
-        self.kinesis.create_stream(StreamName=self.stream, ShardCount=SHARDS)
-        payloads = [self.load.payload() for _ in range(64)]
-        count = max(SHARDS, megabytes * MB // (self.load.size * self.load.aggregated))
-        at_once = max(1, min(500, 4 * MB // len(payloads[0])))
-
-        def put(start: int) -> None:
-            entries = [
-                {
-                    "Data": payloads[i % 64],
-                    "PartitionKey": "k",
-                    "ExplicitHashKey": str(i % SHARDS * 2**128 // SHARDS),
-                }
-                for i in range(start, min(start + at_once, count))
-            ]
-            assert self.kinesis.put_records(StreamName=self.stream, Records=entries)["FailedRecordCount"] == 0
-
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(put, range(0, count, at_once)))
-        return count
-
-    def ranges(self) -> list[Range]:
-        stream = StreamIdentifier.single(self.stream)
-        return [Range(LeaseKey(shard), stream, shard, TRIM_HORIZON, 1) for shard in self.shards]
-
-    def budget(self) -> Budget:
-        return Budget(self.records * 2, self.bytes * 2, 0.2)
-
-    def measured(self, run: Callable[[], int]) -> Cost:
-        cpu, began = cpu_seconds(self._emulator_pid), time.monotonic()
-        records = run()
-        seconds, used = time.monotonic() - began, cpu_seconds(self._emulator_pid) - cpu
-        assert records == self.records, f"{records} of {self.records} records"
-        return Cost(self.records, self.bytes, seconds, used)
-
-    def bare(self, *, stock: bool) -> Cost:
-        client = aws.client("kinesis", endpoint_url=self.endpoint, **KEYS) if stock else self.connection.kinesis()
-
-        def read() -> int:
-            records = 0
-            for shard in self.shards:
-                iterator = client.get_shard_iterator(
-                    StreamName=self.stream, ShardId=shard, ShardIteratorType="TRIM_HORIZON"
-                )["ShardIterator"]
-                while True:
-                    page = client.get_records(ShardIterator=iterator, Limit=10_000)
-                    records += len(page["Records"])
-                    if not page["MillisBehindLatest"]:
-                        break
-                    iterator = page["NextShardIterator"]
-            return records * self.load.aggregated
-
-        return self.measured(read)
-
-    def engine(self) -> SparkEngine:
-        return SparkEngine(self.spark, self.connection, EngineSettings(limits=UNLIMITED))
-
-    def fetch(self) -> Cost:
-        engine = self.engine()
-
-        def run() -> int:
-            fetched = engine.fetch(self.ranges(), self.budget())
-            fetched.data(list(fetched.progress)).select(F.sum(F.length("data"))).collect()
-            fetched.release()
-            return sum(progress.records for progress in fetched.progress.values())
-
-        try:
-            return self.measured(run)
-        finally:
-            engine.close()
-
-    def unsafe(self, folder: str) -> Cost:
-        """Fetch and store in one job; nobody knows how far it came, and a task that fails reads something else."""
-
-        def run() -> int:
-            plans = [ShardPlan(range_) for range_ in self.ranges()]
-            plan = FetchPlan(self.connection, (tuple(plans[::2]), tuple(plans[1::2])), self.budget(), UNLIMITED)
-            data = self.spark.range(0, 2, 1, 2).mapInArrow(FetchTask(plan), SPARK_SCHEMA)
-            records = data.where(F.col(PROGRESS).isNull()).select(*COLUMNS)
-            names = {LeaseKey(shard): f"{shard}.parquet" for shard in self.shards}
-            return sum(file.rows for file in write_files(records, unchanged, open_store(folder), names))
-
-        return self.measured(run)
-
-    def worker(self, folder: str) -> Cost:
-        """The worker as it runs, without its threads: the same steps, one after another."""
-        application = Application.model_validate(
-            {
-                "name": f"bench-{self.stream}",
-                "streams": [self.stream],
-                "timings": Timings(lease_duration=600.0),
-                "batch": BatchSettings(
-                    max_seconds=0.2, max_records=self.records * 2, max_bytes=self.bytes * 2, prefetch=False
-                ),
-            }
+    def row(self, load: Load, name: str, cost: Cost) -> None:
+        say(
+            f"{load.name:>6}  {name:<18}{cost.mb_per_second:8.1f} MB/s {cost.records_per_second:11,.0f} rec/s"
+            f" {cost.cpu_per_gb:8.1f} CPU-s/GB {cost.records_per_cpu:11,.0f} rec/CPU-s"
         )
-        dynamodb, runtime = aws.client("dynamodb", endpoint_url=self.endpoint, **KEYS), system()
-        layout = detect_layout(dynamodb, application)
-        create_tables(dynamodb, application, layout, runtime)
-        leases = LeaseTable(dynamodb, application, layout, runtime, deadline_seconds=5.0)
-        me = worker_id("worker-000", "benchmark")
-        for shard in self.shards:
-            leases.create(Lease(LeaseKey(shard), shard, owner=me, checkpoint=TRIM_HORIZON))
-        engine = self.engine()
-        worker = Worker(
-            Surroundings(
-                application=application,
-                leases=leases,
-                workers=WorkerTable(dynamodb, application, layout, runtime),
-                list_shards=lambda _: list_shards(self.kinesis, self.stream, runtime=runtime),
-                engine=engine,
-                sink=ParquetSink(folder),
-            ),
-            Identity(me, "worker-000", "benchmark", None),
-            runtime,
-        )
-        worker.start()
-        worker.step_discovery()
+        for what, value, unit in (
+            ("records", cost.records_per_second, "1/s"),
+            ("throughput", cost.mb_per_second, "MB/s"),
+            ("CPU", cost.cpu_per_gb, "CPU-s/GB"),
+        ):
+            self.figures.append(Figure(f"{load.name} {name}: {what}", value, unit))
 
-        def run() -> int:
-            report = worker.step_batch()
-            assert report.error is None, report.error
-            return sum(lease.records for lease in report.leases)
+    def missing(self, load: Load, name: str, why: str) -> None:
+        say(f"{load.name:>6}  {name:<18}not available: {why}")
+        self.figures.append(Figure(f"{load.name} {name}: throughput", None, "MB/s", why=why))
 
-        try:
-            cost = self.measured(run)
-            self.empty_ms = min(self._milliseconds(worker) for _ in range(5))
-            return cost
-        finally:
-            engine.close()
-
-    @staticmethod
-    def _milliseconds(worker: Worker[Any]) -> float:
-        """A batch in which nothing came, without the time it waited for something to come."""
-        began = time.monotonic()
-        worker.step_batch()
-        return (time.monotonic() - began - 0.2) * 1000
+    def add(self, figure: Figure) -> None:
+        self.figures.append(figure)
+        shown = f"not available: {figure.why}" if figure.value is None else f"{figure.value:.2f} {figure.unit}"
+        verdict = {None: "", True: "  ok", False: "  MISSED"}[figure.ok]
+        sign = "<=" if figure.at_most else ">="
+        bar = f" (bar {sign} {figure.bar:g}){verdict}" if figure.bar is not None else ""
+        say(f"        {figure.name}: {shown}{bar}")
 
 
-# The report
-
-
-def row(load: str, name: str, cost: Cost) -> str:
-    return (
-        f"{load:>6}  {name:<14}{cost.mb_per_second:8.1f} MB/s {cost.records / cost.seconds:11,.0f} rec/s"
-        f" {cost.cpu_per_gb:8.1f} CPU-s/GB {cost.records_per_cpu:11,.0f} rec/CPU-s"
-    )
-
-
-def figure(name: str, value: float, unit: str, bar: float | None = None, *, lower: bool = False) -> dict[str, Any]:
-    facts: dict[str, Any] = {"figure": name, "value": round(value, 3), "unit": unit}
-    if bar is not None:
-        facts |= {"bar": bar, "ok": value <= bar if lower else value >= bar}
-    return facts
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
 def best(run: Callable[[], Cost], times: int) -> Cost:
@@ -355,91 +99,108 @@ def best(run: Callable[[], Cost], times: int) -> Cost:
     return min((run() for _ in range(times)), key=lambda cost: cost.seconds)
 
 
-def measure(load: Load, megabytes: int, spark: SparkSession, repeat: int) -> list[dict[str, Any]]:
+def measure(
+    load: Load, megabytes: float, spark: SparkSession, endpoint: str, pid: int, repeat: int, report: Report
+) -> Cost:
+    """Everything of ours on one load. The cost of the worker as users run it."""
     folder = tempfile.mkdtemp()
     try:
-        with emulator() as (endpoint, pid):
-            bench = Bench(load, megabytes, spark, endpoint, pid)
-            bench.fetch()  # starts the Python workers
-            costs = {
-                "bare (boto3)": best(lambda: bench.bare(stock=True), repeat),
-                "bare": best(lambda: bench.bare(stock=False), repeat),
-                "fetch": best(bench.fetch, repeat),
-                "unsafe": best(lambda: bench.unsafe(f"{folder}/unsafe"), repeat),
-                "worker": bench.worker(f"{folder}/worker"),
-            }
+        source = Source.fill(load, megabytes, endpoint, f"ours-{load.name}")
+        ours = Ours(source, spark, pid, folder)
+        ours.worker(prefetch=False)  # starts the Python workers, and warms the JVM
+        ours.unsafe()
+        floor = best(lambda: ours.bare(stock=True), max(1, repeat - 1))
+        costs = {"bare (boto3)": floor, "bare": best(lambda: ours.bare(stock=False), repeat)}
+        costs["fetch"] = best(ours.fetch, repeat)
+        # In turns, so that whatever else the machine does meets both.
+        pairs = [(ours.unsafe(), ours.worker(prefetch=False)) for _ in range(repeat)]
+        costs["unsafe"] = min((unsafe for unsafe, _ in pairs), key=lambda cost: cost.seconds)
+        costs["exactly once"] = min((safe for _, safe in pairs), key=lambda cost: cost.seconds)
+        costs["worker"] = best(lambda: ours.worker(prefetch=True, batches=BATCHES), repeat)
     finally:
         shutil.rmtree(folder)
     for name, cost in costs.items():
-        print(row(load.name, name, cost), flush=True)
-    print(f"{load.name:>6}  an empty batch of the worker: {bench.empty_ms:.0f} ms\n", flush=True)
-    figures = [
-        figure(f"worker {load.name} {name}", value, unit)
-        for name, value, unit in (
-            ("throughput", costs["worker"].mb_per_second, "MB/s"),
-            ("records", costs["worker"].records / costs["worker"].seconds, "1/s"),
-            ("cpu", costs["worker"].cpu_per_gb, "CPU-s/GB"),
-            ("empty batch", bench.empty_ms, "ms"),
-        )
-    ]
-    figures.append(
-        figure(
-            f"fetch {load.name} over bare boto3 loop",
-            costs["fetch"].mb_per_second / costs["bare (boto3)"].mb_per_second,
+        report.row(load, name, cost)
+    bars = load.name == COMPARED
+    report.add(Figure(f"{load.name} overhead of a batch", ours.empty_ms, "ms"))
+    report.add(
+        Figure(
+            f"{load.name} worker over bare loop (boto3), MB/s",
+            costs["worker"].mb_per_second / floor.mb_per_second,
             "x",
-            FETCH_BAR,
+            FLOOR_BAR,
         )
     )
-    figures.append(
-        figure(
-            f"exactly-once {load.name} over unsafe, time",
-            costs["worker"].seconds / costs["unsafe"].seconds,
+    report.add(
+        Figure(
+            f"{load.name} exactly once over unsafe, time",
+            costs["exactly once"].seconds / costs["unsafe"].seconds,
             "x",
-            EXACTLY_ONCE_BAR,
-            lower=True,
+            EXACTLY_ONCE_BAR if bars else None,
+            at_most=True,
         )
     )
-    return figures
+    return costs["worker"]
 
 
-def measure_memory(spark: SparkSession) -> list[dict[str, Any]]:
-    """The peak of everything after one batch of 200 MB."""
+def race(load: Load, megabytes: float, mine: Cost, endpoint: str, report: Report) -> None:
+    for number, rival in enumerate(RIVALS):
+        name = f"{load.name} worker over {rival.name}, records per CPU-second"
+        bar = RIVAL_BAR if load.name == COMPARED else None
+        try:
+            cost = rival.race(load, megabytes, endpoint, f"rival-{number}-{load.name}")
+        except Unavailable as why:
+            report.missing(load, rival.name, str(why))
+            report.add(Figure(name, None, "x", bar, why=str(why)))
+        else:
+            report.row(load, rival.name, cost)
+            report.add(Figure(name, mine.records_per_cpu / cost.records_per_cpu, "x", bar))
+
+
+def measure_memory(spark: SparkSession, endpoint: str, pid: int, report: Report) -> None:
+    """The most that is resident while one batch of 200 MB is read and stored."""
     folder = tempfile.mkdtemp()
     try:
-        with emulator() as (endpoint, pid):
-            bench = Bench(replace(LOADS["1KB"], name="memory"), 200, spark, endpoint, pid)
-            bench.worker(folder)
-            peaks = peak_memory(pid)
+        source = Source.fill(LOADS["1KB"], MEMORY_MEGABYTES, endpoint, "memory")
+        ours = Ours(source, spark, pid, folder)
+        peak = PeakMemory(pid)
+        try:
+            ours.worker(prefetch=False)
+        finally:
+            peak.close()
     finally:
         shutil.rmtree(folder)
-    print(
-        "200 MB batch, peak resident: " + ", ".join(f"{kind} {mb:.0f} MB" for kind, mb in peaks.items()), flush=True
-    )
-    return [figure(f"peak memory of {kind}, 200 MB batch", mb, "MB") for kind, mb in peaks.items()]
+    for kind, megabytes in peak.megabytes.items():
+        report.add(Figure(f"peak memory of a {MEMORY_MEGABYTES:.0f} MB batch, {kind}", megabytes, "MB"))
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=64, help="of payload per load (100 B: a quarter)")
     parser.add_argument("--loads", nargs="*", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--scale", type=float, default=1.0, help="of the amounts of data")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--memory", action="store_true", help="also the peak memory of a 200 MB batch")
+    parser.add_argument("--no-rivals", action="store_true", help="only what is ours")
+    parser.add_argument("--no-memory", action="store_true", help="without the 200 MB batch")
     options = parser.parse_args(arguments)
+    report, costs = Report(), {}
     spark = start_session(SparkSettings(memory="1g"), "bench-worker")
     try:
-        figures = [
-            found
-            for name in options.loads
-            for found in measure(
-                LOADS[name], max(1, options.megabytes // (4 if name == "100B" else 1)), spark, options.repeat
-            )
-        ]
-        if options.memory:
-            figures += measure_memory(spark)
+        for name in options.loads:
+            with emulator() as (endpoint, pid):
+                costs[name] = measure(
+                    LOADS[name], MEGABYTES[name] * options.scale, spark, endpoint, pid, options.repeat, report
+                )
+        if not options.no_memory:
+            with emulator() as (endpoint, pid):
+                measure_memory(spark, endpoint, pid, report)
     finally:
         spark.stop()
-    for facts in figures:
-        print(json.dumps(facts))
+    if not options.no_rivals:
+        for name in options.loads:
+            with emulator() as (endpoint, _):
+                race(LOADS[name], RIVAL_MEGABYTES[name] * options.scale, costs[name], endpoint, report)
+    for figure in report.figures:
+        say(figure.as_json())
     return 0
 
 

@@ -1,0 +1,31 @@
+"""What a run over a stream took."""
+
+from dataclasses import dataclass
+
+MB = 1_000_000
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`records` are user records, `bytes` their payload, `cpu` seconds of all processes that had a part in it."""
+
+    records: int
+    bytes: int
+    seconds: float
+    cpu: float
+
+    @property
+    def mb_per_second(self) -> float:
+        return self.bytes / MB / self.seconds
+
+    @property
+    def records_per_second(self) -> float:
+        return self.records / self.seconds
+
+    @property
+    def records_per_cpu(self) -> float:
+        return self.records / self.cpu
+
+    @property
+    def cpu_per_gb(self) -> float:
+        return self.cpu / (self.bytes / (1000 * MB))

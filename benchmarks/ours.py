@@ -1,0 +1,200 @@
+"""The ways to read a stream that are ours, and the two loops beside them.
+
+bare (boto3)   a loop of GetRecords with stock boto3: the floor, what a consumer in Python does at best
+bare           the same loop with our parser
+fetch          our fetch in Spark, frozen, every record evaluated once, nothing stored
+unsafe         fetch and Parquet in one job: no frozen copy, no guard, no pins, no checkpoint
+exactly once   the worker's batches one after another: leases in DynamoDB, frozen, pinned, Parquet, checkpoint
+worker         the same as users run it: the next batch is read while one is written
+"""
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from benchmarks.cost import Cost
+from benchmarks.machine import cpu_seconds
+from benchmarks.source import KEYS, MB, Source
+from kcl_dagster import aws
+from kcl_dagster.application import Application, BatchSettings, Timings
+from kcl_dagster.model.checkpoint import TRIM_HORIZON
+from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.model.worker import worker_id
+from kcl_dagster.runtime import system
+from kcl_dagster.spark.engine import EngineSettings, SparkEngine
+from kcl_dagster.spark.fetch import Connection, FetchPlan, FetchTask, ShardPlan
+from kcl_dagster.spark.sealing import SEALED_DDL, Sealed
+from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.sinks.writing import write_files
+from kcl_dagster.spark.storage import open_store
+from kcl_dagster.spark.transform import unchanged
+from kcl_dagster.streams.listing import list_shards
+from kcl_dagster.streams.pacing import ShardLimits
+from kcl_dagster.tables.creation import create_tables
+from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.workers import WorkerTable
+from kcl_dagster.worker.batch import Budget, Range
+from kcl_dagster.worker.heartbeat import Identity
+from kcl_dagster.worker.loop import Worker
+from kcl_dagster.worker.surroundings import Surroundings
+
+UNLIMITED: Final = ShardLimits.unlimited()
+BATCH_SECONDS: Final = 0.2  # what an empty batch waits for records
+EMPTY_BATCHES: Final = 5
+_numbers = itertools.count()  # an application of its own for each run: leases remember
+
+
+class Ours:
+    """Reads one source in every way. Each run reads all of it."""
+
+    def __init__(self, source: Source, spark: SparkSession, emulator_pid: int, folder: str) -> None:
+        self.source = source
+        self._spark = spark
+        self._emulator_pid = emulator_pid
+        self._folder = folder
+        self._connection = Connection(endpoint_url=source.endpoint, **KEYS)
+        self.empty_ms: float | None = None
+
+    def bare(self, *, stock: bool) -> Cost:
+        source = self.source
+        client = (
+            aws.client("kinesis", endpoint_url=source.endpoint, **KEYS) if stock else self._connection.kinesis()
+        )
+
+        def read() -> int:
+            records = 0
+            for shard in source.shards:
+                iterator = client.get_shard_iterator(
+                    StreamName=source.stream, ShardId=shard, ShardIteratorType="TRIM_HORIZON"
+                )["ShardIterator"]
+                while True:
+                    page = client.get_records(ShardIterator=iterator, Limit=10_000)
+                    records += len(page["Records"])
+                    if not page["MillisBehindLatest"]:
+                        break
+                    iterator = page["NextShardIterator"]
+            return records * source.load.aggregated
+
+        return self._measured(read)
+
+    def fetch(self) -> Cost:
+        engine = self._engine()
+
+        def run() -> int:
+            fetched = engine.fetch(self._ranges(), self._budget())
+            fetched.data(list(fetched.progress)).select(F.sum(F.length("data"))).collect()
+            fetched.release()
+            return sum(progress.records for progress in fetched.progress.values())
+
+        try:
+            return self._measured(run)
+        finally:
+            engine.close()
+
+    def unsafe(self) -> Cost:
+        """Nobody knows how far it came, and a task that fails reads something else."""
+        folder = self._new_folder()
+
+        def run() -> int:
+            plans = [ShardPlan(range_) for range_ in self._ranges()]
+            plan = FetchPlan(self._connection, (tuple(plans[::2]), tuple(plans[1::2])), self._budget(), UNLIMITED)
+            frame = self._spark.range(0, 2, 1, 2).mapInArrow(FetchTask(plan), SEALED_DDL)
+            frame = frame.withColumn("attempt", F.lit("any"))
+            names = {LeaseKey(shard): f"{shard}.parquet" for shard in self.source.shards}
+            records = Sealed(frame, dict.fromkeys(self.source.shards, "any")).records()
+            return sum(file.rows for file in write_files(records, unchanged, open_store(folder), names))
+
+        return self._measured(run)
+
+    def worker(self, *, prefetch: bool, batches: int = 1) -> Cost:
+        """The worker as it runs, without its threads: the same steps, one after another."""
+        source, number = self.source, next(_numbers)
+        application = Application.model_validate(
+            {
+                "name": f"bench-{number}",
+                "streams": [source.stream],
+                "timings": Timings(lease_duration=600.0),
+                "batch": BatchSettings(
+                    max_seconds=BATCH_SECONDS,
+                    max_records=2 * source.records // batches,
+                    max_bytes=int(1.1 * source.bytes / batches) if batches > 1 else 2 * source.bytes,
+                    prefetch=prefetch,
+                ),
+            }
+        )
+        kinesis = aws.client("kinesis", endpoint_url=source.endpoint, **KEYS)
+        dynamodb, runtime = aws.client("dynamodb", endpoint_url=source.endpoint, **KEYS), system()
+        layout = detect_layout(dynamodb, application, runtime)
+        create_tables(dynamodb, application, layout, runtime)
+        leases = LeaseTable(dynamodb, application, layout, runtime, deadline_seconds=5.0)
+        me = worker_id("worker-000", "benchmark")
+        for shard in source.shards:
+            leases.create(Lease(LeaseKey(shard), shard, owner=me, checkpoint=TRIM_HORIZON))
+        engine = self._engine()
+        worker = Worker(
+            Surroundings(
+                application=application,
+                leases=leases,
+                workers=WorkerTable(dynamodb, application, layout, runtime),
+                list_shards=lambda _: list_shards(kinesis, source.stream, runtime=runtime),
+                engine=engine,
+                sink=ParquetSink(self._new_folder()),
+            ),
+            Identity(me, "worker-000", "benchmark", None),
+            runtime,
+        )
+        worker.start()
+        worker.step_discovery()
+
+        def run() -> int:
+            records = 0
+            while records < source.records:
+                report = worker.step_batch()
+                if report.error is not None:
+                    raise RuntimeError(report.error)
+                records += sum(lease.records for lease in report.leases)
+            return records
+
+        try:
+            cost = self._measured(run)
+            if not prefetch:
+                self.empty_ms = min(self._empty_batch(worker) for _ in range(EMPTY_BATCHES))
+            return cost
+        finally:
+            engine.close()
+
+    @staticmethod
+    def _empty_batch(worker: Worker[Any]) -> float:
+        """Milliseconds without those it waited for something to come."""
+        began = time.monotonic()
+        worker.step_batch()
+        return (time.monotonic() - began - BATCH_SECONDS) * 1000
+
+    def _engine(self) -> SparkEngine:
+        return SparkEngine(self._spark, self._connection, EngineSettings(limits=UNLIMITED))
+
+    def _ranges(self) -> list[Range]:
+        stream = StreamIdentifier.single(self.source.stream)
+        return [Range(LeaseKey(shard), stream, shard, TRIM_HORIZON, 1) for shard in self.source.shards]
+
+    def _budget(self) -> Budget:
+        return Budget(self.source.records * 2, max(self.source.bytes * 2, MB), BATCH_SECONDS)
+
+    def _new_folder(self) -> str:
+        return f"{self._folder}/{next(_numbers)}"
+
+    def _measured(self, run: Callable[[], int]) -> Cost:
+        me = os.getpid()
+        cpu, began = cpu_seconds(me, self._emulator_pid), time.monotonic()
+        records = run()
+        seconds, used = time.monotonic() - began, cpu_seconds(me, self._emulator_pid) - cpu
+        if records != self.source.records:
+            raise RuntimeError(f"{records} of {self.source.records} records were read")
+        return Cost(records, self.source.bytes, seconds, used)

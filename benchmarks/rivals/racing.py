@@ -1,0 +1,186 @@
+"""Run another consumer over a stream and measure it from the moment it is warm.
+
+It first reads a stream that is half as long, so that neither the start of a JVM nor its just-in-time compiler is
+counted against anybody. Then it is frozen while the records that count are put, so that it has read none of them
+when the clock starts. CPU is that of all the consumer's processes, never the embedded AWS's.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.cost import Cost
+from benchmarks.machine import cpu_seconds
+from benchmarks.source import Load, Source
+from tests.interop import java_kcl
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+CACHE = ROOT / ".cache" / "bench"
+ARROW = "pyarrow==26.0.1"
+ASYNC_KINESIS = "async-kinesis[kpl]==3.0.1"
+DAEMON = "software.amazon.kinesis.multilang.MultiLangDaemon"
+
+WARM = 0.5  # of what is measured
+LOOK_SECONDS = 0.05
+PATIENCE_SECONDS = 150.0
+STOP_SECONDS = 15.0
+INSTALL_SECONDS = 300.0
+
+
+class Unavailable(Exception):
+    """This machine cannot run that consumer; the message says why."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """`command` gives the command line for a stream; its working folder is the second argument."""
+
+    name: str
+    command: Callable[[Source, Path], list[str]]
+
+    def race(self, load: Load, megabytes: float, endpoint: str, stream: str) -> Cost:
+        """Raises Unavailable when it cannot be installed, ends, or does not get through."""
+        source = Source.fill(load, megabytes * WARM, endpoint, stream)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            store, counts = folder / "store", folder / "counts"
+            store.mkdir()
+            counts.mkdir()
+            environment = {
+                **os.environ,
+                "STORE": str(store),
+                "COUNTS": str(counts),
+                "AWS_ACCESS_KEY_ID": "bench",
+                "AWS_SECRET_ACCESS_KEY": "bench",
+                "AWS_DEFAULT_REGION": "us-east-1",
+                "AWS_REGION": "us-east-1",
+            }
+            command = self.command(source, folder)
+            log = folder / "log"
+            with (
+                log.open("w") as output,
+                subprocess.Popen(
+                    command, stdout=output, stderr=output, env=environment, start_new_session=True
+                ) as process,
+            ):
+                try:
+                    race = _Race(self.name, process, counts, log)
+                    race.wait_for(source.records)
+                    os.killpg(process.pid, signal.SIGSTOP)
+                    records = source.put(megabytes)
+                    began, cpu = time.monotonic(), cpu_seconds(process.pid)
+                    os.killpg(process.pid, signal.SIGCONT)
+                    race.wait_for(source.records + records)
+                    seconds, used = time.monotonic() - began, cpu_seconds(process.pid) - cpu
+                    return Cost(records, records * load.size, seconds, used)
+                finally:
+                    _stop(process)
+
+
+@dataclass(frozen=True)
+class _Race:
+    name: str
+    process: "subprocess.Popen[bytes]"
+    counts: Path
+    log: Path
+
+    def wait_for(self, records: int) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (count := self._count()) < records:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
+                sys.stderr.write(f"{tail}\n")
+                slow = f"was not done after {PATIENCE_SECONDS:.0f} s"
+                state = "ended" if self.process.poll() is not None else slow
+                raise Unavailable(f"{self.name} {state}, at {count:,} of {records:,} records")
+            time.sleep(LOOK_SECONDS)
+
+    def _count(self) -> int:
+        # A file that is just being written may be empty.
+        return sum(int(file.read_text() or 0) for file in self.counts.iterdir())
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """The consumer and whatever it started, which is in its process group."""
+    for kill in (process.terminate, process.kill):
+        if process.poll() is None:
+            kill()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                continue
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+# How each is installed and started
+
+
+def _environment(name: str, *packages: str) -> Path:
+    """The interpreter of a virtual environment with these packages; made at the first use."""
+    folder = CACHE / name
+    python, ready = folder / "bin" / "python", folder / ".ready"
+    if not ready.exists() or ready.read_text() != " ".join(packages):
+        shutil.rmtree(folder, ignore_errors=True)
+        _install([sys.executable, "-m", "venv", str(folder)])
+        _install([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
+        ready.write_text(" ".join(packages))
+    return python
+
+
+def _install(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=INSTALL_SECONDS)
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise Unavailable(f"could not be installed: {error}") from error
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        raise Unavailable(f"could not be installed: {lines[-1][:200]}")
+
+
+def _kclpy(source: Source, folder: Path) -> list[str]:
+    if shutil.which("java") is None:
+        raise Unavailable("Java is not installed")
+    python = _environment("kclpy", java_kcl.KCLPY, ARROW)
+    jars = next(python.parents[1].glob("lib/python*/site-packages/amazon_kclpy/jars"), None)
+    if jars is None:
+        raise Unavailable(f"{java_kcl.KCLPY} brought no Java archives")
+    settings = {
+        "executableName": f"{python} {HERE / 'kclpy_processor.py'}",
+        "applicationName": f"kclpy-{source.stream}",
+        "streamName": source.stream,
+        "workerId": "kclpy-1",
+        "regionName": "us-east-1",
+        "kinesisEndpoint": source.endpoint,
+        "dynamoDBEndpoint": source.endpoint,
+        "AwsCredentialsProvider": "EnvironmentVariableCredentialsProvider",
+        "initialPositionInStream": "TRIM_HORIZON",
+        "retrievalMode": "POLLING",
+        "metricsLevel": "NONE",
+        # The most it can be given: a full page at a time, and no more pause than Kinesis itself asks for.
+        "maxRecords": "10000",
+        "idleTimeBetweenReadsInMillis": "200",
+        "failoverTimeMillis": "10000",  # its default: longer than it sleeps while the stream is filled
+    }
+    file = folder / "kcl.properties"
+    file.write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
+    return ["java", "-cp", f"{HERE}:{jars}/*", DAEMON, "--properties-file", str(file)]
+
+
+def _async_kinesis(source: Source, _folder: Path) -> list[str]:
+    python = _environment("async-kinesis", ASYNC_KINESIS, ARROW)
+    kind = "aggregated" if source.load.aggregated > 1 else "plain"
+    return [str(python), str(HERE / "async_kinesis_consumer.py"), source.stream, source.endpoint, kind]
+
+
+RIVALS = (Rival("KCL 3.1 (Python)", _kclpy), Rival("async-kinesis", _async_kinesis))

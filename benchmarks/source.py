@@ -1,0 +1,108 @@
+"""Streams full of one kind of record, on an embedded AWS that is a process of its own, with its limits off."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kcl_dagster import aws
+from kcl_dagster.runtime import system
+from kcl_dagster.streams.listing import list_shards
+from kcl_dagster.testing.aggregation import UserRecord, aggregate
+
+SHARDS = 4
+MB = 1_000_000
+KEYS: dict[str, Any] = {"region": "us-east-1", "access_key": "bench", "secret_key": "bench"}
+MOST_IN_A_PUT, LARGEST_PUT = 500, 4 * MB
+
+
+@dataclass(frozen=True)
+class Load:
+    """`aggregated` user records of `size` bytes in each Kinesis record; 1 means plain records."""
+
+    name: str
+    size: int
+    aggregated: int = 1
+
+    def payload(self) -> bytes:
+        if self.aggregated == 1:
+            return os.urandom(self.size)
+        return aggregate([UserRecord(f"key-{i % 16}", os.urandom(self.size)) for i in range(self.aggregated)])
+
+
+LOADS = {
+    load.name: load
+    for load in (Load("100B", 100), Load("1KB", 1_000), Load("10KB", 10_000), Load("KPL", 100, aggregated=400))
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A stream that is full already. `records` are user records, `bytes` their payload."""
+
+    load: Load
+    stream: str
+    endpoint: str
+    shards: tuple[str, ...]
+    records: int
+
+    @property
+    def bytes(self) -> int:
+        return self.records * self.load.size
+
+    @classmethod
+    def fill(cls, load: Load, megabytes: float, endpoint: str, stream: str) -> "Source":
+        kinesis = aws.client("kinesis", endpoint_url=endpoint, **KEYS)
+        kinesis.create_stream(StreamName=stream, ShardCount=SHARDS)
+        shards = tuple(shard.id for shard in list_shards(kinesis, stream, runtime=system()))
+        empty = cls(load, stream, endpoint, shards, 0)
+        return replace(empty, records=empty.put(megabytes))
+
+    def put(self, megabytes: float) -> int:
+        """Add records evenly to all shards; how many user records."""
+        kinesis = aws.client("kinesis", endpoint_url=self.endpoint, **KEYS)
+        load = self.load
+        count = max(SHARDS, int(megabytes * MB) // (load.size * load.aggregated))
+        at_once = max(1, min(MOST_IN_A_PUT, LARGEST_PUT // len(load.payload())))
+
+        def put(start: int) -> None:
+            entries = [
+                {
+                    "Data": load.payload(),  # each another: a file that compresses well would be no measure
+                    "PartitionKey": "k",
+                    "ExplicitHashKey": str(i % SHARDS * 2**128 // SHARDS),
+                }
+                for i in range(start, min(start + at_once, count))
+            ]
+            if kinesis.put_records(StreamName=self.stream, Records=entries)["FailedRecordCount"]:
+                raise RuntimeError("the embedded AWS refused records")
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(put, range(0, count, at_once)))
+        return count * load.aggregated
+
+
+@contextmanager
+def emulator() -> Iterator[tuple[str, int]]:
+    """Its endpoint and pid."""
+    with tempfile.TemporaryDirectory() as folder:
+        ready = Path(folder, "ready.json")
+        command = [sys.executable, "-m", "kcl_dagster.emulator", "--port", "0", "--no-limits"]
+        command += ["--ready-file", str(ready), "--watch-pid", str(os.getpid())]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            while not ready.exists():
+                if process.poll() is not None:
+                    raise SystemExit("the embedded AWS did not start")
+                time.sleep(0.05)
+            try:
+                yield json.loads(ready.read_text())["endpoint"], process.pid
+            finally:
+                process.terminate()
