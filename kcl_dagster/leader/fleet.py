@@ -6,7 +6,7 @@ A worker beyond its lifetime is replaced, one at a time: its successor is up bef
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,6 +43,8 @@ class FleetSight:
     target: int | None = None
     target_stood: float = 0.0
     now: float = 0.0
+    paused: Collection[str] = ()
+    """Slots that shall have no worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,10 @@ def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker
     slots = _Slots(settings, sight)
     keep = slots.serving[: max(0, target)]
     surplus = slots.serving[len(keep) :]
+    held = [slot for slot in slots.held if slots.is_up(slot)]
     launch = dict.fromkeys(slots.free[: max(0, target - len(keep))], why)
-    drain: dict[WorkerId, str] = {}
-    cancel = tuple(slot for slot in surplus if sight.slots[slot].status == "queued")
+    drain: dict[WorkerId, str] = {slots.worker(slot).id: f"an operator paused {slot}" for slot in held}
+    cancel = tuple(slot for slot in (*surplus, *slots.held) if sight.slots[slot].status == "queued")
     if all(slots.is_up(slot) for slot in keep):
         for slot in surplus:
             if slots.is_up(slot):
@@ -113,7 +116,8 @@ class _Slots:
     """Slots by what their runs do.
 
     `serving`: has a worker or soon will, the ones to keep first. `leaving`: its worker drains. `silent`: is said to
-    run, but its worker does not write its row; it holds its slot and is otherwise not counted on.
+    run, but its worker does not write its row; it holds its slot and is otherwise not counted on. `held`: would
+    serve, but an operator paused the slot.
     """
 
     def __init__(self, settings: FleetSettings, sight: FleetSight) -> None:
@@ -124,9 +128,10 @@ class _Slots:
         self.leaving = [slot for slot in sorted(sight.slots) if self._is_leaving(slot)]
         self.silent = [slot for slot in sorted(sight.slots) if self._is_silent(slot)]
         others = set(sight.slots) - set(self.leaving) - set(self.silent)
-        self.serving = sorted(others, key=lambda slot: (bool(self.why_leave(slot)), slot))
+        self.held = sorted(others & set(sight.paused))
+        self.serving = sorted(others - set(self.held), key=lambda slot: (bool(self.why_leave(slot)), slot))
         names = (slot_name(index) for index in range(settings.max_workers))
-        self.free = [slot for slot in names if slot not in sight.slots]
+        self.free = [slot for slot in names if slot not in sight.slots and slot not in sight.paused]
 
     def worker(self, slot: str) -> WorkerSight:
         return self._workers[slot]

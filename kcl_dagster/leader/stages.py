@@ -179,6 +179,7 @@ class Tick:
                 target=self.memory.target,
                 target_stood=standing.stood_for(TARGET, str(self.memory.target)),
                 now=clock.now(),
+                paused=self.leader.control.slots,
             ),
             self.leader.application.policy.max_throughput_kbps_per_worker,
         )

@@ -1,11 +1,13 @@
-"""Pausing an application or some of its shards, and draining workers.
+"""Pausing an application, or some of its shards or workers, and draining workers.
 
 Our leaders obey the control row at their next tick. Workers and leaders of the KCL know nothing of it, so what they
 take part in cannot be paused.
 """
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Final
 
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
@@ -27,36 +29,55 @@ def leases_of(shards: Collection[str], leases: Sequence[Lease]) -> frozenset[Lea
     return frozenset(found)
 
 
-def pause(desk: Desk, shards: Collection[str] = (), *, dry: bool = False) -> Control:
-    """Pause the application, or only some shards. Returns what the leader is told.
+def slots_of(workers: Collection[str], rows: Sequence[WorkerRow]) -> frozenset[str]:
+    """Slots by their names, or by those of the workers in them. Raises ConfigurationError for a name of neither,
+    and Unsafe for workers of the KCL."""
+    found = set()
+    for name in workers:
+        row = next((row for row in rows if name in {row.id, row.slot}), None)
+        if row is not None:
+            _refuse_foreign([row])
+            found.add(row.slot or "")
+        elif _SLOT.fullmatch(name):
+            found.add(name)  # has no worker now, and shall get none
+        else:
+            raise ConfigurationError(f"there is no worker or slot {name}: kcl-dagster status lists them")
+    return frozenset(found)
 
-    Workers finish their batch and end; a paused shard is taken from its owner, whose open batch is repeated later.
+
+def pause(desk: Desk, shards: Collection[str] = (), *, workers: Collection[str] = (), dry: bool = False) -> Control:
+    """Pause the application, or only some shards or workers. Returns what the leader is told.
+
+    Workers finish their batch and end; a paused shard is taken from its owner, whose open batch is repeated later;
+    the slot of a paused worker stays empty, and others read its shards.
     """
     scan = desk.scan()
     foreign = sorted(row.id for row in scan.workers if row.slot is None)
-    if foreign:
+    if foreign and not workers:
         raise Unsafe(f"{', '.join(foreign[:3])} are workers of the KCL, which knows no pause: stop them instead")
     known = desk.control.load()
-    if shards:
-        wanted = replace(known, leases=known.leases | leases_of(shards, scan.leases))
-    else:
-        wanted = replace(known, paused=True)
-    return _change(desk, "pause", wanted, shards, dry=dry)
+    wanted = replace(
+        known,
+        paused=known.paused or not (shards or workers),
+        leases=known.leases | leases_of(shards, scan.leases),
+        slots=known.slots | slots_of(workers, scan.workers),
+    )
+    return _change(desk, "pause", wanted, shards, workers, dry=dry)
 
 
-def resume(desk: Desk, shards: Collection[str] = (), *, dry: bool = False) -> Control:
-    """Let the application go on, all of it, or only some shards."""
+def resume(
+    desk: Desk, shards: Collection[str] = (), *, workers: Collection[str] = (), dry: bool = False
+) -> Control:
+    """Let the application go on, all of it, or only some shards or workers."""
     known = desk.control.load()
-    if shards:
-        named = frozenset(
-            key for key in known.leases if any(key == one or key.endswith(f":{one}") for one in shards)
-        )
-        if not named:
-            raise ConfigurationError(f"none of {', '.join(sorted(shards))} is paused")
-        wanted = replace(known, leases=known.leases - named)
-    else:
-        wanted = Control()
-    return _change(desk, "resume", wanted, shards, dry=dry)
+    if not shards and not workers:
+        return _change(desk, "resume", Control(), (), (), dry=dry)
+    keys = frozenset(key for key in known.leases if any(key == one or key.endswith(f":{one}") for one in shards))
+    slots = frozenset(slot for slot in known.slots if any(one.partition(":")[0] == slot for one in workers))
+    if (shards and not keys) or (workers and not slots):
+        raise ConfigurationError(f"none of {', '.join(sorted([*shards, *workers]))} is paused")
+    wanted = replace(known, leases=known.leases - keys, slots=known.slots - slots)
+    return _change(desk, "resume", wanted, shards, workers, dry=dry)
 
 
 def drain(desk: Desk, name: str, *, wanted: bool = True, dry: bool = False) -> list[WorkerId]:
@@ -82,9 +103,15 @@ def _refuse_foreign(rows: Sequence[WorkerRow]) -> None:
         )
 
 
-def _change(desk: Desk, action: str, wanted: Control, shards: Collection[str], *, dry: bool) -> Control:
+def _change(
+    desk: Desk, action: str, wanted: Control, shards: Collection[str], workers: Collection[str], *, dry: bool
+) -> Control:
     wanted = replace(wanted, changed_by=desk.by, changed_at=int(desk.runtime.clock.now() * 1000))
     if not dry:
-        desk.audit.write(action, desk.by, {"shards": sorted(shards) or "all"})
+        what = {"shards": sorted(shards)} | ({"workers": sorted(workers)} if workers else {})
+        desk.audit.write(action, desk.by, what if shards or workers else {"shards": "all"})
         desk.control.save(wanted)
     return wanted
+
+
+_SLOT: Final = re.compile(r"worker-\d{3,}")

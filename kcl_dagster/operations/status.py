@@ -1,7 +1,7 @@
 """How an application stands: one look at its tables, as data."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kcl_dagster.application import Application
@@ -10,6 +10,7 @@ from kcl_dagster.errors import TableNotFound
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
@@ -30,6 +31,8 @@ class Status:
     workers: Sequence[WorkerRow]
     unreadable: Sequence[str]
     at: float
+    control: Control = field(default_factory=Control)
+    """What operators have paused."""
 
     @property
     def open_leases(self) -> list[Lease]:
@@ -37,16 +40,23 @@ class Status:
 
     @property
     def unserved(self) -> list[Lease]:
-        """Open leases without an owner, or whose owner has no row. A counter that stands still takes a leader, or
-        two looks, to see."""
+        """Open leases without an owner, or whose owner has no row, and that are not paused. A counter that stands
+        still takes a leader, or two looks, to see."""
         alive = {row.id for row in self.workers}
-        return [lease for lease in self.open_leases if lease.actual_owner not in alive]
+        return [
+            lease for lease in self.open_leases if lease.actual_owner not in alive and not self.is_paused(lease)
+        ]
+
+    def is_paused(self, lease: Lease) -> bool:
+        return self.control.paused or lease.key in self.control.leases
 
     def state_of(self, lease: Lease) -> str:
         if lease.is_finished:
             return "finished"
         if lease in self.unserved:
             return "unserved"
+        if lease.actual_owner is None:
+            return "paused"
         return f"handoff to {lease.owner}" if lease.in_handoff else "served"
 
     def behind_ms(self, lease: Lease) -> int | None:
@@ -86,6 +96,11 @@ class Status:
             "workers": [self._worker(row) for row in self.workers],
             "unserved": [lease.key for lease in self.unserved],
             "unreadable": list(self.unreadable),
+            "paused": {
+                "application": self.control.paused,
+                "leases": sorted(self.control.leases),
+                "workers": sorted(self.control.slots),
+            },
         }
 
     def _lease(self, lease: Lease) -> Mapping[str, Any]:
@@ -115,12 +130,13 @@ class Status:
 
 
 def read_status(application: Application, dynamodb: Client, runtime: Runtime) -> Status:
-    """Look at the tables; three to five requests. Raises TableNotFound when no leader has been there yet."""
+    """Look at the tables; four to six requests. Raises TableNotFound when no leader has been there yet."""
     layout = detect_layout(dynamodb, application, runtime)
     try:
         scan = LeaseTable(dynamodb, application, layout, runtime).scan()
         workers = WorkerTable(dynamodb, application, layout, runtime).list()
         leader = LeaderLock(dynamodb, application, layout, runtime, NOBODY).peek()
+        control = ControlRow(dynamodb, application, layout, runtime).load()
     except TableNotFound as error:
         msg = f"application {application.name} has no lease table yet: has its leader run, and is this its region?"
         raise TableNotFound(msg) from error
@@ -132,4 +148,5 @@ def read_status(application: Application, dynamodb: Client, runtime: Runtime) ->
         workers=sorted(workers, key=lambda row: row.id),
         unreadable=[str(problem) for problem in scan.unreadable],
         at=runtime.clock.now(),
+        control=control,
     )

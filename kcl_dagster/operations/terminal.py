@@ -61,10 +61,11 @@ class Verbs:
         doctor = verb("doctor", self._doctor, "whether all that the application depends on is as it should be")
         doctor.add_argument("--watch", type=float, default=WATCH_SECONDS, help="seconds to watch the leader for")
         doctor.add_argument("--dagster-home", help="where dagster.yaml is; left out: DAGSTER_HOME")
-        stop = verb("pause", self._pause, "stop the application, or some shards, until resumed")
+        stop = verb("pause", self._pause, "stop the application, or some shards or workers, until resumed")
         go = verb("resume", self._resume, "let it go on")
         for one in (stop, go):
             one.add_argument("--shards", nargs="+", default=(), help="only these")
+            one.add_argument("--workers", nargs="+", default=(), help="only these, or the slots of that name")
         away = verb("drain", self._drain, "ask a worker to hand its leases over and to end")
         away.add_argument("--worker", required=True, help="its name, or its slot")
         away.add_argument("--undo", action="store_true", help="not any more")
@@ -131,10 +132,14 @@ class Verbs:
         return WELL if diagnosis.is_well else WRONG
 
     def _pause(self, options: Options) -> int:
-        return _tell_control(pause(self._desk(options), options.shards, dry=options.dry_run))
+        return _tell_control(
+            pause(self._desk(options), options.shards, workers=options.workers, dry=options.dry_run)
+        )
 
     def _resume(self, options: Options) -> int:
-        return _tell_control(resume(self._desk(options), options.shards, dry=options.dry_run))
+        return _tell_control(
+            resume(self._desk(options), options.shards, workers=options.workers, dry=options.dry_run)
+        )
 
     def _drain(self, options: Options) -> int:
         asked = drain(self._desk(options), options.worker, wanted=not options.undo, dry=options.dry_run)
@@ -277,9 +282,9 @@ def instance_settings(home: str | None) -> Mapping[str, Any] | None:
 def _tell_control(control: Control) -> int:
     if control.paused:
         _tell("all of it is paused: workers finish their batch and end")
-    for key in sorted(control.leases):
-        _tell(f"{key} is paused")
-    if not control.paused and not control.leases:
+    for name in (*sorted(control.leases), *sorted(control.slots)):
+        _tell(f"{name} is paused")
+    if not control.paused and not control.leases and not control.slots:
         _tell("nothing is paused")
     return WELL
 

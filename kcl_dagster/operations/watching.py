@@ -15,7 +15,7 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.operations.status import Status
 from kcl_dagster.runtime import Clock
 
-LOOK_SECONDS: Final = 2.0  # three to five small requests each
+LOOK_SECONDS: Final = 2.0  # four to six small requests each
 FEWEST_ROWS: Final = 5  # of leases, however low the terminal
 OTHER_LINES: Final = 12  # headings and frames
 
@@ -58,6 +58,10 @@ def _heading(status: Status) -> Text:
     )
     if unserved or status.leader is None:
         text.stylize("bold red")
+    control = status.control
+    paused = ["the application"] if control.paused else [*sorted(control.leases), *sorted(control.slots)]
+    if paused:
+        text.append(f"\npaused by {control.changed_by or 'somebody'}: {', '.join(paused)}", style="bold yellow")
     return text
 
 

@@ -16,6 +16,7 @@ CONTROL_KEY: Final = "kdControl"
 CONTROL: Final = "KD_CONTROL"
 PAUSED: Final = "paused"
 PAUSED_LEASES: Final = "pausedLeases"
+PAUSED_SLOTS: Final = "pausedSlots"
 CHANGED_BY: Final = "changedBy"
 CHANGED_AT: Final = "changedAt"  # epoch milliseconds
 
@@ -23,10 +24,11 @@ CHANGED_AT: Final = "changedAt"  # epoch milliseconds
 @dataclass(frozen=True, slots=True)
 class Control:
     """`paused`: no leases are given, no runs launched, and workers are drained. `leases`: those that stay unowned
-    although the others are served."""
+    although the others are served. `slots`: those that have no worker although the fleet may want one."""
 
     paused: bool = False
     leases: frozenset[LeaseKey] = field(default_factory=frozenset)
+    slots: frozenset[str] = field(default_factory=frozenset)
     changed_by: str | None = None
     changed_at: int | None = None
 
@@ -57,6 +59,7 @@ class ControlRow:
         return Control(
             paused=reader.raw(PAUSED, "BOOL") is True,
             leases=frozenset(LeaseKey(name) for name in reader.names(PAUSED_LEASES)),
+            slots=frozenset(reader.names(PAUSED_SLOTS)),
             changed_by=reader.text(CHANGED_BY),
             changed_at=reader.whole(CHANGED_AT),
         )
@@ -73,6 +76,8 @@ def save_control(place: Place, control: Control) -> Request:
     }
     if control.leases:
         item[PAUSED_LEASES] = names(control.leases)
+    if control.slots:
+        item[PAUSED_SLOTS] = names(control.slots)
     if control.changed_by is not None:
         item[CHANGED_BY] = s(control.changed_by)
     if control.changed_at is not None:

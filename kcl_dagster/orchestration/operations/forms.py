@@ -18,6 +18,7 @@ class Scope(Enum):
 
     application = "application"
     shards = "shards"
+    workers = "workers"
 
 
 class Place(Enum):
@@ -37,8 +38,11 @@ class Doctor(Config):
 
 
 class Pausing(Config):
-    scope: Scope = Field(default=Scope.application, description="All of the application, or only the shards below.")
+    scope: Scope = Field(
+        default=Scope.application, description="All of the application, or only what is named below."
+    )
     shards: list[str] = Field(default=[], description="Shard ids or lease keys; with scope shards.")
+    workers: list[str] = Field(default=[], description="Names of workers, or their slots; with scope workers.")
     dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
 
 

@@ -17,26 +17,31 @@ from kcl_dagster.tables.control import Control
 
 
 def do_pause(top: Worktop, form: forms.Pausing) -> Answer:
-    return _control(pause(top.desk, _shards(form), dry=form.dry_run), dry=form.dry_run)
+    _refuse_unclear(form)
+    return _control(pause(top.desk, form.shards, workers=form.workers, dry=form.dry_run), dry=form.dry_run)
 
 
 def do_resume(top: Worktop, form: forms.Pausing) -> Answer:
-    return _control(resume(top.desk, _shards(form), dry=form.dry_run), dry=form.dry_run)
+    _refuse_unclear(form)
+    return _control(resume(top.desk, form.shards, workers=form.workers, dry=form.dry_run), dry=form.dry_run)
 
 
-def _shards(form: forms.Pausing) -> list[str]:
-    if form.scope is forms.Scope.shards and not form.shards:
-        raise ConfigurationError("scope is shards: say which")
-    if form.scope is forms.Scope.application and form.shards:
-        raise ConfigurationError("shards are named, and scope is application: choose scope shards")
-    return form.shards
+def _refuse_unclear(form: forms.Pausing) -> None:
+    for scope, named in ((forms.Scope.shards, form.shards), (forms.Scope.workers, form.workers)):
+        if form.scope is scope and not named:
+            raise ConfigurationError(f"scope is {scope.value}: say which")
+        if form.scope is not scope and named:
+            raise ConfigurationError(
+                f"{scope.value} are named, and scope is {form.scope.value}: choose scope {scope.value}"
+            )
 
 
 def _control(control: Control, *, dry: bool) -> Answer:
-    lines = [f"{key} is paused" for key in sorted(control.leases)]
+    lines = [f"{name} is paused" for name in (*sorted(control.leases), *sorted(control.slots))]
     if control.paused:
         lines.insert(0, "all of it is paused: workers finish their batch and end")
-    return _done(lines or ["nothing is paused"], {"paused": control.paused, "shards": len(control.leases)}, dry=dry)
+    facts = {"paused": control.paused, "shards": len(control.leases), "workers": len(control.slots)}
+    return _done(lines or ["nothing is paused"], facts, dry=dry)
 
 
 def do_drain(top: Worktop, form: forms.Drain) -> Answer:

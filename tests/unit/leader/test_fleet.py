@@ -254,3 +254,31 @@ def test_memory_survives_a_process_and_only_grows() -> None:
     assert later > number
     assert new_one.generation("worker-000", NOW, waited=0.0) == later
     assert new_one.target == 3
+
+
+# --- slots that an operator paused ---
+
+
+def test_the_worker_of_a_paused_slot_is_sent_away_and_another_slot_takes_over() -> None:
+    plan = decide_fleet(SETTINGS, fleet(2, paused=["worker-000"]))
+    assert list(plan.drain) == ["worker-000:run-0"]
+    assert plan.drain[WorkerId("worker-000:run-0")] == "an operator paused worker-000"
+    assert list(plan.launch) == ["worker-002"]
+
+
+def test_a_paused_slot_is_not_launched() -> None:
+    plan = decide_fleet(SETTINGS, FleetSight({}, open_leases=8, paused=["worker-000", "worker-002"]))
+    assert list(plan.launch) == ["worker-001", "worker-003"]
+
+
+def test_a_run_of_a_paused_slot_that_still_waits_is_not_wanted_any_more() -> None:
+    sight = FleetSight({"worker-000": run(0, "queued", age=1.0)}, open_leases=4, now=NOW, paused=["worker-000"])
+    plan = decide_fleet(SETTINGS, sight)
+    assert plan.cancel == ("worker-000",)
+    assert list(plan.launch) == ["worker-001"]
+
+
+def test_where_all_slots_are_paused_nothing_is_launched() -> None:
+    settings = FleetSettings(min_workers=1, max_workers=2)
+    plan = decide_fleet(settings, FleetSight({}, open_leases=8, paused=["worker-000", "worker-001"]))
+    assert plan.launch == {}

@@ -78,3 +78,27 @@ def test_java_workers_can_neither_be_paused_nor_drained(shop: Shop) -> None:
         pause(shop.desk)
     with pytest.raises(Unsafe, match="cannot be asked to drain"):
         drain(shop.desk, "java")
+
+
+def test_a_worker_is_paused_by_its_name_or_its_slot_and_resumed_alone(shop: Shop) -> None:
+    shop.serve()
+    pause(shop.desk, workers=[ANNA])
+    assert shop.desk.control.load().slots == {"worker-000"}
+    assert not shop.desk.control.load().paused
+    pause(shop.desk, workers=["worker-004"])  # has no worker, and shall get none
+    assert shop.desk.control.load().slots == {"worker-000", "worker-004"}
+    resume(shop.desk, workers=["worker-000"])
+    assert shop.desk.control.load().slots == {"worker-004"}
+    resume(shop.desk)
+    assert shop.desk.control.load().slots == frozenset()
+
+
+def test_a_worker_that_is_not_there_or_not_ours_cannot_be_paused(shop: Shop) -> None:
+    shop.tick()
+    shop.desk.workers.put(WorkerRow(WorkerId("java"), int(shop.clock.now()), averages={}))
+    with pytest.raises(ConfigurationError, match="no worker or slot anna"):
+        pause(shop.desk, workers=["anna"])
+    with pytest.raises(Unsafe, match="java is a worker of the KCL"):
+        pause(shop.desk, workers=["java"])
+    with pytest.raises(ConfigurationError, match="none of worker-000 is paused"):
+        resume(shop.desk, workers=["worker-000"])

@@ -1,5 +1,6 @@
 """A leader obeys the control row."""
 
+from kcl_dagster.leader.runs import RunView, SlotRun
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.tables.control import Control
 from tests.unit.operations.conftest import ANNA, Shop
@@ -86,3 +87,17 @@ def test_a_lease_that_cannot_be_taken_away_does_not_keep_others_from_being_serve
     report = shop.tick()
     assert shop.leases()[SECOND].actual_owner == ANNA
     assert any(f"{FIRST} could not be taken away" in note for note in report.notes)
+
+
+def test_the_worker_of_a_paused_slot_is_drained_and_its_slot_stays_empty(shop: Shop) -> None:
+    shop.serve()
+    shop.desk.control.save(Control(slots=frozenset({"worker-000"})))
+    shop.beat()
+    shop.clock.advance(5)
+    run = SlotRun("anna", ANNA, "running", shop.clock.now() - 100)
+    report = shop.leader.tick(RunView({"worker-000": run}))
+    row = shop.desk.workers.get(ANNA)
+    assert row is not None
+    assert row.drain_requested
+    assert f"{ANNA} is asked to drain: an operator paused worker-000" in report.notes
+    assert [launch.slot for launch in report.launches] == ["worker-001"]

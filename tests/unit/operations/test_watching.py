@@ -12,6 +12,7 @@ from rich.console import Console
 from kcl_dagster import aws, cli
 from kcl_dagster.errors import TableNotFound, Throttled
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.operations.pausing import pause
 from kcl_dagster.operations.status import Status, read_status
 from kcl_dagster.operations.watching import view, watch
 from tests.unit.operations.conftest import ANNA, Shop
@@ -51,6 +52,18 @@ def test_a_shard_that_nobody_serves_comes_first(shop: Shop) -> None:
     shop.desk.leases.release(shop.leases()[B])
     assert [lease.key for lease in status_of(shop).worst_first] == [B, A]
     assert "1 unserved" in shown(view(status_of(shop)))
+
+
+def test_what_is_paused_is_said_and_is_not_unserved(shop: Shop) -> None:
+    shop.serve()
+    shop.desk.leases.release(shop.leases()[B])
+    pause(shop.desk, [B])
+    pause(shop.desk, workers=["worker-003"])
+    status = status_of(shop)
+    assert status.unserved == []
+    assert status.state_of(shop.leases()[B]) == "paused"
+    assert f"paused by olga@laptop: {B}, worker-003" in shown(view(status))
+    assert status.to_document()["paused"] == {"application": False, "leases": [B], "workers": ["worker-003"]}
 
 
 def test_a_low_terminal_shows_the_worst_and_says_that_there_are_more() -> None:

@@ -183,6 +183,14 @@ def test_single_shards_are_paused(office: Office) -> None:
     assert office.desk.control.load().leases == {shard}
 
 
+def test_single_workers_are_paused(office: Office) -> None:
+    office.serve()
+    assert office.run("pause", scope="workers", workers=[WORKER], dry_run=False).value("workers") == 1
+    assert office.desk.control.load().slots == {"worker-000"}
+    assert office.run("resume", scope="workers", workers=["worker-000"], dry_run=False).succeeded
+    assert office.desk.control.load().slots == frozenset()
+
+
 REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
     "shards without a name": ("pause", {"scope": "shards"}, "scope is shards: say which"),
     "names without a scope": ("pause", {"shards": ["shardId-000000000000"]}, "choose scope shards"),
