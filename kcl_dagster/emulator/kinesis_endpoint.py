@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from email.utils import formatdate
+from functools import lru_cache
 from types import ModuleType
 from typing import Protocol, cast
 
@@ -39,7 +41,8 @@ class KinesisEndpoint:
             reply = self._service.execute(operation, parameters)
         except ServiceError as error:
             return refusal(error, codec)
-        return Response(200, codec.encode(reply), [("content-type", codec.CONTENT_TYPE)])
+        headers = [("content-type", codec.CONTENT_TYPE), ("date", _date(int(self._service.now())))]
+        return Response(200, codec.encode(reply), headers)
 
     def _subscribe(self, parameters: dict[str, object], codec: Codec) -> Response:
         subscription = self._service.subscribe(parameters)
@@ -61,6 +64,12 @@ class KinesisEndpoint:
                 yield eventstream.exception(error.code, codec.CONTENT_TYPE, codec.encode_error(error))
         finally:
             self._service.unsubscribe(subscription)
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    """By the service's clock, which its clients go by where theirs may be wrong."""
+    return formatdate(second, usegmt=True)
 
 
 def codec_of(request: Request) -> Codec:

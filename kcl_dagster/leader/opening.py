@@ -1,5 +1,7 @@
 """A leader on real or fake clients."""
 
+from typing import Final
+
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.leader.parallel import Threads
@@ -8,6 +10,10 @@ from kcl_dagster.leader.tick import Leader, LeaderTables
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.layout import create_tables, detect_layout
 from kcl_dagster.tables.scanning import Map
+
+# Of a tick's budget for one question to a stream: with the two or three that a sync asks, the stages after it still
+# get their turn.
+QUESTION_SHARE: Final = 0.2
 
 
 def open_leader(
@@ -30,4 +36,5 @@ def open_leader(
     layout = detect_layout(dynamodb, application, runtime)
     create_tables(dynamodb, application, layout, runtime)
     tables = LeaderTables.open(dynamodb, application, layout, runtime, identity, parallel)
-    return Leader(application, tables, KinesisStreams(kinesis, runtime), runtime, parallel)
+    streams = KinesisStreams(kinesis, runtime, application.timings.tick_budget * QUESTION_SHARE)
+    return Leader(application, tables, streams, runtime, parallel)

@@ -7,7 +7,7 @@ from kcl_dagster.application import Position, StartAt
 from kcl_dagster.aws import Client
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.streams.listing import StreamDescription, describe, list_shards
+from kcl_dagster.streams.listing import LISTING_SECONDS, StreamDescription, describe, list_shards
 
 
 class Streams(Protocol):
@@ -21,18 +21,20 @@ class Streams(Protocol):
 
 
 class KinesisStreams:
-    """Streams of one account and region."""
+    """Streams of one account and region. One question is asked for `seconds` at most: a stream that throttles for
+    longer is asked again at the next tick, and does not cost the others their turn."""
 
-    def __init__(self, client: Client, runtime: Runtime) -> None:
+    def __init__(self, client: Client, runtime: Runtime, seconds: float = LISTING_SECONDS) -> None:
         self._client = client
         self._runtime = runtime
+        self._seconds = seconds
 
     def describe(self, stream: str) -> StreamDescription:
-        return describe(self._client, stream, runtime=self._runtime)
+        return describe(self._client, stream, runtime=self._runtime, seconds=self._seconds)
 
     def shards(self, stream: str, opened: StartAt | None = None) -> Sequence[Shard]:
         wanted = None if opened is None else _filter(opened)
-        return list_shards(self._client, stream, shard_filter=wanted, runtime=self._runtime)
+        return list_shards(self._client, stream, shard_filter=wanted, runtime=self._runtime, seconds=self._seconds)
 
 
 def _filter(opened: StartAt) -> dict[str, object]:

@@ -39,14 +39,16 @@ class StreamDescription:
         return self.arn.split(":")[3]
 
 
-def describe(client: Client, stream: str, *, runtime: Runtime | None = None) -> StreamDescription:
-    """What the stream is. Raises StreamNotFound when there is none of that name."""
+def describe(
+    client: Client, stream: str, *, runtime: Runtime | None = None, seconds: float = LISTING_SECONDS
+) -> StreamDescription:
+    """What the stream is. Waits out throttling for `seconds`. Raises StreamNotFound."""
     runtime = runtime or system()
     try:
         answer = retried(
             lambda: call(client, "describe_stream_summary", StreamName=stream),
             runtime,
-            runtime.clock.monotonic() + LISTING_SECONDS,
+            runtime.clock.monotonic() + seconds,
         )
     except ResourceMissing as error:
         raise _not_found(client, stream) from error
@@ -74,14 +76,19 @@ def _date_of(answer: Mapping[str, Any]) -> float | None:
 
 
 def list_shards(
-    client: Client, stream: str, *, shard_filter: Mapping[str, Any] | None = None, runtime: Runtime
+    client: Client,
+    stream: str,
+    *,
+    shard_filter: Mapping[str, Any] | None = None,
+    runtime: Runtime,
+    seconds: float = LISTING_SECONDS,
 ) -> list[Shard]:
     """The stream's shards, closed ones within retention included unless `shard_filter` says otherwise.
 
-    Waits out throttling. A page token that expires between two pages starts the listing over, so the answer is
-    one listing, not two halves. Raises StreamNotFound, or StreamError while the stream is being created.
+    Waits out throttling for `seconds`. A page token that expires between two pages starts the listing over, so the
+    answer is one listing, not two halves. Raises StreamNotFound, or StreamError while the stream is being created.
     """
-    deadline = runtime.clock.monotonic() + LISTING_SECONDS
+    deadline = runtime.clock.monotonic() + seconds
     first: dict[str, Any] = {"StreamName": stream, "MaxResults": PAGE_SHARDS}
     if shard_filter is not None:
         first["ShardFilter"] = dict(shard_filter)

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from email.utils import parsedate_to_datetime
 
 import pytest
 
@@ -74,3 +75,10 @@ def test_what_goes_wrong_in_a_thread_is_raised_and_the_next_call_works() -> None
     with pytest.raises(ZeroDivisionError):
         list(threads(lambda number: 1 // number, [1, 0, 2]))
     assert list(threads(abs, [-1, -2])) == [1, 2]
+
+
+def test_a_stream_is_begun_by_the_clock_of_the_service(leader: Leader, aws: Emulator) -> None:
+    """Ours may be wrong, and Kinesis refuses to read from the future."""
+    answer = aws.client("kinesis").describe_stream_summary(StreamName=leader.application.streams[0].name)
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    assert abs(parsedate_to_datetime(headers["date"]).timestamp() - time.time()) < 5.0

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from kcl_dagster.application import Application, BatchSettings, FleetSettings, Position, StartAt, StreamSettings
 from kcl_dagster.model.checkpoint import LATEST, TRIM_HORIZON
@@ -302,3 +303,25 @@ def test_a_leader_that_has_not_heard_of_the_new_stream_leaves_its_leases_alone()
     assert town.scan()[new.key].actual_owner == new.actual_owner
     town.step(2)  # it looks at once
     assert {lease.stream for lease in town.scan().values() if lease.actual_owner is not None} == {new.stream}
+
+
+def test_a_stream_that_only_throttles_leaves_the_other_stages_their_time() -> None:
+    town = Town(Application(name="orders-app", streams="orders"), shards=2)
+    town.tick()
+    worker = town.start("worker-000")
+    town.step()
+    town.clock.advance(town.application.timings.shard_audit)
+
+    def throttled(method: str, _: object) -> bool:
+        if method in {"list_shards", "describe_stream_summary"}:
+            raise ClientError({"Error": {"Code": "LimitExceededException", "Message": "slow down"}}, method)
+        return False
+
+    town.kinesis.fails = throttled
+    town.kill(worker, seen=True)
+    heir = town.start("worker-001")
+    began = town.clock.monotonic()
+    report = town.tick()
+    assert not report.stage("sync").ok  # type: ignore[union-attr]
+    assert town.clock.monotonic() - began < town.application.timings.tick_budget / 2
+    assert set(town.owners().values()) == {heir.id}
