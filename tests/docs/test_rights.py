@@ -21,7 +21,7 @@ OURS_ALONE = {"emulator", "testing"}
 RIGHTS = {
     "s3:DeleteObjects": {"s3:DeleteObject"},
     "s3:ListObjectsV2": {"s3:ListBucket"},
-    "dynamodb:TransactWriteItems": {"dynamodb:ConditionCheckItem", "dynamodb:PutItem"},
+    "dynamodb:TransactWriteItems": {"dynamodb:PutItem", "dynamodb:UpdateItem"},
     "sts:AssumeRole": set[str](),  # belongs to the role that is assumed, in its own trust policy
     "sts:GetCallerIdentity": set[str](),  # needs none
     "dynamodb:ListTables": set[str](),  # asked where a table is missing, and not missed when denied
