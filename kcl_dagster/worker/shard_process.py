@@ -34,12 +34,14 @@ class _LeaseStore:
         self.holdings.prepare(self.key, self.token, pending, state, self.batch)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Answers:
-    """An `instance.Attendant`."""
+    """An `instance.Attendant`. Does not raise: the processor waits for an answer, perhaps in another process."""
 
     places: Checkpointer
     put_aside: SetAside
+    problem: Exception | None = None
+    """Why a record could not be set aside. That is no fault of the processor's."""
 
     def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
         if delivered is not None:
@@ -51,7 +53,11 @@ class _Answers:
         return None
 
     def set_aside(self, record: PoisonRecord, error_type: str, error: str) -> bool:
-        return self.put_aside(record, error_type, error)
+        try:
+            return self.put_aside(record, error_type, error)
+        except Exception as problem:
+            self.problem = problem
+            return False
 
 
 class ShardProcess:
@@ -79,7 +85,13 @@ class ShardProcess:
 
     def process(self, set_aside: SetAside, *, one_by_one: bool) -> None:
         """Deliver the records that were read. They may be checkpointed from within the call."""
-        last = self._processor.process(_Answers(self._places, set_aside), one_by_one=one_by_one)
+        answers = _Answers(self._places, set_aside)
+        try:
+            last = self._processor.process(answers, one_by_one=one_by_one)
+        except Exception as error:
+            if answers.problem is not None:
+                raise answers.problem from error
+            raise
         if last is not None:
             self._places.delivered(last)
 

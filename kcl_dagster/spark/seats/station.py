@@ -55,6 +55,9 @@ class Station:
         except (EOFError, OSError) as error:
             self._is_lost = True
             raise SeatLost(f"the executor process of seat {self.seat} is gone") from error
+        except BaseException:
+            self.close()  # the seat waits for an answer that will not come
+            raise
         match end:
             case messages.Absent():
                 raise SeatLost(f"seat {self.seat} has another process by now")

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from kcl_dagster.errors import SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.worker import kclpy
 from kcl_dagster.worker.batch import PoisonRecord
+from kcl_dagster.worker.dead_letter import DeadLetter
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.processing import is_processor
 from kcl_dagster.worker.processor import (
@@ -23,7 +25,7 @@ from kcl_dagster.worker.processor import (
     ShutdownRequestedInput,
     record_of,
 )
-from tests.unit.worker.kit import Run, World
+from tests.unit.worker.kit import MemoryDeadLetters, Run, World
 
 A, B = "shardId-000000000000", "shardId-000000000001"
 
@@ -222,6 +224,31 @@ def test_the_failure_policy_decides_about_a_record_that_always_fails(
     assert "".join(sorted(set(diary.data))) == delivered
     assert run.kinds().count(event) == 1
     assert len(run.letters.letters) == (action == "dead_letter")
+
+
+def test_a_record_is_not_passed_over_because_its_letter_cannot_be_stored() -> None:
+    failure = {"action": "dead_letter", "attempts": 1, "dead_letter_path": "/letters"}
+    world, diary = World(batch={"failure": failure}), Diary()
+    world.stream.put(A, *"ab!cd")
+
+    class Full(MemoryDeadLetters):
+        refusals = 3
+
+        def write(self, letter: DeadLetter) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise SinkError("no room")
+            super().write(letter)
+
+    letters = Full()
+    run = world.worker("w1", processors=lambda: Recorder(diary, poison=lambda t: t == "!"), dead_letters=letters)
+    world.assign(run)
+    work(world, run, 12)
+    assert "c" not in diary.data or letters.letters
+    work(world, run)
+    assert len(letters.letters) == 1
+    assert sorted(set(diary.data)) == list("abcd")
+    assert any("no room" in event.message for event in run.events)
 
 
 def test_a_shard_does_not_end_without_its_processor() -> None:
