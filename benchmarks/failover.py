@@ -12,6 +12,9 @@ by a worker that runs already.
     clean stop    SIGTERM; the worker finishes its batch and releases                  bar: 1 tick
 
 A tick is 5 s. Both sides have the same failover time. Prints a table and one JSON line for each figure.
+
+Most of the time is waiting, so what is measured is measured side by side, each in processes of its own: first our
+three ways, then every repetition of the KCL, which is started anew each time and needs minutes to share its shards.
 """
 
 import argparse
@@ -24,9 +27,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -52,6 +55,7 @@ GIVE_UP_SECONDS = 240.0
 LOOK_SECONDS = 0.05
 
 Way = Literal["by counter", "run seen dead", "clean stop"]
+JavaWay = Literal["kill -9", "clean stop"]
 WAYS: tuple[Way, ...] = ("by counter", "run seen dead", "clean stop")
 
 
@@ -69,6 +73,11 @@ class Figure:
         summary = {"median": statistics.median(self.seconds), "worst": max(self.seconds)}
         holds = None if self.bar is None else max(self.seconds) <= self.bar
         return json.dumps({"benchmark": "failover", **asdict(self), **summary, "holds": holds})
+
+    @classmethod
+    def from_json(cls, line: str) -> "Figure":
+        told = json.loads(line)
+        return cls(told["who"], told["way"], told["lease_seconds"], tuple(told["seconds"]), told["bar"])
 
 
 def bar_of(way: Way, lease_seconds: float) -> float:
@@ -255,47 +264,41 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = GIVE_U
         time.sleep(LOOK_SECONDS)
 
 
-def ours(lease_seconds: float, repeats: int) -> list[Figure]:
-    figures = []
-    for way in WAYS:
-        with ExitStack() as stack:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            emulator = stack.enter_context(Emulator())
-            stack.enter_context(traffic(emulator))
-            fleet = OurFleet(emulator, lease_seconds, directory, Random(f"{SEED} {way}"))
-            stack.enter_context(fleet.running())
-            seconds = []
-            for _ in range(repeats):
-                seconds.append(round(fleet.measure(way), 2))
-                print(f"kcl_dagster, {way}: {seconds[-1]:.2f} s", file=sys.stderr, flush=True)
-        figures.append(Figure("kcl_dagster", way, lease_seconds, tuple(seconds), bar_of(way, lease_seconds)))
-    return figures
+def ours(way: Way, lease_seconds: float, repeats: int) -> Figure:
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        emulator = stack.enter_context(Emulator())
+        stack.enter_context(traffic(emulator))
+        fleet = OurFleet(emulator, lease_seconds, directory, Random(f"{SEED} {way}"))
+        stack.enter_context(fleet.running())
+        seconds = []
+        for _ in range(repeats):
+            seconds.append(round(fleet.measure(way), 2))
+            print(f"kcl_dagster, {way}: {seconds[-1]:.2f} s", file=sys.stderr, flush=True)
+    return Figure("kcl_dagster", way, lease_seconds, tuple(seconds), bar_of(way, lease_seconds))
 
 
 # --- the KCL ---
 
 
-def java(lease_seconds: float, repeats: int) -> list[Figure]:
-    """The KCL 3.1.3, started anew for each repetition: it needs minutes to share shards with a late worker."""
+JAVA_WAYS: tuple[JavaWay, ...] = ("kill -9", "clean stop")
+
+
+def java(way: JavaWay, lease_seconds: float) -> Figure | None:
+    """The KCL 3.1.3, once; None where there is none."""
     from tests.interop import java_kcl
 
     try:
         kcl = java_kcl.legacy()
     except java_kcl.Unavailable as why:
         print(f"no Java KCL here: {why}", file=sys.stderr)
-        return []
-    figures = []
-    for way in ("kill -9", "clean stop"):
-        seconds = []
-        for _ in range(repeats):
-            measured = _java_once(kcl, lease_seconds, way)
-            seconds.append(measured)
-            print(f"KCL {kcl.version}, {way}: {measured:.2f} s", file=sys.stderr, flush=True)
-        figures.append(Figure(f"KCL {kcl.version}", way, lease_seconds, tuple(seconds)))
-    return figures
+        return None
+    measured = _java_once(kcl, lease_seconds, way)
+    print(f"KCL {kcl.version}, {way}: {measured:.2f} s", file=sys.stderr, flush=True)
+    return Figure(f"KCL {kcl.version}", way, lease_seconds, (measured,))
 
 
-def _java_once(kcl: Any, lease_seconds: float, way: str) -> float:
+def _java_once(kcl: Any, lease_seconds: float, way: JavaWay) -> float:
     from tests.interop import java_kcl
 
     with ExitStack() as stack:
@@ -362,15 +365,57 @@ def show(figures: list[Figure]) -> None:
     print(f"\n{SHARDS} shards, 2 workers, a tick is {TICK_SECONDS:g} s; our workers read without Spark\n")
 
 
+# --- side by side ---
+
+
+def side_by_side(jobs: Iterable[Sequence[str]]) -> list[Figure]:
+    """Runs this module once for each job, all at once. Raises CalledProcessError for one that failed."""
+    with ExitStack() as stack:
+        running = []
+        for job in jobs:
+            command = [sys.executable, "-m", "benchmarks.failover", *job]
+            running.append(stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)))
+            stack.callback(running[-1].terminate)
+        figures = []
+        for process in running:
+            said, _ = process.communicate()
+            if process.returncode:
+                raise subprocess.CalledProcessError(process.returncode, process.args)
+            figures += [Figure.from_json(line) for line in said.splitlines()]
+    return figures
+
+
+def together(figures: Iterable[Figure]) -> list[Figure]:
+    """Repetitions of the same thing as one figure."""
+    found: dict[tuple[str, str], Figure] = {}
+    for figure in figures:
+        known = found.get((figure.who, figure.way))
+        seconds = figure.seconds if known is None else (*known.seconds, *figure.seconds)
+        found[figure.who, figure.way] = replace(figure, seconds=seconds)
+    return list(found.values())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lease", type=float, default=10.0, help="seconds; the KCL's failover time as well")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--java-repeats", type=int, default=2)
+    parser.add_argument("--only", choices=WAYS, help="one of our ways; its JSON line alone")
+    parser.add_argument("--only-java", choices=JAVA_WAYS, help="one of the KCL's, once; its JSON line alone")
     options = parser.parse_args()
-    figures = ours(options.lease, options.repeats)
-    if options.java_repeats:
-        figures += java(options.lease, options.java_repeats)
+    if options.only or options.only_java:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and take the processes along
+        if options.only:
+            figure: Figure | None = ours(options.only, options.lease, options.repeats)
+        else:
+            figure = java(options.only_java, options.lease)
+        if figure is not None:
+            print(figure.to_json())
+        return 0
+    common = ["--lease", str(options.lease), "--repeats", str(options.repeats)]
+    figures = side_by_side([*common, "--only", way] for way in WAYS) if options.repeats else []
+    figures += side_by_side([*common, "--only-java", way] for way in JAVA_WAYS * options.java_repeats)
+    figures = together(figures)
     show(figures)
     for figure in figures:
         print(figure.to_json())
