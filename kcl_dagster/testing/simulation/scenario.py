@@ -20,6 +20,7 @@ from kcl_dagster.application import (
     TableSettings,
     Timings,
 )
+from kcl_dagster.tables.attributes import CHECKPOINT_OWNER, PENDING
 
 APPLICATION: Final = "orders-app"
 # A day without meaning, 2027-01-01T00:00:00Z.
@@ -34,7 +35,7 @@ CALM_SECONDS: Final = 420.0  # of healing, before stretching
 LONGEST_RETENTION: Final = 8760
 SHORTEST_RETENTION: Final = 24
 # Seeds with rarer troubles, and among the most stretched of them those that lose records.
-FURTHER_SHARE: Final = 0.6
+FURTHER_SHARE: Final = 0.75
 OUTAGE_SHARE: Final = 0.4
 # Of the seeds whose application a Java fleet could serve as well, about half of all.
 JAVA_SHARE: Final = 0.35
@@ -176,6 +177,11 @@ class Scenario:
     def without(self, *kinds: FaultKind) -> "Scenario":
         """The same run without faults of these kinds."""
         return replace(self, faults=tuple(fault for fault in self.faults if fault.kind not in kinds))
+
+    @property
+    def asleep(self) -> float:
+        """Seconds for which the whole fleet stands still: time in which nothing is simulated but the streams."""
+        return sum(fault.seconds for fault in self.faults if fault.kind is FaultKind.OUTAGE)
 
     @property
     def until(self) -> float:
@@ -359,10 +365,7 @@ _SERVICE = (
 )
 _FURTHER = (
     *_SERVICE,
-    FaultKind.PAUSE_AT_CALL,
-    FaultKind.PAUSE_AT_CALL,
-    FaultKind.PAUSE_AT_CALL,
-    FaultKind.PAUSE_AT_CALL,
+    *(FaultKind.PAUSE_AT_CALL for _ in range(8)),
     FaultKind.STUCK_QUEUE,
     FaultKind.SKIPPED_TICKS,
     FaultKind.CUT,
@@ -404,11 +407,15 @@ def _fault(random: Random, scenario: Scenario, number: int, kinds: list[FaultKin
     if kind in (FaultKind.PAUSE, FaultKind.SUSPEND):
         return replace(fault, seconds=lease * random.choice([0.3, 0.9, 1.5, 4.0, 20.0]))
     if kind is FaultKind.PAUSE_AT_CALL:
-        # Twice as often whoever leads: between what it has read and what it writes lies most of a tick.
+        # Often just before it moves a lease, or its progress: what it has read is old when it writes.
+        target, written = random.choice(
+            [("worker", ""), ("worker", PENDING), ("daemon", ""), *[("daemon", CHECKPOINT_OWNER)] * 2]
+        )
         return replace(
             fault,
-            target=random.choice(["worker", "daemon", "daemon"]),
-            number=random.randrange(MOST_CALLS_BEFORE_A_PAUSE * 4),
+            target=target,
+            operation=written,
+            number=random.randrange(MOST_CALLS_BEFORE_A_PAUSE * (1 if written else 4)),
             seconds=lease * random.choice([0.9, 1.5, 4.0, 10.0]),
         )
     if kind is FaultKind.JUMP:

@@ -98,13 +98,15 @@ class Weather:
         self.moods.clear()
         self.index_lag = 0.0
 
-    def fate(self, process: Process, service: Service, operation: str, _request: dict[str, Any]) -> Fate:
+    def fate(self, process: Process, service: Service, operation: str, request: dict[str, Any]) -> Fate:
         """Of one call, before it is made."""
         if self.denied_to_daemons is not None and process.name.startswith("daemon"):
             denied, which = self.denied_to_daemons
             if service == denied and which in ("", operation):
                 return Fate("denied")
-        if self._deadly or self._sleepy:
+        if self._sleepy:
+            self._count_to_sleep(process, 0, request.get("UpdateExpression", ""))
+        if self._deadly:
             self._count_down(process, 0)
         for storm in self._storms:
             fault = storm.fault
@@ -124,12 +126,13 @@ class Weather:
 
     def served(self, process: Process) -> None:
         """A call of this process took effect; its answer is not there yet."""
-        if self._deadly or self._sleepy:
+        if self._sleepy:
+            self._count_to_sleep(process, 1, "")
+        if self._deadly:
             self._count_down(process, 1)
 
     def _count_down(self, process: Process, moment: int) -> None:
         """`moment`: 0 before a call takes effect, 1 after."""
-        self._count_to_sleep(process, moment)
         left = self._deadly.get(process.name)
         if left is None or left[1] != moment:
             return
@@ -138,9 +141,10 @@ class Weather:
             del self._deadly[process.name]
             self._end(process)
 
-    def _count_to_sleep(self, process: Process, moment: int) -> None:
+    def _count_to_sleep(self, process: Process, moment: int, update: str) -> None:
+        """A fault that names an attribute counts the updates that are about to write it, any other all calls."""
         calls, fault = self._sleepy.get(process.name, (0, None))
-        if fault is None or fault.number % 2 != moment:
+        if fault is None or moment != (0 if fault.operation else fault.number % 2) or fault.operation not in update:
             return
         if calls > 0:
             self._sleepy[process.name] = (calls - 1, fault)
