@@ -1,0 +1,248 @@
+"""A seat and its worker, over a real connection and without Spark."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+
+from kcl_dagster.errors import BatchError
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.runtime import system
+from kcl_dagster.spark import fetch as fetching
+from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan
+from kcl_dagster.spark.seats import messages
+from kcl_dagster.spark.seats.seat import Invitation, take_seat
+from kcl_dagster.spark.seats.station import Reception, Station
+from kcl_dagster.streams.pacing import ShardLimits
+from kcl_dagster.testing.clock import FakeClock
+from kcl_dagster.testing.kinesis import FakeKinesis
+from kcl_dagster.worker.batch import Budget, PoisonRecord, Range
+from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase, ShardEndedInput
+from kcl_dagster.worker.seating import ProcessorFailed, SeatLost
+
+LEASE = LeaseKey("shardId-000000000000")
+SECRET = b"between us"
+PATIENCE = 20.0
+
+
+class Clicks(RecordProcessorBase):
+    """Does what the payload says."""
+
+    def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+        for record in process_records_input.records:
+            match record.binary_data:
+                case b"raise":
+                    raise ValueError("no number")
+                case b"exit":
+                    raise SystemExit(3)
+                case b"network":
+                    raise ConnectionError("my own database is gone")
+        process_records_input.checkpointer.checkpoint()
+
+    def shard_ended(self, shard_ended_input: ShardEndedInput) -> None:
+        raise RuntimeError("not yet")
+
+
+@dataclass
+class Notes:
+    """An attendant that writes down what it is asked."""
+
+    asked: list[Any] = field(default_factory=list)
+    refusal: str | None = None
+    takes: bool = True
+
+    def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
+        self.asked.append((at, delivered))
+        return self.refusal
+
+    def set_aside(self, record: PoisonRecord, error_type: str, error: str) -> bool:
+        self.asked.append((record.data, error_type, error.split(" (")[0]))
+        return self.takes
+
+
+@dataclass
+class Room:
+    reception: Reception
+    stations: list[Station]
+    seated: threading.Event
+
+    def invite(self, secret: bytes = SECRET) -> Invitation:
+        pickled: Any = cloudpickle.dumps
+        return Invitation(("127.0.0.1", self.reception.port), secret, pickled(Clicks), ("/nowhere",))
+
+    @contextmanager
+    def station(self) -> Iterator[Station]:
+        """A seat in a thread of this process, and the worker's end of its connection."""
+        self.seated.clear()
+        seat = threading.Thread(target=take_seat, args=(self.invite(), 7), daemon=True)
+        seat.start()
+        assert self.seated.wait(PATIENCE)
+        station = self.stations[-1]
+        yield station
+        station.close()
+        seat.join(PATIENCE)
+        assert not seat.is_alive()
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    stations: list[Station] = []
+    seated = threading.Event()
+
+    def welcome(station: Station) -> None:
+        stations.append(station)
+        seated.set()
+
+    reception = Reception("127.0.0.1", 0, SECRET, welcome)
+    yield Room(reception, stations, seated)
+    reception.close()
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., messages.Fetch]:
+    """An order to read a stream that holds what is given."""
+
+    def make(*data: bytes) -> messages.Fetch:
+        kinesis = FakeKinesis(FakeClock())
+        kinesis.create_stream(StreamName="clicks", ShardCount=1)
+        for one in data:
+            kinesis.put_record(StreamName="clicks", Data=one, PartitionKey="key")
+        monkeypatch.setattr(fetching, "client_of", lambda _: kinesis)
+        range_ = Range(LEASE, StreamIdentifier("clicks"), LEASE, TRIM_HORIZON, 1)
+        plan = FetchPlan(Connection(), ((ShardPlan(range_),),), Budget(99, 9999, 0.1), ShardLimits.unlimited())
+        return messages.Fetch(plan, 0)
+
+    return make
+
+
+def begin(station: Station, order: messages.Fetch) -> None:
+    end = station.call(order)
+    assert isinstance(end, messages.WasRead)
+    assert list(end.trailers) == [LEASE]
+    station.call(messages.Initialize(LEASE, LEASE, TRIM_HORIZON))
+
+
+def process(station: Station, notes: Notes, *, one_by_one: bool = False) -> Checkpoint | None:
+    end = station.call(messages.Process(LEASE, 0, one_by_one), notes)
+    assert isinstance(end, messages.Returned)
+    return end.last
+
+
+def test_records_are_read_and_handed_on_and_checkpoints_asked_for(room: Room, read: Any) -> None:
+    with room.station() as station:
+        begin(station, read(b"a", b"b"))
+        notes = Notes()
+        last = process(station, notes)
+        assert notes.asked == [(None, last)]
+        assert station.seat == 7
+        assert not station.is_lost
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"), [(b"raise", "ValueError"), (b"exit", "SystemExit"), (b"network", "ConnectionError")]
+)
+def test_whatever_user_code_raises_is_told_and_the_seat_stays(
+    room: Room, read: Any, data: bytes, kind: str
+) -> None:
+    with room.station() as station:
+        begin(station, read(b"a", data))
+        with pytest.raises(ProcessorFailed) as caught:
+            process(station, Notes())
+        assert caught.value.kind == kind
+        with pytest.raises(SeatLost):  # a processor that raised is not used again
+            process(station, Notes())
+        begin(station, read(b"a"))
+        assert process(station, Notes()) is not None
+
+
+def test_records_one_by_one_may_be_set_aside(room: Room, read: Any) -> None:
+    with room.station() as station:
+        begin(station, read(b"a", b"raise", b"b"))
+        notes = Notes()
+        process(station, notes, one_by_one=True)
+        assert [asked for asked in notes.asked if asked[0]] == [(b"raise", "ValueError", "no number")]
+        assert len(notes.asked) == 3
+        begin(station, read(b"raise"))
+        with pytest.raises(ProcessorFailed, match="no number"):
+            process(station, Notes(takes=False), one_by_one=True)
+
+
+def test_a_refused_checkpoint_is_raised_in_the_processor(room: Room, read: Any) -> None:
+    with room.station() as station:
+        begin(station, read(b"a"))
+        with pytest.raises(ProcessorFailed, match="CheckpointError: 'ShutdownException'"):
+            process(station, Notes(refusal="ShutdownException"))
+
+
+def test_the_end_of_a_shard_may_be_said_again(room: Room, read: Any) -> None:
+    with room.station() as station:
+        begin(station, read(b"a"))
+        for _ in range(2):
+            with pytest.raises(ProcessorFailed, match="not yet"):
+                station.call(messages.ShardEnded(LEASE), Notes())
+        station.call(messages.Leave(LEASE))
+        with pytest.raises(SeatLost):
+            station.call(messages.ShardEnded(LEASE), Notes())
+
+
+def test_what_was_released_is_not_handed_on(room: Room, read: Any) -> None:
+    with room.station() as station:
+        begin(station, read(b"a"))
+        station.call(messages.Release())
+        with pytest.raises(SeatLost):
+            process(station, Notes())
+
+
+def test_an_attendant_that_raises_ends_the_conversation(room: Room, read: Any) -> None:
+    class Broken(Notes):
+        def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
+            raise RuntimeError("a defect of ours")
+
+    with room.station() as station:
+        begin(station, read(b"a"))
+        with pytest.raises(RuntimeError, match="a defect"):
+            process(station, Broken())
+        assert station.is_lost
+        with pytest.raises(SeatLost):
+            station.call(messages.Release())
+
+
+def test_a_question_that_nobody_expected_is_a_defect(room: Room, read: Any) -> None:
+    with room.station() as station:
+        begin(station, read(b"a"))
+        with pytest.raises(BatchError, match="nobody is here to answer"):
+            station.call(messages.Process(LEASE, 0, False))
+
+
+def test_a_seat_that_ends_is_noticed_without_a_word(room: Room) -> None:
+    """Its process ends: the operating system says so at once."""
+    line = Client(("127.0.0.1", room.reception.port), authkey=SECRET)
+    line.send(messages.Hello(3))
+    assert room.seated.wait(PATIENCE)
+    (station,) = room.stations
+
+    def is_lost() -> bool:
+        return station.is_lost
+
+    assert not is_lost()
+    line.close()
+    clock = system().clock
+    deadline = clock.monotonic() + PATIENCE
+    while not is_lost():
+        assert clock.monotonic() < deadline
+    with pytest.raises(SeatLost, match="seat 3 is gone"):
+        station.call(messages.Release())
+
+
+def test_strangers_are_sent_away_before_anything_they_say_is_read(room: Room) -> None:
+    with pytest.raises((AuthenticationError, EOFError, OSError)):
+        take_seat(room.invite(b"a guess"), 1)
+    assert room.stations == []
