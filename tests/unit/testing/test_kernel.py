@@ -166,3 +166,28 @@ def test_a_loop_in_which_no_time_passes_is_noticed(kernel: Kernel) -> None:
     kernel.spawn(Process(kernel, "p"), "main", run)
     with pytest.raises(Stuck):
         kernel.run(1)
+
+
+def test_a_strand_that_is_alone_goes_on_as_if_it_had_made_room(kernel: Kernel, log: Log) -> None:
+    """Its steps count, time ends where it is told to, and others that come in between come in between."""
+    process = Process(kernel, "p")
+    kernel.spawn(process, "a", ticker(kernel, log, "a", [1, 1, 1, 5]))
+    kernel.call_at(2.5, lambda: log.append((kernel.now, "other")))
+    kernel.run(4)
+    assert log == [(1, "a"), (2, "a"), (2.5, "other"), (3, "a")]
+    assert (kernel.now, kernel.steps) == (4, 5)
+    kernel.run(10)
+    assert log[4:] == [(8, "a")]
+
+
+def test_a_run_ends_with_the_step_in_which_something_was_found(kernel: Kernel, log: Log) -> None:
+    found: list[float] = []
+
+    def run() -> None:
+        while True:
+            kernel.sleep(1)
+            found.append(kernel.now)
+
+    kernel.spawn(Process(kernel, "p"), "main", run)
+    kernel.run(100, found)
+    assert found == [1]
