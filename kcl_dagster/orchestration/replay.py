@@ -114,8 +114,7 @@ def build_kcl_replay_asset(
         partitions_def=partitions_def,
         backfill_policy=BackfillPolicy.single_run(),
         required_resource_keys={kcl_key, spark_key},
-        # Killed or not, another run stores the rest; one that fails by itself should be looked at.
-        op_tags={REPLAY_TAG: application.name},
+        pool=f"{identifier(application.name)}_replay",
     )
     def replay(context: AssetExecutionContext, config: ReplayConfig) -> Iterator[Any]:
         kcl: KclResource = getattr(context.resources, kcl_key)
@@ -212,8 +211,8 @@ def _metadata(states: Sequence[ShardReplay]) -> dict[str, Any]:
 
 @contextmanager
 def _turn(context: AssetExecutionContext, application: str, runtime: Runtime) -> Iterator[None]:
-    """Wait until no older replay of the application is at work. A run that waits keeps its place in the queue's
-    count: dagster.yaml can let such runs queue instead, with a limit of one for each value of `kcl/replay`."""
+    """Wait until no older replay of the application is at work, where the pool's limit has not seen to that. A run
+    that waits here is one of those that may run at once."""
     instance, run = context.instance, context.run
     instance.add_run_tags(run.run_id, {REPLAY_TAG: application, APPLICATION_TAG: application})
     told: str | None = None
