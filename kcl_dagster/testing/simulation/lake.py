@@ -47,6 +47,9 @@ class ShardTruth:
     told_to: int = 0
     """Somebody said that records before this index left the stream unread."""
 
+    is_told: bool = False
+    """Somebody said that records, if there were any, left the stream unread."""
+
     def index_after(self, checkpoint: Checkpoint) -> int:
         """How many records `checkpoint` covers."""
         if checkpoint.is_shard_end:
@@ -140,6 +143,7 @@ class Lake:
         """Somebody said that records before the number `until`, or all of them, are lost."""
         index = bisect_left(truth.numbers, int(until)) if until else len(truth.numbers)
         truth.told_to = max(truth.told_to, index)
+        truth.is_told = True
 
     def _start_of(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth) -> int:
         """The index of the part's first record; those before it may have left the stream.
@@ -174,8 +178,8 @@ class Lake:
         return not truth.is_leased or was_never_read or (self.goes_on and truth.told_to >= len(truth.numbers))
 
     def _waits_for_ever(self, stream: str, truth: ShardTruth) -> bool:
-        """The shard was stopped by a loss, or one above it."""
-        if not self.goes_on and truth.told_to > truth.stored_to:
+        """The shard was stopped by a loss, or one above it. What was to be read again may have been stored before."""
+        if not self.goes_on and truth.is_told and (truth.told_to > truth.stored_to or self.is_gone(truth)):
             return True
         above = (self.shards.get((stream, parent)) for parent in truth.parents)
         return any(parent is not None and self._waits_for_ever(stream, parent) for parent in above)
