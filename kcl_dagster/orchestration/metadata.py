@@ -62,14 +62,14 @@ class KclLeasesMetadataSet(KclMetadataSet):
 
 
 class KclWorkersMetadataSet(KclMetadataSet):
-    """Who works. `runs` links to their runs."""
+    """Who works. `runs` links to their runs; `cpu_percent` is the busiest one's."""
 
     table: TableMetadataValue | None = None
     runs: MarkdownMetadataValue | None = None
     workers: int | None = None
     most_leases: int | None = None
     fewest_leases: int | None = None
-    highest_cpu_percent: float | None = None
+    cpu_percent: float | None = None
     kb_per_second: float | None = None
     runs_waiting: int | None = None
 

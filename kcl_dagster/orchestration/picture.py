@@ -58,4 +58,4 @@ def shard(lease_key: str) -> str:
 def shortened(sequence: str, keep: int = 8) -> str:
     """The end of a sequence number: 56 digits widen every table, and only the end changes. Words stay whole."""
     ends_in_digits = sequence[-1:].isdigit() and len(sequence) > keep + 1
-    return f"…{sequence[-keep:]}" if ends_in_digits else sequence
+    return f"…\u2060{sequence[-keep:]}" if ends_in_digits else sequence  # a word joiner: not broken there

@@ -1,6 +1,7 @@
 """What each of an application's assets states about an observation: few numbers, and one table of at most a dozen
 rows with the worst first. Pure."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -32,6 +33,8 @@ MAX_ROWS = 12  # more than that Dagster hides behind a button
 Row = Mapping[str, str | float | int | bool | None]
 
 MOVES = frozenset({"unserved", "balance", "drain"})
+OF_LEASES = MOVES | {"loss"}
+_INCARNATION = re.compile(r"(worker-\d+):\w+")
 _HOUR, _MINUTE = 3600.0, 60.0
 
 
@@ -46,18 +49,18 @@ def of_leases(seen: Observation) -> KclLeasesMetadataSet:
 
     rows: list[Row] = [
         {
-            "shard": picture.shard(lease.key),
+            "shard": picture.shard(lease.key).removeprefix("shard "),
             "owner": slot_of(lease.actual_owner or "nobody"),
             "state": _state(lease, unserved=lease.key in unserved),
             "behind (s)": _rounded(behind.get(lease.key)),
             "KB/s": round(lease.throughput_kbps or 0.0, 1),
-            "counter age (s)": round(seen.ages.get(lease.key, 0.0)),
+            "age (s)": round(seen.ages.get(lease.key, 0.0)),
             "checkpoint": picture.shortened(str(lease.checkpoint or "none")),
         }
         for lease in sorted(sorted(still_open, key=lambda lease: lease.key), key=badness, reverse=True)[:MAX_ROWS]
     ]
-    kinds = {"behind (s)": "float", "KB/s": "float", "counter age (s)": "int"}
-    columns = ("shard", "owner", "state", "behind (s)", "KB/s", "counter age (s)", "checkpoint")
+    kinds = {"behind (s)": "float", "KB/s": "float", "age (s)": "int"}
+    columns = ("shard", "owner", "state", "behind (s)", "KB/s", "age (s)", "checkpoint")
     shares = {slot_of(worker): leases for worker, leases in seen.shares.items()}
     return KclLeasesMetadataSet(
         distribution=MetadataValue.md(picture.distribution(shares, len(unserved))),
@@ -80,7 +83,7 @@ def of_workers(seen: Observation) -> KclWorkersMetadataSet:
             "worker": slot_of(row.id),
             "state": row.state.value,
             "leases": shares.get(str(row.id), 0),
-            "CPU (%)": _rounded(_cpu(row)),
+            "CPU %": _rounded(_cpu(row)),
             "KB/s": round(speeds[str(row.id)], 1),
             "behind (s)": None if row.lag_ms is None else round(row.lag_ms / 1000, 1),
             "up": duration(seen.uptimes[row.id]) if row.id in seen.uptimes else None,
@@ -88,14 +91,14 @@ def of_workers(seen: Observation) -> KclWorkersMetadataSet:
         for row in worst
     ]
     columns = {"worker": "string", "state": "string", "leases": "int"}
-    columns |= {"CPU (%)": "float", "KB/s": "float", "behind (s)": "float", "up": "string"}
+    columns |= {"CPU %": "float", "KB/s": "float", "behind (s)": "float", "up": "string"}
     return KclWorkersMetadataSet(
         table=_table(rows, columns),
         runs=inline(f"[{slot_of(row.id)}](/runs/{row.run_id}) " for row in worst if row.run_id),
         workers=len(seen.workers),
         most_leases=max(shares.values(), default=0),
         fewest_leases=min(shares.values(), default=0),
-        highest_cpu_percent=_rounded(max(cpus, default=None)),
+        cpu_percent=_rounded(max(cpus, default=None)),
         kb_per_second=round(sum(speeds.values()), 1),
         runs_waiting=len(seen.waiting_runs),
     )
@@ -125,18 +128,18 @@ def of_stream(stream: StreamSight, seen: Observation) -> KclStreamMetadataSet:
 
 def decision_row(decision: Decision, at: float) -> Row:
     """A row of the table of decisions; `at` in epoch seconds."""
-    subject = picture.shard(decision.subject) if decision.kind in MOVES else decision.subject
+    subject = picture.shard(decision.subject) if decision.kind in OF_LEASES else decision.subject
+    what = f"{subject} → {slot_of(decision.to)}" if decision.to is not None else subject
     return {
         "when (UTC)": datetime.fromtimestamp(at, UTC).strftime("%m-%d %H:%M:%S"),
-        "what": f"{subject} → {slot_of(decision.to)}" if decision.to is not None else subject,
-        "kind": decision.kind,
-        "why": decision.why,
+        "what": _INCARNATION.sub(r"\1", what if decision.kind == "note" else f"{decision.kind}: {what}"),
+        "why": _INCARNATION.sub(r"\1", decision.why),
     }
 
 
 def of_decisions(news: Sequence[Decision], latest: Sequence[Row]) -> KclDecisionsMetadataSet:
     """`latest`: rows of the newest decisions, those of `news` among them, the newest first."""
-    columns = dict.fromkeys(("when (UTC)", "what", "kind", "why"), "string")
+    columns = dict.fromkeys(("when (UTC)", "what", "why"), "string")
     return KclDecisionsMetadataSet(
         decisions=_table(latest[:MAX_ROWS], columns),
         moves=sum(decision.kind in MOVES for decision in news),
@@ -151,10 +154,10 @@ def slot_of(worker: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3.2 h`."""
+    """`45s`, `12min`, `3.2h`: without a space, which would be broken at."""
     if seconds < _MINUTE:
-        return f"{seconds:.0f} s"
-    return f"{seconds / _MINUTE:.0f} min" if seconds < _HOUR else f"{seconds / _HOUR:.1f} h"
+        return f"{seconds:.0f}s"
+    return f"{seconds / _MINUTE:.0f}min" if seconds < _HOUR else f"{seconds / _HOUR:.1f}h"
 
 
 def inline(lines: Iterable[str]) -> MarkdownMetadataValue:

@@ -76,7 +76,7 @@ def identifier(name: str) -> str:
 _DESCRIPTIONS = {
     Role.STREAM: "The Kinesis stream `{subject}`: its shards, and whether somebody reads all of them.",
     Role.LEASES: "**Who reads what**: which worker holds which shard of `{subject}`, up to where, and whether "
-    "anybody does. The table has those that need attention first.",
+    "anybody does. The table has those that need attention first; *age* is for how long a counter has stood still.",
     Role.WORKERS: "**Who works**: the runs of `{subject}`, their leases, their load, how long they are up. Those "
     "furthest behind come first.",
     Role.LAG: "**How far behind**: how much later than its arrival `{subject}` processes a record, and how much of "

@@ -102,11 +102,11 @@ def test_decisions_are_told_once_and_the_last_dozen_stays_on_show(reporter: Repo
         table = metadata(events, "decisions")["decisions"]
         return [str(record.data["what"]) for record in table.records]
 
-    assert decide(0) == ["shard 0 → worker-001"]
-    assert decide(1) == ["shard 1 → worker-001", "shard 0 → worker-001"]
+    assert decide(0) == ["balance: shard 0 → worker-001"]
+    assert decide(1) == ["balance: shard 1 → worker-001", "balance: shard 0 → worker-001"]
     for number in range(2, 20):
         shown = decide(number)
-    assert shown == [f"shard {number} → worker-001" for number in range(19, 19 - MAX_ROWS, -1)]
+    assert shown == [f"balance: shard {number} → worker-001" for number in range(19, 19 - MAX_ROWS, -1)]
     assert keys(reporter.events(CALM, 500.0)).count("decisions") == 0
 
 
@@ -123,7 +123,7 @@ def test_decisions_survive_a_restart(reporter: Reporter) -> None:
     restarted.recall([], [record.data for record in told.records])
     more = [Decision("end", "worker-000", "it is not needed any more")]
     table = metadata(restarted.events(replace(CALM, decisions=more), 0.0), "decisions")["decisions"]
-    assert [record.data["kind"] for record in table.records] == ["end", "start"]
+    assert [record.data["what"] for record in table.records] == ["end: worker-000", "start: worker-000"]
 
 
 def test_what_is_decided_again_and_again_is_told_once(reporter: Reporter) -> None:
