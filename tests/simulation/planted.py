@@ -118,10 +118,10 @@ MUTANTS: Final = (
         "return now.counter == before.counter + 1",
     ),
     Mutant(
-        "a pin is taken for ours by the counter alone",
-        _OUTCOMES,
-        "applied = pin == (now.pending_checkpoint, now.pending_state, now.batch) and not was_there_before",
-        "applied = True",
+        "a lease that could not be pinned stays in its batch",
+        _PROTOCOL,
+        "            this.report(key, Outcome.DROPPED, progress, error)\n            return False",
+        "            this.report(key, Outcome.DROPPED, progress, error)\n            return True",
     ),
     # The batch protocol
     Mutant(

@@ -178,7 +178,7 @@ class Lake:
         return not truth.is_leased or was_never_read or (self.goes_on and truth.told_to >= len(truth.numbers))
 
     def _waits_for_ever(self, stream: str, truth: ShardTruth) -> bool:
-        """The shard was stopped by a loss, or one above it. What was to be read again may have been stored before."""
+        """The shard was stopped by a loss, or one above it. What was lost may have been stored before."""
         if not self.goes_on and truth.is_told and (truth.told_to > truth.stored_to or self.is_gone(truth)):
             return True
         above = (self.shards.get((stream, parent)) for parent in truth.parents)
