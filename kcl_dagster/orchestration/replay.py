@@ -22,7 +22,7 @@ from dagster import (
 )
 from pydantic import Field
 
-from kcl_dagster.errors import ConfigurationError, KclError
+from kcl_dagster.errors import ConfigurationError, DataLoss, KclError
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.operations.replay import (
     DEFAULT_SHARE,
@@ -129,7 +129,8 @@ def build_kcl_replay_asset(
                     states = _replay_window(context, consumer, sink, kcl, spark, window, config.share, runtime)
                     context.log_event(AssetMaterialization(key, partition=window.name, metadata=_metadata(states)))
         except KclError as error:
-            raise Failure(" ".join(str(error).split()), allow_retries=False) from error
+            is_final = isinstance(error, (ConfigurationError, DataLoss))  # whatever else it is may pass
+            raise Failure(" ".join(str(error).split()), allow_retries=not is_final) from error
         yield from ()
 
     return replay
