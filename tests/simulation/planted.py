@@ -170,10 +170,10 @@ MUTANTS: Final = (
         "return (int(sequence), sub_sequence) < (int(self.after.sequence), self.after.sub_sequence)",
     ),
     Mutant(
-        "checkpoints are compared as text",
+        "checkpoints are compared by their last digits",
         _CHECKPOINT,
         "return (0, int(self.sequence), self.sub_sequence)",
-        "return (0, self.sequence[::-1], self.sub_sequence)",
+        "return (0, int(self.sequence[::-1]), self.sub_sequence)",
     ),
     # Reading
     Mutant(
@@ -240,8 +240,8 @@ MUTANTS: Final = (
     Mutant(
         "children begin at the tip",
         _SHARD_END,
-        "        checkpoint=TRIM_HORIZON,",
-        "        checkpoint=LATEST,",
+        "from kcl_dagster.model.checkpoint import TRIM_HORIZON",
+        "from kcl_dagster.model.checkpoint import LATEST as TRIM_HORIZON",
     ),
     Mutant(
         "SHARD_END is written with records left",
