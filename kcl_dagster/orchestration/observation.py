@@ -23,6 +23,8 @@ class Decision:
     to: WorkerId | None = None
 
     def __str__(self) -> str:
+        if self.kind == "note":
+            return f"{self.subject}: {self.why}" if self.why else self.subject
         goes = f"{self.subject} to {self.to}" if self.to is not None else self.subject
         return f"{goes} ({self.kind}): {self.why}" if self.why else goes
 
@@ -176,5 +178,11 @@ def _decisions(report: TickReport) -> list[Decision]:
         *(Decision(move.kind, str(move.lease), move.because, move.to) for move in report.moves),
         *(Decision("start", launch.slot, launch.because) for launch in report.launches),
         *(Decision("end", slot, "it is not needed any more") for slot in report.retire),
-        *(Decision("note", note) for note in report.notes),
+        *(_note(note) for note in report.notes),
     ]
+
+
+def _note(text: str) -> Decision:
+    """A note usually says why after a colon."""
+    what, _, why = text.partition(": ")
+    return Decision("note", what, why)

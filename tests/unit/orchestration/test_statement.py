@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 from dagster import MetadataValue
 
-from kcl_dagster.leader.report import StreamSight
+from kcl_dagster.leader.liveness import WorkerSight
+from kcl_dagster.leader.report import StreamSight, TickReport
+from kcl_dagster.leader.runs import SlotRun
 from kcl_dagster.model.checkpoint import SHARD_END
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.orchestration import picture, statement
-from kcl_dagster.orchestration.observation import Decision
+from kcl_dagster.orchestration.observation import Decision, of_tick
 from kcl_dagster.orchestration.statement import MAX_ROWS
 from tests.unit.orchestration.test_reporting import CALM, lease, worker
 
@@ -172,6 +174,22 @@ def test_a_decision_is_told_with_its_time_and_reason() -> None:
         str(move)
         == "shardId-000000000003 to worker-000:aaaaaaaa (balance): worker-001:bbbbbbbb has twice its share"
     )
+
+
+def test_a_note_of_the_leaders_is_told_with_its_reason() -> None:
+    text = "worker-002:cccccccc is asked to drain: the fleet is larger than needed"
+    seen = of_tick(TickReport(notes=(text,)), {}, {}, 0.0)
+    assert [str(decision) for decision in seen.decisions] == [text]
+    row = statement.decision_row(seen.decisions[0], 0.0)
+    assert (row["what"], row["why"]) == ("worker-002 is asked to drain", "the fleet is larger than needed")
+
+
+def test_a_tick_tells_how_long_its_workers_are_up() -> None:
+    row = worker(slot="worker-000", run_id="r1")
+    report = TickReport(workers=(WorkerSight(row, alive=True, run_is_over=False, accepts=True),))
+    run = SlotRun("r1", row.id, "running", started_at=100.0)
+    assert of_tick(report, {}, {"worker-000": run}, 160.0).uptimes == {row.id: 60.0}
+    assert of_tick(report, {}, {"worker-000": replace(run, run_id="r2")}, 160.0).uptimes == {}
 
 
 def test_a_stream_shows_its_shards_its_retention_and_holes() -> None:
