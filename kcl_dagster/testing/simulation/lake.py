@@ -189,7 +189,7 @@ class Lake:
     def _begin(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth) -> None:
         """The first part of a shard that was there when the application began at LATEST."""
         first = bisect_left(truth.numbers, int(rows[0].sequence_number)) if rows else 0
-        if truth.start_limit is not None and first > truth.start_limit:
+        if truth.start_limit is not None and first > max(truth.start_limit, self._expired(truth)):
             skipped = first - truth.start_limit
             self.violations.add("S1", f"{_named(part)} skips {skipped} records that came after the start")
         truth.wanted_from, truth.start_limit = first, None

@@ -78,27 +78,28 @@ class Tables:
         return read_lease(item) if item else None
 
     def scan(self, table: str) -> Iterator[Item]:
-        start: dict[str, Any] = {}
+        return self._pages("scan", TableName=table)
+
+    def _pages(self, method: str, **request: Any) -> Iterator[Item]:
         while True:
-            answer = self.call(self.dynamodb, "scan", TableName=table, **start) or {}
+            answer = self.call(self.dynamodb, method, **request) or {}
             yield from answer.get("Items", [])
             if "LastEvaluatedKey" not in answer:
                 return
-            start = {"ExclusiveStartKey": answer["LastEvaluatedKey"]}
+            request["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
 
     def all_leases(self, items: list[Item]) -> list[LeaseRow]:
         return [read_lease(item) for item in items if is_lease(item) and "leaseCounter" in item]
 
     def owned(self, worker: str) -> list[str]:
-        answer = self.call(
-            self.dynamodb,
+        found = self._pages(
             "query",
             TableName=self.leases.table,
             IndexName=OWNER_INDEX,
             KeyConditionExpression="leaseOwner = :owner",
             ExpressionAttributeValues={":owner": {"S": worker}},
         )
-        return sorted(item["leaseKey"]["S"] for item in (answer or {}).get("Items", []))
+        return sorted(item["leaseKey"]["S"] for item in found)
 
     def renew(self, lease: LeaseRow) -> bool:
         condition = "leaseCounter = :known"
