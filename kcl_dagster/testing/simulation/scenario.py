@@ -208,7 +208,7 @@ def draw(seed: int) -> Scenario:
         watchdog=random.random() < 0.7,
         monitor_seconds=random.choice([5.0, 60.0, 180.0]) * (1 + random.random()),
         record_seconds=stretch * random.choice([2.0, 5.0, 15.0]),
-        history=random.choice([0, 0, 1, 3]),
+        history=random.choice([0, 0, 2, 8]),
         legacy_tables=random.random() < 0.25,
         page_items=random.choice([3, 10, 100]),
         staleness=random.choice([0.0, 0.5, 3.0]) * stretch,
