@@ -28,6 +28,7 @@ SETTLED_SECONDS: Final = 10.0  # after its end a window is over on every clock o
 
 READS_PER_SECOND: Final = 5.0  # what a shard grants all who poll it together
 DEFAULT_SHARE: Final = 0.2  # the live consumer asks four times a second at most
+LEAST_SHARE: Final = 0.02  # with less, a piece would not be read within its time
 UNBOUNDED: Final = 1 << 60
 
 

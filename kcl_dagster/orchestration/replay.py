@@ -26,6 +26,7 @@ from kcl_dagster.errors import ConfigurationError, DataLoss, KclError
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.operations.replay import (
     DEFAULT_SHARE,
+    LEAST_SHARE,
     Replay,
     ReplayWindow,
     ShardReplay,
@@ -53,7 +54,7 @@ class ReplayConfig(Config):
 
     share: float = Field(
         default=DEFAULT_SHARE,
-        gt=0,
+        ge=LEAST_SHARE,
         le=1,
         description="Part of each shard's five reads and two megabytes a second that the replay may use.",
     )
@@ -217,7 +218,7 @@ def _turn(context: AssetExecutionContext, application: str, runtime: Runtime) ->
     instance, run = context.instance, context.run
     instance.add_run_tags(run.run_id, {REPLAY_TAG: application, APPLICATION_TAG: application})
     told: str | None = None
-    while (before := _older(instance, application, run)) is not None:
+    while (before := older(instance, application, run)) is not None:
         if before != told:
             context.log.info("waiting for run %s, which replays the application already", before)
             told = before
@@ -225,7 +226,8 @@ def _turn(context: AssetExecutionContext, application: str, runtime: Runtime) ->
     yield
 
 
-def _older(instance: DagsterInstance, application: str, run: DagsterRun) -> str | None:
+def older(instance: DagsterInstance, application: str, run: DagsterRun) -> str | None:
+    """The run whose turn it is, if it is not this one's."""
     active = [DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
     records = instance.get_run_records(RunsFilter(tags={REPLAY_TAG: application}, statuses=active), ascending=True)
     first = next((record.dagster_run.run_id for record in records), run.run_id)

@@ -18,6 +18,7 @@ from kcl_dagster.telemetry.board import Board, Family
 from kcl_dagster.telemetry.cloudwatch import CloudWatchMetrics, Flusher
 from kcl_dagster.telemetry.endpoint import MetricsEndpoint
 from kcl_dagster.telemetry.logs import json_lines, log_event
+from kcl_dagster.telemetry.units import counted_units
 from kcl_dagster.worker.batch import D
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
@@ -152,8 +153,8 @@ def open_telemetry(
     application: Application, identity: Identity, runtime: Runtime, client: Callable[[str], aws.Client], log: Any
 ) -> Iterator[WorkerTelemetry]:
     """What the application asks for, as long as the block lasts. A part that cannot start is left out with a
-    warning: a worker does not stop because nobody can look at it. `client` makes one for `cloudwatch`; `log` is the
-    run's."""
+    warning: a worker does not stop because nobody can look at it. `client` makes those of `cloudwatch` and
+    `dynamodb`, where they are needed; `log` is the run's."""
     settings = application.telemetry
     names = {
         "application": application.name,
@@ -172,6 +173,7 @@ def open_telemetry(
                 port = _port(settings.openmetrics_port, identity.slot)
                 endpoint = stack.enter_context(MetricsEndpoint(board.render, settings.openmetrics_host, port))
                 log.info("metrics at %s", endpoint.url)
+                stack.enter_context(counted_units(client("dynamodb"), board))
             except KclError as error:
                 log.warning("%s", error)
         if settings.cloudwatch is not MetricsLevel.NONE:

@@ -1,0 +1,62 @@
+"""Units of DynamoDB, by what DynamoDB answers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from kcl_dagster.telemetry.board import Board
+from kcl_dagster.telemetry.units import counted_units
+from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.unit.telemetry.openmetrics import parse
+
+TABLE = "orders-app"
+
+
+@pytest.fixture
+def dynamodb(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    with mock_aws():
+        client = boto3.client("dynamodb", region_name="us-east-1")
+        client.create_table(
+            TableName=TABLE,
+            KeySchema=[{"AttributeName": "leaseKey", "KeyType": "HASH"}],
+            AttributeDefinitions=[{"AttributeName": "leaseKey", "AttributeType": "S"}],
+            BillingMode="PAY_PER_REQUEST",
+        )
+        yield client
+
+
+def test_reads_and_writes_are_counted_while_the_block_lasts(dynamodb: Any) -> None:
+    board = Board({})
+    key = {"leaseKey": {"S": "shard"}}
+    with counted_units(dynamodb, board):
+        dynamodb.put_item(TableName=TABLE, Item=key)
+        dynamodb.put_item(TableName=TABLE, Item=key)
+        assert "ConsumedCapacity" in dynamodb.get_item(TableName=TABLE, Key=key, ConsistentRead=True)
+        dynamodb.describe_table(TableName=TABLE)  # costs nothing, and cannot be asked
+    assert "ConsumedCapacity" not in dynamodb.get_item(TableName=TABLE, Key=key)
+    page = parse(board.render())
+    assert page.value("kcl_dynamodb_units_total", operation="PutItem", kind="write") > 0
+    assert page.value("kcl_dynamodb_units_total", operation="GetItem", kind="read") > 0
+    assert len(page.samples) == 2
+
+
+def test_a_caller_who_asks_for_more_gets_it(dynamodb: Any) -> None:
+    with counted_units(dynamodb, Board({})):
+        answer = dynamodb.put_item(
+            TableName=TABLE, Item={"leaseKey": {"S": "shard"}}, ReturnConsumedCapacity="INDEXES"
+        )
+    assert answer["ConsumedCapacity"]["TableName"] == TABLE
+
+
+def test_clients_that_are_not_boto3s_are_left_alone() -> None:
+    board = Board({})
+    with counted_units(FakeDynamoDB(), board):
+        pass
+    assert parse(board.render()).samples == {}
