@@ -69,8 +69,9 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("page", PAGES)
-def test_the_python_of_a_page_runs(page: Path, spark: SparkSession) -> None:
+def test_the_python_of_a_page_runs(page: Path, spark: SparkSession, tmp_path: Path) -> None:
     known = run(page)
+    fixtures = {"spark": spark, "tmp_path": tmp_path / "lake"}
     for name, thing in list(known.items()):
         if isinstance(thing, dg.Definitions):
             dg.Definitions.validate_loadable(thing)
@@ -80,7 +81,7 @@ def test_the_python_of_a_page_runs(page: Path, spark: SparkSession) -> None:
             with dg.DagsterInstance.ephemeral() as instance:
                 thing(dg.build_sensor_context(instance=instance))
         elif name.startswith("test_"):
-            thing(**{one: {"spark": spark}[one] for one in inspect.signature(thing).parameters})
+            thing(**{one: fixtures[one] for one in inspect.signature(thing).parameters})
 
 
 def records(spark: SparkSession) -> DataFrame:
