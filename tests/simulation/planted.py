@@ -257,10 +257,10 @@ MUTANTS: Final = (
         "            return plan_first_sync(opened, start.position, identifier)",
     ),
     Mutant(
-        "a lease is deleted before its children have begun, and before it is finished",
+        "a finished lease is deleted before its children have begun",
         _CLEANUP,
-        "        if not lease.is_finished:\n            continue",
-        "        if not lease.is_finished and not lease.children:\n            continue",
+        "done = all(child in held and has_started(held[child]) for child in known)",
+        "done = all(child in held for child in known)",
     ),
     # Time
     Mutant(
