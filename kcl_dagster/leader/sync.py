@@ -80,6 +80,9 @@ def plan_sync(
         for root in roots:
             if root in listed and not listed[root].is_open and root not in held and root not in past:
                 creates.setdefault(root, Checkpoint(start.value))
+        if start is Position.LATEST:
+            for severed in _severed(listed, held, past):
+                creates.setdefault(severed, Checkpoint(start.value))
         for done in _ancestors(listed, [*held, *creates]) - held.keys() - creates.keys():
             listed.pop(done, None)
     walk = _Walk(listed, frozenset(held.keys() | creates.keys()), start)
@@ -162,6 +165,20 @@ def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
         if released and all(parent in held or parent in past for parent in parents):
             found.add(shard.id)
     return found
+
+
+def _severed(listed: Mapping[str, Shard], held: Mapping[str, Lease], past: Collection[str]) -> set[str]:
+    """Closed shards that nobody was going to read, because all above them left the stream while no leader looked.
+
+    For an application that began at LATEST: others go up from the open shards. LATEST is a moment that was written
+    down, so a lease for a shard that was closed before that moment is made in vain and does no harm.
+    """
+    return {
+        shard.id
+        for shard in listed.values()
+        if not shard.is_open and shard.parents and shard.id not in held and shard.id not in past
+        if not any(parent in listed or parent in held for parent in shard.parents)
+    }
 
 
 def _awaited(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]:

@@ -137,6 +137,18 @@ def test_a_shard_that_was_open_at_the_start_and_closed_since_is_not_forgotten() 
     assert {one.shard_id: str(one.checkpoint) for one in plan.creates} == {"b": "LATEST"}
 
 
+def test_a_shard_whose_ancestors_left_the_stream_before_anybody_looked_is_not_skipped() -> None:
+    """The fleet was down for longer than the stream keeps records, while b was split and a left the stream."""
+    listed, elsewhere = FAMILY[1:], lease("b2")
+    assert created(listed, [elsewhere], Position.LATEST) == {"b": "LATEST"}
+    assert created(listed, [elsewhere, lease("b", finished=True)], Position.LATEST) == {
+        "c": "TRIM_HORIZON",
+        "c2": "TRIM_HORIZON",
+    }
+    assert created(listed, [elsewhere, lease("c")], Position.LATEST) == {"c2": "LATEST"}, "b was read"
+    assert created(listed, [elsewhere], Position.LATEST, as_kcl=True) == {"c": "LATEST", "c2": "LATEST"}
+
+
 def test_a_long_history_needs_no_deep_stack() -> None:
     generations = 5000
     listing = [shard(f"s{n}", *([f"s{n - 1}"] if n else []), since=n + 1) for n in range(generations)]
