@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 from dagster import (
@@ -98,14 +99,12 @@ def build_kcl_replay_asset(
         )
     key = AssetKey(name or f"{consumer.name}_replayed")
     application = consumer.application
-    spec = (translator or KclTranslator()).get_asset_spec(KclAsset(Role.RECORDS, consumer))
+    replayed = replace(consumer, sink=sink, freshness=None)
+    spec = (translator or KclTranslator()).get_asset_spec(KclAsset(Role.RECORDS, replayed))
     spec = spec.replace_attributes(
         key=key,
         description=f"Windows of the stream, read again through the code of `{consumer.name}`. Backfill to replay.",
         partitions_def=partitions_def,
-        kinds={"pyspark", sink.kind},
-        metadata={**spec.metadata, "kcl/sink": sink.place},
-        freshness_policy=None,
         skippable=True,  # each window is told as soon as it is stored, not at the end
     )
 
