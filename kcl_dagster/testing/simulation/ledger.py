@@ -152,10 +152,11 @@ class Ledger:
         progressed = (before.checkpoint, before.pending) != (after.checkpoint, after.pending)
         if before.actual != after.actual:
             self._judge_move(before, after, actor, worker)
-        elif (before.owner, before.giver) != (after.owner, after.giver) and before.giver is not None:
+        elif after.giver is not None and before.giver is not None and before.owner != after.owner:
             self.violations.add("S8", f"{_named(actor)} redirected a handoff: {before} -> {after}")
         elif after.counter > before.counter and before.actual != worker and not progressed:
-            # A leader may give a lease to its owner anew: that ends whatever the owner was about to write.
+            # A leader may give a lease to its owner anew: that ends whatever the owner was about to write, and a
+            # handoff to somebody else.
             self._judge_move(before, after, actor, worker)
         if progressed:
             if before.actual != worker:
