@@ -1,0 +1,212 @@
+"""Consumers under test: records as a worker gives them, an AWS of their own, and a run until all is stored.
+
+>>> from kcl_dagster.testing import embedded_aws
+>>> with embedded_aws(streams={"clicks": 2}) as aws:
+...     aws.put("clicks", [b"/", b"/cart"])
+"""
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from dagster import AssetKey
+from pyspark.sql import DataFrame, SparkSession
+
+from kcl_dagster.errors import BatchError
+from kcl_dagster.leader.opening import open_leader
+from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.tick import Leader
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.worker_run import WorkerRun
+from kcl_dagster.runtime import system
+from kcl_dagster.spark.schema import COLUMNS, RECORD_FIELDS
+from kcl_dagster.worker.report import BatchReport, Outcome
+from kcl_dagster.worker.stop import StopReason, StopSignal
+
+if TYPE_CHECKING:
+    from kcl_dagster.emulator import Emulator
+
+TICK_SECONDS: Final = 0.5  # a tenth of the sensor's: nobody is charged for the embedded tables
+_STORED: Final = frozenset({Outcome.COMMITTED, Outcome.DELIVERED})
+SLOT: Final = "worker-000"
+SHARD: Final = "shardId-000000000000"
+ARRIVED: Final = datetime(2026, 1, 1, tzinfo=UTC)
+PUT_AT_ONCE: Final = 500  # what PutRecords takes
+
+
+def records(spark: SparkSession, payloads: Sequence[bytes], *, stream: str = "stream") -> DataFrame:
+    """What a consumer's function is given: one row for each payload, in order, all of one shard.
+
+    Example:
+        .. code-block:: python
+
+            assert clicks(records(spark, [b"/", b"/cart"])).count() == 2
+    """
+    rows = [
+        {
+            "data": bytearray(payload),
+            "partition_key": f"key-{number}",
+            "explicit_hash_key": None,
+            "sequence_number": str(number + 1),
+            "sub_sequence_number": 0,
+            "arrival_timestamp": ARRIVED,
+            "stream": stream,
+            "shard_id": SHARD,
+            "lease_key": SHARD,
+            "aggregate_problem": None,
+        }
+        for number, payload in enumerate(payloads)
+    ]
+    schema = ", ".join(f"{name} {kind}" for name, _, kind in RECORD_FIELDS)
+    return spark.createDataFrame([tuple(row[name] for name in COLUMNS) for row in rows], schema)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedAws:
+    """An embedded AWS with streams to put records into. `emulator` is all of it: clients, faults, clock."""
+
+    emulator: "Emulator"
+
+    def put(self, stream: str, payloads: Sequence[bytes]) -> None:
+        """Put records, spread over the shards. Raises what boto3 raises."""
+        kinesis = self.emulator.client("kinesis")
+        for start in range(0, len(payloads), PUT_AT_ONCE):
+            some = payloads[start : start + PUT_AT_ONCE]
+            kinesis.put_records(
+                StreamName=stream,
+                Records=[{"Data": data, "PartitionKey": f"key-{start + n}"} for n, data in enumerate(some)],
+            )
+
+    def resource(self) -> KclResource:
+        """How a consumer reaches it."""
+        access = self.emulator.environment()
+        return KclResource(
+            endpoint_url=self.emulator.endpoint_url,
+            region_name=access["AWS_DEFAULT_REGION"],
+            aws_access_key_id=access["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=access["AWS_SECRET_ACCESS_KEY"],
+        )
+
+
+@contextmanager
+def embedded_aws(streams: Mapping[str, int]) -> Iterator[EmbeddedAws]:
+    """An AWS of its own in this process, without limits, with these streams: name -> shards.
+
+    Needs the `emulator` extra. Gone, with all it held, at the end of the block.
+    """
+    from kcl_dagster.emulator import Emulator, Limits
+
+    with Emulator(limits=Limits.none()) as emulator:
+        for name, shards in streams.items():
+            emulator.client("kinesis").create_stream(StreamName=name, ShardCount=shards)
+        yield EmbeddedAws(emulator)
+
+
+def consume(consumer: Consumer, kcl: KclResource, spark: SparkSession, *, within: float = 180.0) -> int:
+    """Have `consumer` process what is in its streams, and return how many records it has stored.
+
+    Ends when every shard has been read to its tip; what is put meanwhile may be read or not. The place is kept in
+    the lease table, so another call goes on from there. `kcl` should be that of an embedded AWS.
+
+    Raises BatchError with what the consumer's code or its sink said, and TimeoutError after `within` seconds.
+
+    Example:
+        .. code-block:: python
+
+            with embedded_aws(streams={"clicks": 2}) as aws:
+                aws.put("clicks", [b"/", b"/cart"])
+                assert consume(clicks, aws.resource(), spark) == 2
+    """
+    runtime = system()
+    leader = open_leader(
+        consumer.application,
+        dynamodb=kcl.client("dynamodb"),
+        kinesis=kcl.client("kinesis"),
+        identity="test",
+        runtime=runtime,
+    )
+    stop = StopSignal()
+    witness = _Witness(
+        AssetKey(consumer.name),
+        SLOT,
+        write=lambda _: None,
+        log=logging.getLogger(__name__),
+        alarm=lambda *_: None,
+        stop=stop,
+        deadline=runtime.clock.monotonic() + within,
+    )
+    with _Leading(leader, witness):
+        WorkerRun(consumer, kcl, lambda: spark, SLOT, runtime.new_id(), witness).work(stop)
+    if witness.error is not None:
+        raise BatchError(witness.error)
+    if not witness.is_done:
+        raise TimeoutError(
+            f"{consumer.application.name} has stored {witness.stored} records in {within:g} s and is not at the tip"
+        )
+    return witness.stored
+
+
+@dataclass
+class _Witness(Diary):
+    """Asks the worker to stop when there is nothing more to read, something failed, or time is up."""
+
+    stop: StopSignal = field(default_factory=StopSignal)
+    deadline: float = float("inf")
+    open_leases: int | None = None
+    """As the leader saw them last."""
+
+    stored: int = 0
+    error: str | None = None
+    is_done: bool = False
+    _at_tip: set[LeaseKey] = field(default_factory=set)
+    """Leases whose last batch ended where their shard does. A round need not ask all of them."""
+
+    def batch(self, report: BatchReport) -> None:
+        self.stored += report.records
+        failed = [lease for lease in report.leases if lease.outcome is Outcome.FAILED]
+        self.error = self.error or next((f"{lease.lease}: {lease.error}" for lease in failed), None)
+        for lease in report.leases:
+            if lease.outcome is Outcome.IDLE or (lease.outcome in _STORED and lease.millis_behind == 0):
+                self._at_tip.add(lease.lease)
+            else:
+                self._at_tip.discard(lease.lease)
+        is_all = not report.blocked and report.held == self.open_leases
+        self.is_done = is_all and 0 < report.held <= len(self._at_tip)
+        if self.is_done or self.error is not None:
+            self.stop.request(StopReason.ASKED, "the test has seen enough")
+
+    def look_at_the_clock(self) -> None:
+        if self.monotonic() > self.deadline:
+            self.stop.request(StopReason.ASKED, "time is up")
+
+
+class _Leading:
+    """A leader that ticks on a thread of its own until the block ends."""
+
+    def __init__(self, leader: Leader, witness: _Witness) -> None:
+        self._leader = leader
+        self._witness = witness
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._lead, name="kcl-test-leader", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._leader.resign()
+
+    def _lead(self) -> None:
+        while not self._over.is_set():
+            report = self._leader.tick(RunView(launches=False))
+            self._witness.open_leases = sum(not lease.is_finished for lease in report.leases)
+            self._witness.look_at_the_clock()
+            self._over.wait(TICK_SECONDS)

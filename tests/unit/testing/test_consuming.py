@@ -1,0 +1,45 @@
+"""What users test their consumers with."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import kcl_dagster as kcl
+import kcl_dagster.testing
+from kcl_dagster.spark.schema import COLUMNS
+from kcl_dagster.testing import consume, embedded_aws, records
+
+pytestmark = pytest.mark.spark
+
+
+def consumer_into(lake: Path) -> kcl.Consumer:
+    @kcl.kcl_consumer(application="clicks-to-lake", stream="clicks", sink=kcl.parquet(str(lake)))
+    def clicks(records: Any) -> Any:
+        return records.selectExpr("lease_key", "cast(data as string) as page", "sequence_number")
+
+    return clicks
+
+
+def test_a_function_is_given_what_a_worker_would_give_it(spark: SparkSession, tmp_path: Path) -> None:
+    given = records(spark, [b"/", b"/cart"])
+    assert tuple(given.columns) == COLUMNS
+    assert [row.page for row in consumer_into(tmp_path)(given).collect()] == ["/", "/cart"]
+
+
+@pytest.mark.slow
+def test_an_application_stores_what_is_in_its_stream_and_ends(spark: SparkSession, tmp_path: Path) -> None:
+    with embedded_aws(streams={"clicks": 2}) as aws:
+        aws.put("clicks", [f"/{number}".encode() for number in range(700)])
+        assert consume(consumer_into(tmp_path / "lake"), aws.resource(), spark) == 700
+        stored = spark.read.parquet(str(tmp_path / "lake"))
+        assert stored.count() == stored.select("page").distinct().count() == 700
+        aws.put("clicks", [b"/more"])
+        assert consume(consumer_into(tmp_path / "lake"), aws.resource(), spark) == 1
+
+
+def test_the_names_are_public_and_no_others() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = kcl_dagster.testing.nothing
+    assert all(getattr(kcl_dagster.testing, name) for name in kcl_dagster.testing.__all__)
