@@ -410,10 +410,11 @@ def _checks() -> str:
             check.severity.value.lower(),
             f"{check.patience:g} s" if check.patience else "",
             check.description,
+            check.remedy,
         )
         for check in checks.CHECKS
     ]
-    parts.append(_table(("check", "of", "severity", "patience", "passes when"), rows))
+    parts.append(_table(("check", "of", "severity", "patience", "passes when", "when it fails"), rows))
     return _joined(parts)
 
 
