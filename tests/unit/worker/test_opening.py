@@ -111,8 +111,10 @@ def test_latest_of_a_java_leader_is_the_tip() -> None:
 
 
 def test_leases_of_several_streams_name_their_own() -> None:
-    stream = StreamIdentifier(STREAM, "123456789012", 1_700_000_000)
     place = Place({"position": "LATEST"}, multi_stream=True)
+    described = place.kinesis.describe_stream_summary(StreamName=STREAM)["StreamDescriptionSummary"]
+    created = int(described["StreamCreationTimestamp"].timestamp())
+    stream = StreamIdentifier(STREAM, "123456789012", created)
     place.decide(Position.LATEST, round(place.clock.now() * 1000) - 1000, str(stream))
     place.put("a", "b")
     place.own(LATEST, stream)
