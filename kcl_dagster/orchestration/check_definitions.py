@@ -34,8 +34,9 @@ def build_kcl_checks(
         can_subset=True,
     )
     def evaluate(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
-        seen = look(consumer.application, getattr(context.resources, kcl_key))
         wanted = {key.name for key in context.selected_asset_check_keys}
+        patient = checks.LEADS.name in wanted
+        seen = look(consumer.application, getattr(context.resources, kcl_key), patient=patient)
         for check, problem in checks.evaluate(seen, consumer):
             if check.name in wanted:
                 told = checks.evaluation(check, problem, consumer, translator)
@@ -50,9 +51,11 @@ def build_kcl_checks(
     return evaluate
 
 
-def look(application: Application, kcl: KclResource, runtime: Runtime | None = None) -> Observation:
-    """An observation without a leader's memory. Blocks until the leader has renewed its lock before our eyes, which
-    takes seconds, or has let it expire."""
+def look(
+    application: Application, kcl: KclResource, runtime: Runtime | None = None, *, patient: bool = True
+) -> Observation:
+    """An observation without a leader's memory. `patient`: block until the leader has renewed its lock before our
+    eyes, which takes seconds, or has let it expire."""
     dynamodb: Any = kcl.client("dynamodb")
     runtime = runtime or system()
     layout = detect_layout(dynamodb, application)
@@ -60,12 +63,13 @@ def look(application: Application, kcl: KclResource, runtime: Runtime | None = N
     workers = WorkerTable(dynamodb, application, layout, runtime).list()
     alive = {row.id for row in workers}
     leader = LeaderLock(dynamodb, application, layout, runtime, "nobody").peek()
-    watch = LockWatch(dynamodb, layout, runtime)
     return Observation(
         leases=scan.leases,
         workers=workers,
         leader=leader,
-        leader_is_silent=leader is not None and _is_silent(watch, runtime, application.timings.leader_lock),
+        leader_is_silent=patient
+        and leader is not None
+        and _is_silent(LockWatch(dynamodb, layout, runtime), runtime, application.timings.leader_lock),
         unserved=[lease.key for lease in scan.leases if not lease.is_finished and lease.actual_owner not in alive],
         lag_seconds=max((row.lag_ms / 1000 for row in workers if row.lag_ms is not None), default=None),
     )

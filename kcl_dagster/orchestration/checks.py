@@ -101,6 +101,14 @@ _WARN = AssetCheckSeverity.WARN
 START_SECONDS = 60.0  # a run, Spark and the first lease
 FEW_TICKS_SECONDS = 15.0  # a request that fails once is tried again
 
+LEADS = KclCheck(
+    "somebody_leads",
+    Role.LEASES,
+    "A leader holds the lock and renews it.",
+    _leaderless,
+    "Turn the leader sensor on, see that the daemon runs, and that `kcl-dagster doctor` finds all rights. "
+    "Workers go on reading meanwhile, and take over from each other.",
+)
 LOSS = KclCheck(
     "no_records_lost",
     Role.LAG,
@@ -129,14 +137,7 @@ CHECKS = (
         "See that workers run, that none waits in the queue, and what `kcl-dagster plan` would do.",
         patience=START_SECONDS,
     ),
-    KclCheck(
-        "somebody_leads",
-        Role.LEASES,
-        "A leader holds the lock and renews it.",
-        _leaderless,
-        "Turn the leader sensor on, see that the daemon runs, and that `kcl-dagster doctor` finds all rights. "
-        "Workers go on reading meanwhile, and take over from each other.",
-    ),
+    LEADS,
     KclCheck(
         "stages_succeed",
         Role.LEASES,

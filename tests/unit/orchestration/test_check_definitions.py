@@ -1,0 +1,62 @@
+"""A check that somebody executes looks at the tables itself, and waits to see whether the leader lives."""
+
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.orchestration import checks
+from kcl_dagster.orchestration.check_definitions import look
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.testing.clock import FakeClock
+from tests.unit.orchestration.conftest import Bench
+
+
+class Waiting(FakeClock):
+    """Something happens while somebody waits."""
+
+    def __init__(self, meanwhile: Callable[[], Any]) -> None:
+        super().__init__()
+        self._meanwhile = meanwhile
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self._meanwhile()
+
+
+def problems(bench: Bench, clock: FakeClock) -> dict[str, str]:
+    seen = look(bench.consumer.application, bench.resource, Runtime(clock=clock))
+    return {check.name: problem for check, problem in checks.evaluate(seen, bench.consumer) if problem is not None}
+
+
+def test_a_leader_that_renews_its_lock_is_seen_to_live(bench: Bench) -> None:
+    bench.tick()
+    clock = Waiting(bench.tick)
+    started = clock.monotonic()
+    assert "somebody_leads" not in problems(bench, clock)
+    assert clock.monotonic() - started < 5.0, "one look more is enough"
+
+
+def test_a_leader_that_is_gone_is_found_out(bench: Bench) -> None:
+    bench.tick()
+    assert "holds the leader lock and does not renew it" in problems(bench, FakeClock())["somebody_leads"]
+
+
+def test_leases_without_a_worker_are_found(bench: Bench) -> None:
+    bench.tick()
+    assert LeaseKey("shardId-000000000001") in problems(bench, FakeClock())["leases_are_served"]
+
+
+def test_executing_a_check_acknowledges_a_loss(bench: Bench) -> None:
+    """What is over stays failed until somebody has seen it; see `KclCheck.acknowledged`."""
+    bench.tick()
+    definitions = bench.definitions
+    checked = dg.define_asset_job(
+        "acknowledge",
+        selection=dg.AssetSelection.checks_for_assets(dg.AssetKey([bench.consumer.application.name, "lag"])),
+    )
+    job = dg.Definitions.merge(definitions, dg.Definitions(jobs=[checked])).resolve_job_def("acknowledge")
+    result = job.execute_in_process(instance=bench.instance)
+    evaluated = {evaluation.check_name: evaluation.passed for evaluation in result.get_asset_check_evaluations()}
+    assert evaluated == {"lag_is_on_target": True, "retention_is_safe": True, "no_records_lost": True}
