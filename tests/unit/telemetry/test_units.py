@@ -7,6 +7,12 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from kcl_dagster.application import Application
+from kcl_dagster.aws import client as make_client
+from kcl_dagster.emulator import Emulator
+from kcl_dagster.leader.opening import open_leader
+from kcl_dagster.leader.runs import RunView
+from kcl_dagster.runtime import system
 from kcl_dagster.telemetry.board import Board
 from kcl_dagster.telemetry.units import counted_units
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
@@ -60,3 +66,21 @@ def test_clients_that_are_not_boto3s_are_left_alone() -> None:
     with counted_units(FakeDynamoDB(), board):
         pass
     assert parse(board.render()).samples == {}
+
+
+@pytest.mark.server
+def test_a_leader_whose_units_are_counted_leads_as_before(aws: Emulator) -> None:
+    kinesis, board = aws.client("kinesis"), Board({})
+    kinesis.create_stream(StreamName="units", ShardCount=2)
+    application = Application(name="units-app", streams="units")
+    client = make_client(
+        "dynamodb", region="us-east-1", endpoint_url=aws.endpoint_url, access_key="test", secret_key="test"
+    )
+    with counted_units(client, board):
+        leader = open_leader(application, dynamodb=client, kinesis=kinesis, identity="dagster", runtime=system())
+        reports = [leader.tick(RunView(launches=False)) for _ in range(2)]
+    assert all(report.ok and report.leading for report in reports), reports
+    assert len(reports[1].leases) == 2
+    page = parse(board.render())
+    assert sum(page.values("kcl_dynamodb_units_total", kind="write")) >= 3  # the lock, and two leases
+    assert sum(page.values("kcl_dynamodb_units_total", operation="Scan")) > 0
