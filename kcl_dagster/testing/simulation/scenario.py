@@ -409,7 +409,13 @@ def _fault(random: Random, scenario: Scenario, number: int, kinds: list[FaultKin
     if kind is FaultKind.PAUSE_AT_CALL:
         # Often just before it moves a lease, or its progress: what it has read is old when it writes.
         target, written = random.choice(
-            [("worker", ""), ("worker", PENDING), ("daemon", ""), *[("daemon", CHECKPOINT_OWNER)] * 2]
+            [
+                ("worker", ""),
+                ("worker", PENDING),
+                ("worker", CHECKPOINT_OWNER),
+                ("daemon", ""),
+                *[("daemon", CHECKPOINT_OWNER)] * 2,
+            ]
         )
         return replace(
             fault,
