@@ -78,7 +78,7 @@ screenshots: $(READY)  ## pictures of the real UI for README and docs (needs Chr
 	@$(BIN)/python -m docs.screenshots $(ARGS)
 
 reference: $(READY)  ## docs/reference from the code
-	@$(BIN)/python -m docs.reference $(ARGS)
+	@$(BIN)/python -m docs.make_reference $(ARGS)
 
 bench-emulator bench-leader bench-failover bench-worker: bench-%: $(READY)  ## a table and one JSON line per figure
 	@$(BIN)/python -m benchmarks.$* $(ARGS)

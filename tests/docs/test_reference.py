@@ -1,14 +1,16 @@
 """docs/reference is what the code says, and the code says everything."""
 
 import inspect
+import re
 from dataclasses import fields
 from typing import Any
 
 import pytest
 
 import kcl_dagster as kcl
-from docs import reference
-from docs.reference import PAGES, SETTINGS, attribute_docs, field_rows, pages, topics
+from docs import make_reference
+from docs.make_reference import PAGES, SETTINGS, attribute_docs, field_rows, pages, topics
+from kcl_dagster.orchestration import checks
 from kcl_dagster.orchestration.component import ConnectionModel, SinkModel
 
 NAMES = [name for names in topics().values() for name in names]
@@ -18,7 +20,7 @@ NEEDS_NO_EXAMPLE = {"Position", "KclError"}
 
 @pytest.mark.parametrize("name", pages())
 def test_a_page_is_current(name: str) -> None:
-    assert (PAGES / name).read_text() == pages()[name], "run: python -m docs.reference"
+    assert (PAGES / name).read_text() == pages()[name], "run: python -m docs.make_reference"
 
 
 def test_there_is_no_page_that_nobody_makes() -> None:
@@ -39,7 +41,7 @@ def test_a_public_name_is_described(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if inspect.isfunction(getattr(kcl, name))])
 def test_the_arguments_of_a_function_are_described(name: str) -> None:
     function: Any = getattr(kcl, name)
-    described = reference._api().partition(f"### {name}\n")[2].partition("\n### ")[0]
+    described = make_reference._api().partition(f"### {name}\n")[2].partition("\n### ")[0]
     plain = {"consumer", "translator", "name", "kcl_key", "spark_key"}  # say it all
     missing = [
         parameter
@@ -63,7 +65,16 @@ def test_every_attribute_has_a_meaning(kind: Any) -> None:
 
 
 def test_every_verb_says_what_it_does() -> None:
-    text = reference._cli()
+    text = make_reference._cli()
     verbs = text.split("\n## ")[2:]
     assert verbs
     assert all(part.partition("\n")[2].strip() for part in verbs)
+
+
+def test_the_page_on_alerts_names_every_check_once_and_the_urgent_ones_in_its_code() -> None:
+    text = (PAGES.parent / "how-to/alerts.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(check.name for check in checks.CHECKS)
+    urgent = text.partition("| look at it tomorrow")[0]
+    named = set(re.findall(r"^\| `(\w+)`", urgent, re.MULTILINE))
+    assert named == set(re.findall(r'^    "(\w+)",$', text, re.MULTILINE))

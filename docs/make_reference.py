@@ -1,4 +1,4 @@
-"""Writes docs/reference from the code: `python -m docs.reference`. A test fails when the pages are stale."""
+"""Writes docs/reference from the code: `python -m docs.make_reference`. A test fails when the pages are stale."""
 
 import argparse
 import ast
@@ -22,7 +22,7 @@ from kcl_dagster.spark import decoding, schema
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs/reference"
-MADE = "<!-- Made by `python -m docs.reference` from the code: do not edit. -->\n"
+MADE = "<!-- Made by `python -m docs.make_reference` from the code: do not edit. -->\n"
 
 SETTINGS = (
     kcl.Application,
