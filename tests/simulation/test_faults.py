@@ -1,0 +1,86 @@
+"""Every kind of fault strikes, alone, and a fleet survives it."""
+
+from collections import deque
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from kcl_dagster.testing.simulation.fleet import Simulation
+from kcl_dagster.testing.simulation.scenario import (
+    DENIABLE,
+    SHORTEST_RETENTION,
+    Fault,
+    FaultKind,
+    Scenario,
+    draw,
+)
+from kcl_dagster.testing.simulation.shrink import run
+from kcl_dagster.testing.simulation.trace import Trace
+from kcl_dagster.worker.reading import Reading
+
+SEED = 8  # two streams, unstretched
+STRETCHED = 1  # 150 times
+ACTIVE_SECONDS = 150.0
+STRIKES = (40.0, 90.0)
+NEEDS_DAYS = {FaultKind.OUTAGE}
+SERVICES = {FaultKind.DENIED: "dynamodb", FaultKind.CUT: "kinesis"}
+
+
+def alone(kind: FaultKind) -> Scenario:
+    """A scenario with this fault and no other, twice."""
+    scenario = draw(SEED).without_faults()
+    random = Random(1)
+    faults = tuple(
+        Fault(
+            id=number,
+            kind=kind,
+            at=at,
+            target="any"
+            if kind.value in {"throttled", "broken", "late", "answer lost", "request lost"}
+            else "worker",
+            number=number,
+            seconds=random.choice([12.0, 40.0]),
+            share=0.5,
+            service=SERVICES.get(kind, "dynamodb"),
+            operation=DENIABLE["dynamodb"][number] if kind is FaultKind.DENIED else "",
+        )
+        for number, at in enumerate(STRIKES)
+    )
+    return replace(scenario, faults=faults, active=ACTIVE_SECONDS)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind not in NEEDS_DAYS])
+def test_a_fault_strikes_and_is_survived(kind: FaultKind) -> None:
+    outcome = run(alone(kind))
+    assert outcome.violations == []
+    assert outcome.counts["fault"] >= len(STRIKES)
+    assert outcome.records > 0
+
+
+def with_outage(policy: str) -> Simulation:
+    """A fleet that is down for longer than its stream keeps records."""
+    base = draw(STRETCHED).without_faults()
+    batch = base.application.batch.model_copy(update={"on_data_loss": policy})
+    down = Fault(id=0, kind=FaultKind.OUTAGE, at=9000.0, target="", seconds=27 * 3600.0)
+    scenario = replace(
+        base,
+        application=base.application.model_copy(update={"batch": batch}),
+        retention_hours=SHORTEST_RETENTION,
+        record_seconds=1500.0,
+        active=9000.0 + down.seconds + 9000.0,
+        faults=(down,),
+    )
+    return Simulation(scenario, Trace(keep=True, lines=deque()))
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+def test_records_that_leave_the_stream_during_an_outage_are_told(policy: str) -> None:
+    outcome = with_outage(policy).run()
+    assert outcome.violations == []
+    assert any("data lost" in line for line in outcome.lines)
+
+
+def test_a_loss_that_nobody_tells_of_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reading, "_is_bearable", lambda *_: True)
+    assert [violation.name for violation in with_outage("continue").run().violations] == ["S1"]
