@@ -38,7 +38,6 @@ from kcl_dagster.operations.replay import (
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.operations.answers import Row, table
 from kcl_dagster.orchestration.resources import KclResource
-from kcl_dagster.orchestration.runs import APPLICATION_TAG
 from kcl_dagster.orchestration.sinks import SinkChoice
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
 from kcl_dagster.runtime import Runtime, system
@@ -215,7 +214,8 @@ def _turn(context: AssetExecutionContext, application: str, runtime: Runtime) ->
     """Wait until no older replay of the application is at work, where the pool's limit has not seen to that. A run
     that waits here is one of those that may run at once."""
     instance, run = context.instance, context.run
-    instance.add_run_tags(run.run_id, {REPLAY_TAG: application, APPLICATION_TAG: application})
+    # Not as a run of the application's fleet: those are pruned, and with this one would go what it has replayed.
+    instance.add_run_tags(run.run_id, {REPLAY_TAG: application})
     told: str | None = None
     while (before := older(instance, application, run)) is not None:
         if before != told:
