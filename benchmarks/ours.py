@@ -11,7 +11,8 @@ worker         the same as users run it: the next batch is read while one is wri
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -60,7 +61,6 @@ class Ours:
         self._emulator_pid = emulator_pid
         self._folder = folder
         self._connection = Connection(endpoint_url=source.endpoint, **KEYS)
-        self.empty_ms: float | None = None
 
     def bare(self, *, stock: bool) -> Cost:
         source = self.source
@@ -113,7 +113,41 @@ class Ours:
 
         return self._measured(run)
 
-    def worker(self, *, prefetch: bool, batches: int = 1) -> Cost:
+    def exactly_once(self) -> Cost:
+        """All of the source in one batch, as the unsafe way does."""
+        source = self.source
+        large = BatchSettings(
+            max_seconds=BATCH_SECONDS,
+            max_records=2 * source.records,
+            max_bytes=max(2 * source.bytes, MB),
+            prefetch=False,
+        )
+        return self._work(large)
+
+    def worker(self) -> Cost:
+        return self._work(BatchSettings(max_seconds=BATCH_SECONDS))
+
+    def empty_batch_ms(self) -> float:
+        """Milliseconds of a batch in which nothing comes, without those it waits for something to come."""
+        with self._worker(BatchSettings(max_seconds=BATCH_SECONDS, prefetch=False)) as worker:
+            self._read_all(worker)
+            return min(self._empty_batch(worker) for _ in range(EMPTY_BATCHES))
+
+    def _work(self, batch: BatchSettings) -> Cost:
+        with self._worker(batch) as worker:
+            return self._measured(lambda: self._read_all(worker))
+
+    def _read_all(self, worker: Worker[Any]) -> int:
+        records = 0
+        while records < self.source.records:
+            report = worker.step_batch()
+            if report.error is not None:
+                raise RuntimeError(report.error)
+            records += sum(lease.records for lease in report.leases)
+        return records
+
+    @contextmanager
+    def _worker(self, batch: BatchSettings) -> Iterator[Worker[Any]]:
         """The worker as it runs, without its threads: the same steps, one after another."""
         source, number = self.source, next(_numbers)
         application = Application.model_validate(
@@ -121,12 +155,7 @@ class Ours:
                 "name": f"bench-{number}",
                 "streams": [source.stream],
                 "timings": Timings(lease_duration=600.0),
-                "batch": BatchSettings(
-                    max_seconds=BATCH_SECONDS,
-                    max_records=2 * source.records // batches,
-                    max_bytes=int(1.1 * source.bytes / batches) if batches > 1 else 2 * source.bytes,
-                    prefetch=prefetch,
-                ),
+                "batch": batch,
             }
         )
         kinesis = aws.client("kinesis", endpoint_url=source.endpoint, **KEYS)
@@ -153,26 +182,13 @@ class Ours:
         worker.start()
         worker.step_discovery()
 
-        def run() -> int:
-            records = 0
-            while records < source.records:
-                report = worker.step_batch()
-                if report.error is not None:
-                    raise RuntimeError(report.error)
-                records += sum(lease.records for lease in report.leases)
-            return records
-
         try:
-            cost = self._measured(run)
-            if not prefetch:
-                self.empty_ms = min(self._empty_batch(worker) for _ in range(EMPTY_BATCHES))
-            return cost
+            yield worker
         finally:
             engine.close()
 
     @staticmethod
     def _empty_batch(worker: Worker[Any]) -> float:
-        """Milliseconds without those it waited for something to come."""
         began = time.monotonic()
         worker.step_batch()
         return (time.monotonic() - began - BATCH_SECONDS) * 1000
