@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -13,8 +14,9 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
+from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.worker.batch import Budget, Range
-from tests.integration.spark.conftest import GENEROUS, Stream
+from tests.integration.spark.conftest import GENEROUS, Stream, batch_of
 
 pytestmark = pytest.mark.spark
 
@@ -144,7 +146,9 @@ def test_the_next_batch_is_read_while_one_is_written(stream: Stream, engine: Spa
     assert sorted(numbers(second.data([r.lease for r in ahead]))) == list(range(90, 150))
 
 
-def test_ranges_that_were_not_read_ahead_join_the_batch(stream: Stream, engine: SparkEngine) -> None:
+def test_ranges_that_were_not_read_ahead_join_the_batch(
+    stream: Stream, engine: SparkEngine, tmp_path: Path
+) -> None:
     stream.produce(90)
     ranges = stream.ranges()
     engine.prefetch(ranges[:2], GENEROUS)
@@ -152,6 +156,11 @@ def test_ranges_that_were_not_read_ahead_join_the_batch(stream: Stream, engine: 
     assert set(fetched.progress) == {r.lease for r in ranges}
     assert sorted(numbers(fetched.data([r.lease for r in ranges]))) == list(range(90))
     assert fetched.data([ranges[2].lease]).count() == fetched.progress[ranges[2].lease].records
+    found = list(fetched.progress.values())
+    ParquetSink(str(tmp_path)).write(fetched.data([p.range.lease for p in found]), batch_of(found))
+    stored = {file.name: pq.read_table(file) for file in tmp_path.rglob("*.parquet")}
+    assert sorted(table.num_rows for table in stored.values()) == sorted(p.records for p in found)
+    assert {int(bytes(x)[:8]) for t in stored.values() for x in t["data"].to_pylist()} == set(range(90))
 
 
 def test_a_shard_that_was_lost_meanwhile_takes_no_part(stream: Stream, engine: SparkEngine) -> None:
