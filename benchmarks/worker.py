@@ -30,9 +30,9 @@ FLOOR_BAR = 0.60  # of the bare loop's bytes per second
 EXACTLY_ONCE_BAR = 1.15  # times what the same takes without
 
 COMPARED = "1KB"  # the load the bars are about
-MEGABYTES = {"100B": 20.0, "1KB": 128.0, "10KB": 128.0, "KPL": 64.0}
+MEGABYTES = {"100B": 20.0, "1KB": 64.0, "10KB": 96.0, "KPL": 32.0}
 WARM_UP_MEGABYTES = 4.0
-RIVAL_MEGABYTES = {"100B": 3.0, "1KB": 20.0, "10KB": 64.0, "KPL": 6.0}  # some seconds of work for the slower one
+RIVAL_MEGABYTES = {"100B": 3.0, "1KB": 16.0, "10KB": 64.0, "KPL": 6.0}  # some seconds of work for the slower one
 MEMORY_MEGABYTES = 200.0
 WARM_UPS = 3  # a Python worker imports what it needs with its first batch, and the JVM compiles
 
@@ -184,27 +184,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", nargs="*", choices=LOADS, default=list(LOADS))
     parser.add_argument("--scale", type=float, default=1.0, help="of the amounts of data")
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--no-rivals", action="store_true", help="only what is ours")
     parser.add_argument("--no-memory", action="store_true", help="without the 200 MB batch")
     options = parser.parse_args(arguments)
-    report, costs = Report(), {}
+    report = Report()
     spark = start_session(SparkSettings(memory="1g"), "bench-worker")
     try:
         for name in options.loads:
             with emulator() as (endpoint, pid):
-                costs[name] = measure(
-                    LOADS[name], MEGABYTES[name] * options.scale, spark, endpoint, pid, options.repeat, report
-                )
+                megabytes = MEGABYTES[name] * options.scale
+                costs = measure(LOADS[name], megabytes, spark, endpoint, pid, options.repeat, report)
+            if not options.no_rivals:
+                with emulator() as (endpoint, _):
+                    race(LOADS[name], RIVAL_MEGABYTES[name] * options.scale, costs, endpoint, report)
         if not options.no_memory:
             with emulator() as (endpoint, pid):
                 measure_memory(spark, endpoint, pid, report)
     finally:
         spark.stop()
-    if not options.no_rivals:
-        for name in options.loads:
-            with emulator() as (endpoint, _):
-                race(LOADS[name], RIVAL_MEGABYTES[name] * options.scale, costs[name], endpoint, report)
     for figure in report.figures:
         say(figure.as_json())
     return 0
