@@ -77,7 +77,10 @@ def build_worker_job(consumer: Consumer, translator: KclTranslator) -> Unresolve
     application = consumer.application
     return define_asset_job(
         name=f"{identifier(application.name)}_worker",
-        selection=AssetSelection.assets(translator.get_asset_key(KclAsset(Role.RECORDS, consumer))),
+        # The leader evaluates the checks. In a worker's run they would be pending for as long as it lives.
+        selection=AssetSelection.assets(
+            translator.get_asset_key(KclAsset(Role.RECORDS, consumer))
+        ).without_checks(),
         executor_def=in_process_executor,
         description=f"One worker of {application.name}; launched, one per slot, by its leader.",
         tags={APPLICATION_TAG: application.name, "dagster/max_retries": "0"},

@@ -141,6 +141,12 @@ def test_workers_run_in_process_and_are_not_retried() -> None:
     assert job.tags["kcl/application"] == "app"
 
 
+def test_a_worker_evaluates_no_checks() -> None:
+    """It would acknowledge what somebody must have seen, and leave them pending for hours."""
+    job = kcl.build_kcl_definitions(consumer(), resources=RESOURCES).resolve_job_def("app_worker")
+    assert [node.name for node in job.nodes] == ["app_records"]
+
+
 def test_definitions_load_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
