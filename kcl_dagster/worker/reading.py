@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, Literal
 
 from kcl_dagster.errors import BatchError, DataLoss, KclError
@@ -77,6 +77,8 @@ class Round:
         )
 
 
+FIRST_SECONDS = 0.5  # of the first batch after a lease has come: two reads of each shard
+
 ConfirmStream = Callable[[StreamIdentifier], None]
 """Raises StreamRecreated where another stream has the name now, or a ServiceError."""
 
@@ -98,6 +100,8 @@ class Reading(Generic[R]):
     clock: Clock
     on_event: OnEvent = ignore
     confirm: ConfirmStream = believed
+    _begun: set[int] = field(default_factory=set)
+    """Tokens of the leases that were read before."""
 
     def plan(self, this: Round, plan_range: PlanRange) -> None:
         """Choose the leases that may be read now: held, not finished, not on their way to another worker, parents
@@ -107,6 +111,7 @@ class Reading(Generic[R]):
         for memory in (self.failures, self.parents, self.retention):
             memory.keep(keys)
         this.held = len(held)
+        self._begun &= {holding.token for holding in held}
         readable = {h.key: h for h in held if self._is_readable(h, this)}
         for key in self.failures.next_group(sorted(readable)):
             try:
@@ -133,7 +138,7 @@ class Reading(Generic[R]):
         this.fetch_began = self.clock.now()
         try:
             with self.timed(this, "fetch"):
-                return self.engine.fetch(list(this.ranges.values()), self.settings.budget)
+                return self.engine.fetch(list(this.ranges.values()), self._budget(this))
         except Exception as error:
             # No user code runs in a fetch, so whatever it was, the same leases are tried together again.
             failure = error if isinstance(error, KclError) else BatchError(f"{type(error).__name__}: {error}")
@@ -143,6 +148,14 @@ class Reading(Generic[R]):
             for key in this.ranges:
                 this.report(key, Outcome.NOT_READ)
             return None
+
+    def _budget(self, this: Round) -> Budget:
+        """Shards that have just come were silent for a while: their first batch is closed early."""
+        tokens = {holding.token for holding in this.holdings.values()}
+        goes_on = tokens <= self._begun
+        self._begun |= tokens
+        budget = self.settings.budget
+        return budget if goes_on else replace(budget, seconds=min(budget.seconds, FIRST_SECONDS))
 
     def sound(self, this: Round, fetched: Read) -> list[Progress]:
         """What was read well enough to go on with."""

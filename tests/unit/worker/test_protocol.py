@@ -1,9 +1,14 @@
 """A worker processes its shards; whatever kills it, the next one goes on, and every record is stored once."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.reading import FIRST_SECONDS
 from kcl_dagster.worker.report import Outcome
 from tests.unit.worker.kit import Killed, World
 
@@ -187,3 +192,24 @@ def test_the_engine_is_told_what_comes_next() -> None:
 
 def _refuse(_: object) -> None:
     raise RuntimeError("user code fails")
+
+
+def test_the_first_batch_after_a_lease_has_come_is_closed_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(shards=2)
+    run = world.worker("w1")
+    budgets: list[float] = []
+    fetch = run.engine.fetch
+
+    def watched(ranges: Sequence[Range], budget: Budget) -> Any:
+        budgets.append(budget.seconds)
+        return fetch(ranges, budget)
+
+    monkeypatch.setattr(run.engine, "fetch", watched)
+    world.assign(run, A)
+    for _ in range(2):
+        run.round()
+    world.assign(run, B)
+    for _ in range(2):
+        run.round()
+    usual = world.application.batch.max_seconds
+    assert budgets == [FIRST_SECONDS, usual, FIRST_SECONDS, usual]
