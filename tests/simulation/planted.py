@@ -282,12 +282,6 @@ MUTANTS: Final = (
         "        if known is None:\n            self._sightings",
     ),
     Mutant(
-        "what another leader wrote down is believed of any version",
-        _STANDING,
-        "            elif known.version == version:\n                known.improve(seconds, at)",
-        "            else:\n                known.improve(seconds, at)",
-    ),
-    Mutant(
         "the run of a worker nobody knows counts as over",
         _OBSERVATION,
         "        return frozenset(runs.finished(sorted(asked))) & asked if asked else frozenset()",
