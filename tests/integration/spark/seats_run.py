@@ -8,6 +8,8 @@ import json
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,22 @@ from tests.integration.spark.cluster_run import executors, settings_for
 from tests.integration.spark.conftest import new_stream
 from tests.integration.spark.test_seats import QUICK, Town
 
+PATIENCE_SECONDS = 60.0
 MANY_ROUNDS = 600  # an executor that is launched anew takes a while
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the seats of a dead executor go on"
+        time.sleep(0.1)
 
 
 def main(master: str, folder: Path) -> dict[str, Any]:
@@ -41,6 +58,8 @@ def main(master: str, folder: Path) -> dict[str, Any]:
                 before = {line.pid for line in place.lines()}
                 machines = executors(app)
                 os.kill(machines[0], signal.SIGKILL)
+                # Its Python processes hear of it a little later, and work until then.
+                wait_until(lambda: not all(map(is_alive, before)))
                 place.put(*second)
                 place.work_until(lambda: set(place.records()) == {*first, *second}, MANY_ROUNDS)
                 again = [line for line in place.lines("record") if line.pid not in before]
