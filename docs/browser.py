@@ -62,6 +62,13 @@ class Page:
             assert time.monotonic() < deadline, f"{text!r} is not on the page: {shown[:2000]}"
             time.sleep(LOOK_SECONDS)
 
+    def wait_until(self, script: str, what: str, seconds: float = PATIENCE_SECONDS) -> None:
+        """Until a script in the page is true."""
+        deadline = time.monotonic() + seconds
+        while not self.evaluate(script):
+            assert time.monotonic() < deadline, f"{what}: {self.text()[:2000]}"
+            time.sleep(LOOK_SECONDS)
+
     def wait_until_still(self, seconds: float = PATIENCE_SECONDS) -> None:
         """Until it looks the same twice: pages fade things in. One that never rests is still enough at the end."""
         deadline, before = time.monotonic() + seconds, b""

@@ -23,11 +23,11 @@ WORTH_SEEING_SECONDS = 60.0  # so that plots have more than a point
 
 LOCATION = "kcl_dagster"
 GROUPS = "/asset-groups?expanded=" + "%2C".join(
-    f"{LOCATION}%40__repository__%3A{group}" for group in ("clicks_to_lake", "kinesis")
+    f"global%40global%3A{group}" for group in ("clicks_to_lake", "kinesis")
 )
 APPLICATION = "/assets/clicks-to-lake"
 LEADER = f"/locations/{LOCATION}/sensors/clicks_to_lake_leader"
-DOCTOR = f"/locations/{LOCATION}/jobs/clicks_to_lake__doctor/playground"
+PAUSE = f"/locations/{LOCATION}/jobs/clicks_to_lake__pause/playground"
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class Picture:
 
 
 PICTURES = (
-    Picture("lineage", GROUPS, ("clickstream", "sessions", "decisions", "2 partitions", "Passed"), (1500, 900)),
+    Picture("lineage", GROUPS, ("clickstream", "sessions", "decisions", "2 partitions", "Passed"), (1600, 1150)),
     Picture(
         "leases",
         f"{APPLICATION}/leases",
-        ("Who reads what", "kcl/distribution", "counter age (s)", "shard 0", "served"),
+        ("Who reads what", "kcl/distribution", "age (s)", "served"),
         (1500, 1000),
     ),
     Picture(
         "workers",
         f"{APPLICATION}/workers",
-        ("Who works", "CPU (%)", "worker-000", "running", "kcl/runs"),
+        ("Who works", "CPU %", "worker-000", "running", "kcl/runs"),
         (1500, 1000),
     ),
     Picture(
@@ -62,7 +62,7 @@ PICTURES = (
         ("How far behind", "kcl/seconds_behind", "kcl/retention_used_percent"),
         (1400, 900),
         click="Plots",
-        then=("Value",),
+        then=("kcl/seconds_behind",),
     ),
     Picture("decisions", f"{APPLICATION}/decisions", ("when (UTC)", "→", "of an even share"), (1500, 900)),
     Picture(
@@ -72,8 +72,8 @@ PICTURES = (
         (1400, 700),
     ),
     Picture("records", "/assets/clicks", ("kcl/records_per_second", "lease_key", "Freshness policy"), (1400, 960)),
-    Picture("leader", LEADER, ("clicks_to_lake_leader", "Cursor", "leases, 2 workers")),
-    Picture("launchpad", DOCTOR, ("doctor", "Launch Run"), (1400, 700)),
+    Picture("leader", LEADER, ("clicks_to_lake_leader", "Cursor", "epoch")),
+    Picture("launchpad", PAUSE, ("dry_run", "Launch Run"), (1400, 700)),
 )
 
 

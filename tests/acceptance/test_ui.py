@@ -1,0 +1,71 @@
+"""An operator looks at the real thing in a real browser. The pictures in the docs are taken by the same code."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from docs.browser import NAMES, Page, browser
+from docs.screenshots import APPLICATION, LEADER, PAUSE, PICTURES, Picture, take
+from tests.acceptance.family import PATIENCE_SECONDS, demo, free_port, wait_for
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.server,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not any(map(shutil.which, NAMES)), reason="needs Chromium: apt-get install chromium"),
+]
+
+EMPTY_PAGE_BYTES = 20_000  # a page that shows nothing is smaller
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a demo with something to show: both workers at work, records stored."""
+    directory, port = tmp_path_factory.mktemp("ui"), free_port()
+    with demo(directory, "--port", str(port), "--directory", str(directory / "demo")) as started:
+        wait_for(lambda: "worker-000 2, worker-001 2" in started.output, f"two workers share: {started.output}")
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def page(base: str) -> Iterator[Page]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_every_page_shows_what_it_should(picture: Picture, base: str, page: Page, tmp_path: Path) -> None:
+    taken = take(page, base, picture, tmp_path, PATIENCE_SECONDS)
+    assert taken.stat().st_size > EMPTY_PAGE_BYTES
+
+
+def test_lag_is_plotted_over_time(base: str, page: Page) -> None:
+    page.open(f"{base}{APPLICATION}/lag", showing="kcl/retention_used_percent")
+    page.click("Plots")
+    page.wait_until("document.querySelectorAll('canvas').length >= 2", "two plots")
+
+
+def test_a_worker_leads_to_its_run(base: str, page: Page) -> None:
+    page.open(f"{base}{APPLICATION}/workers", showing="kcl/runs")
+    page.click("worker-000", "a")
+    page.wait_until("location.pathname.startsWith('/runs/')", "the run's page opens")
+    page.wait_for("clicks_to_lake_worker")
+
+
+def test_a_previewed_tick_is_a_tick_and_harms_nothing(base: str, page: Page) -> None:
+    page.open(base + LEADER, showing="Cursor")
+    page.click("Preview tick result")
+    page.wait_for("Continue")
+    page.click("Continue")
+    page.wait_for("Try again", PATIENCE_SECONDS)  # shown with the result, whatever it is
+    assert "Error" not in page.text()
+
+
+def test_an_operation_is_launched_from_its_form(base: str, page: Page) -> None:
+    page.open(base + PAUSE, showing="dry_run")
+    page.wait_for("No errors")  # the form has been checked
+    page.click("Launch Run")  # opens the run in a tab of its own
+    page.wait_for("Latest run", PATIENCE_SECONDS)
+    page.open(base + PAUSE.replace("playground", "runs"), showing="Success", seconds=PATIENCE_SECONDS)
