@@ -57,7 +57,6 @@ _EXPIRY: Final = "kcl_dagster.leader.expiry"
 _HANDOFF: Final = "kcl_dagster.leader.handoff"
 _OBSERVATION: Final = "kcl_dagster.leader.observation"
 _MOVING: Final = "kcl_dagster.leader.moving"
-_LIVENESS: Final = "kcl_dagster.leader.liveness"
 _SYNCING: Final = "kcl_dagster.leader.syncing"
 _SYNC: Final = "kcl_dagster.leader.sync"
 _CLEANUP: Final = "kcl_dagster.leader.cleanup"
@@ -311,12 +310,6 @@ MUTANTS: Final = (
         _HOLDINGS,
         "            self._drop(held, str(lost))\n            raise",
         "            held.lease = self._table.get(held.lease.key) or held.lease\n            raise",
-    ),
-    Mutant(
-        "dead workers are given leases",
-        _LIVENESS,
-        "        if self.stood(row) > patience:\n            return False",
-        "        if self.stood(row) > patience:\n            return True",
     ),
     Mutant(
         "two processes of one slot share a name",
