@@ -65,7 +65,8 @@ def test_a_previewed_tick_is_a_tick_and_harms_nothing(base: str, page: Page) -> 
 
 def test_an_operation_is_launched_from_its_form(base: str, page: Page) -> None:
     page.open(base + PAUSE, showing="dry_run")
-    page.wait_for("No errors")  # the form has been checked
-    page.click("Launch Run")  # opens the run in a tab of its own
-    page.wait_for("Latest run", PATIENCE_SECONDS)
-    page.open(base + PAUSE.replace("playground", "runs"), showing="Success", seconds=PATIENCE_SECONDS)
+    page.wait_for("No errors")
+    page.wait_until_still()  # the button is made anew when the form has been checked
+    page.click("Launch Run")
+    page.wait_until("location.pathname.startsWith('/runs/')", "the run's page opens", PATIENCE_SECONDS)
+    page.wait_for("RUN_SUCCESS", PATIENCE_SECONDS)
