@@ -26,6 +26,7 @@ from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 from kcl_dagster.worker.batch import Batch, Sink
+from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.surroundings import Watch
 from tests.chaos import lakes, orders
@@ -106,10 +107,10 @@ def work(plan: Plan, spark: SparkSession, slot: str, run_id: str, stop: StopSign
     log = logging.getLogger(f"{slot}:{run_id[:8]}")
     asset = AssetKey("clicks")
 
-    def loss(message: str) -> AssetCheckEvaluation:
-        return AssetCheckEvaluation(asset, "nothing_lost", passed=False, metadata={"message": message})
+    def alarm(kind: EventKind, message: str) -> AssetCheckEvaluation:
+        return AssetCheckEvaluation(asset, kind.name.lower(), passed=False, metadata={"message": message})
 
-    diary = Diary(asset, slot, lambda event: log.info("%s", event), log, loss)
+    diary = Diary(asset, slot, lambda event: log.info("%s", event), log, alarm)
     kcl_resource = kcl.KclResource(
         endpoint_url=plan.endpoint_url,
         region_name=REGION,
