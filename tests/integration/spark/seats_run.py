@@ -62,8 +62,12 @@ def main(master: str, folder: Path) -> dict[str, Any]:
                 wait_until(lambda: not all(map(is_alive, before)))
                 place.put(*second)
                 place.work_until(lambda: set(place.records()) == {*first, *second}, MANY_ROUNDS)
-                again = [line for line in place.lines("record") if line.pid not in before]
-                moved = {line.shard for line in again}
+                homes = {
+                    shard: list(dict.fromkeys(line.pid for line in place.lines("record") if line.shard == shard))
+                    for shard in {line.shard for line in place.lines("record")}
+                }
+                moved = {shard: pids[-1] for shard, pids in homes.items() if len(pids) > 1}
+                again = [line for line in place.lines("record") if moved.get(line.shard) == line.pid]
                 kinds = [event.kind for event in place.events]
                 return {
                     "executors": len(machines),
