@@ -13,7 +13,15 @@ import dagster as dg
 from dagster.components import Component, ComponentLoadContext, Resolvable, scaffold_with
 from pydantic import BaseModel
 
-from kcl_dagster.application import BatchSettings, FleetSettings, Position, Retrieval, StartAt
+from kcl_dagster.application import (
+    BatchSettings,
+    FleetSettings,
+    MetricsLevel,
+    Position,
+    Retrieval,
+    StartAt,
+    TelemetrySettings,
+)
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration import sinks
 from kcl_dagster.orchestration.consumer import Consumer, kcl_consumer
@@ -55,6 +63,9 @@ class SinkModel(Described):
     catalog: dict[str, str] = field(default_factory=dict)
     """pyiceberg's properties; for iceberg only."""
 
+    catalog_name: str = "default"
+    """Name of the catalog in pyiceberg's configuration; for iceberg only."""
+
     def choice(self) -> SinkChoice:
         match self.kind:
             case "parquet":
@@ -62,7 +73,9 @@ class SinkModel(Described):
             case "delta":
                 return sinks.delta(self.path, partition_by=self.partition_by)
             case "iceberg":
-                return sinks.iceberg(self.path, self.catalog, partition_by=self.partition_by)
+                return sinks.iceberg(
+                    self.path, self.catalog, catalog_name=self.catalog_name, partition_by=self.partition_by
+                )
 
 
 @dataclass
@@ -80,6 +93,35 @@ class ConnectionModel(Described):
 
     role_arn: str | None = None
     """Role to assume for every call."""
+
+
+@dataclass
+class TelemetryModel(Described):
+    """What workers and leaders let others see, beside Dagster."""
+
+    json_logs: bool = False
+    """Write log lines to standard error as JSON, one object a line."""
+
+    openmetrics_port: int | None = None
+    """Serve OpenMetrics there: worker-000 at this port, worker-001 at the next one, and so on."""
+
+    openmetrics_host: str = "127.0.0.1"
+    """Where to listen; `0.0.0.0` for scrapers on other machines."""
+
+    cloudwatch: Literal["NONE", "SUMMARY", "DETAILED"] = "NONE"
+    """Publish the KCL's metrics under its names. Needs cloudwatch:PutMetricData, and is not free."""
+
+    cloudwatch_namespace: str | None = None
+    """The application's name when left out, as in the KCL."""
+
+    def settings(self) -> TelemetrySettings:
+        return TelemetrySettings(
+            json_logs=self.json_logs,
+            openmetrics_port=self.openmetrics_port,
+            openmetrics_host=self.openmetrics_host,
+            cloudwatch=MetricsLevel(self.cloudwatch),
+            cloudwatch_namespace=self.cloudwatch_namespace,
+        )
 
 
 @scaffold_with(KclApplicationScaffolder)
@@ -108,12 +150,15 @@ class KclApplicationComponent(Component, Described):
     stream: str
     """Name of the stream."""
 
-    sink: SinkModel
-    """Where records go."""
+    sink: SinkModel | None = None
+    """Where records go; a record processor has none."""
 
     transform: str | None = None
-    """`package.module.function`, from a DataFrame of records to one of rows; left out, records are stored as
-    they are."""
+    """`package.module.function`, from a DataFrame of records to one of rows, or `package.module.Class`, a record
+    processor; left out, records are stored as they are."""
+
+    processes: int | None = None
+    """Of record processors: how many Python processes of the executors they are spread over."""
 
     name: str | None = None
     """Asset key of the records; the stream's name when left out."""
@@ -139,6 +184,9 @@ class KclApplicationComponent(Component, Described):
     retrieval: Literal["polling", "fanout"] = "polling"
     """How records are read; fanout, which costs extra, has a throughput of its own per shard."""
 
+    telemetry: TelemetryModel | None = None
+    """Log lines, OpenMetrics and CloudWatch; left out, none."""
+
     connection: ConnectionModel | None = None
     """Left out, another component or definition must bring the resource `kcl`."""
 
@@ -160,7 +208,7 @@ class KclApplicationComponent(Component, Described):
         return kcl_consumer(
             application=self.application,
             stream=self.stream,
-            sink=self.sink.choice(),
+            sink=None if self.sink is None else self.sink.choice(),
             name=self.name or self.stream,
             fleet=FleetSettings(min_workers=self.min_workers, max_workers=self.max_workers),
             owners=self.owners,
@@ -168,6 +216,8 @@ class KclApplicationComponent(Component, Described):
             freshness=None if self.freshness_minutes is None else timedelta(minutes=self.freshness_minutes),
             start=StartAt(position=Position(self.start)),
             batch=BatchSettings(retrieval=Retrieval(self.retrieval)),
+            telemetry=None if self.telemetry is None else self.telemetry.settings(),
+            processes=self.processes,
         )(self.transform_records())
 
     def build_defs(self, context: ComponentLoadContext) -> dg.Definitions:

@@ -10,9 +10,9 @@ import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
 import kcl_dagster as kcl
-from kcl_dagster.application import Application
+from kcl_dagster.application import Application, MetricsLevel
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration.component import KclApplicationComponent, SinkModel
+from kcl_dagster.orchestration.component import KclApplicationComponent, SinkModel, TelemetryModel
 from kcl_dagster.orchestration.consumer import Consumer
 
 RESOURCES = {"kcl": kcl.KclResource(region_name="eu-west-1")}
@@ -294,6 +294,30 @@ def test_what_yaml_says_reaches_the_application(attributes: dict[str, Any], expe
     made = KclApplicationComponent("app", "stream", SinkModel("x"), **attributes).consumer()
     start = made.application.streams[0].start.position
     assert expected in {start.value, made.application.batch.retrieval.value, str(made.freshness)}
+
+
+def test_telemetry_can_be_asked_for_in_yaml() -> None:
+    wanted = TelemetryModel(json_logs=True, openmetrics_port=9400, cloudwatch="SUMMARY")
+    made = KclApplicationComponent("app", "stream", SinkModel("x"), telemetry=wanted).consumer()
+    assert made.application.telemetry == kcl.TelemetrySettings(
+        json_logs=True, openmetrics_port=9400, cloudwatch=MetricsLevel.SUMMARY
+    )
+    assert (
+        KclApplicationComponent("app", "stream", SinkModel("x")).consumer().application.telemetry.json_logs is False
+    )
+
+
+class Processor:
+    def process_records(self, process_records_input: Any) -> None: ...
+
+
+def test_a_record_processor_can_be_named_in_yaml() -> None:
+    made = KclApplicationComponent("app", "stream", transform=f"{__name__}.Processor", processes=2).consumer()
+    assert made.transform.__name__ == "Processor"
+    with pytest.raises(ConfigurationError, match=r"Processor is a record processor and has no sink"):
+        KclApplicationComponent("app", "stream", SinkModel("x"), transform=f"{__name__}.Processor").consumer()
+    with pytest.raises(ConfigurationError, match=r"needs a sink"):
+        KclApplicationComponent("app", "stream").consumer()
 
 
 def test_a_transform_that_is_not_there_is_said() -> None:
