@@ -75,7 +75,8 @@ def plan_sync(
         for orphan in _orphans(listed, held):
             creates[orphan] = TRIM_HORIZON
         for parent in _awaited(listed, held):
-            creates[parent] = TRIM_HORIZON
+            # It may be one that the application began with; LATEST is a moment that was written down.
+            creates[parent] = Checkpoint(start.value)
         past = _ancestors(listed, held)
         for root in roots:
             if root in listed and not listed[root].is_open and root not in held and root not in past:
