@@ -172,14 +172,17 @@ class Lake:
 
     def is_excused(self, truth: ShardTruth) -> bool:
         """Nothing of the shard is left to be stored, and that is nobody's fault, or was told."""
+        if self._may_skip(truth, len(truth.numbers)):
+            return True
         if not self.is_gone(truth):
             return False
         was_never_read = truth.stored_to <= truth.wanted_from
         return not truth.is_leased or was_never_read or (self.goes_on and truth.told_to >= len(truth.numbers))
 
     def _waits_for_ever(self, stream: str, truth: ShardTruth) -> bool:
-        """The shard was stopped by a loss, or one above it. What was lost may have been stored before."""
-        if not self.goes_on and truth.is_told and (truth.told_to > truth.stored_to or self.is_gone(truth)):
+        """The shard was stopped by a loss, or one above it. What was lost may have been stored before; and where
+        the record at the checkpoint is gone, nobody can know that the next one is still there."""
+        if not self.goes_on and truth.is_told and (truth.told_to >= truth.stored_to or self.is_gone(truth)):
             return True
         above = (self.shards.get((stream, parent)) for parent in truth.parents)
         return any(parent is not None and self._waits_for_ever(stream, parent) for parent in above)

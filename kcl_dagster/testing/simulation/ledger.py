@@ -206,7 +206,9 @@ class Ledger:
                 self._handed.pop(key, None)
             elif before is None or (before.owner, before.giver) != (after.owner, after.giver):
                 self._handed[key] = now
-            if before is not None and (before.owner, before.giver) != (after.owner, after.giver):
+            # A lease that nobody had yet does not move when somebody gets it; giving one up does.
+            had_owner = before is not None and before.actual is not None
+            if before is not None and had_owner and (before.owner, before.giver) != (after.owner, after.giver):
                 self.moves.append((now, f"{key}: {before.owner}/{before.giver} -> {after.owner}/{after.giver}"))
         if before is None or after is None or _covers(before) != _covers(after):
             self._check_cover(is_excused=before is not None and self.is_given_up(before))
