@@ -89,9 +89,8 @@ class Page:
         return str(self.evaluate("location.href"))
 
     def click(self, text: str, what: str = CLICKABLE) -> None:
-        """Click the innermost visible element with exactly this text; `what`: a CSS selector."""
-        found = self.evaluate(CLICK % (json.dumps(what), json.dumps(text)))
-        assert found, f"nothing to click that says {text!r}: {self.text()[:2000]}"
+        """Click the innermost visible element with exactly this text, once it is there; `what`: a CSS selector."""
+        self.wait_until(CLICK % (json.dumps(what), json.dumps(text)), f"something to click that says {text!r}")
 
     def screenshot(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
