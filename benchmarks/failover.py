@@ -70,9 +70,10 @@ class Figure:
     bar: float | None = None
 
     def to_json(self) -> str:
-        summary = {"median": statistics.median(self.seconds), "worst": max(self.seconds)}
-        holds = None if self.bar is None else max(self.seconds) <= self.bar
-        return json.dumps({"benchmark": "failover", **asdict(self), **summary, "holds": holds})
+        worst = max(self.seconds)
+        told = {"figure": f"failover, {self.who}, {self.way}, worst", "value": worst, "unit": "s", "bar": self.bar}
+        holds = None if self.bar is None else worst <= self.bar
+        return json.dumps({**told, "ok": holds, "median": statistics.median(self.seconds), **asdict(self)})
 
     @classmethod
     def from_json(cls, line: str) -> "Figure":
