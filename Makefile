@@ -10,7 +10,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export UV_SYSTEM_CERTS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit lint types format lock wheel conformance interop simulate simulate-mutants spec \
+.PHONY: help setup demo test unit lint types format lock wheel conformance interop ui simulate simulate-mutants spec \
 	chaos screenshots reference bench-emulator bench-leader bench-failover bench-worker clean
 
 help:  ## this list
@@ -61,6 +61,9 @@ conformance: $(READY)  ## KCL conformance cases: FILE=path.json
 
 interop: $(READY)  ## side by side with the real Java KCL (needs Java; Maven for KCL 3.5)
 	@$(BIN)/python -m pytest -q -s -p no:xdist -m interop tests/interop $(ARGS)
+
+ui: $(READY)  ## the tests that look at the UI in a real browser (needs Chromium)
+	@$(BIN)/python -m pytest -q -p no:xdist -m browser tests/acceptance $(ARGS)
 
 simulate: $(READY)  ## simulated fleets under faults: SEEDS=1-200
 	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),1-200) $(ARGS)
