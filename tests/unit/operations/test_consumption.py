@@ -1,12 +1,9 @@
 """Costs by what CloudWatch counted."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-import boto3
 import pytest
-from moto import mock_aws
 
 from kcl_dagster.operations.consumption import LATE_SECONDS, measure
 from kcl_dagster.operations.cost import Prices
@@ -17,16 +14,6 @@ from tests.unit.operations.conftest import Shop
 
 HOUR = 3600
 TABLE = "orders-app"
-
-
-@pytest.fixture
-def cloudwatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    with mock_aws():
-        yield boto3.client("cloudwatch", region_name="us-east-1")
 
 
 def count(client: Any, moment: float, metric: str, units: float, table: str = TABLE, index: str = "") -> None:

@@ -2,14 +2,11 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import boto3
 import pytest
 from botocore.exceptions import ClientError
-from moto import mock_aws
 
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.telemetry.cloudwatch import CloudWatchMetrics, Flusher
@@ -17,16 +14,6 @@ from kcl_dagster.telemetry.datum import Datum
 from kcl_dagster.testing.clock import FakeClock
 
 NAMESPACE = "orders-app"
-
-
-@pytest.fixture
-def cloudwatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    with mock_aws():
-        yield boto3.client("cloudwatch", region_name="us-east-1")
 
 
 def statistics(client: Any, name: str, **dimensions: str) -> dict[str, Any]:
