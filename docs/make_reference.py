@@ -1,14 +1,12 @@
 """Writes docs/reference from the code: `python -m docs.make_reference`. A test fails when the pages are stale."""
 
 import argparse
-import ast
 import inspect
 import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import kcl_dagster as kcl
 from kcl_dagster import cli, errors
 from kcl_dagster.orchestration import checks, translator
 from kcl_dagster.orchestration.component import ConnectionModel, SinkModel
+from kcl_dagster.orchestration.docstrings import field_docstrings
 from kcl_dagster.spark import decoding, schema
 
 ROOT = Path(__file__).parents[1]
@@ -209,18 +208,8 @@ def _arguments(body: list[str]) -> Iterator[str]:
 
 
 def attribute_docs(kind: type) -> Mapping[str, str]:
-    """The strings below the fields of a class and of those it inherits from."""
-    found: dict[str, str] = {}
-    for one in reversed(kind.__mro__):
-        if not one.__module__.startswith("kcl_dagster") or "[" in one.__name__:  # Any-parametrized bases
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-        body = tree.body if isinstance(tree, ast.ClassDef) else []
-        for field, after in pairwise(body):
-            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
-                found[field.target.id] = _one_line(str(after.value.value))  # type: ignore[attr-defined]
-    return found
+    """The strings below the fields of a class and of those it inherits from, each as one line."""
+    return {name: _one_line(text) for name, text in field_docstrings(kind).items()}
 
 
 def field_rows(model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
@@ -313,7 +302,7 @@ def _component_rows(kind: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _cli() -> str:
-    parser = cli._parser()  # noqa: SLF001 - nobody else needs it
+    parser = cli.parser()
     parts = ["# The command line", MADE, "`kcl-dagster VERB TARGET OPTIONS`. " + _answers()]
     (verbs,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001
     shared = _options(verbs.choices["status"]) & _options(verbs.choices["plan"]) - {"--json"}
@@ -419,7 +408,7 @@ def _checks() -> str:
 
 
 def _asset_text(role: translator.Role) -> str:
-    text = translator._DESCRIPTIONS.get(role, "What the consumer stored, one partition per worker slot.")  # noqa: SLF001
+    text = translator.DESCRIPTIONS.get(role, "What the consumer stored, one partition per worker slot.")
     subject = "" if role is translator.Role.STREAM else "the application"
     return text.replace(" `{subject}`", f" {subject}".rstrip())
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["emulator"]:  # has options of its own
         return _emulator(given[1:])
-    options = _parser().parse_args(given)
+    options = parser().parse_args(given)
     try:
         answer: int = options.run(options)
     except KclError as error:
@@ -50,9 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return answer
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kcl-dagster", description="Look at and steer a KCL application.")
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
+def parser() -> argparse.ArgumentParser:
+    """Every verb with its options."""
+    made = argparse.ArgumentParser(prog="kcl-dagster", description="Look at and steer a KCL application.")
+    verbs = made.add_subparsers(required=True, metavar="VERB")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "target", nargs="?", help="module:attribute, a consumer or an Application; or use --application"
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     standby.add_argument("--once", action="store_true", help="one tick, then resign")
     Verbs(_application, _client).register(verb)
     verbs.add_parser("emulator", help="an embedded AWS for trying things out", add_help=False)
-    return parser
+    return made
 
 
 def _application(options: argparse.Namespace) -> Application:

@@ -1,12 +1,8 @@
 """`KclApplicationComponent`: an application described in YAML."""
 
-import ast
-import inspect
-import textwrap
 from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib import import_module
-from itertools import pairwise
 from typing import Any, Literal
 
 import dagster as dg
@@ -26,6 +22,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration import sinks
 from kcl_dagster.orchestration.consumer import Consumer, kcl_consumer
 from kcl_dagster.orchestration.definitions import build_kcl_definitions
+from kcl_dagster.orchestration.docstrings import field_docstrings
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.scaffolding import KclApplicationScaffolder
 from kcl_dagster.orchestration.sinks import SinkChoice, Transform
@@ -38,7 +35,7 @@ class Described(Resolvable):
     @classmethod
     def model(cls) -> type[BaseModel]:
         derived: type[BaseModel] = super().model()
-        meanings = _field_docstrings(cls)
+        meanings = field_docstrings(cls)
         undescribed = [name for name, known in derived.model_fields.items() if known.description is None]
         for name in undescribed:
             derived.model_fields[name].description = meanings.get(name)
@@ -243,20 +240,3 @@ class KclApplicationComponent(Component, Described):
 def _unchanged(records: Any) -> Any:
     """Records as they were read."""
     return records
-
-
-def _field_docstrings(kind: type) -> dict[str, str]:
-    """What stands below each field; without the source, as in a frozen program, nothing."""
-    try:
-        source = textwrap.dedent(inspect.getsource(kind))
-    except OSError:
-        return {}
-    (definition,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
-    return {
-        one.target.id: inspect.cleandoc(other.value.value)
-        for one, other in pairwise(definition.body)
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
-        if isinstance(other, ast.Expr)
-        and isinstance(other.value, ast.Constant)
-        and isinstance(other.value.value, str)
-    }

@@ -73,7 +73,7 @@ def identifier(name: str) -> str:
     return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
-_DESCRIPTIONS = {
+DESCRIPTIONS = {
     Role.STREAM: "The Kinesis stream `{subject}`: its shards, and whether somebody reads all of them.",
     Role.LEASES: "**Who reads what**: which worker holds which shard of `{subject}`, up to where, and whether "
     "anybody does. The table has those that need attention first; *age* is for how long a counter has stood still.",
@@ -125,7 +125,7 @@ class KclTranslator:
             return self._stream(asset)
         consumer, application = asset.consumer, asset.application
         is_records = asset.role is Role.RECORDS
-        description = _DESCRIPTIONS.get(asset.role, "").format(subject=application.name)
+        description = DESCRIPTIONS.get(asset.role, "").format(subject=application.name)
         return AssetSpec(
             key=self.get_asset_key(asset),
             deps=[self.get_asset_key(dep) for dep in self._upstream(asset)],
@@ -143,7 +143,7 @@ class KclTranslator:
         """The same whichever application asks: Dagster takes equal definitions of one asset for one."""
         return AssetSpec(
             key=self.get_asset_key(asset),
-            description=_DESCRIPTIONS[Role.STREAM].format(subject=asset.stream),
+            description=DESCRIPTIONS[Role.STREAM].format(subject=asset.stream),
             group_name=STREAMS_GROUP,
             kinds=_KINDS[Role.STREAM],
             metadata={COLUMN_SCHEMA: RECORDS_SCHEMA},

@@ -1,6 +1,7 @@
 """What a consumer becomes in Dagster, from Python and from YAML."""
 
 import warnings
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -331,3 +332,17 @@ def test_a_transform_that_is_not_there_is_said() -> None:
 )
 def test_every_table_format_can_be_named_in_yaml(kind: Any, shown: str) -> None:
     assert SinkModel("db.table", kind=kind).choice().kind == shown
+
+
+@dataclass
+class Narrower(KclApplicationComponent):
+    """A user's own."""
+
+    country: str = "all"
+    """Whose clicks are kept."""
+
+
+def test_a_users_own_component_is_described_as_a_whole() -> None:
+    properties = Narrower.model().model_json_schema()["properties"]
+    assert properties["country"]["description"] == "Whose clicks are kept."
+    assert properties["stream"]["description"] == "Name of the stream."
