@@ -15,42 +15,49 @@ LONGEST_PAUSE: Final = 300.0
 @dataclass(slots=True)
 class _Slot:
     run: SlotRun | None = None
+    seen_at: float = 0.0
     short_runs: int = 0
     ended_at: float = 0.0
 
 
 @dataclass(slots=True)
 class LaunchBook:
-    """Remembers how the runs of each slot ended. In the process only: a new leader tries at once."""
+    """Remembers how the runs of each slot ended. In the process only: a new leader tries at once.
+
+    `moment` is monotonic: a wall clock that is set back by an hour must not hold a slot back for an hour.
+    """
 
     lifetime: float
     _slots: dict[str, _Slot] = field(default_factory=dict)
 
-    def see(self, runs: Mapping[str, SlotRun], now: float) -> None:
+    def see(self, runs: Mapping[str, SlotRun], now: float, moment: float) -> None:
         """The active runs of one tick; `now` in epoch seconds."""
         for slot, run in runs.items():
             known = self._slots.setdefault(slot, _Slot())
             if known.run is not None and known.run.run_id != run.run_id:
-                self._ended(known, known.run, now)
+                self._ended(known, known.run, now, moment)
+            if known.run is None or known.run.run_id != run.run_id:
+                known.seen_at = moment
             known.run = run
         for slot, known in self._slots.items():
             if slot not in runs and known.run is not None:
-                self._ended(known, known.run, now)
+                self._ended(known, known.run, now, moment)
                 known.run = None
 
-    def pause(self, slot: str, now: float) -> float:
+    def pause(self, slot: str, moment: float) -> float:
         """Seconds until the slot may be launched; 0 if it may be now."""
         known = self._slots.get(slot)
         if known is None or known.short_runs == 0:
             return 0.0
         pause = min(FIRST_PAUSE * 2.0 ** (known.short_runs - 1), LONGEST_PAUSE)
-        return float(max(0.0, known.ended_at + pause - now))
+        return float(max(0.0, known.ended_at + pause - moment))
 
     def short_runs(self, slot: str) -> int:
         known = self._slots.get(slot)
         return known.short_runs if known is not None else 0
 
-    def _ended(self, known: _Slot, run: SlotRun, now: float) -> None:
-        is_short = now - run.started_at < min(SHORT_SECONDS, self.lifetime / 2)
+    def _ended(self, known: _Slot, run: SlotRun, now: float, moment: float) -> None:
+        lasted = max(now - run.started_at, moment - known.seen_at)
+        is_short = lasted < min(SHORT_SECONDS, self.lifetime / 2)
         known.short_runs = known.short_runs + 1 if is_short else 0
-        known.ended_at = now
+        known.ended_at = moment

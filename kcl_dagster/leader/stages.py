@@ -188,7 +188,7 @@ class Tick:
         moment = clock.monotonic()
         standing.observe(TARGET, str(plan.target), moment, moment)
         if not self.dry:
-            self.leader.launches.see(self.runs.slots, clock.now())
+            self.leader.launches.see(self.runs.slots, clock.now(), moment)
         for slot, because in plan.launch.items():
             self._launch(slot, because)
         self.notes += plan.notes
@@ -225,7 +225,7 @@ class Tick:
 
     def _launch(self, slot: str, because: str) -> None:
         clock, standing = self.leader.runtime.clock, self.memory.standing
-        pause = self.leader.launches.pause(slot, clock.now())
+        pause = self.leader.launches.pause(slot, clock.monotonic())
         if pause > 0:
             ended = self.leader.launches.short_runs(slot)
             self.notes.append(f"{slot} ended early {ended} times in a row; it is launched again in {pause:.0f} s")

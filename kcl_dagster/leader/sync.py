@@ -15,7 +15,7 @@ Modelled in spec/Reshard.tla.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kcl_dagster.application import Position
@@ -92,8 +92,11 @@ def plan_sync(
             walk.visit(shard.id)
     creates.update(walk.creates)
     wanted = in_order(listed[name] for name in creates)
-    gone = tuple(lease for lease in leases if lease.shard_id not in listed and not lease.is_finished)
-    return SyncPlan(tuple(new_lease(shard, creates[shard.id], stream) for shard in wanted), unexpected, gone)
+    gone = {lease.shard_id: lease for lease in leases if lease.shard_id not in listed and not lease.is_finished}
+    created = tuple(
+        replace(new_lease(shard, creates[shard.id], stream), tip_seen=_empty_at(shard, gone)) for shard in wanted
+    )
+    return SyncPlan(created, unexpected, tuple(gone.values()))
 
 
 def inconsistent_shards(shards: Iterable[Shard]) -> tuple[str, ...]:
@@ -127,6 +130,12 @@ def new_lease(shard: Shard, checkpoint: Checkpoint, stream: StreamIdentifier | N
         hash_range=shard.hash_range,
         stream=stream if stream is not None and stream.is_multi else None,
     )
+
+
+def _empty_at(shard: Shard, gone: Mapping[str, Lease]) -> int | None:
+    """Until when nothing lay in a child of shards that left the stream: what came since may have left it, too."""
+    known = [gone[parent].tip_seen for parent in shard.parents if parent in gone]
+    return max((moment for moment in known if moment is not None), default=None)
 
 
 def children_of(shards: Iterable[Shard]) -> dict[str, set[str]]:

@@ -24,6 +24,8 @@ Document = dict[str, list[object]]
 
 # About 100 KB before compression, in a row that may hold 400 KB. What does not fit is only watched for longer.
 MOST_ENTRIES: Final = 4096
+# Nothing stands for longer than a thousand years; a document that says so was not written by an observer.
+_MOST_SECONDS: Final = 3e10
 
 
 @dataclass(slots=True)
@@ -118,4 +120,4 @@ def _read_entry(entry: object) -> tuple[str, float] | None:
     version, seconds = entry
     if not isinstance(version, str) or isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         return None
-    return (version, float(seconds)) if math.isfinite(seconds) and seconds >= 0 else None
+    return (version, float(seconds)) if 0 <= seconds <= _MOST_SECONDS else None

@@ -215,7 +215,11 @@ class _Events:
             raise Unanswered(f"the subscription to {self._request['ShardId']} broke off: {error}") from error
         if found is None:
             return None
-        event: Event = found["SubscribeToShardEvent"]
+        event: Event | None = found.get("SubscribeToShardEvent")
+        if event is None or "Records" not in event:
+            raise Unanswered(
+                f"the subscription to {self._request['ShardId']} sent an event that is not known: {found}"
+            )
         return event
 
     def _pump(self) -> None:

@@ -194,7 +194,7 @@ class Holdings:
         """Nothing that had arrived by `at`, epoch seconds, lies behind the checkpoint. Written the next time."""
         held = self._held.get(key)
         if held is not None and held.token == token:
-            held.tip_seen = int(at)
+            held.tip_seen = max(int(at), held.tip_seen or 0)
 
     # Batches
 

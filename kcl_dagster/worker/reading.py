@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Generic, Literal
 
 from kcl_dagster.errors import BatchError, DataLoss, KclError
@@ -103,6 +104,9 @@ class Reading(Generic[R]):
     _begun: set[int] = field(default_factory=set)
     """Tokens of the leases that were read before."""
 
+    _told: dict[int, tuple[str, str | None]] = field(default_factory=dict)
+    """From where to where the last loss was that was told of, by token."""
+
     def plan(self, this: Round, plan_range: PlanRange) -> None:
         """Choose the leases that may be read now: held, not finished, not on their way to another worker, parents
         done, and not resting after a failure."""
@@ -111,7 +115,9 @@ class Reading(Generic[R]):
         for memory in (self.failures, self.parents, self.retention):
             memory.keep(keys)
         this.held = len(held)
-        self._begun &= {holding.token for holding in held}
+        tokens = {holding.token for holding in held}
+        self._begun &= tokens
+        self._told = {token: place for token, place in self._told.items() if token in tokens}
         readable = {h.key: h for h in held if self._is_readable(h, this)}
         for key in self.failures.next_group(sorted(readable)):
             try:
@@ -215,22 +221,28 @@ class Reading(Generic[R]):
             behind = (progress.millis_behind or 0) / 1000
             message = f"{behind:.0f} s behind: {step:.0%} of the stream's retention is used up"
             self.tell(EventKind.RETENTION_NEAR, message, key, seconds_behind=behind, used=step)
-        loss = loss_in(progress, this.holdings[key].lease.tip_seen, self.clock.now())
+        holding, stream = this.holdings[key], progress.range.stream
+        retention = partial(self.retention.ask_retention, stream)
+        loss = loss_in(progress, holding.lease.tip_seen, self.clock.now(), retention)
         if loss is None:
             return True
         stops = self.settings.on_data_loss == "stop"
         if stops:
             self.not_read(this, key, DataLoss(f"{key}: {loss}"))
-        if not stops or self.failures.announce(key):
+        is_news = self.failures.announce(key) if stops else self._told.get(holding.token) != loss.place
+        if is_news:
+            self._told[holding.token] = loss.place
             self.tell(EventKind.DATA_LOST, str(loss), key, since=loss.since, until=loss.until or "")
         return not stops
 
     def done(self, this: Round, progress: Progress) -> None:
-        """The range is behind the checkpoint, or held nothing: remember it if it ended at the shard's tip. A pinned
-        range ends where it has to, not where the stream does."""
+        """The range is behind the checkpoint, or held nothing: remember up to when nothing is left to be read. A
+        pinned range ends where it has to, not where the stream does."""
+        key = progress.range.lease
         if progress.millis_behind == 0 and not progress.range.is_pinned:
-            key = progress.range.lease
             self.holdings.saw_tip(key, this.holdings[key].token, this.fetch_began)
+        elif progress.last_arrival_ms is not None:
+            self.holdings.saw_tip(key, this.holdings[key].token, progress.last_arrival_ms / 1000)
 
     def not_read(self, this: Round, key: LeaseKey, error: Exception) -> None:
         self.failures.failed([key], error if isinstance(error, KclError) else BatchError(str(error)))

@@ -9,10 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kcl_dagster.errors import KclError
+from kcl_dagster.model.checkpoint import LATEST
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
-from kcl_dagster.worker.batch import Progress
+from kcl_dagster.worker.batch import Progress, Range
 
 ASK_AGAIN_SECONDS = 600.0  # a retention that was changed is noticed; a stream is described a few times an hour
 # Of any stream, whatever its retention was meanwhile: what arrived since then cannot have left it.
@@ -34,29 +35,54 @@ class Loss:
     seconds: float | None = None
     """How old the oldest record still there is."""
 
+    @property
+    def place(self) -> tuple[str, str | None]:
+        return self.since, self.until
+
     def __str__(self) -> str:
         return (
             f"records after {self.since} and before {self.until or 'the end of the shard'} left the stream unread"
         )
 
 
-def loss_in(progress: Progress, tip_seen: float | None, now: float) -> Loss | None:
+def unknown() -> float | None:
+    """The retention of a stream that nobody asks about."""
+    return None
+
+
+def loss_in(
+    progress: Progress, tip_seen: float | None, now: float, ask_retention: Callable[[], float | None] = unknown
+) -> Loss | None:
     """What was lost before the range could be read, if anything was. Times in epoch seconds.
 
-    A shard that was read from an initial position has no record that could be missed. Otherwise the record at
-    the checkpoint must still be there: where it is gone, so may be the ones after it, unless nothing lay behind the
-    checkpoint a short while ago (`tip_seen`), as on a shard that is quiet for days. A closed shard that is gone
-    altogether is counted as lost, since nothing tells that its end had been reached.
+    The record at the checkpoint must still be there: where it is gone, so may be the ones after it, unless nothing
+    lay behind the checkpoint a short while ago (`tip_seen`), as on a shard that is quiet for days. At an initial
+    position there is no such record; what matters is whether the stream's retention is over since nothing lay
+    behind it, and it is asked for only where it may be. A closed shard that is gone altogether is counted as lost,
+    since nothing tells that its end had been reached.
     """
     after = progress.range.after
     if progress.gone:
         return Loss(str(after), None)
-    if after.is_initial_position or not progress.start_trimmed:
-        return None
-    if tip_seen is not None and now - tip_seen < SHORTEST_RETENTION - CLOCK_SKEW:
+    if after.is_initial_position:
+        empty_at = _empty_at(progress.range, tip_seen)
+        if progress.range.is_pinned or empty_at is None or now - empty_at < SHORTEST_RETENTION - CLOCK_SKEW:
+            return None
+        retention = ask_retention()
+        if retention is None or now - empty_at < retention - CLOCK_SKEW:
+            return None
+    elif not progress.start_trimmed or (tip_seen is not None and now - tip_seen < SHORTEST_RETENTION - CLOCK_SKEW):
         return None
     oldest = None if progress.first_arrival_ms is None else now - progress.first_arrival_ms / 1000
     return Loss(str(after), progress.first, oldest)
+
+
+def _empty_at(begun: Range, tip_seen: float | None) -> float | None:
+    """When nothing that is wanted lay behind an initial position. None where nobody can know: at the first shards
+    of an application that takes what the stream happens to have."""
+    if begun.after == LATEST and begun.timestamp_ms is not None:
+        return max(begun.timestamp_ms / 1000, tip_seen or 0.0)
+    return tip_seen
 
 
 class RetentionWatch:
@@ -83,12 +109,17 @@ class RetentionWatch:
 
     def retention(self, stream: StreamIdentifier) -> float | None:
         """Seconds the stream keeps its records, as asked not long ago. None when it cannot be found out."""
-        now = self._clock.monotonic()
-        known, ask_again = self._known.get(stream, (None, now))
-        if now >= ask_again:
-            with suppress(KclError):
-                known = self._retention_of(stream)
-            self._known[stream] = known, now + ASK_AGAIN_SECONDS
+        known, ask_again = self._known.get(stream, (None, 0.0))
+        if stream not in self._known or self._clock.monotonic() >= ask_again:
+            return self.ask_retention(stream)
+        return known
+
+    def ask_retention(self, stream: StreamIdentifier) -> float | None:
+        """The same, as it is now, as far as it can be found out."""
+        known, _ = self._known.get(stream, (None, 0.0))
+        with suppress(KclError):
+            known = self._retention_of(stream)
+        self._known[stream] = known, self._clock.monotonic() + ASK_AGAIN_SECONDS
         return known
 
     def keep(self, keys: set[LeaseKey]) -> None:

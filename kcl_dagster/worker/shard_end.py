@@ -11,6 +11,7 @@ somebody may have begun to read it. Modelled in spec/Reshard.tla as ChildrenAreF
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
@@ -43,9 +44,10 @@ class ShardEnds:
         children = progress.children or self._listed_children(lease, progress)
         for child in children:
             self._check_other_parents(lease, child, progress)
-        names = frozenset(child.id for child in children)
+        names, empty_at = frozenset(child.id for child in children), _empty_at(lease, progress)
         for child in children:
-            self._table.create_child(lease, child_lease(lease, child), names)  # False: it has one, which is as good
+            wanted = replace(child_lease(lease, child), tip_seen=empty_at)
+            self._table.create_child(lease, wanted, names)  # False: it has one, which is as good
         return names
 
     def _listed_children(self, lease: Lease, progress: Progress) -> tuple[ChildShard, ...]:
@@ -69,6 +71,13 @@ class ShardEnds:
                 raise ShardEndWaits(
                     f"{lease.key} was merged with {parent} into {child.id}, and {parent} has no lease yet"
                 )
+
+
+def _empty_at(parent: Lease, progress: Progress) -> int | None:
+    """Epoch seconds by which nothing lay in the children: they were opened after their parents' last record. By it
+    whoever reads a child first knows whether records can have left the stream before."""
+    known = [parent.tip_seen, None if progress.last_arrival_ms is None else progress.last_arrival_ms // 1000]
+    return max((moment for moment in known if moment is not None), default=None)
 
 
 def child_lease(parent: Lease, child: ChildShard) -> Lease:

@@ -60,6 +60,8 @@ _MOVING: Final = "kcl_dagster.leader.moving"
 _SYNCING: Final = "kcl_dagster.leader.syncing"
 _SYNC: Final = "kcl_dagster.leader.sync"
 _CLEANUP: Final = "kcl_dagster.leader.cleanup"
+_LOCK: Final = "kcl_dagster.tables.lock"
+_COORDINATION: Final = "kcl_dagster.tables.coordination"
 
 MUTANTS: Final = (
     # Conditions dropped
@@ -221,14 +223,14 @@ MUTANTS: Final = (
     Mutant(
         "a shard is finished without leases for its children",
         _SHARD_END,
-        "            self._table.create_child(lease, child_lease(lease, child), names)",
-        "            child_lease(lease, child)",
+        "            self._table.create_child(lease, wanted, names)",
+        "            assert wanted",
     ),
     Mutant(
         "only the first child of a split gets a lease",
         _SHARD_END,
-        "        for child in children:\n            self._table.create_child",
-        "        for child in children[:1]:\n            self._table.create_child",
+        "        for child in children:\n            wanted",
+        "        for child in children[:1]:\n            wanted",
     ),
     Mutant(
         "a merged shard may start before its other parent is known",
@@ -285,6 +287,47 @@ MUTANTS: Final = (
         _OBSERVATION,
         "        return frozenset(runs.finished(sorted(asked))) & asked if asked else frozenset()",
         "        return frozenset(asked)",
+    ),
+    # Fences
+    Mutant(
+        "a lease is trusted for longer than it takes others to take it",
+        _HOLDINGS,
+        "        held.trusted_until = sent + self._duration\n",
+        "        held.trusted_until = sent + 3 * self._duration\n",
+    ),
+    Mutant(
+        "nobody asks whether a lease is held still before the sink is written",
+        _PROTOCOL,
+        "        if self.holdings.is_ours(key, this.holdings[key].token):\n            return True",
+        "        if key:\n            return True",
+    ),
+    Mutant(
+        "a lease is trusted from the answer on and not from the request",
+        _HOLDINGS,
+        "            sent = self._runtime.clock.monotonic()\n"
+        "            with self._dropping(held):\n"
+        "                renewed = self._table.renew(held.lease, self._throughput.publish(key), "
+        "tip_seen=_newer_tip(held))\n",
+        "            with self._dropping(held):\n"
+        "                renewed = self._table.renew(held.lease, self._throughput.publish(key), "
+        "tip_seen=_newer_tip(held))\n"
+        "            sent = self._runtime.clock.monotonic()\n",
+    ),
+    Mutant(
+        "the leader lock is taken from whoever holds it",
+        _LOCK,
+        "row.is_released or stood > row.duration or",
+        "row.is_released or stood >= 0 or",
+    ),
+    Mutant(
+        "the leader lock is taken without regard to the version that stood",
+        _COORDINATION,
+        """        f"{PRESENT} AND {LOCK_VERSION} = :watched",
+        {":watched": s(watched)},
+""",
+        """        f"{PRESENT} AND ({LOCK_VERSION} = :watched OR {PRESENT})",
+        {":watched": s(watched)},
+""",
     ),
     # Handoffs and the fleet
     Mutant(

@@ -17,6 +17,7 @@ from kcl_dagster.testing.simulation.scenario import (
 )
 from kcl_dagster.testing.simulation.shrink import run
 from kcl_dagster.testing.simulation.trace import Trace
+from kcl_dagster.worker import shard_end
 from kcl_dagster.worker.reading import Reading
 
 SEED = 8  # two streams, unstretched
@@ -58,7 +59,7 @@ def test_a_fault_strikes_and_is_survived(kind: FaultKind) -> None:
     assert outcome.records > 0
 
 
-def with_outage(policy: str) -> Simulation:
+def with_outage(policy: str, *before: Fault) -> Simulation:
     """A fleet that is down for longer than its stream keeps records."""
     base = draw(STRETCHED).without_faults()
     batch = base.application.batch.model_copy(update={"on_data_loss": policy})
@@ -69,7 +70,7 @@ def with_outage(policy: str) -> Simulation:
         retention_hours=SHORTEST_RETENTION,
         record_seconds=1500.0,
         active=9000.0 + down.seconds + 9000.0,
-        faults=(down,),
+        faults=(*before, down),
     )
     return Simulation(scenario, Trace(keep=True, lines=deque()))
 
@@ -79,6 +80,23 @@ def test_records_that_leave_the_stream_during_an_outage_are_told(policy: str) ->
     outcome = with_outage(policy).run()
     assert outcome.violations == []
     assert any("data lost" in line for line in outcome.lines)
+
+
+SPLIT_BEFORE = Fault(id=1, kind=FaultKind.SPLIT, at=8990.0, target="")
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+def test_what_a_shard_lost_before_anybody_has_read_it_is_told(policy: str) -> None:
+    outcome = with_outage(policy, SPLIT_BEFORE).run()
+    assert outcome.violations == []
+    told = [line for line in outcome.lines if "data lost" in line and "TRIM_HORIZON" in line]
+    assert bool(told) == (policy == "continue"), "children wait for a parent that was stopped"
+
+
+def test_a_loss_before_the_first_reading_that_nobody_tells_of_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_end, "_empty_at", lambda *_: None)
+    found = with_outage("continue", SPLIT_BEFORE).run().violations
+    assert [violation.name for violation in found] == ["S1"]
 
 
 def test_a_loss_that_nobody_tells_of_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

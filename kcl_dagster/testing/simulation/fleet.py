@@ -262,7 +262,13 @@ class Simulation:
             self.orchestrators[deployment],
             self.line(process, "dynamodb"),
             self.line(process, "kinesis"),
-            LakeSink(self.lake, process, self.weather.sink, self.random(f"{run.worker} sink").random),
+            LakeSink(
+                self.lake,
+                process,
+                self.weather.sink,
+                self.random(f"{run.worker} sink").random,
+                lambda part: self.ledger.writes_sink(process, run.worker, part.lease),
+            ),
             random,
             NAP_SECONDS * self.scenario.stretch,
             self.scenario.watchdog,
@@ -310,9 +316,12 @@ class Simulation:
 
     def _changed(self, table: str, old: Item | None, new: Item | None) -> None:
         some = new or old or {}
-        if some.get("entityType", {}).get("S") == "KD_LEADER_MEMORY" and old is not None:
+        kind = some.get("entityType", {}).get("S")
+        if kind == "KD_LEADER_MEMORY" and old is not None:
             self.memories = [*self.memories, old][-_MEMORIES_KEPT:]
-        if new is not None and old is None and some.get("entityType", {}).get("S") == "KD_START_POSITION":
+        if kind == "LEADER":
+            self.ledger.lock_changed(old, new, self.kernel.acting)
+        if kind == "KD_START_POSITION" and new is not None and old is None:
             self._begun(new)
         if table == self.scenario.application.lease_table:
             self.ledger.changed(old, new, self.kernel.acting)

@@ -159,6 +159,9 @@ class Hands:
     def recreate(self) -> None:
         self._simulation.streams.recreate()
 
+    def shorten_retention(self) -> None:
+        self._simulation.streams.shorten_retention()
+
 
 def _done(_answer: object) -> None:
     """Whatever the table says."""

@@ -148,19 +148,24 @@ class Lake:
     def _start_of(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth) -> int:
         """The index of the part's first record; those before it may have left the stream.
 
-        At an initial position nobody can know that there were records before; behind a checkpoint somebody has to
-        tell of it, and the policy to be to go on.
+        Somebody has to tell of it, and the policy to be to go on. At the first shards of an application, and below
+        shards that it never read anything of, nobody can know that there were records before.
         """
         start = truth.index_after(part.after)
         first = bisect_left(truth.numbers, int(rows[0].sequence_number)) if rows else start
         if first <= start or first > self._expired(truth):
             return start
+        is_told = self.goes_on and first <= truth.told_to
+        if not is_told and not (part.after.is_initial_position and self._knows_nothing(part, truth)):
+            return start
         if part.after.is_initial_position:
             truth.wanted_from = first
-        elif not (self.goes_on and first <= truth.told_to):
-            return start
         truth.stored_to = max(truth.stored_to, first)
         return first
+
+    def _knows_nothing(self, part: Part, truth: ShardTruth) -> bool:
+        above = [self._sibling(part.stream.name, name, part.stream.creation_epoch) for name in truth.parents]
+        return truth.is_repeated or not any(parent is not None and parent.last_part is not None for parent in above)
 
     def _expired(self, truth: ShardTruth) -> int:
         stream, _, shard = truth.name.partition("/")
@@ -192,7 +197,8 @@ class Lake:
     def _begin(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth) -> None:
         """The first part of a shard that was there when the application began at LATEST."""
         first = bisect_left(truth.numbers, int(rows[0].sequence_number)) if rows else 0
-        if truth.start_limit is not None and first > max(truth.start_limit, self._expired(truth)):
+        lost = self._expired(truth) if truth.is_repeated else min(self._expired(truth), truth.told_to)
+        if truth.start_limit is not None and first > max(truth.start_limit, lost):
             skipped = first - truth.start_limit
             self.violations.add("S1", f"{_named(part)} skips {skipped} records that came after the start")
         truth.wanted_from, truth.start_limit = first, None
@@ -303,6 +309,10 @@ class SinkWeather:
     slow_seconds: float = 0.0
 
 
+def _any_part(_: Part) -> None:
+    """Nobody asks who writes."""
+
+
 @dataclass(slots=True)
 class LakeSink:
     """The lake as one worker sees it. Parts are written one after another, each a point where it may die."""
@@ -311,9 +321,12 @@ class LakeSink:
     process: Process
     weather: SinkWeather
     draw: Callable[[], float]
+    on_write: Callable[[Part], None] = _any_part
 
     def write(self, data: Sequence[Row], batch: Batch) -> None:
         kernel = self.process.kernel
+        for part in batch.parts:
+            self.on_write(part)
         kernel.sleep(self.weather.slow_seconds)
         for part in batch.parts:
             kernel.sleep(PART_SECONDS * self.draw())

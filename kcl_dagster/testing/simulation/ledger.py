@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.testing.dynamodb.values import Item
 from kcl_dagster.testing.simulation.kernel import Process
 from kcl_dagster.testing.simulation.properties import Violations
@@ -108,6 +109,12 @@ class Ledger:
     _writers: dict[str, Process] = field(default_factory=dict)
     """The process behind a worker's name, from its first write on."""
 
+    _written: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When a worker wrote a lease last, by the worker's own monotonic clock."""
+
+    _lock_changed: float = 0.0
+    """When the version of the leader lock changed last."""
+
     def changed(self, old: Item | None, new: Item | None, actor: Process | None) -> None:
         """One item of the lease table."""
         some = new if new is not None else old
@@ -130,6 +137,33 @@ class Ledger:
                 self._judge(before, after, actor)
             self._enter(before, after)
 
+    def lock_changed(self, old: Item | None, new: Item | None, actor: Process | None) -> None:
+        """The leader lock. It is taken from another only when its version stood for as long as the row says, or
+        from a standby, which gives way to everybody who is none."""
+        changed, self._lock_changed = self._lock_changed, self.now()
+        if old is None or new is None or "isReleased" in old:
+            return
+        if new["recordVersionNumber"] == old["recordVersionNumber"]:
+            self._lock_changed = changed
+        former, leader = (item["ownerName"]["S"] for item in (old, new))
+        if former == leader or (former.startswith(STANDBY) and not leader.startswith(STANDBY)):
+            return
+        stood, duration = self.now() - changed, int(old["leaseDuration"]["S"]) / 1000
+        if stood < duration:
+            self.violations.add(
+                "S8", f"{_named(actor)} took the leader lock from {former} after it stood for {stood:.3f} s"
+            )
+
+    def writes_sink(self, process: Process, worker: str, key: str) -> None:
+        """A worker is about to write a part of this lease, and had time for nothing since it asked whether it may.
+        By its own clock it must have written the lease less than a lease duration ago."""
+        age = self._monotonic(process) - self._written.get((key, worker), 0.0)
+        if age >= self.lease_duration:
+            self.violations.add("S3", f"{worker} writes records of {key}, which it did not renew for {age:.3f} s")
+
+    def _monotonic(self, process: Process) -> float:
+        return self.now() - process.suspended
+
     def _before(self, old: Item) -> LeaseRow:
         """As it was read when it was written, if the ledger saw that."""
         known = self.leases.get(old["leaseKey"]["S"])
@@ -149,6 +183,8 @@ class Ledger:
             self.violations.add("S5", f"{_named(actor)} took {before.key} from {before.counter} to {after.counter}")
         if after.checkpoint < before.checkpoint:
             self.violations.add("S4", f"{_named(actor)} took {before.key} back: {before} -> {after}")
+        if worker is not None and actor is not None and after.counter > before.counter:
+            self._written[after.key, worker] = self._monotonic(actor)
         progressed = (before.checkpoint, before.pending) != (after.checkpoint, after.pending)
         if before.actual != after.actual:
             self._judge_move(before, after, actor, worker)

@@ -37,6 +37,7 @@ SHORTEST_RETENTION: Final = 24
 # Seeds with rarer troubles, and among the most stretched of them those that lose records.
 FURTHER_SHARE: Final = 0.75
 OUTAGE_SHARE: Final = 0.4
+SHORTENED_SHARE: Final = 0.3
 # Of the seeds whose application a Java fleet could serve as well, about half of all.
 JAVA_SHARE: Final = 0.35
 FURTHER: Final = 1000
@@ -81,6 +82,7 @@ class FaultKind(StrEnum):
     MERGE = "merge"
     RESHARD_STORM = "reshard storm"
     DOUBLE_SPLIT = "double split"  # children are split before anybody has read them
+    RETENTION_SHORTENED = "retention shortened"  # to a day
     RECREATED = "recreated"  # deleted, and created anew under its name
     ITERATORS_EXPIRE = "iterators expire"
     EMPTY_PAGES = "empty pages"  # far from the tip
@@ -225,7 +227,21 @@ def draw(seed: int) -> Scenario:
     faults = [_fault(random, scenario, number, kinds) for number in range(count)]
     scenario, more = _further(Random(f"further {seed}"), scenario)
     ordered = sorted([*faults, *more], key=lambda fault: (fault.at, fault.id))
-    return _with_java(Random(f"java {seed}"), replace(scenario, faults=tuple(ordered)))
+    mixed = _with_java(Random(f"java {seed}"), replace(scenario, faults=tuple(ordered)))
+    return _shortened(Random(f"retention {seed}"), mixed)
+
+
+def _shortened(random: Random, scenario: Scenario) -> Scenario:
+    """Of some of the most stretched runs, which last for longer than a day, the streams forget sooner all at once:
+    during an outage, or at any time. Its number follows those of all others."""
+    if scenario.stretch != STRETCHES[-1] or scenario.java or random.random() >= SHORTENED_SHARE:
+        return scenario
+    outage = next((fault for fault in scenario.faults if fault.kind is FaultKind.OUTAGE), None)
+    since, seconds = (outage.at, outage.seconds) if outage is not None else (0.0, scenario.active)
+    at = since + seconds * random.uniform(0.1, 0.9)
+    shortened = Fault(id=2 * FURTHER, kind=FaultKind.RETENTION_SHORTENED, at=at, target="")
+    faults = sorted([*scenario.faults, shortened], key=lambda fault: (fault.at, fault.id))
+    return replace(scenario, retention_hours=LONGEST_RETENTION, faults=tuple(faults))
 
 
 def _with_java(random: Random, scenario: Scenario) -> Scenario:

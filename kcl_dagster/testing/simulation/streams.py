@@ -107,6 +107,13 @@ class Streams:
             )
         self.look(name)
 
+    def shorten_retention(self) -> None:
+        """Everything older than a day leaves the streams at once, and later with its day. Streams that are created
+        anew are kept as short."""
+        self.retention_hours = SHORTEST_RETENTION
+        for name in self.names:
+            self._try("decrease_stream_retention_period", StreamName=name, RetentionPeriodHours=SHORTEST_RETENTION)
+
     def recreate(self) -> None:
         """One stream is deleted, with all that is in it, and created anew under its name."""
         name = self.random.choice(self.names)

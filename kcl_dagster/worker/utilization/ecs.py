@@ -34,12 +34,12 @@ def percent(stats: Mapping[str, Any], task: Mapping[str, Any], container: Mappin
 
 
 def _task_cores(task: Mapping[str, Any], online: int) -> float:
-    limit: float | None = task.get("Limits", {}).get("CPU")
+    limit: float | None = (task.get("Limits") or {}).get("CPU")
     return limit or online
 
 
 def _share(task: Mapping[str, Any], me: str) -> float:
-    units = {c["DockerId"]: c.get("Limits", {}).get("CPU", FEWEST_UNITS) for c in task["Containers"]}
+    units = {c["DockerId"]: (c.get("Limits") or {}).get("CPU", FEWEST_UNITS) for c in task["Containers"]}
     total = sum(units.values())
     mine: float = units.get(me, FEWEST_UNITS)
     return mine / total if total else 1.0  # nobody asked for anything: all may use everything
@@ -62,5 +62,5 @@ class EcsProbe:
         try:
             documents = [self._read(self._address + path) for path in ("/stats", "/task", "")]
             return percent(*documents)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise Unmeasurable(f"ECS metadata: {error!r}") from error

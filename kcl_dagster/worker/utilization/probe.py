@@ -27,4 +27,4 @@ def read_file(path: str) -> str:
 
 def busy_percent(cores_used: float, cores: float) -> float:
     """How much of the cores one may use is in use; above a limit that is a share, it says full."""
-    return min(FULL, cores_used / cores * FULL) if cores > 0 else FULL
+    return max(0.0, min(FULL, cores_used / cores * FULL)) if cores > 0 else FULL

@@ -193,7 +193,7 @@ def test_a_slot_is_never_held_back_for_longer_than_the_longest_pause(steps: list
         if is_new:
             started = now
         runs = {"worker-000": SlotRun(f"run-{number}", WORKERS[0], "running", started)} if is_new else {}
-        book.see(runs, now)
+        book.see(runs, now, now)
         assert 0.0 <= book.pause("worker-000", now) <= LONGEST_PAUSE
         assert book.pause("worker-001", now) == 0.0
     assert book.pause("worker-000", now + LONGEST_PAUSE) == 0.0

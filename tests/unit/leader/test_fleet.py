@@ -203,9 +203,9 @@ def test_what_always_holds(
 def test_a_slot_whose_runs_end_early_waits_longer_and_longer() -> None:
     book, now, pauses = LaunchBook(lifetime=3600.0), NOW, []
     for number in range(8):
-        book.see({"worker-000": SlotRun(f"r{number}", WorkerId("w"), "running", now)}, now)
+        book.see({"worker-000": SlotRun(f"r{number}", WorkerId("w"), "running", now)}, now, now)
         now += 5.0
-        book.see({}, now)
+        book.see({}, now, now)
         pauses.append(book.pause("worker-000", now))
         now += pauses[-1]
         assert book.pause("worker-000", now) == 0.0
@@ -215,18 +215,28 @@ def test_a_slot_whose_runs_end_early_waits_longer_and_longer() -> None:
 
 def test_a_run_that_worked_for_a_while_is_followed_at_once() -> None:
     book = LaunchBook(lifetime=3600.0)
-    book.see({"worker-000": SlotRun("r0", WorkerId("w"), "running", NOW)}, NOW)
-    book.see({}, NOW + 5.0)
-    book.see({"worker-000": SlotRun("r1", WorkerId("w"), "running", NOW + 20.0)}, NOW + 20.0)
-    book.see({}, NOW + 1000.0)
+    book.see({"worker-000": SlotRun("r0", WorkerId("w"), "running", NOW)}, NOW, NOW)
+    book.see({}, NOW + 5.0, NOW + 5.0)
+    book.see({"worker-000": SlotRun("r1", WorkerId("w"), "running", NOW + 20.0)}, NOW + 20.0, NOW + 20.0)
+    book.see({}, NOW + 1000.0, NOW + 1000.0)
     assert book.pause("worker-000", NOW + 1000.0) == 0.0
 
 
 def test_short_lifetimes_are_no_failures() -> None:
     book = LaunchBook(lifetime=20.0)
-    book.see({"worker-000": SlotRun("r0", WorkerId("w"), "running", NOW)}, NOW)
-    book.see({}, NOW + 20.0)
+    book.see({"worker-000": SlotRun("r0", WorkerId("w"), "running", NOW)}, NOW, NOW)
+    book.see({}, NOW + 20.0, NOW + 20.0)
     assert book.pause("worker-000", NOW + 20.0) == 0.0
+
+
+def test_a_wall_clock_that_is_set_back_holds_nobody_back_for_longer() -> None:
+    book = LaunchBook(lifetime=3600.0)
+    book.see({"worker-000": SlotRun("r0", WorkerId("w"), "running", NOW)}, NOW, 0.0)
+    book.see({}, NOW + 5.0, 5.0)
+    assert book.pause("worker-000", 5.0) == FIRST_PAUSE
+    book.see({"worker-000": SlotRun("r1", WorkerId("w"), "running", NOW + 20.0)}, NOW - 3580.0, 20.0)
+    book.see({}, NOW - 2600.0, 1000.0)
+    assert book.pause("worker-000", 1000.0) == 0.0, "it was seen for long, whatever the time of the day"
 
 
 # --- what is remembered -------------------------------------------------------------------------------------------

@@ -44,6 +44,13 @@ FAMILY = [
 ]
 
 
+def test_a_child_of_a_shard_that_left_the_stream_unread_is_known_to_be_old() -> None:
+    """Whoever reads it first can tell that its first records may be gone as well."""
+    left = replace(lease("a"), tip_seen=1_700_000_000)
+    plan = plan_sync(FAMILY[1:], [left], Position.TRIM_HORIZON)
+    assert {one.shard_id: one.tip_seen for one in plan.creates} == {"b": 1_700_000_000, "b2": 1_700_000_000}
+
+
 @pytest.mark.parametrize("start", POSITIONS)
 def test_a_new_application_gets_what_the_service_lists_for_its_start(start: Position) -> None:
     plan = plan_first_sync(FAMILY[2:], start)

@@ -187,6 +187,37 @@ def test_a_subscription_that_breaks_off_is_resumed_where_it_was(world: World, er
     assert breaking.subscriptions == 3
 
 
+@pytest.mark.parametrize("event", [{}, {"SDK_UNKNOWN_MEMBER": {"name": "Pause"}}, {"SubscribeToShardEvent": {}}])
+def test_an_event_of_a_kind_that_nobody_knows_ends_a_subscription(
+    world: World, fanout: Fanout, event: dict[str, Any]
+) -> None:
+    """And is not taken for the shard's end, which would lose what follows."""
+    world.put(b"a")
+    answers = [{"EventStream": _Given([event])}]
+
+    class Strange:
+        def subscribe_to_shard(self, **request: Any) -> Any:
+            return answers.pop() if answers else world.kinesis.subscribe_to_shard(**request)
+
+        def __getattr__(self, method: str) -> Any:
+            return getattr(world, method)
+
+    reader = FanoutReader(Strange(), fanout.arn, STREAM, SHARD, WHOLE, runtime=world.runtime, in_background=False)
+    assert payloads(fanout.read(reader, seconds=30)) == [b"a"]
+    assert not reader.is_ended
+
+
+class _Given:
+    def __init__(self, events: list[dict[str, Any]]) -> None:
+        self._events = events
+
+    def __iter__(self) -> Any:
+        return iter(self._events)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def test_a_reader_that_is_taken_over_ends_with_what_it_has(world: World) -> None:
     fanout = Fanout(world)
     world.put(b"a")

@@ -109,6 +109,7 @@ class MemoryShard:
             ended=self.is_closed and not rest,
             children=self.children if self.is_closed and not rest else (),
             first_arrival_ms=arrival_ms if found else None,
+            last_arrival_ms=arrival_ms if found else None,
             start_trimmed=not wanted.after.is_initial_position and first - 1 <= self.trimmed_through,
         )
 

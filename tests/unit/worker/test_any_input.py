@@ -89,6 +89,21 @@ def test_parents_are_looked_for_in_the_leases_own_stream(parents: set[str], is_m
 # Loss
 
 
+@given(st.floats(0, 1e6), st.none() | st.floats(1e4, 1e6), st.none() | st.floats(0, 1e6), st.booleans())
+def test_the_longer_a_shard_was_not_read_the_more_it_may_have_lost(
+    age: float, retention: float | None, longer: float | None, gone: bool
+) -> None:
+    """Before its first reading. Where nobody knows when it was empty, or for how long records are kept, nothing is
+    told; but of a shard that is gone."""
+    now, begun = 2e9, Progress(Range(KEY, STREAM, "s0", TRIM_HORIZON, 1), gone=gone)
+    lost = loss_in(begun, now - age, now, lambda: retention) is not None
+    if gone or (lost and longer is not None):
+        assert loss_in(begun, now - age - (longer or 0.0), now, lambda: retention) is not None
+    if not gone:
+        assert loss_in(begun, None, now, lambda: retention) is None
+        assert loss_in(begun, now - age, now) is None
+
+
 @given(checkpoints, st.booleans(), st.booleans(), st.none() | st.floats(0, 2e5), st.floats(1e9, 2e9))
 def test_a_loss_is_told_exactly_where_the_checkpoints_record_is_gone_and_the_tip_was_not_seen_lately(
     after: Checkpoint, trimmed: bool, gone: bool, tip_age: float | None, now: float

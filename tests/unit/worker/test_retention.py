@@ -1,6 +1,7 @@
 """Data loss is never silent: neither before nor after the fact."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -68,6 +69,7 @@ def test_a_retention_that_cannot_be_found_out_warns_of_nothing() -> None:
     [
         pytest.param(read(), None, id="nothing read from the start"),
         pytest.param(read(start_trimmed=True), None, id="no record was processed before"),
+        pytest.param(read(Checkpoint("LATEST")), None, id="the start is not known"),
         pytest.param(read(Checkpoint("5")), None, id="the record at the checkpoint is there"),
         pytest.param(
             read(Checkpoint("5"), start_trimmed=True, first="9", first_arrival_ms=40_000),
@@ -79,6 +81,38 @@ def test_a_retention_that_cannot_be_found_out_warns_of_nothing() -> None:
 )
 def test_what_was_lost(progress: Progress, loss: Loss | None) -> None:
     assert loss_in(progress, None, now=100.0) == loss
+
+
+@pytest.mark.parametrize(
+    ("age", "retention", "is_lost"),
+    [
+        pytest.param(DAY, DAY, True, id="over"),
+        pytest.param(DAY - 599, DAY, True, id="clocks differ"),
+        pytest.param(DAY - 601, DAY, False, id="in time"),
+        pytest.param(3 * DAY, 7 * DAY, False, id="kept longer"),
+        pytest.param(9 * DAY, None, False, id="nobody knows"),
+    ],
+)
+@pytest.mark.parametrize("begins_at_latest", [True, False])
+def test_the_first_records_of_a_shard_may_be_lost_before_anybody_has_read_it(
+    age: float, retention: float | None, is_lost: bool, begins_at_latest: bool
+) -> None:
+    """From the moment on at which nothing lay in it, the stream's retention has to be over."""
+    now = 2_000_000_000.0
+    empty_at = int(now - age)
+    if begins_at_latest:
+        progress, tip_seen = read(Checkpoint("LATEST"), first="9"), None
+        progress = replace(progress, range=replace(progress.range, timestamp_ms=empty_at * 1000))
+    else:
+        progress, tip_seen = read(first="9"), empty_at
+    expected = Loss(str(progress.range.after), "9") if is_lost else None
+    assert loss_in(progress, tip_seen, now, lambda: retention) == expected
+
+
+def test_a_batch_that_was_begun_at_the_start_of_a_shard_is_not_looked_at_again() -> None:
+    begun = read(first="9")
+    begun = replace(begun, range=replace(begun.range, through=Checkpoint("9")))
+    assert loss_in(begun, 1.0, 2_000_000_000.0, lambda: DAY) is None
 
 
 @pytest.mark.parametrize(
@@ -146,6 +180,51 @@ def test_a_loss_may_be_gone_on_from() -> None:
     assert run.kinds().count(EventKind.DATA_LOST) == 1
     assert world.lease(A).checkpoint == Checkpoint("105")
     assert world.store.everything()[-1] == (A, 105, "f")
+
+
+def child_that_nobody_read_for(seconds: float, policy: str) -> tuple[World, Run, str]:
+    """Its parent was read to the end while its records arrived; then the fleet was down."""
+    world = World(batch={"on_data_loss": policy})
+    world.stream.arrival_ms = round(world.clock.now() * 1000)
+    world.stream.put(A, *"abc")
+    child, _ = world.stream.split(A)
+    run = world.worker("w1")
+    world.assign(run)
+    run.until_idle()
+    world.stream.put(child, *"def")
+    world.clock.advance(seconds)
+    world.stream.shards[child].trimmed_through = 104  # d and e are gone
+    return world, world.worker("w2", retention_of=lambda _: DAY), child
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+def test_the_first_records_of_a_child_are_not_lost_in_silence(policy: str) -> None:
+    world, run, child = child_that_nobody_read_for(1.2 * DAY, policy)
+    world.assign(run, child)
+    for _ in range(30):
+        run.round()
+        world.clock.advance(1)
+    [event] = [event for event in run.events if event.kind is EventKind.DATA_LOST]
+    assert (event.lease, event.facts["since"], event.facts["until"]) == (child, "TRIM_HORIZON", "105")
+    stored = [row for row in world.store.everything() if row[0] == child]
+    assert stored == ([] if policy == "stop" else [(child, 105, "f")])
+
+
+def test_an_empty_child_that_nobody_read_for_days_is_told_of_once() -> None:
+    world, run, child = child_that_nobody_read_for(1.2 * DAY, "continue")
+    world.stream.shards[child].records.clear()
+    world.assign(run, child)
+    for _ in range(300):
+        run.round()
+        world.clock.advance(1)
+    assert run.kinds().count(EventKind.DATA_LOST) == 1
+
+
+def test_a_child_that_is_read_in_time_has_lost_nothing() -> None:
+    world, run, child = child_that_nobody_read_for(0.9 * DAY, "stop")
+    world.assign(run, child)
+    run.until_idle()
+    assert EventKind.DATA_LOST not in run.kinds()
 
 
 def test_warnings_are_events() -> None:
