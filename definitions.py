@@ -18,6 +18,8 @@ defs = dg.Definitions.merge(
         jobs=[compaction, replay],
         schedules=[hourly_compaction],
         resources={"pyspark": pyspark()},
+        # One process for a run of one step, not two that import everything.
+        executor=dg.in_process_executor,
         sensors=[
             dg.AutomationConditionSensorDefinition(
                 "automation", target=[sessions], default_status=dg.DefaultSensorStatus.RUNNING

@@ -64,14 +64,14 @@ PICTURES = (
         click="Plots",
         then=("kcl/seconds_behind",),
     ),
-    Picture("decisions", f"{APPLICATION}/decisions", ("when (UTC)", "→", "of an even share"), (1500, 900)),
+    Picture("decisions", f"{APPLICATION}/decisions", ("when (UTC)", "→", "start: worker-00"), (1500, 900)),
     Picture(
         "checks",
         f"{APPLICATION}/leases?view=checks&checkDetail=leases_are_served",
         ("handoffs_end", "leases_are_served", "somebody_leads", "stages_succeed", "Passed", "If it fails"),
         (1400, 700),
     ),
-    Picture("records", "/assets/clicks", ("kcl/records_per_second", "lease_key", "Freshness policy"), (1400, 960)),
+    Picture("records", "/assets/clicks", ("kcl/records_per_second", "lease_key", "Freshness policy"), (1400, 1320)),
     Picture("leader", LEADER, ("clicks_to_lake_leader", "Cursor", "epoch")),
     Picture("launchpad", PAUSE, ("dry_run", "Launch Run"), (1400, 700)),
 )

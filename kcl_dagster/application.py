@@ -226,7 +226,7 @@ class FleetSettings(_Settings):
     cooldown: Seconds = 120.0
     """From one change of the number of workers to the next."""
 
-    lifetime: Seconds = 6 * 3600.0
+    lifetime: Seconds = 12 * 3600.0
     """A worker is drained and relaunched after this: new code, bounded logs, bounded event log."""
 
     zone: str | None = None

@@ -31,6 +31,9 @@ WORKERS = 2
 
 # A worker is only worth killing once it has something to lose; on a busy machine Spark takes a minute to start.
 READY_PATIENCE_SECONDS = 180.0
+# Dagster fails a run whose process is not up within this time, 60 unless told otherwise: it imports Dagster and the
+# definitions, beside others that start Spark.
+START_OF_A_RUN_SECONDS = 300
 # How long the drain may stand still. A killed worker's lease waits for its duration, a new worker for its Spark.
 DRAIN_PATIENCE_SECONDS = 90.0
 
@@ -104,6 +107,7 @@ class Supervisor:
             "KCL_AWS_ENDPOINT": endpoint.url,
             "DAGSTER_HOME": str(self._settings.dagster_home.resolve()),
             "DAGSTER_DISABLE_TELEMETRY": "1",
+            "DAGSTER_GRPC_TIMEOUT_SECONDS": str(START_OF_A_RUN_SECONDS),
         }
         self._producer = Child.start(
             "producer",

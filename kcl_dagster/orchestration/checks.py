@@ -1,4 +1,8 @@
-"""What is wrong with an application, and what to do about it: asset checks on its assets."""
+"""What is wrong with an application, and what to do about it: asset checks on the assets that its leader reports.
+
+Dagster forgets what a check said as soon as another run materializes the check's asset. So there is none on the
+records, and evaluations belong to no run, like the reports they stand beside.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -120,7 +124,7 @@ LOSS = KclCheck(
 )
 SET_ASIDE = KclCheck(
     "no_poison_records",
-    Role.RECORDS,
+    Role.LAG,
     "No record was dead-lettered or skipped.",
     _told_by_workers,
     "The worker's log names them and the error; dead letters are where the failure policy says. Mend the consumer, "
@@ -189,7 +193,7 @@ CHECKS = (
     ),
     KclCheck(
         "no_shard_is_stopped",
-        Role.RECORDS,
+        Role.LAG,
         "No shard stands still because one of its batches keeps failing.",
         _stopped,
         "The worker's log names the error, and `kcl-dagster peek` shows records. Mend the consumer and reload, or "

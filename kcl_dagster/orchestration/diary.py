@@ -19,11 +19,10 @@ from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclRecordsMetadata
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport
 
-# An event costs 8.5 KB on disk, and the page of a run with thousands of them gets heavy. Somebody watches a worker
-# start; of one that has been running for a while, an event every ten minutes (1.2 MB a day) is plenty.
-LIVELY_SECONDS = 600.0
-LIVELY_PACE_SECONDS = 30.0
-CALM_PACE_SECONDS = 600.0
+# An event costs 8 KB on disk, and the page of a run with thousands of them gets heavy. Somebody watches a worker
+# start; from then on the pause doubles, until an event every twenty minutes (0.6 MB a day) is plenty.
+FIRST_PACE_SECONDS = 30.0
+CALM_PACE_SECONDS = 1200.0
 ALARM_PACE_SECONDS = 300.0  # of one kind: a stream full of poison must not fill the event log
 COLUMNS_TOLD = 20  # each time; a wider table's only once per run, because Dagster keeps every copy
 
@@ -37,14 +36,12 @@ class Tally:
 
     batches: int = 0
     records: int = 0
-    bytes: int = 0
     busy_seconds: float = 0.0
     since: float = 0.0
 
     def add(self, report: BatchReport) -> None:
         self.batches += 1
         self.records += report.records
-        self.bytes += report.bytes
         self.busy_seconds += (
             report.fetch_seconds + report.prepare_seconds + report.write_seconds + report.commit_seconds
         )
@@ -54,7 +51,7 @@ class Tally:
 class Diary:
     """Collects batch reports and worker events of one run. Called from several threads of the worker.
 
-    `write` is `context.log_event`, `log` the run's logger: both work on any thread and take milliseconds.
+    `write` tells Dagster, `log` is the run's logger: both work on any thread and take milliseconds.
     """
 
     asset: AssetKey
@@ -67,6 +64,7 @@ class Diary:
     _total: Tally = field(default_factory=Tally)
     _recent: Tally = field(default_factory=Tally)
     _last: BatchReport = field(default_factory=BatchReport)
+    _pace: float = FIRST_PACE_SECONDS
     _columns: TableSchema | None = None
     _columns_told: bool = False
     _alarms: dict[EventKind, tuple[float, int]] = field(default_factory=dict)
@@ -91,17 +89,18 @@ class Diary:
         return noted
 
     def batch(self, report: BatchReport) -> None:
-        """After each round. Writes when something was stored for the first time, then at the pace."""
+        """After each round. Writes when something was stored for the first time, then ever more seldom."""
         with self._lock:
             first = self._total.records == 0 and report.records > 0
             for tally in (self._total, self._recent):
                 tally.add(report)
             self._last = report
             now = self.monotonic()
-            lively = now - self._total.since < LIVELY_SECONDS
-            due = now - self._recent.since >= (LIVELY_PACE_SECONDS if lively else CALM_PACE_SECONDS)
+            due = now - self._recent.since >= self._pace
             if not first and not (due and self._recent.records):
                 return
+            if not first:
+                self._pace = min(2 * self._pace, CALM_PACE_SECONDS)
             metadata = self._metadata()
             self._columns_told = self._columns is not None
             self._recent = Tally(since=self.monotonic())
@@ -135,12 +134,8 @@ class Diary:
             records=self._recent.records,
             records_in_total=self._total.records,
             records_per_second=round(self._recent.records / seconds, 1),
-            bytes_per_second=round(self._recent.bytes / seconds),
             seconds_behind=None if behind is None else round(behind / 1000, 3),
             leases=self._last.held,
-            leases_waiting_for_parents=self._last.blocked,
-            shards_stopped=len(self._last.stopped),
-            batches=self._recent.batches,
             seconds_per_batch=round(self._recent.busy_seconds / max(self._recent.batches, 1), 3),
         )
         wide = self._columns is not None and len(self._columns.columns) > COLUMNS_TOLD

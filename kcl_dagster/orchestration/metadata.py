@@ -40,12 +40,8 @@ class KclRecordsMetadataSet(KclMetadataSet):
     records: int | None = None
     records_in_total: int | None = None
     records_per_second: float | None = None
-    bytes_per_second: int | None = None
     seconds_behind: float | None = None
     leases: int | None = None
-    leases_waiting_for_parents: int | None = None
-    shards_stopped: int | None = None
-    batches: int | None = None
     seconds_per_batch: float | None = None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 # Dagster shows a markdown value inline when it is shorter than 1,000 characters, else behind a button.
 INLINE_CHARACTERS = 999
 MAX_BARS = 12
+WORD_JOINER = "\u2060"  # a browser does not begin a new line here
 
 _BAR_HEIGHT = 12
 _WIDTH = 180
@@ -58,4 +59,10 @@ def shard(lease_key: str) -> str:
 def shortened(sequence: str, keep: int = 8) -> str:
     """The end of a sequence number: 56 digits widen every table, and only the end changes. Words stay whole."""
     ends_in_digits = sequence[-1:].isdigit() and len(sequence) > keep + 1
-    return f"…\u2060{sequence[-keep:]}" if ends_in_digits else sequence  # a word joiner: not broken there
+    return f"…{WORD_JOINER}{sequence[-keep:]}" if ends_in_digits else sequence
+
+
+def unbroken(name: str) -> str:
+    """A slot in a cell of a table: on two lines each it would double the table's height. Others may be long."""
+    word, dash, number = name.partition("-")
+    return f"{word}-{WORD_JOINER}{number}" if dash and number.isdigit() else name

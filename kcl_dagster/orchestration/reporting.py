@@ -1,7 +1,7 @@
 """When the leader tells Dagster what it saw, and in which form.
 
 Dagster keeps every event for ever and evaluates us 17,000 times a day, so events are rolled up: at once when
-something changed, often for a while after that, seldom in calm.
+something changed, with whatever else changes within half a minute; once more when that has settled; seldom in calm.
 """
 
 import re
@@ -20,11 +20,13 @@ from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
 
 Event = AssetMaterialization | AssetObservation | AssetCheckEvaluation
 
-LIVELY_SECONDS = 300.0  # after a change somebody is probably looking
+LIVELY_SECONDS = 300.0  # whoever has just started or deployed it is looking
 LIVELY_PACE_SECONDS = 30.0
-CALM_PACE_SECONDS = 60.0  # of lag, two numbers: 4 MB a day
+LAG_PACE_SECONDS = 60.0  # while a shard is behind
+CALM_LAG_PACE_SECONDS = 120.0  # a flat line of two numbers: 2.4 MB a day
 TABLE_PACE_SECONDS = 1800.0  # of what is only interesting when it changes
-LEAST_PACE_SECONDS = 5.0  # a fleet that changes at every tick is still worth one event a tick
+LEAST_PACE_SECONDS = 30.0  # a worker's end moves all of its leases, tick after tick, and the tables cost 25 KB
+SETTLED_SECONDS = 60.0  # after a change, numbers mean something again: the worker had its next heartbeats
 CHECK_PACE_SECONDS = 4 * 3600.0  # of a check whose answer stays the same
 # Durations and shares change from tick to tick while what they are part of stays the same.
 _PASSING = re.compile(r"\d+(\.\d+)?( ?s\b|%)")
@@ -37,6 +39,7 @@ class Reporter:
     consumer: Consumer
     translator: KclTranslator
     _shape: object = None
+    _began: float | None = None
     _changed: float = float("-inf")
     _told: dict[Role, float] = field(default_factory=dict)
     _checked: dict[str, tuple[bool, float]] = field(default_factory=dict)
@@ -65,20 +68,17 @@ class Reporter:
 
     def events(self, seen: Observation, now: float) -> list[Event]:
         """What is worth telling now; `now` is monotonic."""
+        if self._began is None:
+            self._began = now
         if seen.shape != self._shape:
             self._shape, self._changed = seen.shape, now
-            self._told = {role: at for role, at in self._told.items() if now - at < LEAST_PACE_SECONDS}
-        lively = now - self._changed < LIVELY_SECONDS
         found: list[Event] = []
-        for role, pace in (
-            (Role.LEASES, TABLE_PACE_SECONDS),
-            (Role.WORKERS, TABLE_PACE_SECONDS),
-            (Role.LAG, CALM_PACE_SECONDS),
-        ):
-            if now - self._told.get(role, float("-inf")) >= (LIVELY_PACE_SECONDS if lively else pace):
+        for role, statement_of in _STATEMENTS.items():
+            if self._is_due(role, seen, now):
                 self._told[role] = now
-                found.append(AssetMaterialization(self._key(role), metadata=dict(_STATEMENTS[role](seen))))
-        found.extend(self._streams(seen, now, lively=lively))
+                found.append(AssetMaterialization(self._key(role), metadata=dict(statement_of(seen))))
+        if self._is_due(Role.STREAM, seen, now):
+            found.extend(self._streams(seen, now))
         if seen.decisions:
             self._latest.extendleft(
                 statement.decision_row(decision, seen.now) for decision in reversed(seen.decisions)
@@ -88,11 +88,18 @@ class Reporter:
         found.extend(self._checks(seen, now))
         return found
 
-    def _streams(self, seen: Observation, now: float, *, lively: bool) -> Iterator[AssetObservation]:
+    def _is_due(self, role: Role, seen: Observation, now: float) -> bool:
+        told, pace = self._told.get(role, float("-inf")), TABLE_PACE_SECONDS
+        if self._began is not None and now - self._began < LIVELY_SECONDS:
+            pace = LIVELY_PACE_SECONDS
+        elif role is Role.LAG:
+            pace = LAG_PACE_SECONDS if statement.worth_telling(seen) else CALM_LAG_PACE_SECONDS
+        is_news = told < self._changed and now - told >= LEAST_PACE_SECONDS
+        has_settled = told < self._changed + SETTLED_SECONDS <= now
+        return is_news or has_settled or now - told >= pace
+
+    def _streams(self, seen: Observation, now: float) -> Iterator[AssetObservation]:
         """The streams are observed: nobody here makes them."""
-        pace = LIVELY_PACE_SECONDS if lively else TABLE_PACE_SECONDS
-        if now - self._told.get(Role.STREAM, float("-inf")) < pace:
-            return
         for stream in seen.streams:
             self._told[Role.STREAM] = now
             key = self.translator.get_asset_key(KclAsset(Role.STREAM, self.consumer, stream.name))

@@ -50,7 +50,7 @@ def of_leases(seen: Observation) -> KclLeasesMetadataSet:
     rows: list[Row] = [
         {
             "shard": picture.shard(lease.key).removeprefix("shard "),
-            "owner": slot_of(lease.actual_owner or "nobody"),
+            "owner": picture.unbroken(slot_of(lease.actual_owner or "nobody")),
             "state": _state(lease, unserved=lease.key in unserved),
             "behind (s)": _rounded(behind.get(lease.key)),
             "KB/s": round(lease.throughput_kbps or 0.0, 1),
@@ -80,7 +80,7 @@ def of_workers(seen: Observation) -> KclWorkersMetadataSet:
     cpus = [cpu for row in seen.workers if (cpu := _cpu(row)) is not None]
     rows: list[Row] = [
         {
-            "worker": slot_of(row.id),
+            "worker": picture.unbroken(slot_of(row.id)),
             "state": row.state.value,
             "leases": shares.get(str(row.id), 0),
             "CPU %": _rounded(_cpu(row)),
@@ -105,16 +105,20 @@ def of_workers(seen: Observation) -> KclWorkersMetadataSet:
 
 
 def of_lag(seen: Observation) -> KclLagMetadataSet:
-    """Told every minute, so it is small: of a fleet in good health, a row of 1.3 KB, of which sqlite gets three
-    into a page. Its tables are markdown, which takes a quarter of the space."""
-    used = seen.retention_used
-    worth = [lag for lag in seen.lags if lag.seconds is None or lag.seconds >= BEHIND_WORTH_TELLING]
+    """Told every minute or two, so it is small: of a fleet in good health, a row of 1.3 KB, of which sqlite gets
+    three into a page. Its tables are markdown, which takes a quarter of the space."""
+    used, worth = seen.retention_used, worth_telling(seen)
     return KclLagMetadataSet(
         seconds_behind=_rounded(seen.lag_seconds),
         retention_used_percent=None if used is None else round(100 * used, 2),
         shards=_shards(worth) if worth else MetadataValue.md("all at the tip"),
         streams=_streams(seen) if len(seen.streams) > 1 else None,
     )
+
+
+def worth_telling(seen: Observation) -> list[ShardLag]:
+    """Shards that are behind, or of which nobody knows; the worst first."""
+    return [lag for lag in seen.lags if lag.seconds is None or lag.seconds >= BEHIND_WORTH_TELLING]
 
 
 def of_stream(stream: StreamSight, seen: Observation) -> KclStreamMetadataSet:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dagster import (
+    AssetCheckEvaluation,
     AssetExecutionContext,
+    AssetMaterialization,
     AssetsDefinition,
     AssetSelection,
     MaterializeResult,
@@ -52,10 +54,17 @@ def build_worker_asset(
             run.run_id, {APPLICATION_TAG: application.name, WORKER_TAG: worker_tag(application, slot)}
         )
         watches = watchdog.watches(instance, run.run_id)
+
+        def write(event: AssetMaterialization | AssetCheckEvaluation) -> None:
+            if isinstance(event, AssetCheckEvaluation):
+                instance.report_runless_asset_event(event)  # see checks
+            else:
+                context.log_event(event)
+
         diary = Diary(
             spec.key,
             slot,
-            context.log_event,
+            write,
             context.log,
             lambda kind, what: checks.alarm(kind, what, consumer, translator),
         )

@@ -137,6 +137,6 @@ def test_long_lists_are_cut(reporter: Reporter) -> None:
     assert "shardId-000000000004 and 35 more." in str(told)
 
 
-def test_poison_is_told_on_the_records_it_is_missing_from() -> None:
-    keys = {spec.name: spec.asset_key for spec in checks.specs(things, KclTranslator())}
-    assert keys["no_shard_is_stopped"] == keys["no_poison_records"] == AssetKey("things")
+def test_no_check_is_on_an_asset_that_runs_make() -> None:
+    """Dagster would forget its answer with the next materialization."""
+    assert AssetKey("things") not in {spec.asset_key for spec in checks.specs(things, KclTranslator())}

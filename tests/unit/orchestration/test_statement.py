@@ -35,7 +35,7 @@ def test_a_lease_shows_its_owner_state_lag_speed_age_and_checkpoint() -> None:
     assert rows(statement.of_leases(seen).leases) == [
         {
             "shard": "3",
-            "owner": "worker-000",
+            "owner": "worker-\u2060000",
             "state": "served",
             "behind (s)": 1.5,
             "KB/s": 12.3,
@@ -77,7 +77,7 @@ def test_a_worker_shows_its_load_its_leases_how_long_it_is_up_and_its_run() -> N
     told = statement.of_workers(seen)
     assert rows(told.table) == [
         {
-            "worker": "worker-000",
+            "worker": "worker-\u2060000",
             "state": "running",
             "leases": 2,
             "CPU %": 62.2,
