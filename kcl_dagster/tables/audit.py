@@ -87,9 +87,8 @@ def write_entry(place: Place, entry: AuditEntry, entry_id: str) -> Request:
 
 def _entry(item: Mapping[str, Any], key: str) -> AuditEntry:
     reader = Reader(item, key)
-    return AuditEntry(
-        reader.required_text(ACTION),
-        reader.required_text(BY),
-        reader.required_whole(AT),
-        json.loads(reader.required_text(DETAIL)),
-    )
+    try:
+        detail = json.loads(reader.required_text(DETAIL))
+    except ValueError as error:
+        reader.refuse(DETAIL, f"should be JSON: {error}")
+    return AuditEntry(reader.required_text(ACTION), reader.required_text(BY), reader.required_whole(AT), detail)

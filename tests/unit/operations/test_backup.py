@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
@@ -48,6 +50,29 @@ def test_a_line_is_the_item_and_back() -> None:
 def test_what_is_no_lease_is_named_by_its_line(line: str) -> None:
     with pytest.raises(ConfigurationError, match="line 3 is no exported lease"):
         from_line(line, 3)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.sampled_from(["TRIM_HORIZON", "AA=="]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["S", "N", "B", "BS", "L", "M", "x"]), inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+almost = st.dictionaries(
+    st.sampled_from(["leaseKey", "leaseCounter", "ownerSwitchesSinceCheckpoint", "checkpoint", "other"]),
+    anything,
+)
+
+
+@given(st.text(max_size=20) | (anything | almost).map(json.dumps))
+def test_any_line_is_a_lease_or_refused(line: str) -> None:
+    try:
+        item = from_line(line, 1)
+    except ConfigurationError:
+        return
+    assert from_line(to_line(item), 1) == item
 
 
 def test_only_leases_are_exported_with_everything_in_them(shop: Shop) -> None:

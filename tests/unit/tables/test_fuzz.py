@@ -17,6 +17,17 @@ from kcl_dagster.model.standing import Standing
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables import attributes as a
 from kcl_dagster.tables import rows
+from kcl_dagster.tables.audit import ACTION, AT, AUDIT, AUDIT_PREFIX, BY, DETAIL, AuditTable
+from kcl_dagster.tables.control import (
+    CHANGED_AT,
+    CHANGED_BY,
+    CONTROL,
+    CONTROL_KEY,
+    PAUSED,
+    PAUSED_LEASES,
+    PAUSED_SLOTS,
+    ControlRow,
+)
 from kcl_dagster.tables.items import lease_from_item, lease_to_item
 from kcl_dagster.tables.layout import create_tables, detect_layout
 from kcl_dagster.tables.lock import LeaderLock
@@ -240,3 +251,20 @@ def test_state_rows_of_any_content_are_understood_or_refused(item: dict[str, Any
         lambda: MemoryRow(*parts).load(),
     ):
         attempt(act)
+
+
+operators = st.dictionaries(
+    st.sampled_from([PAUSED, PAUSED_LEASES, PAUSED_SLOTS, CHANGED_BY, CHANGED_AT, ACTION, BY, AT, DETAIL]),
+    values | st.just({"S": "{"}) | st.just({"S": '{"a": 1}'}) | st.just({"N": "5"}),
+    max_size=8,
+)
+
+
+@given(operators, st.sampled_from([(CONTROL_KEY, CONTROL), (f"{AUDIT_PREFIX}5:x", AUDIT), (CONTROL_KEY, AUDIT)]))
+@settings(max_examples=200, deadline=None)
+def test_what_operators_wrote_is_understood_or_refused(attributes: dict[str, Any], name: tuple[str, str]) -> None:
+    tables, (key, kind) = fresh(), name
+    parts = (tables.client, tables.application, tables.layout, tables.runtime)
+    tables.put({**attributes, a.LEASE_KEY: {"S": key}, a.ENTITY_TYPE: {"S": kind}})
+    attempt(lambda: ControlRow(*parts).load())
+    attempt(lambda: AuditTable(*parts).all())

@@ -1,14 +1,18 @@
 """User code fails; the policy decides; order is never given up."""
 
+import contextlib
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import Batch, Part
-from kcl_dagster.worker.dead_letter import FiledDeadLetters, NoDeadLetters, from_json
+from kcl_dagster.worker.dead_letter import DeadLetter, FiledDeadLetters, NoDeadLetters, from_json
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.report import Outcome
 from tests.unit.worker.kit import Data, MemorySink, Run, World
@@ -228,6 +232,19 @@ def test_letters_need_a_place() -> None:
         NoDeadLetters().write(letter)
     with pytest.raises(ValueError, match="not a dead letter"):
         from_json(b"{}")
+
+
+@given(
+    st.binary(max_size=30)
+    | st.dictionaries(
+        st.sampled_from([*DeadLetter.__struct_fields__, "more"]),
+        st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=1),
+    ).map(lambda document: json.dumps(document).encode())
+)
+def test_any_file_is_a_letter_or_refused(text: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        letter = from_json(text)
+        assert from_json(letter.to_json()) == letter
 
 
 def test_a_failing_fetch_is_tried_again_with_pauses() -> None:
