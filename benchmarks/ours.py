@@ -3,8 +3,9 @@
 bare (boto3)   a loop of GetRecords with stock boto3: the floor, what a consumer in Python does at best
 bare           the same loop with our parser
 fetch          our fetch in Spark, frozen, every record evaluated once, nothing stored
-unsafe         fetch and Parquet in one job: no frozen copy, no guard, no pins, no checkpoint
-exactly once   the worker's batches one after another: leases in DynamoDB, frozen, pinned, Parquet, checkpoint
+unsafe         fetch and Parquet in one job: no leases, no pins, no checkpoint, and no second name for a file
+exactly once   the worker's batches one after another: leases in DynamoDB, pinned, Parquet, checkpoint
+through Spark  the same with a transform, so that the records are frozen in Spark and become rows of a DataFrame
 worker         the same as users run it: the next batch is read while one is written
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from benchmarks.cost import Cost
@@ -28,13 +29,12 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import worker_id
 from kcl_dagster.runtime import system
+from kcl_dagster.spark.drafts import DRAFTS_DDL, WriteDrafts
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
-from kcl_dagster.spark.fetch import Connection, FetchPlan, FetchTask, ShardPlan
-from kcl_dagster.spark.sealing import SEALED_DDL, Sealed
+from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan
 from kcl_dagster.spark.sinks.parquet import ParquetSink
-from kcl_dagster.spark.sinks.writing import write_files
 from kcl_dagster.spark.storage import open_store
-from kcl_dagster.spark.transform import unchanged
+from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.tables.creation import create_tables
@@ -50,6 +50,11 @@ UNLIMITED: Final = ShardLimits.unlimited()
 BATCH_SECONDS: Final = 0.2  # what an empty batch waits for records
 EMPTY_BATCHES: Final = 5
 _numbers = itertools.count()  # an application of its own for each run: leases remember
+
+
+def with_length(records: DataFrame) -> DataFrame:
+    """What a user's transform does, at the least."""
+    return records.withColumn("length", F.length("data"))
 
 
 class Ours:
@@ -100,20 +105,19 @@ class Ours:
 
     def unsafe(self) -> Cost:
         """Nobody knows how far it came, and a task that fails reads something else."""
-        folder = self._new_folder()
+        store = open_store(self._new_folder())
 
         def run() -> int:
             plans = [ShardPlan(range_) for range_ in self._ranges()]
             plan = FetchPlan(self._connection, (tuple(plans[::2]), tuple(plans[1::2])), self._budget(), UNLIMITED)
-            frame = self._spark.range(0, 2, 1, 2).mapInArrow(FetchTask(plan), SEALED_DDL)
-            frame = frame.withColumn("attempt", F.lit("any"))
-            names = {LeaseKey(shard): f"{shard}.parquet" for shard in self.source.shards}
-            records = Sealed(frame, dict.fromkeys(self.source.shards, "any")).records()
-            return sum(file.rows for file in write_files(records, unchanged, open_store(folder), names))
+            rows = (
+                self._spark.range(0, 2, 1, 2).mapInArrow(WriteDrafts(plan, store, "unsafe"), DRAFTS_DDL).collect()
+            )
+            return sum(row.rows for row in rows)
 
         return self._measured(run)
 
-    def exactly_once(self) -> Cost:
+    def exactly_once(self, transform: Transform = unchanged) -> Cost:
         """All of the source in one batch, as the unsafe way does."""
         source = self.source
         large = BatchSettings(
@@ -122,7 +126,10 @@ class Ours:
             max_bytes=max(2 * source.bytes, MB),
             prefetch=False,
         )
-        return self._work(large)
+        return self._work(large, transform)
+
+    def through_spark(self) -> Cost:
+        return self.exactly_once(with_length)
 
     def worker(self) -> Cost:
         return self._work(BatchSettings(max_seconds=BATCH_SECONDS))
@@ -133,8 +140,8 @@ class Ours:
             self._read_all(worker)
             return min(self._empty_batch(worker) for _ in range(EMPTY_BATCHES))
 
-    def _work(self, batch: BatchSettings) -> Cost:
-        with self._worker(batch) as worker:
+    def _work(self, batch: BatchSettings, transform: Transform = unchanged) -> Cost:
+        with self._worker(batch, transform) as worker:
             return self._measured(lambda: self._read_all(worker))
 
     def _read_all(self, worker: Worker[Any]) -> int:
@@ -147,7 +154,7 @@ class Ours:
         return records
 
     @contextmanager
-    def _worker(self, batch: BatchSettings) -> Iterator[Worker[Any]]:
+    def _worker(self, batch: BatchSettings, transform: Transform = unchanged) -> Iterator[Worker[Any]]:
         """The worker as it runs, without its threads: the same steps, one after another."""
         source, number = self.source, next(_numbers)
         application = Application.model_validate(
@@ -166,7 +173,8 @@ class Ours:
         me = worker_id("worker-000", "benchmark")
         for shard in source.shards:
             leases.create(Lease(LeaseKey(shard), shard, owner=me, checkpoint=TRIM_HORIZON))
-        engine = self._engine()
+        sink = ParquetSink(self._new_folder(), transform=transform)
+        engine = self._engine(sink)
         worker = Worker(
             Surroundings(
                 application=application,
@@ -174,7 +182,7 @@ class Ours:
                 workers=WorkerTable(dynamodb, application, layout, runtime),
                 list_shards=lambda _: list_shards(kinesis, source.stream, runtime=runtime),
                 engine=engine,
-                sink=ParquetSink(self._new_folder()),
+                sink=sink,
             ),
             Identity(me, "worker-000", "benchmark", None),
             runtime,
@@ -193,8 +201,8 @@ class Ours:
         worker.step_batch()
         return (time.monotonic() - began - BATCH_SECONDS) * 1000
 
-    def _engine(self) -> SparkEngine:
-        return SparkEngine(self._spark, self._connection, EngineSettings(limits=UNLIMITED))
+    def _engine(self, sink: ParquetSink | None = None) -> SparkEngine:
+        return SparkEngine(self._spark, self._connection, EngineSettings(limits=UNLIMITED), sink=sink)
 
     def _ranges(self) -> list[Range]:
         stream = StreamIdentifier.single(self.source.stream)

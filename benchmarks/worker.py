@@ -34,7 +34,7 @@ MEGABYTES = {"100B": 20.0, "1KB": 64.0, "10KB": 96.0, "KPL": 32.0}
 WARM_UP_MEGABYTES = 4.0
 RIVAL_MEGABYTES = {"100B": 3.0, "1KB": 16.0, "10KB": 64.0, "KPL": 6.0}  # some seconds of work for the slower one
 MEMORY_MEGABYTES = 200.0
-WARM_UPS = 3  # a Python worker imports what it needs with its first batch, and the JVM compiles
+WARM_UPS = 12  # a Python worker imports what it needs with its first batch; the JVM compiles for many
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ def measure(
         for _ in range(WARM_UPS):
             warm_up.exactly_once()
             warm_up.unsafe()
+            warm_up.through_spark()
         source = Source.fill(load, megabytes, endpoint, f"ours-{load.name}")
         ours = Ours(source, spark, pid, folder)
         floor = best(lambda: ours.bare(stock=True), max(1, repeat - 1))
@@ -120,6 +121,7 @@ def measure(
         costs["unsafe"] = min((unsafe for unsafe, _ in pairs), key=lambda cost: cost.seconds)
         costs["exactly once"] = min((safe for _, safe in pairs), key=lambda cost: cost.seconds)
         costs["worker"] = best(ours.worker, repeat)
+        costs["through Spark"] = best(ours.through_spark, repeat)
     finally:
         shutil.rmtree(folder)
     for name, cost in costs.items():

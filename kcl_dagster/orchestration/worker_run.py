@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -20,6 +21,7 @@ from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.seats.sparkseats import SparkSeats
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.telemetry.worker import open_telemetry
+from kcl_dagster.worker.batch import Sink
 from kcl_dagster.worker.dead_letter import DeadLetters, FiledDeadLetters
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.late import Late, LateEngine, LateSeats
@@ -49,12 +51,13 @@ class WorkerRun:
         """
         runtime = system()
         application = self.consumer.application
+        sink = self._sink()
         # The row is written and leases are assigned while Spark starts, which takes it five to ten seconds.
-        late: Late[SparkEngine | SparkSeats] = Late(self._open)
+        late: Late[SparkEngine | SparkSeats] = Late(partial(self._open, sink))
         identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
         try:
             with open_telemetry(application, identity, runtime, self.kcl.client, self.diary.log) as telemetry:
-                reason = telemetry.worker(self._surroundings(late), runtime).run(stop)
+                reason = telemetry.worker(self._surroundings(late, sink), runtime).run(stop)
             if late.why_failed() is not None:
                 late.get()
             opened = late.if_opened()
@@ -66,23 +69,28 @@ class WorkerRun:
             with suppress(Exception):  # it was raised above, or the worker stopped before it mattered
                 late.get().close()
 
-    def _surroundings(self, late: "Late[SparkEngine | SparkSeats]") -> Surroundings[Any]:
-        runtime, choice = system(), self.consumer.sink
+    def _sink(self) -> Sink[Any] | None:
+        """None for record processors."""
+        choice = self.consumer.sink
+        if choice.processors is not None:
+            return None
+        return choice.open(self.diary.noting_columns(self.consumer.transform), s3_connection(self.kcl))
+
+    def _surroundings(self, late: "Late[SparkEngine | SparkSeats]", sink: Sink[Any] | None) -> Surroundings[Any]:
+        runtime = system()
 
         def why_lost() -> str | None:
             opened = late.if_opened()
             return late.why_failed() if opened is None else opened.health.why_lost()
 
         opened: Any = late
-        has_processors = choice.processors is not None
-        transform = self.diary.noting_columns(self.consumer.transform)
         return open_surroundings(
             self.consumer.application,
             dynamodb=self.kcl.client("dynamodb"),
             kinesis=self.kcl.client("kinesis"),
-            engine=None if has_processors else LateEngine[Any](opened),
-            sink=None if has_processors else choice.open(transform, s3_connection(self.kcl)),
-            processors=LateSeats[Any](opened) if has_processors else None,
+            engine=None if sink is None else LateEngine[Any](opened),
+            sink=sink,
+            processors=LateSeats[Any](opened) if sink is None else None,
             runtime=runtime,
             dead_letters=self._dead_letters(),
             utilization=measured(runtime.clock),
@@ -91,7 +99,7 @@ class WorkerRun:
             on_event=self.diary.event,
         )
 
-    def _open(self) -> SparkEngine | SparkSeats:
+    def _open(self, sink: Sink[Any] | None) -> SparkEngine | SparkSeats:
         choice, session = self.consumer.sink, self.open_session()
         connection = Connection(**self.kcl.connection("kinesis"))
         if local_slots(session) is None:
@@ -99,7 +107,7 @@ class WorkerRun:
         settings = replace(EngineSettings.of(self.consumer.application), tasks=choice.processes)
         if choice.processors is not None:
             return SparkSeats(session, connection, choice.processors, settings)
-        return SparkEngine(session, connection, settings)
+        return SparkEngine(session, connection, settings, sink=sink)
 
     def _dead_letters(self) -> DeadLetters | None:
         path = self.consumer.application.batch.failure.dead_letter_path

@@ -10,14 +10,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kcl_dagster.errors import KclError
-from kcl_dagster.spark.frozen import FrozenRanges
+from kcl_dagster.spark.fetched import FetchedRanges
 from kcl_dagster.spark.session import is_classic
 from kcl_dagster.worker.batch import Budget, Range
 
 STOP_ATTEMPTS: Final = 20
 STOP_SECONDS: Final = 0.25  # a task notices within a few hundredths of a second
 
-Read = Callable[[Sequence[Range], Budget], FrozenRanges]
+Read = Callable[[Sequence[Range], Budget], FetchedRanges]
 
 
 class ReadAhead:
@@ -30,7 +30,7 @@ class ReadAhead:
         self._name = name
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kcl-prefetch")
         self._planned: tuple[Range, ...] = ()
-        self._future: Future[FrozenRanges] | None = None
+        self._future: Future[FetchedRanges] | None = None
 
     def start(self, ranges: Sequence[Range], budget: Budget) -> None:
         """Begin to read, unless a read is still waiting to be taken."""
@@ -38,7 +38,7 @@ class ReadAhead:
             self._planned = tuple(ranges)
             self._future = self._pool.submit(self._tagged, self._planned, budget)
 
-    def take(self, ranges: Sequence[Range]) -> FrozenRanges | None:
+    def take(self, ranges: Sequence[Range]) -> FetchedRanges | None:
         """What was read ahead, if any of these ranges is in it; waits for it. Else it is stopped and thrown away.
 
         A read that failed counts as none: the ranges are then read again, and fail in the open if they must.
@@ -58,7 +58,7 @@ class ReadAhead:
         self.take(())
         self._pool.shutdown(wait=True)
 
-    def _tagged(self, ranges: Sequence[Range], budget: Budget) -> FrozenRanges:
+    def _tagged(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
         if is_classic(self._spark):
             self._spark.sparkContext.addJobTag(self._name)
         else:
@@ -73,7 +73,7 @@ class ReadAhead:
             else:
                 self._spark.interruptTag(self._name)
 
-    def _drop(self, future: Future[FrozenRanges]) -> None:
+    def _drop(self, future: Future[FetchedRanges]) -> None:
         """Stop a read, and wait until it has: two readers of a shard would share its limits."""
         future.add_done_callback(_release)
         if future.cancel():
@@ -85,6 +85,6 @@ class ReadAhead:
                 return
 
 
-def _release(future: Future[FrozenRanges]) -> None:
+def _release(future: Future[FetchedRanges]) -> None:
     if not future.cancelled() and future.exception() is None:
         future.result().release()

@@ -1,4 +1,4 @@
-"""The driver's side of a fetch: run the tasks, freeze what they read, read ahead.
+"""The driver's side of a fetch: run the tasks, keep what they read, read ahead.
 
 Implements `worker.batch.Engine` with Spark DataFrames. All progress is in the leases.
 """
@@ -6,18 +6,23 @@ Implements `worker.batch.Engine` with Spark DataFrames. All progress is in the l
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from pyspark.sql import SparkSession
 
+from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.ahead import ReadAhead
+from kcl_dagster.spark.drafts import DraftedRanges, DraftedSink, sweep
 from kcl_dagster.spark.fetch import Connection, FetchTask
-from kcl_dagster.spark.frozen import Batch, FrozenRanges
+from kcl_dagster.spark.fetched import FetchedBatch, FetchedRanges
+from kcl_dagster.spark.frozen import FrozenRanges
 from kcl_dagster.spark.health import SessionHealth
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.sealing import SEALED_DDL
+from kcl_dagster.spark.storage import Store
 from kcl_dagster.worker.batch import Budget, Range
 
 __all__ = ["EngineSettings", "SparkEngine", "local_slots"]
@@ -35,16 +40,20 @@ class SparkEngine:
         connection: Connection,
         settings: EngineSettings | None = None,
         *,
+        sink: object = None,
         runtime: Runtime | None = None,
     ) -> None:
+        """`sink` is where the batches will go, if that is known: see `kcl_dagster.spark.drafts`."""
         self._spark = spark
         settings, runtime = settings or EngineSettings(), runtime or system()
+        self._sink, self._runtime = sink, runtime
+        self._swept: set[Store] = set()
         self._most_tasks = settings.tasks or _fitting_tasks(spark)
         self._plans = Plans(connection, settings, runtime)
         self._ahead = ReadAhead(spark, self._read, f"kcl-prefetch-{runtime.new_id()}")
         self.health = SessionHealth(spark)
 
-    def fetch(self, ranges: Sequence[Range], budget: Budget) -> Batch:
+    def fetch(self, ranges: Sequence[Range], budget: Budget) -> FetchedBatch:
         """See `worker.batch.Engine.fetch`."""
         try:
             return self._fetch(ranges, budget)
@@ -52,8 +61,8 @@ class SparkEngine:
             self.health.failed(error)
             raise
 
-    def _fetch(self, ranges: Sequence[Range], budget: Budget) -> Batch:
-        parts: list[tuple[FrozenRanges, set[LeaseKey]]] = []
+    def _fetch(self, ranges: Sequence[Range], budget: Budget) -> FetchedBatch:
+        parts: list[tuple[FetchedRanges, set[LeaseKey]]] = []
         missing = list(ranges)
         ahead = self._ahead.take(ranges)
         if ahead is not None:
@@ -62,7 +71,7 @@ class SparkEngine:
             missing = [range_ for range_ in ranges if range_ not in ahead.ranges]
         if missing:
             parts.append((self._read(missing, budget), {range_.lease for range_ in missing}))
-        return Batch(parts)
+        return FetchedBatch(parts)
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
         """See `worker.batch.Engine.prefetch`."""
@@ -72,13 +81,26 @@ class SparkEngine:
         """Throw away what was read ahead. The session stays."""
         self._ahead.close()
 
-    def _read(self, ranges: Sequence[Range], budget: Budget) -> FrozenRanges:
+    def _read(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
         tasks = min(len(ranges), self._most_tasks)
         plan = self._plans.plan([ranges[task::tasks] for task in range(tasks)], budget)
-        frame = self._spark.range(0, tasks, 1, tasks).mapInArrow(FetchTask(plan), SEALED_DDL)
-        frozen = FrozenRanges(ranges, frame)
-        self._plans.remember(ranges, frozen.trailers)
-        return frozen
+        numbers = self._spark.range(0, tasks, 1, tasks)
+        store = self._sink.drafts_into if isinstance(self._sink, DraftedSink) else None
+        read: FetchedRanges
+        if store is None:
+            read = FrozenRanges(ranges, numbers.mapInArrow(FetchTask(plan), SEALED_DDL))
+        else:
+            self._sweep(store)
+            read = DraftedRanges(ranges, numbers, plan, store, self._runtime.new_id())
+        self._plans.remember(ranges, read.outcome.trailers)
+        return read
+
+    def _sweep(self, store: Store) -> None:
+        """Once for each store: runs do not last for ever."""
+        if store not in self._swept:
+            self._swept.add(store)
+            with suppress(KclError, OSError):  # the next run may have more luck
+                sweep(store, self._runtime.clock.now())
 
 
 def local_slots(spark: SparkSession) -> int | None:

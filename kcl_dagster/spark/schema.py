@@ -41,8 +41,10 @@ RECORD_FIELDS: Final = (
     ("aggregate_problem", pa.string(), "string"),
 )
 COLUMNS: Final = tuple(name for name, _, _ in RECORD_FIELDS)
+RECORDS: Final = pa.schema([(name, kind) for name, kind, _ in RECORD_FIELDS])
+RECORD_DDL: Final = ", ".join(f"{name} {kind}" for name, _, kind in RECORD_FIELDS)
 
 PROGRESS_TYPE: Final = pa.struct([("lease_key", pa.string()), ("attempt", pa.string()), ("trailer", pa.string())])
 
-ARROW_SCHEMA: Final = pa.schema([*((name, kind) for name, kind, _ in RECORD_FIELDS), (PROGRESS, PROGRESS_TYPE)])
+ARROW_SCHEMA: Final = RECORDS.append(pa.field(PROGRESS, PROGRESS_TYPE))
 """What the fetch yields."""

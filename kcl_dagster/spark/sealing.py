@@ -11,26 +11,24 @@ is not an expression Spark could reorder or leave out: what is behind it does no
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
-from weakref import WeakKeyDictionary
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from kcl_dagster.spark.failures import CONTENT_CHANGED
-from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_FIELDS
+from kcl_dagster.spark.origins import remember_origin
+from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS
 
 # The same in every record of a range: kept once beside the sealed records.
 _CONSTANT: Final = ("stream", "shard_id", LEASE_KEY)
-_RECORDS: Final = pa.schema([(name, kind) for name, kind, _ in RECORD_FIELDS])
-_INSIDE: Final = pa.schema([(name, kind) for name, kind, _ in RECORD_FIELDS if name not in _CONSTANT])
+_INSIDE: Final = pa.schema([field for field in RECORDS if field.name not in _CONSTANT])
 _SEALED: Final = pa.schema(
     [(name, pa.string()) for name in (*_CONSTANT, "attempt", "trailer")] + [("records", pa.binary())]
 )
 SEALED_DDL: Final = (
     "stream string, shard_id string, lease_key string, attempt string, trailer string, records binary"
 )
-RECORD_DDL: Final = ", ".join(f"{name} {kind}" for name, _, kind in RECORD_FIELDS)
 
 
 def seal(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -81,7 +79,7 @@ def _opened(records: pa.Buffer, constant: Mapping[str, str]) -> pa.RecordBatch:
     rows = inside.num_rows
     return pa.RecordBatch.from_arrays(
         [pa.repeat(constant[name], rows) if name in constant else inside.column(name) for name in COLUMNS],
-        schema=_RECORDS,
+        schema=RECORDS,
     )
 
 
@@ -99,16 +97,8 @@ class Sealed:
     def records(self) -> DataFrame:
         """The records as columns. Evaluating it fails if Spark holds other records than were counted."""
         opened = self.frame.mapInArrow(self.unseal(), RECORD_DDL)
-        _sealed[opened] = self
+        remember_origin(opened, self)
         return opened
 
     def unseal(self) -> Unseal:
         return Unseal(dict(self.attempts))
-
-
-_sealed: WeakKeyDictionary[Any, Sealed] = WeakKeyDictionary()
-
-
-def sealed_form(records: DataFrame) -> Sealed | None:
-    """Where `records` came from, if they are a batch as it was handed out: the very object, not one made of it."""
-    return _sealed.get(records)

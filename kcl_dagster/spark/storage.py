@@ -45,6 +45,9 @@ class Store(Protocol):
     def delete(self, paths: Sequence[str]) -> None:
         """Remove files; those that do not exist are no error."""
 
+    def move(self, path: str, to: str) -> None:
+        """Make the file at `path` the one at `to`, in place of what was there. Readers see one or the other."""
+
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
@@ -104,7 +107,7 @@ class LocalStore:
 
     def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
         root = Path(self.root)
-        for directory, subdirectories, names in os.walk(root):
+        for directory, subdirectories, names in os.walk(root / prefix.rpartition("/")[0]):
             subdirectories[:] = sorted(name for name in subdirectories if hidden or not is_hidden(name))
             for name in sorted(names):
                 path = Path(directory, name)
@@ -120,6 +123,12 @@ class LocalStore:
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:
             Path(self.root, path).unlink(missing_ok=True)
+
+    def move(self, path: str, to: str) -> None:
+        target = Path(self.root, to)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        Path(self.root, path).replace(target)
+        _sync_directory(target.parent)
 
 
 def _sync_directory(directory: Path) -> None:
@@ -166,6 +175,12 @@ class S3Store:
         for start in range(0, len(paths), DELETE_AT_ONCE):
             some = [{"Key": self._key(path)} for path in paths[start : start + DELETE_AT_ONCE]]
             call(self._client(), "delete_objects", Bucket=self.bucket, Delete={"Objects": some, "Quiet": True})
+
+    def move(self, path: str, to: str) -> None:
+        # S3 cannot rename: it copies by itself, without the content coming here.
+        source = {"Bucket": self.bucket, "Key": self._key(path)}
+        call(self._client(), "copy_object", Bucket=self.bucket, Key=self._key(to), CopySource=source)
+        self.delete([path])
 
     def _key(self, path: str) -> str:
         return f"{self.prefix}/{path}" if self.prefix else path

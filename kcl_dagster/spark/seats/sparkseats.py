@@ -22,8 +22,8 @@ from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.engine import local_slots
 from kcl_dagster.spark.failures import first_line
 from kcl_dagster.spark.fetch import Connection, Trailer
-from kcl_dagster.spark.frozen import failure_of, progress_of
 from kcl_dagster.spark.health import SessionHealth
+from kcl_dagster.spark.outcome import failure_of, progress_of
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.seats import messages
 from kcl_dagster.spark.seats.seat import Invitation, SeatTask

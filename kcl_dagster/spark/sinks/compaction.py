@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.parquet_file import COMPRESSION
 from kcl_dagster.spark.sinks.record import table_errors
-from kcl_dagster.spark.sinks.writing import COMPRESSION
 from kcl_dagster.spark.storage import S3Options, Store, StoredFile, open_store
 
 TARGET_BYTES: Final = 128 * 1024 * 1024  # what query engines read best, and what fits in memory while it is made

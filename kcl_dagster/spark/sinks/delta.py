@@ -18,7 +18,7 @@ from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key, table_errors
 from kcl_dagster.spark.sinks.writing import WrittenFile, file_stem, write_files
-from kcl_dagster.spark.storage import S3Options, open_store
+from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.worker.batch import Batch, Part
 
@@ -57,10 +57,16 @@ class DeltaSink:
         self._options = dict(storage_options or delta_options(s3 or S3Options()))
         self._runtime = runtime or system()
         self._table: DeltaTable | None = None
+        self._as_read = transform is unchanged and not partition_by
 
     @property
     def path(self) -> str:
         return self._store.root
+
+    @property
+    def drafts_into(self) -> Store | None:
+        """See `spark.drafts.DraftedSink`. What a user's transform does is known when the first batch is stored."""
+        return self._store if self._as_read else None
 
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
@@ -70,9 +76,10 @@ class DeltaSink:
         attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
         names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
         with write_failures(f"delta at {self.path}"):
-            files = write_files(data, self._transform, self._store, names, self._partition_by)
+            written = write_files(data, self._transform, self._store, names, self._partition_by)
+        self._as_read = written.as_read
         with table_errors(f"delta at {self.path}"):
-            self._commit(batch, files)
+            self._commit(batch, written.files)
 
     def withdraw(self, part: Part) -> bool:
         """See `worker.batch.Withdrawing`. Files without a commit are nobody's."""

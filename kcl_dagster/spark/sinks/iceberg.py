@@ -24,7 +24,7 @@ from kcl_dagster.spark.sinks.writing import (
     output_schema,
     write_files,
 )
-from kcl_dagster.spark.storage import S3Options, open_store
+from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.worker.batch import Batch, Part
 
@@ -76,6 +76,7 @@ class IcebergSink:
             raise ConfigurationError(f"Iceberg catalog {catalog_name} cannot be used: {error}") from error
         self._transform, self._partition_by = partitioned(transform, partition_by)
         self._runtime = runtime or system()
+        self._drafts_into: Store | None = None
 
     @property
     def path(self) -> str:
@@ -84,6 +85,11 @@ class IcebergSink:
     @property
     def _name(self) -> str:
         return f"iceberg table {self._identifier}"
+
+    @property
+    def drafts_into(self) -> Store | None:
+        """See `spark.drafts.DraftedSink`. Where the table lies is known when the first batch is stored."""
+        return self._drafts_into
 
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
@@ -96,19 +102,21 @@ class IcebergSink:
             with table_errors(self._name):
                 table = self._create(schema)
         root = f"{table.location().rstrip('/')}/data"
+        store = open_store(root, self._s3)
         attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
         names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
         with write_failures(self._name):
-            files = write_files(
+            written = write_files(
                 data,
                 self._transform,
-                open_store(root, self._s3),
+                store,
                 names,
                 self._partition_by,
                 keeps_partition_columns=True,
             )
+        self._drafts_into = store if written.as_read else None
         with table_errors(self._name):
-            self._commit(batch, files, root)
+            self._commit(batch, written.files, root)
 
     def withdraw(self, part: Part) -> bool:
         """See `worker.batch.Withdrawing`. Files without a commit are nobody's."""

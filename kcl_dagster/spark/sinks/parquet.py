@@ -13,8 +13,8 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
-from kcl_dagster.spark.sinks.writing import WrittenFile, file_stem, write_files
-from kcl_dagster.spark.storage import S3Options, open_store
+from kcl_dagster.spark.sinks.writing import Written, file_stem, write_files
+from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.worker.batch import Batch, Part
 
@@ -38,10 +38,16 @@ class ParquetSink:
             raise ConfigurationError(f"files are named by shard already: leave {LEASE_KEY} out of partition_by")
         self._store = open_store(path, s3)
         self._transform, self._partition_by = partitioned(transform, partition_by)
+        self._as_read = transform is unchanged and not partition_by
 
     @property
     def path(self) -> str:
         return self._store.root
+
+    @property
+    def drafts_into(self) -> Store | None:
+        """See `spark.drafts.DraftedSink`. What a user's transform does is known when the first batch is stored."""
+        return self._store if self._as_read else None
 
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
@@ -57,8 +63,10 @@ class ParquetSink:
             self._store.delete(left)
         return True
 
-    def write_files(self, data: DataFrame, batch: Batch) -> list[WrittenFile]:
+    def write_files(self, data: DataFrame, batch: Batch) -> Written:
         """Like `write`, and says what was written."""
         names = {part.lease: f"{file_stem(part)}.parquet" for part in batch.parts}
         with write_failures(f"parquet at {self.path}"):
-            return write_files(data, self._transform, self._store, names, self._partition_by)
+            written = write_files(data, self._transform, self._store, names, self._partition_by)
+        self._as_read = written.as_read
+        return written

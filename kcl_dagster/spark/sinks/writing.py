@@ -1,27 +1,30 @@
-"""The executor's side of the file sinks: one Parquet file for each lease and partition value, written whole."""
+"""What the file sinks share: a Parquet file for each lease and partition value, written whole, in the executors."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from kcl_dagster.errors import ConfigurationError, KclError, SinkError
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.drafts import Drafted
 from kcl_dagster.spark.failures import SINK_FAILED
-from kcl_dagster.spark.schema import LEASE_KEY
-from kcl_dagster.spark.sealing import Unseal, sealed_form
+from kcl_dagster.spark.origins import origin_of
+from kcl_dagster.spark.parquet_file import ParquetFile
+from kcl_dagster.spark.schema import LEASE_KEY, RECORDS
+from kcl_dagster.spark.sealing import Sealed, Unseal
 from kcl_dagster.spark.storage import Store
-from kcl_dagster.spark.transform import Transform, apply, gathered, unchanged
+from kcl_dagster.spark.transform import Transform, apply, gathered
 from kcl_dagster.worker.batch import Part
 
-COMPRESSION: Final = "zstd"  # about a third smaller than snappy on JSON, at a speed Kinesis does not reach
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and Athena expect
+PUBLISHERS: Final = 8  # an object store takes its time for each file
 
 _MANIFEST: Final = pa.schema(
     [
@@ -49,6 +52,15 @@ class WrittenFile:
     """Of the transform's output, partition columns included."""
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What came of a batch."""
+
+    files: tuple[WrittenFile, ...]
+    as_read: bool
+    """The records went into the files as they were read, all columns and no folders: drafts would have done."""
+
+
 def write_files(
     data: DataFrame,
     transform: Transform,
@@ -57,8 +69,8 @@ def write_files(
     partition_by: Sequence[str] = (),
     *,
     keeps_partition_columns: bool = False,
-) -> list[WrittenFile]:
-    """Transform the records of the leases in `names` and store the output, one Spark job.
+) -> Written:
+    """Transform the records of the leases in `names` and store the output, with one Spark job at most.
 
     Each lease's file has the given name in the folder of its partition values. Files that are there already are
     replaced. Raises what Spark raises; see `spark.failures`.
@@ -70,14 +82,17 @@ def write_files(
         raise ConfigurationError(
             f"partition_by names {missing}, which the transform's output does not have: {columns}"
         )
-    sealed = sealed_form(data) if transform is unchanged else None
-    if sealed is not None:
-        # Nobody wants columns in Spark: the batch is opened where it is written.
-        rows, unseal = sealed.frame, sealed.unseal()
+    # A transform that gives back what it was given wants no columns in Spark.
+    origin = origin_of(data) if pieces[0] is data else None
+    as_read = origin is not None and not partition_by
+    if isinstance(origin, Drafted) and as_read and origin.store == store:
+        return Written(_published(origin, names), as_read)
+    if isinstance(origin, Sealed):
+        rows, unseal = origin.frame, origin.unseal()  # opened where it is written
     else:
         rows, unseal = gathered(pieces, data), None
     task = _WriteFiles(store, dict(names), tuple(partition_by), keeps_partition_columns, unseal)
-    return [
+    files = (
         WrittenFile(
             LeaseKey(row.lease_key),
             row.path,
@@ -87,7 +102,23 @@ def write_files(
             pa.ipc.read_schema(pa.BufferReader(bytes(row.schema))),
         )
         for row in rows.mapInArrow(task, _MANIFEST_DDL).collect()
-    ]
+    )
+    return Written(tuple(files), as_read)
+
+
+def _published(drafted: Drafted, names: Mapping[LeaseKey, str]) -> tuple[WrittenFile, ...]:
+    """Give the drafts of a batch their names."""
+
+    def publish(lease: LeaseKey) -> WrittenFile:
+        draft, path = drafted.drafts[lease], names[lease]
+        try:
+            drafted.store.move(draft.path, path)
+        except (OSError, KclError) as error:
+            raise SinkError(f"{drafted.store.root}: {path} could not be published: {error}") from error
+        return WrittenFile(lease, path, draft.rows, draft.bytes, {}, RECORDS)
+
+    with ThreadPoolExecutor(min(PUBLISHERS, max(1, len(drafted.drafts)))) as pool:
+        return tuple(pool.map(publish, drafted.drafts))
 
 
 def check_partition_columns(partition_by: Sequence[str], columns: Sequence[str]) -> None:
@@ -122,30 +153,29 @@ class _WriteFiles:
     """Set where the rows come sealed."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        open_files: dict[tuple[Any, ...], _OpenFile] = {}
+        open_files: dict[tuple[Any, ...], tuple[str, ParquetFile]] = {}
         schema: pa.Schema | None = None
         for batch in self.unseal(batches) if self.unseal is not None else batches:
             rows_in_utc = _in_utc(batch)
             schema = schema or rows_in_utc.schema
             for key, rows in _split(rows_in_utc, (LEASE_KEY, *self.partition_by)):
                 body = rows if self.keeps_partition_columns else rows.drop_columns(list(self.partition_by))
-                file = open_files.get(key)
-                if file is None:
-                    file = open_files[key] = _OpenFile(self._path(key), body.schema)
-                file.write(body)
+                if key not in open_files:
+                    open_files[key] = self._path(key), ParquetFile(body.schema)
+                open_files[key][1].write(body)
         written = []
-        for key, file in open_files.items():
+        for key, (path, file) in open_files.items():
             content = file.finish()
             try:
-                self.store.put(file.path, content)
+                self.store.put(path, content)
             except (OSError, KclError) as error:
                 # The text survives the way through Spark; the type does not.
-                raise SinkError(f"{SINK_FAILED}: {file.path} could not be written: {error}") from error
+                raise SinkError(f"{SINK_FAILED}: {path} could not be written: {error}") from error
             values = {name: _text(value) for name, value in zip(self.partition_by, key[1:], strict=True)}
             written.append(
                 {
                     "lease_key": key[0],
-                    "path": file.path,
+                    "path": path,
                     "rows": file.rows,
                     "bytes": len(content),
                     "partition": json.dumps(values),
@@ -163,24 +193,6 @@ class _WriteFiles:
             )
         folders = [f"{name}={_folder(value)}" for name, value in zip(self.partition_by, values, strict=True)]
         return "/".join([*folders, self.names[lease]])
-
-
-class _OpenFile:
-    """A Parquet file in memory: it is compressed there, and a batch is bounded."""
-
-    def __init__(self, path: str, schema: pa.Schema) -> None:
-        self.path = path
-        self.rows = 0
-        self._sink = pa.BufferOutputStream()
-        self._writer = pq.ParquetWriter(self._sink, schema, compression=COMPRESSION)
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        self.rows += rows.num_rows
-        self._writer.write_batch(rows)
-
-    def finish(self) -> memoryview:
-        self._writer.close()
-        return memoryview(self._sink.getvalue())
 
 
 def _split(batch: pa.RecordBatch, keys: tuple[str, ...]) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:

@@ -17,27 +17,29 @@ from kcl_dagster.errors import BatchContentChanged
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.engine import SparkEngine
 from kcl_dagster.spark.failures import is_content_changed
-from kcl_dagster.spark.frozen import Batch, FrozenRanges
+from kcl_dagster.spark.fetched import FetchedBatch
+from kcl_dagster.spark.frozen import FrozenRanges
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from tests.integration.spark.conftest import GENEROUS, Stream, batch_of
 
 pytestmark = pytest.mark.spark
 
 
-def part_of(batch: Batch) -> FrozenRanges:
+def part_of(batch: FetchedBatch) -> FrozenRanges:
     (part,) = batch._parts
+    assert isinstance(part, FrozenRanges)
     return part
 
 
 @pytest.fixture(scope="module")
-def whole(shared_stream: Stream, shared_engine: SparkEngine) -> Batch:
+def whole(shared_stream: Stream, shared_engine: SparkEngine) -> FetchedBatch:
     """A batch of 60 records, for as many evaluations as a test likes."""
     shared_stream.produce(60)
     return shared_engine.fetch(shared_stream.ranges(), GENEROUS)
 
 
 @pytest.fixture(scope="module")
-def swapped(whole: Batch, shared_stream: Stream, shared_engine: SparkEngine) -> Batch:
+def swapped(whole: FetchedBatch, shared_stream: Stream, shared_engine: SparkEngine) -> FetchedBatch:
     """A batch that counted 60 records and would now evaluate to 120."""
     counted = shared_engine.fetch([p.range for p in whole.progress.values()], GENEROUS)
     shared_stream.produce(60)
@@ -114,7 +116,7 @@ USER_CODE: dict[str, Callable[[DataFrame], DataFrame]] = {
 # Those in which Spark needs no column, or few rows, or none. The check is out of the optimizer's
 # sight; these show that rows are opened at all.
 @pytest.mark.parametrize("name", ["nothing", "a constant", "count", "limit", "a key nobody has"])
-def test_user_code_cannot_hide_a_swapped_batch(name: str, swapped: Batch) -> None:
+def test_user_code_cannot_hide_a_swapped_batch(name: str, swapped: FetchedBatch) -> None:
     output = USER_CODE[name](swapped.data(list(swapped.progress)))
     with pytest.raises(Exception) as caught:  # noqa: PT011 - which of Spark's classes it is depends on the plan
         output.collect()
@@ -122,7 +124,7 @@ def test_user_code_cannot_hide_a_swapped_batch(name: str, swapped: Batch) -> Non
 
 
 @pytest.mark.parametrize("name", ["a constant", "filter and limit"])
-def test_user_code_cannot_hide_it_when_a_lease_was_dropped(name: str, swapped: Batch) -> None:
+def test_user_code_cannot_hide_it_when_a_lease_was_dropped(name: str, swapped: FetchedBatch) -> None:
     """Leases that are lost while the batch is prepared are filtered out: that filter may not hide it either."""
     output = USER_CODE[name](swapped.data(list(swapped.progress)[:2]))
     with pytest.raises(Exception) as caught:  # noqa: PT011 - as above
@@ -131,11 +133,11 @@ def test_user_code_cannot_hide_it_when_a_lease_was_dropped(name: str, swapped: B
 
 
 @pytest.mark.parametrize("name", USER_CODE)
-def test_a_batch_that_is_whole_is_evaluated(name: str, whole: Batch) -> None:
+def test_a_batch_that_is_whole_is_evaluated(name: str, whole: FetchedBatch) -> None:
     assert USER_CODE[name](whole.data(list(whole.progress))).collect() or name == "a key nobody has"
 
 
-def test_a_sink_stores_nothing_of_a_swapped_batch(swapped: Batch, tmp_path: Path) -> None:
+def test_a_sink_stores_nothing_of_a_swapped_batch(swapped: FetchedBatch, tmp_path: Path) -> None:
     sink = ParquetSink(str(tmp_path), transform=lambda df: df.where("data is not null"))
     with pytest.raises(BatchContentChanged, match="read again"):
         sink.write(swapped.data(list(swapped.progress)), batch_of(list(swapped.progress.values())))

@@ -20,7 +20,9 @@ from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.spark.schema import COLUMNS, RECORD_FIELDS
+from kcl_dagster.spark.drafts import FOLDER, Draft, Drafted
+from kcl_dagster.spark.parquet_file import ParquetFile
+from kcl_dagster.spark.schema import COLUMNS, RECORD_FIELDS, RECORDS
 from kcl_dagster.spark.sinks.compaction import compact_delta
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
@@ -126,6 +128,24 @@ def write(sink: Any, spark: SparkSession, *parts: Part) -> None:
     sink.write(records(spark, whole), whole)
 
 
+def write_drafts(sink: Any, spark: SparkSession, *parts: Part) -> None:
+    """As `write`, with what a fetch has written already, if the sink knows where."""
+    whole, store = batch(*parts), sink.drafts_into
+    frame = records(spark, whole)
+    if store is not None:
+        drafts = {}
+        for lease in (part.lease for part in parts):
+            file = ParquetFile(RECORDS)
+            for rows in frame.where(F.col("lease_key") == lease).toArrow().cast(RECORDS).to_batches():
+                file.write(rows)
+            drafts[lease] = Draft(f"{FOLDER}/{random.getrandbits(40):x}.parquet", file.rows, 1)
+            content = file.finish()
+            drafts[lease] = replace(drafts[lease], bytes=len(content))
+            store.put(drafts[lease].path, content)
+        frame = Drafted(spark, store, drafts).records()
+    sink.write(frame, whole)
+
+
 def test_an_iceberg_catalog_has_the_name_and_properties_it_is_given(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,8 +171,11 @@ def test_an_iceberg_table_may_be_in_glue(spark: SparkSession, tmp_path: Path) ->
         assert sorted(int(row["sequence_number"]) for row in read_iceberg(sink)) == [*range(1000, 1005), 2000, 2001]
 
 
+@pytest.mark.parametrize("write", [write, write_drafts])
 @on_s3_too
-def test_every_part_is_stored_once_whatever_comes_again(place: Place, spark: SparkSession) -> None:
+def test_every_part_is_stored_once_whatever_comes_again(
+    place: Place, spark: SparkSession, write: Callable[..., None]
+) -> None:
     a1, a2, b1, b2 = part(1, 1000, 1004, 1), part(1, 1005, 1009, 2), part(2, 2000, 2002, 1), part(2, 2003, 2006, 2)
     owner = place.open()
     write(owner, spark, a1, b1)

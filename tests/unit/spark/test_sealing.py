@@ -1,45 +1,12 @@
 """Sealed records come out as they went in, and only under the attempt that was counted."""
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
-
 import pyarrow as pa
 import pytest
 
 from kcl_dagster.spark.failures import CONTENT_CHANGED
-from kcl_dagster.spark.schema import ARROW_SCHEMA, COLUMNS, LEASE_KEY, PROGRESS
+from kcl_dagster.spark.schema import ARROW_SCHEMA, COLUMNS
 from kcl_dagster.spark.sealing import Unseal, seal
-
-
-def record(lease: str, number: int) -> dict[str, object]:
-    return {
-        "data": f"{lease} {number}".encode(),
-        "partition_key": f"key-{number}",
-        "explicit_hash_key": None if number % 2 else str(number),
-        "sequence_number": str(number),
-        "sub_sequence_number": number % 3,
-        "arrival_timestamp": datetime(2026, 1, 1, 0, 0, number, tzinfo=UTC),
-        "stream": "clicks",
-        "shard_id": lease.partition(":")[2],
-        LEASE_KEY: lease,
-        "aggregate_problem": "broken" if number == 7 else None,
-    }
-
-
-def proof(lease: str, attempt: str, trailer: str | None) -> dict[str, object]:
-    return {PROGRESS: {"lease_key": lease, "attempt": attempt, "trailer": trailer}}
-
-
-def fetched(attempt: str, *batches: list[dict[str, object]]) -> Iterator[pa.RecordBatch]:
-    """What a fetch of two leases yields."""
-    leases = ("s:a", "s:b")
-    yield pa.RecordBatch.from_pylist([proof(x, attempt, None) for x in leases], schema=ARROW_SCHEMA)
-    for batch in batches:
-        yield pa.RecordBatch.from_pylist(batch, schema=ARROW_SCHEMA)
-    yield pa.RecordBatch.from_pylist([proof(x, attempt, "{}") for x in leases], schema=ARROW_SCHEMA)
-
-
-A, B = [record("s:a", n) for n in range(9)], [record("s:b", n) for n in range(3)]
+from tests.unit.spark.fetches import A, B, fetched
 
 
 def test_records_come_out_as_they_went_in() -> None:

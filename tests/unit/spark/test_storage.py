@@ -40,6 +40,17 @@ def test_what_was_put_can_be_read_listed_replaced_and_deleted(store: Store) -> N
     assert paths(store) == ["a/x.parquet"]
 
 
+def test_a_file_is_moved_in_place_of_another(store: Store) -> None:
+    store.put("_drafts/x", b"new")
+    store.put("a/x.parquet", b"old")
+    store.move("_drafts/x", "a/x.parquet")
+    assert store.get("a/x.parquet") == b"new"
+    assert paths(store, hidden=True) == ["a/x.parquet"]
+    with pytest.raises((FileNotFoundError, ServiceError)):
+        store.move("_drafts/x", "a/x.parquet")
+    assert store.get("a/x.parquet") == b"new"
+
+
 def test_what_readers_pass_over_is_listed_on_request(store: Store) -> None:
     store.put("_delta_log/0.json", b"{}")
     store.put("x.parquet", b"")

@@ -1,0 +1,77 @@
+"""One or several fetch jobs as the worker sees them."""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
+from typing import Protocol
+
+from pyspark.sql import DataFrame
+
+from kcl_dagster.errors import BatchError
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.drafts import Drafted
+from kcl_dagster.spark.outcome import Outcome
+from kcl_dagster.spark.sealing import Sealed
+from kcl_dagster.worker.batch import PoisonRecord, Progress, Range
+
+
+class FetchedRanges(Protocol):
+    """The outcome of one fetch job: `FrozenRanges`, `DraftedRanges`."""
+
+    ranges: tuple[Range, ...]
+    outcome: Outcome
+
+    def form(self, leases: Collection[LeaseKey]) -> Sealed | Drafted: ...
+    def midpoint(self, lease: LeaseKey) -> Checkpoint | None: ...
+    def records(self, lease: LeaseKey) -> Sequence[PoisonRecord]: ...
+    def release(self) -> None: ...
+
+
+class FetchedBatch:
+    """See `worker.batch.Fetched`."""
+
+    def __init__(self, parts: Sequence[tuple[FetchedRanges, Collection[LeaseKey]]]) -> None:
+        """Of each job the leases that are taken from it, and no lease twice: a job may hold more, even another
+        range of a lease that is taken from another job."""
+        self._parts = tuple(part for part, _ in parts)
+        self._part_of = {lease: part for part, leases in parts for lease in leases}
+        if len(self._part_of) != sum(len(leases) for _, leases in parts):
+            raise BatchError(f"a shard is read twice in one batch: {[sorted(leases) for _, leases in parts]}")
+        outcomes = {lease: part.outcome for lease, part in self._part_of.items()}
+        self.progress: Mapping[LeaseKey, Progress] = {
+            lease: outcome.progress[lease] for lease, outcome in outcomes.items() if lease in outcome.progress
+        }
+        self.failures: Mapping[LeaseKey, Exception] = {
+            lease: outcome.failures[lease] for lease, outcome in outcomes.items() if lease in outcome.failures
+        }
+
+    def data(self, leases: Collection[LeaseKey]) -> DataFrame:
+        read = [lease for lease in leases if lease in self.progress]
+        forms = [
+            part.form(mine)
+            for part in self._parts
+            if (mine := [lease for lease in read if self._part_of[lease] is part])
+        ]
+        if not forms:
+            raise BatchError(f"none of {sorted(leases)} was fetched")
+        return _records(forms)
+
+    def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
+        return self._part_of[lease].midpoint(lease)
+
+    def records(self, lease: LeaseKey) -> Sequence[PoisonRecord]:
+        return self._part_of[lease].records(lease)
+
+    def release(self) -> None:
+        for part in self._parts:
+            part.release()
+
+
+def _records(forms: Sequence[Sealed | Drafted]) -> DataFrame:
+    """Of one form they stay together, so that a sink may take a shorter way."""
+    sealed = [form for form in forms if isinstance(form, Sealed)]
+    drafted = [form for form in forms if isinstance(form, Drafted)]
+    together = [reduce(Sealed.union, sealed).records()] if sealed else []
+    for store in {form.store for form in drafted}:
+        together += [reduce(Drafted.union, [form for form in drafted if form.store == store]).records()]
+    return reduce(DataFrame.unionAll, together)

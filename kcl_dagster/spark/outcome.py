@@ -1,0 +1,72 @@
+"""What a fetch said of its ranges, in the worker's words."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import msgspec
+
+from kcl_dagster import errors
+from kcl_dagster.errors import KclError, ServiceError
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.shard import ChildShard, HashRange
+from kcl_dagster.spark.fetch import Trailer
+from kcl_dagster.worker.batch import Progress, Range
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of every range that was asked for: its trailer, and either progress or a failure."""
+
+    trailers: Mapping[LeaseKey, Trailer]
+    progress: Mapping[LeaseKey, Progress]
+    failures: Mapping[LeaseKey, Exception]
+
+    @classmethod
+    def of(cls, ranges: Sequence[Range], said: Mapping[LeaseKey, str]) -> Self:
+        """`said` are the trailers as JSON, one for each range."""
+        trailers = {lease: msgspec.json.decode(text, type=Trailer) for lease, text in said.items()}
+        progress: dict[LeaseKey, Progress] = {}
+        failures: dict[LeaseKey, Exception] = {}
+        for range_ in ranges:
+            trailer = trailers[range_.lease]
+            if trailer.failure is not None:
+                failures[range_.lease] = failure_of(*trailer.failure)
+            else:
+                progress[range_.lease] = progress_of(range_, trailer)
+            if trailer.misplaced:
+                # Normal for a while after a reshard: the producer library sends them again.
+                log.info("%s: %d aggregated records belong to other shards", range_.lease, trailer.misplaced)
+        return cls(trailers, progress, failures)
+
+
+def progress_of(range_: Range, trailer: Trailer) -> Progress:
+    return Progress(
+        range=range_,
+        through=Checkpoint(*trailer.through) if trailer.through else None,
+        first=trailer.first,
+        records=trailer.records,
+        bytes=trailer.bytes,
+        millis_behind=trailer.millis_behind,
+        ended=trailer.ended,
+        children=tuple(
+            ChildShard(child.id, HashRange(int(child.start), int(child.end)), child.parents)
+            for child in trailer.children
+        ),
+        gone=trailer.gone,
+        start_trimmed=trailer.start_trimmed,
+        first_arrival_ms=trailer.first_arrival_ms,
+        last_arrival_ms=trailer.last_arrival_ms,
+        broken_aggregates=trailer.broken_aggregates,
+    )
+
+
+def failure_of(kind: str, message: str) -> KclError:
+    """The executor's error again, by its name; errors of the AWS edge are service errors here."""
+    known = getattr(errors, kind, ServiceError)
+    error: KclError = known(message)
+    return error
