@@ -3,7 +3,7 @@
 Most of a consumer's work is carrying records about: from the Python worker that read them into the JVM, where they
 wait to be pinned, and on to the one that writes them. A sink that stores them as they were read can do without:
 the fetch writes its files, under names that readers pass over, and the driver hears no more than how far it came.
-When the batch is pinned, the sink gives each file its real name.
+When the batch is pinned, the sink gives each file a name that readers see.
 
 A draft is written once and never again, by one attempt of one task, and the driver hears of the attempt that Spark
 counted. So what it holds is what was counted, whatever happens to executors meanwhile.
@@ -151,7 +151,7 @@ def _read(store: Store, path: str, columns: Sequence[str] | None = None) -> pa.T
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """The drafts of some leases of a batch. What is published is no draft any more."""
+    """The drafts of some leases of a batch."""
 
     spark: SparkSession
     store: Store
@@ -229,8 +229,8 @@ class DraftedRanges:
         ]
 
     def release(self) -> None:
-        """Throw away what was not published."""
-        with suppress(KclError, OSError):  # it is swept one day
+        """What was published has another name by now."""
+        with suppress(KclError, OSError):  # they are swept one day
             self._store.delete([draft.path for draft in self._drafts.values()])
 
 

@@ -45,8 +45,8 @@ class Store(Protocol):
     def delete(self, paths: Sequence[str]) -> None:
         """Remove files; those that do not exist are no error."""
 
-    def move(self, path: str, to: str) -> None:
-        """Make the file at `path` the one at `to`, in place of what was there. Readers see one or the other."""
+    def copy(self, path: str, to: str) -> None:
+        """Store what is at `path` at `to` as well, like `put` and without reading it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class LocalStore:
         target = Path(self.root, path)
         target.parent.mkdir(parents=True, exist_ok=True)
         # Two writers of one file may be at work: a stalled former owner and the next one, with equal content.
-        draft = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        draft = _hidden_beside(target)
         try:
             with draft.open("wb") as file:
                 file.write(content)
@@ -124,11 +124,26 @@ class LocalStore:
         for path in paths:
             Path(self.root, path).unlink(missing_ok=True)
 
-    def move(self, path: str, to: str) -> None:
-        target = Path(self.root, to)
+    def copy(self, path: str, to: str) -> None:
+        source, target = Path(self.root, path), Path(self.root, to)
         target.parent.mkdir(parents=True, exist_ok=True)
-        Path(self.root, path).replace(target)
+        link = _hidden_beside(target)
+        try:
+            link.hardlink_to(source)
+        except FileNotFoundError:
+            raise
+        except OSError:  # a file system that has no links
+            self.put(to, source.read_bytes())
+            return
+        try:
+            link.replace(target)
+        finally:
+            link.unlink(missing_ok=True)  # renamed onto itself, it would stay
         _sync_directory(target.parent)
+
+
+def _hidden_beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
 
 
 def _sync_directory(directory: Path) -> None:
@@ -176,11 +191,9 @@ class S3Store:
             some = [{"Key": self._key(path)} for path in paths[start : start + DELETE_AT_ONCE]]
             call(self._client(), "delete_objects", Bucket=self.bucket, Delete={"Objects": some, "Quiet": True})
 
-    def move(self, path: str, to: str) -> None:
-        # S3 cannot rename: it copies by itself, without the content coming here.
+    def copy(self, path: str, to: str) -> None:
         source = {"Bucket": self.bucket, "Key": self._key(path)}
         call(self._client(), "copy_object", Bucket=self.bucket, Key=self._key(to), CopySource=source)
-        self.delete([path])
 
     def _key(self, path: str) -> str:
         return f"{self.prefix}/{path}" if self.prefix else path

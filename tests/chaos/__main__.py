@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from kcl_dagster.operations import preflight
-from tests.chaos.lakes import KINDS
+from tests.chaos.lakes import KINDS, RAW
 from tests.chaos.schedule import Fault
 from tests.chaos.supervisor import Settings, Supervisor
 
@@ -20,7 +20,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=2.0, help="of faults; start and end take about one more")
     parser.add_argument(
-        "--sink", choices=[*KINDS, "all"], default="all", help="all: every batch goes to each of them"
+        "--sink",
+        choices=[*KINDS, RAW, "all"],
+        default="all",
+        help="all: every batch goes to each of them, with even seeds to raw too, whose files all are then fed from",
     )
     parser.add_argument(
         "--only", metavar="FAULT,...", type=_faults, default=tuple(Fault), help="of " + ", ".join(map(_name, Fault))
@@ -30,7 +33,8 @@ def main() -> int:
     for problem in preflight.problems([preflight.java_is_there]):
         sys.stderr.write(f"{problem}\n")
         return 1
-    sinks = KINDS if options.sink == "all" else (options.sink,)
+    every = KINDS if options.seed % 2 else (*KINDS, RAW)
+    sinks = every if options.sink == "all" else (options.sink,)
     arguments = [] if options.sink == "all" else ["--sink", options.sink]
     if len(options.only) < len(Fault):
         arguments += ["--only", ",".join(map(_name, options.only))]

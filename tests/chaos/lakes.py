@@ -1,5 +1,6 @@
-"""The sinks under test, and what is in them. The columns are the same everywhere."""
+"""The sinks under test, and what is in them."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,13 @@ from uuid import uuid4
 import pyarrow.parquet as parquet
 
 import kcl_dagster as kcl
+from kcl_dagster.spark.transform import unchanged
 from kcl_dagster.worker.batch import Batch
 
 KINDS = ("parquet", "delta", "iceberg", "foreach")
+RAW = "raw"
+"""Parquet of the records as they were read: the fetch writes it, and the others are fed from its files."""
+
 TABLE = "chaos.clicks"
 CATALOG = "default"  # a catalog in SQL knows its tables by its own name; this is the sink's
 
@@ -29,7 +34,7 @@ class Row:
 
 
 def transform(records: Any) -> Any:
-    """What every sink stores."""
+    """What every sink stores, but the raw one."""
     return records.selectExpr(
         "lease_key",
         "shard_id",
@@ -46,7 +51,7 @@ def choice(kind: str, lake: Path) -> kcl.SinkChoice:
     """A sink as a user would name it."""
     place = lake / kind
     match kind:
-        case "parquet":
+        case "parquet" | "raw":
             return kcl.parquet(str(place))
         case "delta":
             return kcl.delta(str(place))
@@ -54,7 +59,7 @@ def choice(kind: str, lake: Path) -> kcl.SinkChoice:
             return kcl.iceberg(TABLE, catalog(lake))
         case "foreach":
             return kcl.foreach_batch(file_by_identity(place))
-    raise ValueError(f"{kind} is none of {KINDS}")
+    raise ValueError(f"{kind} is none of {(*KINDS, RAW)}")
 
 
 def catalog(lake: Path) -> dict[str, str]:
@@ -80,14 +85,26 @@ def file_by_identity(place: Path) -> Callable[[Any, Batch], None]:
     return store
 
 
+def open_sink(kind: str, lake: Path, s3: Any) -> Any:
+    return choice(kind, lake).open(unchanged if kind == RAW else transform, s3)
+
+
 def rows(kind: str, lake: Path) -> Iterator[Row]:
     """Everything a reader of the sink sees."""
+    inside = ["data"] if kind == RAW else ["key", "number"]
+    columns = ["shard_id", "sequence_number", "sub_sequence_number", *inside]
     for path in _files(kind, lake):
-        columns = ["shard_id", "sequence_number", "sub_sequence_number", "key", "number"]
         for batch in parquet.ParquetFile(path).iter_batches(columns=columns):
-            for values in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
-                shard, sequence, sub_sequence, key, number = values
+            for shard, sequence, sub_sequence, *rest in zip(
+                *(batch.column(name).to_pylist() for name in columns), strict=True
+            ):
+                key, number = _opened(rest[0]) if kind == RAW else rest
                 yield Row(shard, int(sequence), sub_sequence, key, number, str(path))
+
+
+def _opened(data: bytes) -> tuple[str, int]:
+    payload = json.loads(data)
+    return payload["key"], payload["number"]
 
 
 def count(kind: str, lake: Path) -> int:

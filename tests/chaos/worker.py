@@ -24,7 +24,9 @@ from kcl_dagster.orchestration import watchdog
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.worker_run import WorkerRun
+from kcl_dagster.spark.drafts import DraftedSink
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
+from kcl_dagster.spark.storage import Store
 from kcl_dagster.worker.batch import Batch, Sink
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.stop import StopReason, StopSignal
@@ -46,6 +48,11 @@ class Sinks:
         self._journal = journal
         self._fails = fails
 
+    @property
+    def drafts_into(self) -> Store | None:
+        raw: object = self._sinks.get(lakes.RAW)
+        return raw.drafts_into if isinstance(raw, DraftedSink) else None
+
     def write(self, data: DataFrame, batch: Batch) -> None:
         for kind, sink in random.sample(sorted(self._sinks.items()), len(self._sinks)):
             self._journal.add("begin", kind, batch)
@@ -66,8 +73,8 @@ class Sinks:
 def consumer(plan: Plan, slot: str, run_id: str) -> Consumer:
     """The application as a user would define it, with sinks that keep a journal."""
 
-    def open_sinks(transform: Callable[[Any], Any], s3: Any) -> Sinks:
-        opened = {kind: lakes.choice(kind, plan.lake).open(transform, s3) for kind in plan.sinks}
+    def open_sinks(_: Callable[[Any], Any], s3: Any) -> Sinks:
+        opened = {kind: lakes.open_sink(kind, plan.lake, s3) for kind in plan.sinks}
         journal = Journal(plan.journals / f"{slot}.{run_id}.jsonl")
         return Sinks(opened, journal, plan.sinks_fail.exists)
 

@@ -112,7 +112,7 @@ def _published(drafted: Drafted, names: Mapping[LeaseKey, str]) -> tuple[Written
     def publish(lease: LeaseKey) -> WrittenFile:
         draft, path = drafted.drafts[lease], names[lease]
         try:
-            drafted.store.move(draft.path, path)
+            drafted.store.copy(draft.path, path)
         except (OSError, KclError) as error:
             raise SinkError(f"{drafted.store.root}: {path} could not be published: {error}") from error
         return WrittenFile(lease, path, draft.rows, draft.bytes, {}, RECORDS)

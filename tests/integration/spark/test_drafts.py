@@ -45,7 +45,9 @@ def engine(sink: ParquetSink, spark: SparkSession, connection: Connection) -> It
 
 def store(sink: ParquetSink, fetched: FetchedBatch) -> None:
     batch = batch_of(list(fetched.progress.values()))
-    sink.write(fetched.data([part.lease for part in batch.parts]), batch)
+    frame = fetched.data([part.lease for part in batch.parts])
+    sink.write(frame, batch)
+    assert frame.count() == batch.records, "it can be evaluated when it is stored, too"
     fetched.release()
 
 

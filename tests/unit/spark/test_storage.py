@@ -40,15 +40,34 @@ def test_what_was_put_can_be_read_listed_replaced_and_deleted(store: Store) -> N
     assert paths(store) == ["a/x.parquet"]
 
 
-def test_a_file_is_moved_in_place_of_another(store: Store) -> None:
+def test_a_file_is_copied_in_place_of_another(store: Store) -> None:
     store.put("_drafts/x", b"new")
     store.put("a/x.parquet", b"old")
-    store.move("_drafts/x", "a/x.parquet")
+    for _ in range(2):
+        store.copy("_drafts/x", "a/x.parquet")
+        assert store.get("a/x.parquet") == b"new"
+    assert paths(store, hidden=True) == ["_drafts/x", "a/x.parquet"]
+    store.delete(["_drafts/x"])
     assert store.get("a/x.parquet") == b"new"
-    assert paths(store, hidden=True) == ["a/x.parquet"]
     with pytest.raises((FileNotFoundError, ServiceError)):
-        store.move("_drafts/x", "a/x.parquet")
+        store.copy("_drafts/x", "a/x.parquet")
     assert store.get("a/x.parquet") == b"new"
+
+
+def test_a_copy_needs_no_links_and_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(str(tmp_path))
+    store.put("x", b"new")
+    store.copy("x", "y")
+    store.copy("x", "y")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
+
+    def refused(self: Path, target: Path) -> None:
+        raise OSError("links are not supported")
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    store.copy("x", "z")
+    assert store.get("z") == b"new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y", "z"]
 
 
 def test_what_readers_pass_over_is_listed_on_request(store: Store) -> None:
