@@ -14,6 +14,7 @@ from kcl_dagster.leader.audit import Hole, active_ranges, find_hole, lack_range
 from kcl_dagster.leader.report import DataLossEvent, StreamSight
 from kcl_dagster.leader.streams import Streams
 from kcl_dagster.leader.sync import SyncPlan, plan_first_sync, plan_sync
+from kcl_dagster.model.checkpoint import LATEST
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier
@@ -242,11 +243,13 @@ class Syncer:
             state.shards, state.open_shards = (), sum(shard.is_open for shard in opened)
             return plan_first_sync(opened, start.position, identifier)
         shards = tuple(self._streams.shards(name))
-        roots: frozenset[str] = frozenset()
-        if start.position is Position.LATEST and not as_kcl and not state.knows_roots:
-            # Once a process: a leader may have died while it made the first leases.
+        plan = plan_sync(shards, leases, start.position, identifier, as_kcl=as_kcl)
+        begins_anew = any(lease.checkpoint == LATEST for lease in plan.creates)
+        if start.position is Position.LATEST and not as_kcl and (begins_anew or not state.knows_roots):
+            # Once a process, because a leader may have died while it made the first leases; and where nothing leads
+            # to an open shard, because what did may have been deleted, and its shard closed since.
             roots = frozenset(shard.id for shard in self._streams.shards(name, _opened_at(start)))
-        plan = plan_sync(shards, leases, start.position, identifier, roots=roots, as_kcl=as_kcl)
+            plan = plan_sync(shards, leases, start.position, identifier, roots=roots, as_kcl=as_kcl)
         if not plan.inconsistent and shards:
             state.shards, state.open_shards = shards, sum(shard.is_open for shard in shards)
         return plan

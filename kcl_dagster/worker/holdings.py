@@ -152,7 +152,7 @@ class Holdings:
             self._ready(held)
             sent = self._runtime.clock.monotonic()
             with self._dropping(held):
-                renewed = self._table.renew(held.lease, self._throughput.publish(key), tip_seen=_newer_tip(held))
+                renewed = self._table.renew(held.lease, self._published(key), tip_seen=_newer_tip(held))
             self._wrote(held, renewed, sent)
 
     def prepare(self, key: LeaseKey, token: int, pending: Checkpoint, state: bytes | None, batch: int) -> None:
@@ -178,17 +178,16 @@ class Holdings:
                     held.lease,
                     checkpoint,
                     children=children,
-                    throughput_kbps=self._throughput.publish(key),
+                    throughput_kbps=self._published(key),
                     tip_seen=_newer_tip(held),
                 )
             self._wrote(held, written, sent)
 
     def delivered(self, key: LeaseKey, payload_bytes: int) -> None:
-        """Count payload that is about to be delivered."""
-        held = self._held.get(key)
-        if held is not None:
-            with held.lock:
-                self._throughput.record(key, payload_bytes)
+        """Count payload that is about to be delivered. Never waits for a write: whoever asked a moment ago whether
+        the lease is still ours must not be kept from it until it is not."""
+        with self._map_lock:
+            self._throughput.record(key, payload_bytes)
 
     def saw_tip(self, key: LeaseKey, token: int, at: float) -> None:
         """Nothing that had arrived by `at`, epoch seconds, lies behind the checkpoint. Written the next time."""
@@ -349,6 +348,10 @@ class Holdings:
             del self._held[held.lease.key]
             self._throughput.stop(held.lease.key)
         return True
+
+    def _published(self, key: LeaseKey) -> float | None:
+        with self._map_lock:
+            return self._throughput.publish(key)
 
     def _tell(self, kind: EventKind, message: str, key: LeaseKey) -> None:
         self._on_event(WorkerEvent(kind, message, key))

@@ -306,10 +306,10 @@ MUTANTS: Final = (
         _HOLDINGS,
         "            sent = self._runtime.clock.monotonic()\n"
         "            with self._dropping(held):\n"
-        "                renewed = self._table.renew(held.lease, self._throughput.publish(key), "
+        "                renewed = self._table.renew(held.lease, self._published(key), "
         "tip_seen=_newer_tip(held))\n",
         "            with self._dropping(held):\n"
-        "                renewed = self._table.renew(held.lease, self._throughput.publish(key), "
+        "                renewed = self._table.renew(held.lease, self._published(key), "
         "tip_seen=_newer_tip(held))\n"
         "            sent = self._runtime.clock.monotonic()\n",
     ),

@@ -169,6 +169,21 @@ def test_a_start_that_was_cut_off_is_completed_even_if_shards_were_closed_meanwh
     assert in_order(town) == [shard_id(0), shard_id(1), shard_id(2), shard_id(3)]
 
 
+def test_a_shard_whose_lease_was_deleted_is_begun_again_even_if_it_was_closed_meanwhile() -> None:
+    """By the leader that has been there all the time, and below which nobody else has begun."""
+    streams = (StreamSettings(name="orders", start=StartAt(position=Position.LATEST)),)
+    town = Town(Application(name="tip-app", streams=streams, fleet=FLEET), shards=2)
+    town.clock.advance(10.0)
+    town.step(3)
+    town.leases.delete(town.lease(shard_id(0)), forced=True)
+    town.split(shard_id(0))
+    town.clock.advance(5.0)
+    town.split(shard_id(2))
+    town.step(30)
+    assert in_order(town) == [shard_id(0), shard_id(1)]
+    assert town.lease(shard_id(0)).checkpoint == LATEST
+
+
 def test_a_start_at_a_timestamp_stays_when_the_configuration_changes() -> None:
     def application(moment: float) -> Application:
         start = StartAt(position=Position.AT_TIMESTAMP, timestamp=datetime.fromtimestamp(moment, UTC))

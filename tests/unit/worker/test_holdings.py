@@ -1,6 +1,7 @@
 """Who holds a lease, for how long, and who may write it."""
 
 from collections.abc import Callable, Mapping
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -280,3 +281,19 @@ def test_errors_of_the_table_do_not_cross_the_steps(world: World) -> None:
     run.worker.step_housekeeping()
     run.worker.shut_down()
     assert run.worker.holdings.keys() == set()
+
+
+def test_counting_what_is_delivered_does_not_wait_for_a_write(world: World) -> None:
+    """Else a worker that asked in time whether a lease is still its own would write the sink when it is not."""
+    run = holder(world)
+    waited: list[bool] = []
+
+    def count(*_: object) -> None:
+        counting = Thread(target=run.worker.holdings.delivered, args=(A, 1024))
+        counting.start()
+        counting.join(5.0)
+        waited.append(counting.is_alive())
+
+    run.client.before.append(count)
+    run.worker.holdings.renew(A)
+    assert waited == [False]
