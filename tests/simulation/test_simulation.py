@@ -16,8 +16,8 @@ from kcl_dagster.testing.simulation.shrink import only, run, shrink
 from kcl_dagster.worker.parents import Parents
 from tests.simulation.planted import MUTANTS, Mutant
 
-# CPU seconds for seeds nobody has run before; together with the rest about a minute.
-FRESH_SECONDS = 20.0
+# CPU seconds for seeds nobody has run before; together with the seeds below about a minute.
+FRESH_SECONDS = 30.0
 
 # Seeds that found something once; docs/track-record.md says what.
 REGRESSIONS = (3, 4, 15, 23, 28, 41, 44, 71, 144, 189, 282, 293, 353, 413, 543, 955, 977, 2006, 2085, 4063, 20014)
@@ -29,12 +29,10 @@ def test_a_seed_that_once_found_a_bug_finds_it_no_more(seed: int) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_seeds_that_nobody_has_run_before_are_safe() -> None:
-    """Safety alone: how soon a fleet recovers is judged by `make simulate`, see the open findings in
-    docs/track-record.md."""
+def test_seeds_that_nobody_has_run_before_keep_every_property() -> None:
     seed, until = time.time_ns() % 10**9, time.process_time() + FRESH_SECONDS
     while time.process_time() < until:
-        found = [violation for violation in run_seed(seed).violations if violation.name.startswith("S")]
+        found = run_seed(seed).violations
         assert not found, f"{found[0]}\nreplay: python -m tests.simulation --seed {seed} --trace"
         seed += 1
 
