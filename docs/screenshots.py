@@ -47,7 +47,7 @@ PICTURES = (
     Picture(
         "leases",
         f"{APPLICATION}/leases",
-        ("Who reads what", "kcl/distribution", "age (s)", "served"),
+        ("Who reads what", "kcl/distribution", "age s", "served"),
         (1500, 1000),
     ),
     Picture(

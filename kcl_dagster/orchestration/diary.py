@@ -20,9 +20,9 @@ from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport
 
 # An event costs 8 KB on disk, and the page of a run with thousands of them gets heavy. Somebody watches a worker
-# start; from then on the pause doubles, until an event every twenty minutes (0.6 MB a day) is plenty.
+# start; from then on the pause doubles, until an event every half hour (0.4 MB a day) is plenty.
 FIRST_PACE_SECONDS = 30.0
-CALM_PACE_SECONDS = 1200.0
+CALM_PACE_SECONDS = 1800.0
 ALARM_PACE_SECONDS = 300.0  # of one kind: a stream full of poison must not fill the event log
 COLUMNS_TOLD = 20  # each time; a wider table's only once per run, because Dagster keeps every copy
 

@@ -1,6 +1,7 @@
 """Forgetting what Dagster would keep for ever: old events of an application's assets, and its old worker runs.
 
-Dagster purges ticks but neither events nor runs. A leader that reports writes some ten megabytes a day.
+Dagster purges ticks but neither events nor runs. Leader and workers of an application write some five to ten
+megabytes a day.
 """
 
 import json

@@ -24,7 +24,8 @@ LIVELY_SECONDS = 300.0  # whoever has just started or deployed it is looking
 LIVELY_PACE_SECONDS = 30.0
 LAG_PACE_SECONDS = 60.0  # while a shard is behind
 CALM_LAG_PACE_SECONDS = 120.0  # a flat line of two numbers: 2.4 MB a day
-TABLE_PACE_SECONDS = 1800.0  # of what is only interesting when it changes
+TABLE_PACE_SECONDS = 3600.0  # of what is only interesting when it changes
+NEWS_SECONDS = 1800.0  # what is still decided after that is news again
 LEAST_PACE_SECONDS = 30.0  # a worker's end moves all of its leases, tick after tick, and the tables cost 25 KB
 SETTLED_SECONDS = 60.0  # after a change, numbers mean something again: the worker had its next heartbeats
 CHECK_PACE_SECONDS = 4 * 3600.0  # of a check whose answer stays the same
@@ -57,7 +58,7 @@ class Reporter:
     def news(self, decisions: Iterable[Decision], now: float) -> list[Decision]:
         """Those decisions that were not told lately. A launch is asked for until its run is seen, a problem noted
         for as long as it lasts; only the first time is news."""
-        self._decided = {text: at for text, at in self._decided.items() if now - at < TABLE_PACE_SECONDS}
+        self._decided = {text: at for text, at in self._decided.items() if now - at < NEWS_SECONDS}
         fresh = []
         for decision in decisions:
             text = _PASSING.sub("", str(decision))

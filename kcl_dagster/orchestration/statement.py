@@ -52,15 +52,15 @@ def of_leases(seen: Observation) -> KclLeasesMetadataSet:
             "shard": picture.shard(lease.key).removeprefix("shard "),
             "owner": picture.unbroken(slot_of(lease.actual_owner or "nobody")),
             "state": _state(lease, unserved=lease.key in unserved),
-            "behind (s)": _rounded(behind.get(lease.key)),
+            "lag s": _rounded(behind.get(lease.key)),
             "KB/s": round(lease.throughput_kbps or 0.0, 1),
-            "age (s)": round(seen.ages.get(lease.key, 0.0)),
+            "age s": round(seen.ages.get(lease.key, 0.0)),
             "checkpoint": picture.shortened(str(lease.checkpoint or "none")),
         }
         for lease in sorted(sorted(still_open, key=lambda lease: lease.key), key=badness, reverse=True)[:MAX_ROWS]
     ]
-    kinds = {"behind (s)": "float", "KB/s": "float", "age (s)": "int"}
-    columns = ("shard", "owner", "state", "behind (s)", "KB/s", "age (s)", "checkpoint")
+    kinds = {"lag s": "float", "KB/s": "float", "age s": "int"}
+    columns = ("shard", "owner", "state", "lag s", "KB/s", "age s", "checkpoint")
     shares = {slot_of(worker): leases for worker, leases in seen.shares.items()}
     return KclLeasesMetadataSet(
         distribution=MetadataValue.md(picture.distribution(shares, len(unserved))),
@@ -85,13 +85,13 @@ def of_workers(seen: Observation) -> KclWorkersMetadataSet:
             "leases": shares.get(str(row.id), 0),
             "CPU %": _rounded(_cpu(row)),
             "KB/s": round(speeds[str(row.id)], 1),
-            "behind (s)": None if row.lag_ms is None else round(row.lag_ms / 1000, 1),
+            "lag s": None if row.lag_ms is None else round(row.lag_ms / 1000, 1),
             "up": duration(seen.uptimes[row.id]) if row.id in seen.uptimes else None,
         }
         for row in worst
     ]
     columns = {"worker": "string", "state": "string", "leases": "int"}
-    columns |= {"CPU %": "float", "KB/s": "float", "behind (s)": "float", "up": "string"}
+    columns |= {"CPU %": "float", "KB/s": "float", "lag s": "float", "up": "string"}
     return KclWorkersMetadataSet(
         table=_table(rows, columns),
         runs=inline(f"[{slot_of(row.id)}](/runs/{row.run_id}) " for row in worst if row.run_id),

@@ -28,7 +28,7 @@ from kcl_dagster.orchestration.reporting import LIVELY_SECONDS, Reporter
 from kcl_dagster.orchestration.translator import KclTranslator
 from tests.unit.orchestration.test_reporting import CALM, Table, lease, stored, things, worker
 
-TICK_SECONDS = 5.0
+TICK_SECONDS, CALM_TICK_SECONDS = 5.0, 30.0  # what is told in calm does not depend on how often one looks
 LIFETIME_SECONDS = FleetSettings().lifetime
 DAY_SECONDS = 86_400.0
 COLUMNS = 8  # of what is stored
@@ -161,16 +161,20 @@ def measure(instance: DagsterInstance, home: Path, shards: int, workers: int) ->
             runs[number].now = now
             runs[number].diary.batch(stored(1000))
 
-    # The start of the leader is lively, and happens once.
-    ticks = [number * TICK_SECONDS for number in range(int((LIFETIME_SECONDS + 2 * LIVELY_SECONDS) / TICK_SECONDS))]
-    first = next(number for number, now in enumerate(ticks) if now >= 2 * LIVELY_SECONDS)
-    for now in ticks[:first]:
+    start = 2 * LIVELY_SECONDS  # of the leader; it happens once
+    for now in _steps(0.0, start, TICK_SECONDS):
         tick(now)
     before = _size(home)
-    for now in ticks[first:]:
+    for now in _steps(start, LIFETIME_SECONDS, CALM_TICK_SECONDS):
+        tick(now)
+    for now in _steps(LIFETIME_SECONDS, LIFETIME_SECONDS + start, TICK_SECONDS):
         tick(now)
     assert followed == set(range(workers)), "every worker was replaced"
     return (_size(home) - before) * DAY_SECONDS / LIFETIME_SECONDS / 1e6
+
+
+def _steps(first: float, end: float, step: float) -> Iterator[float]:
+    return (first + number * step for number in range(int((end - first) / step)))
 
 
 def _size(home: Path) -> int:

@@ -37,9 +37,9 @@ def test_a_lease_shows_its_owner_state_lag_speed_age_and_checkpoint() -> None:
             "shard": "3",
             "owner": "worker-\u2060000",
             "state": "served",
-            "behind (s)": 1.5,
+            "lag s": 1.5,
             "KB/s": 12.3,
-            "age (s)": 4,
+            "age s": 4,
             "checkpoint": "…\u206077777777",
         }
     ]
@@ -82,7 +82,7 @@ def test_a_worker_shows_its_load_its_leases_how_long_it_is_up_and_its_run() -> N
             "leases": 2,
             "CPU %": 62.2,
             "KB/s": 12.0,
-            "behind (s)": 1.5,
+            "lag s": 1.5,
             "up": "3.2h",
         },
         {
@@ -91,7 +91,7 @@ def test_a_worker_shows_its_load_its_leases_how_long_it_is_up_and_its_run() -> N
             "leases": 0,
             "CPU %": None,
             "KB/s": 0.0,
-            "behind (s)": None,
+            "lag s": None,
             "up": None,
         },
     ]
