@@ -20,7 +20,30 @@ from tests.simulation.planted import MUTANTS, Mutant
 FRESH_SECONDS = 30.0
 
 # Seeds that found something once; docs/track-record.md says what.
-REGRESSIONS = (3, 4, 15, 23, 28, 41, 44, 71, 144, 189, 282, 293, 353, 413, 543, 955, 977, 2006, 2085, 4063, 20014)
+REGRESSIONS = (
+    3,
+    4,
+    15,
+    23,
+    28,
+    41,
+    44,
+    71,
+    144,
+    189,
+    282,
+    293,
+    353,
+    413,
+    543,
+    955,
+    977,
+    1157,
+    2006,
+    2085,
+    4063,
+    20014,
+)
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS)

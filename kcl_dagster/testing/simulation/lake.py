@@ -59,6 +59,13 @@ class ShardTruth:
         return bisect_right(self.numbers, int(checkpoint.sequence))
 
     @property
+    def read_to(self) -> int:
+        """Where its reader is: a shard whose lease was deleted is read again from its start."""
+        if self.last_part is None or not self.is_repeated:
+            return self.stored_to
+        return min(self.stored_to, self.index_after(self.last_part.through))
+
+    @property
     def is_drained(self) -> bool:
         return max(self.stored_to, self.start_limit or 0) >= len(self.numbers)
 
@@ -276,8 +283,8 @@ class Lake:
         ]
 
     def behind(self) -> int:
-        """How many records are not stored and could be."""
-        return sum(len(truth.numbers) - truth.stored_to for truth in self._behind())
+        """How many records are not stored and could be; with those that have to be read again before."""
+        return sum(len(truth.numbers) - truth.read_to for truth in self._behind())
 
     def _behind(self) -> list[ShardTruth]:
         return [
