@@ -129,13 +129,14 @@ class Lake:
         """One part, atomically, once."""
         key = identity(part)
         known = self.stored.get(key)
+        truth = self.truth(part.stream.name, part.shard_id, part.stream.creation_epoch)
         if known is not None:
             if known != rows:
                 self.violations.add("S12", f"{_named(part)} came again with other records")
+            truth.last_part = part if truth.is_repeated else truth.last_part
             return
         self.stored[key] = rows
         self.records += len(rows)
-        truth = self.truth(part.stream.name, part.shard_id, part.stream.creation_epoch)
         if truth.start_limit is not None:
             self._begin(part, rows, truth)
         start = self._start_of(part, rows, truth)
