@@ -33,6 +33,7 @@ from kcl_dagster.spark.storage import Store
 from kcl_dagster.worker.batch import PoisonRecord, Range
 
 FOLDER: Final = "_drafts"  # readers pass over names that begin with an underscore
+SUFFIX: Final = ".draft"  # and those who look for *.parquet in every folder, over this
 # A draft is published or thrown away within a batch's time; what is as old as this was left by a worker that died.
 LEFT_BEHIND_SECONDS: Final = 6 * 3600.0
 
@@ -111,7 +112,7 @@ def write_drafts(fetched: Iterator[pa.RecordBatch], store: Store, name: str) -> 
             row: dict[str, object] = {"lease_key": lease, "trailer": trailer}
             file = files.pop(lease, None)
             if file is not None and msgspec.json.decode(trailer, type=Trailer).failure is None:
-                row |= _stored(file, store, f"{FOLDER}/{name}.{lease.replace(':', '.')}.{attempts[lease]}.parquet")
+                row |= _stored(file, store, f"{FOLDER}/{name}.{lease.replace(':', '.')}.{attempts[lease]}{SUFFIX}")
             written.append(row)
     except BaseException:
         store.delete([str(row["path"]) for row in written if row.get("path")])

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pyarrow.parquet as parquet
 
 import kcl_dagster as kcl
+from kcl_dagster.spark.storage import is_hidden
 from kcl_dagster.spark.transform import unchanged
 from kcl_dagster.worker.batch import Batch
 
@@ -121,7 +122,7 @@ def _files(kind: str, lake: Path) -> list[Path]:
             return _iceberg_files(lake)
         case "foreach":
             return _first_of_each(place)
-    return sorted(path for path in place.rglob("*.parquet") if not path.name.startswith((".", "_")))
+    return sorted(path for path in place.rglob("*.parquet") if not is_hidden(path.relative_to(place).as_posix()))
 
 
 def _delta_files(place: Path) -> list[Path]:

@@ -76,12 +76,7 @@ def write_files(
     replaced. Raises what Spark raises; see `spark.failures`.
     """
     pieces = apply(transform, data, list(names))
-    columns = pieces[0].columns
-    missing = [name for name in partition_by if name not in columns]
-    if missing:
-        raise ConfigurationError(
-            f"partition_by names {missing}, which the transform's output does not have: {columns}"
-        )
+    check_partition_columns(partition_by, pieces[0].columns)
     # A transform that gives back what it was given wants no columns in Spark.
     origin = origin_of(data) if pieces[0] is data else None
     as_read = origin is not None and not partition_by

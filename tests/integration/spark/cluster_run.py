@@ -1,11 +1,13 @@
 """A worker's batches on a Spark cluster whose executors are killed. A program of its own: it needs its own session.
 
-Every round reads a batch while records keep coming, kills an executor at some moment, writes, and goes through what
+Every round reads a batch while records keep coming, does something to the executors, writes, and goes through what
 a worker does when that fails: read the same range again, pinned, and write again. Its last line of output is a
 verdict in JSON.
 
-    python cluster_run.py MASTER ENDPOINT FOLDER ROUND...     ROUND: none, fetch, before-write, write
+    python cluster_run.py MASTER ENDPOINT FOLDER ROUND...
 
+ROUND is none; or when an executor is killed: fetch, before-write, write; or stall: one is frozen while it fetches,
+and speculation, which is on, lets another read the same. `drafted-` before it: the fetch writes the sink's files.
 MASTER may be a Spark Connect server (`sc://host:port`); executors are then left alone.
 """
 
@@ -36,6 +38,14 @@ from kcl_dagster.worker.batch import Batch, Budget, Part, Range
 
 SHARDS = 4
 BUDGET = Budget(records=100_000, bytes=1 << 28, seconds=0.5)
+DRAFTED = "drafted-"
+# A task is read a second time, by another machine's executor, as soon as it takes a little longer than the other.
+HASTY = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.1",
+}
 KEYS: dict[str, Any] = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
 
 
@@ -84,6 +94,26 @@ def kill_all(app: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+class Stall:
+    """An executor that is frozen for the time of a batch, from some moment on."""
+
+    def __init__(self, app: str) -> None:
+        self._app = app
+        self._frozen: list[int] = []
+        self._timer = threading.Timer(0.2, self._freeze)
+        self._timer.start()
+
+    def _freeze(self) -> None:
+        self._frozen = executors(self._app)[:1]
+        for pid in self._frozen:
+            os.kill(pid, signal.SIGSTOP)
+
+    def end(self) -> None:
+        self._timer.join()
+        for pid in self._frozen:
+            os.kill(pid, signal.SIGCONT)
+
+
 def settings_for(master: str) -> SparkSettings:
     if master.startswith("sc://"):
         return SparkSettings(mode="connect", url=master)
@@ -91,15 +121,28 @@ def settings_for(master: str) -> SparkSettings:
     return SparkSettings(mode="cluster", url=master, conf=conf | {"spark.log.level": "OFF"})
 
 
+def twins(log: Path) -> int:
+    """Tasks that were started a second time beside the first."""
+    files = log.rglob("events_*")
+    events = (json.loads(line) for path in files for line in path.read_text().splitlines())
+    return sum(event["Task Info"]["Speculative"] for event in events if event["Event"] == "SparkListenerTaskStart")
+
+
 def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str, Any]:
     kinesis = client("kinesis", endpoint_url=endpoint, **KEYS)
     kinesis.create_stream(StreamName="clicks", ShardCount=SHARDS)
-    spark = start_session(settings_for(master), "chaos")
-    engine = SparkEngine(
-        spark,
-        Connection(endpoint_url=endpoint, **KEYS),
-        EngineSettings(tasks=2, limits=ShardLimits.unlimited()),
-    )
+    log = Path(f"{folder}.log")
+    log.mkdir()
+    settings = settings_for(master)
+    if settings.mode == "cluster":
+        logged = {"spark.eventLog.enabled": "true", "spark.eventLog.compress": "false"}
+        logged["spark.eventLog.dir"] = str(log)
+        settings = settings.model_copy(update={"conf": settings.conf | HASTY | logged})
+    spark = start_session(settings, "chaos")
+    sink, connection = ParquetSink(folder), Connection(endpoint_url=endpoint, **KEYS)
+    reading = EngineSettings(tasks=2, limits=ShardLimits.unlimited())
+    frozen = SparkEngine(spark, connection, reading)
+    drafted = SparkEngine(spark, connection, reading, sink=sink)
     shards = [shard["ShardId"] for shard in kinesis.list_shards(StreamName="clicks")["Shards"]]
     ranges = [Range(LeaseKey(shard), StreamIdentifier("clicks"), shard, TRIM_HORIZON, 1) for shard in shards]
     producer = Producer(kinesis)
@@ -108,9 +151,11 @@ def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str
     for kind in [*rounds, "last"]:
         if kind == "last":
             producer.finish()
-        ranges, records, tries = one_batch(spark, engine, ParquetSink(folder), ranges, kind)
+        engine = drafted if kind.startswith(DRAFTED) else frozen
+        ranges, records, tries = one_batch(spark, engine, sink, ranges, kind.removeprefix(DRAFTED))
         retries, counted = retries + tries, counted + records
-    engine.close()
+    for engine in (frozen, drafted):
+        engine.close()
     spark.stop()
     stored = [int(value) for value in ds.dataset(folder).to_table(columns=["data"]).column("data").to_pylist()]
     return {
@@ -119,6 +164,7 @@ def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str
         "stored": len(stored),
         "distinct": len(set(stored)),
         "retries": retries,
+        "twins": twins(log),
     }
 
 
@@ -132,7 +178,12 @@ def one_batch(
         try:
             if kind == "fetch" and tries == 0:
                 threading.Timer(0.4, kill_one, [app]).start()
-            fetched = engine.fetch(pinned, BUDGET)
+            stall = Stall(app) if kind == "stall" and tries == 0 else None
+            try:
+                fetched = engine.fetch(pinned, BUDGET)
+            finally:
+                if stall is not None:
+                    stall.end()
             assert not fetched.failures, fetched.failures
             progress = fetched.progress
             pinned = [

@@ -43,9 +43,8 @@ def check(verdict: dict[str, Any]) -> None:
 
 
 def test_executors_may_die_at_any_moment_of_a_batch(tmp_path: Path) -> None:
-    verdict = run(
-        "local-cluster[2,1,1024]", tmp_path / "lake", "none", "fetch", "before-write", "write", "before-write"
-    )
+    when = ("fetch", "before-write", "write", "drafted-fetch", "drafted-before-write", "drafted-write")
+    verdict = run("local-cluster[2,1,1024]", tmp_path / "lake", "none", *when)
     check(verdict)
     # Losing the only copy of a batch is what makes it necessary to read it again.
     assert verdict["retries"] >= 1
@@ -97,8 +96,8 @@ def standalone(daemons: Daemons, tmp_path: Path) -> str:
         "master", "I have been elected leader", master, "--host", "127.0.0.1", "--port", port, "--webui-port", "0"
     )
     url = f"spark://127.0.0.1:{port}"
-    for name in ("one", "two"):
-        options = ["--host", "127.0.0.1", "--webui-port", "0", "-c", "1", "-m", "1g", "-d", str(tmp_path / name)]
+    for name, host in (("one", "127.0.0.1"), ("two", "127.0.0.2")):  # Spark has no twin of a task on the same host
+        options = ["--host", host, "--webui-port", "0", "-c", "1", "-m", "1g", "-d", str(tmp_path / name)]
         worker = "org.apache.spark.deploy.worker.Worker"
         daemons.start(name, "Successfully registered with master", worker, *options, url)
     return url
@@ -138,7 +137,15 @@ def wait_for(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_standalone_cluster_runs_the_same_code(standalone: str, tmp_path: Path) -> None:
-    check(run(standalone, tmp_path / "lake", "none", "before-write"))
+    verdict = run(standalone, tmp_path / "lake", "none", "before-write", "drafted-none", "drafted-before-write")
+    check(verdict)
+
+
+def test_a_task_may_have_a_twin(standalone: str, tmp_path: Path) -> None:
+    """Speculation is off in our sessions; in those of others it need not be."""
+    verdict = run(standalone, tmp_path / "lake", "none", "stall", "drafted-stall", "none", "drafted-none")
+    check(verdict)
+    assert verdict["twins"] >= 2
 
 
 def test_spark_connect_runs_the_same_code(connect: str, tmp_path: Path) -> None:

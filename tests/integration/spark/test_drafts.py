@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -84,6 +85,8 @@ def test_a_batch_that_is_given_up_leaves_no_file(stream: Stream, engine: SparkEn
     stream.produce(30)
     fetched = engine.fetch(stream.ranges(), GENEROUS)
     assert len(files(tmp_path)) == 3
+    assert not list(tmp_path.rglob("*.parquet"))
+    assert not ds.dataset(str(tmp_path)).files
     fetched.release()
     assert files(tmp_path) == []
 

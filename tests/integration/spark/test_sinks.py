@@ -138,7 +138,7 @@ def write_drafts(sink: Any, spark: SparkSession, *parts: Part) -> None:
             file = ParquetFile(RECORDS)
             for rows in frame.where(F.col("lease_key") == lease).toArrow().cast(RECORDS).to_batches():
                 file.write(rows)
-            drafts[lease] = Draft(f"{FOLDER}/{random.getrandbits(40):x}.parquet", file.rows, 1)
+            drafts[lease] = Draft(f"{FOLDER}/{random.getrandbits(40):x}.draft", file.rows, 1)
             content = file.finish()
             drafts[lease] = replace(drafts[lease], bytes=len(content))
             store.put(drafts[lease].path, content)
