@@ -20,7 +20,7 @@ from kcl_dagster.model.shard import ChildShard
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.cutting import RangeCut
 from kcl_dagster.streams.pacing import Allowance
-from kcl_dagster.streams.polling import OPEN_PATIENCE_SECONDS, PINNED_PATIENCE_SECONDS, Bookmark
+from kcl_dagster.streams.polling import OPEN_PATIENCE_SECONDS, PINNED_PATIENCE_SECONDS, Bookmark, is_far_behind
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord, child_shards, size_of
 
@@ -59,7 +59,7 @@ class FanoutReader:
         self._continuation = bookmark.iterator if bookmark else None
         self._not_before = self._now() + (bookmark.wait_seconds if bookmark else 0.0)
         self._name = f"{shard_id} of stream {stream}"
-        self._cut = RangeCut(bounds, self._name, goes_on=bookmark is not None)
+        self._cut = RangeCut(bounds, self._name, goes_on=self._continuation is not None)
 
         self.millis_behind: int | None = None
         self.is_ended = False
@@ -76,7 +76,8 @@ class FanoutReader:
         """Where to go on; None when the next reader must find the place itself."""
         if self._continuation is None or self.is_ended:
             return None
-        return Bookmark(self._continuation, wait_seconds=max(0.0, self._not_before - self._now()))
+        place = None if is_far_behind(self.millis_behind) else self._continuation
+        return Bookmark(place, wait_seconds=max(0.0, self._not_before - self._now()))
 
     def pages(
         self, allowance: Allowance, deadline: float, is_stopped: Callable[[], bool] = lambda: False

@@ -29,14 +29,25 @@ FIRST_BACKOFF_SECONDS: Final = 0.25
 LONGEST_BACKOFF_SECONDS: Final = 5.0
 
 
+# Less than a day, for which any stream keeps its records, by more than a bookmark may be old.
+FAR_BEHIND_MILLIS: Final = (24 * 3600 - 600) * 1000
+
+
+def is_far_behind(millis_behind: int | None) -> bool:
+    """Records may leave the stream before they are read. An iterator skips them in silence, so reading begins again
+    at the record before them, which is there or tells that it is not."""
+    return millis_behind is not None and millis_behind > FAR_BEHIND_MILLIS
+
+
 @dataclass(frozen=True, slots=True)
 class Bookmark:
-    """An iterator that stands after `sequence`, and what was learnt of the shard on the way there.
+    """An iterator that stands where a range ended, and what was learnt of the shard on the way there.
 
-    Kinesis forgets iterators after five minutes; a reader falls back to the range's beginning then.
+    Kinesis forgets iterators after five minutes; a reader falls back to the range's beginning then. It does so as
+    well without an iterator.
     """
 
-    iterator: str
+    iterator: str | None
     record_bytes: float = ASSUMED_RECORD_BYTES
     wait_seconds: float = 0.0  # the shard asks to be left alone for this long yet
 
@@ -66,7 +77,7 @@ class ShardReader:
         self._not_before = runtime.clock.monotonic() + (bookmark.wait_seconds if bookmark else 0.0)
         self._page_bytes = 0
         self._failures = 0  # since the last answer
-        self._cut = RangeCut(bounds, f"{shard_id} of stream {stream}", goes_on=bookmark is not None)
+        self._cut = RangeCut(bounds, f"{shard_id} of stream {stream}", goes_on=self._iterator is not None)
 
         self.millis_behind: int | None = None
         self.is_ended = False
@@ -79,7 +90,7 @@ class ShardReader:
         if self._iterator is None:
             return None
         wait = max(0.0, self._not_before - self._runtime.clock.monotonic())
-        return Bookmark(self._iterator, self._record_bytes, wait)
+        return Bookmark(None if is_far_behind(self.millis_behind) else self._iterator, self._record_bytes, wait)
 
     def pages(
         self, allowance: Allowance, deadline: float, is_stopped: Callable[[], bool] = lambda: False
@@ -102,8 +113,7 @@ class ShardReader:
             if answered and not pinned and (allowance.is_spent or self._not_before >= deadline):
                 return
             self._wait()
-            limit = MAX_PAGE_RECORDS if pinned else allowance.page_limit(self._record_bytes, MAX_PAGE_RECORDS)
-            answer = self._ask(limit, give_up)
+            answer = self._ask(MAX_PAGE_RECORDS if pinned else self._limit(allowance), give_up)
             if answer is None:
                 continue
             if pinned:
@@ -114,6 +124,8 @@ class ShardReader:
             if records:
                 allowance.spend(len(records), self._page_bytes)
                 yield records
+                if not pinned and is_far_behind(self.millis_behind) and not self._cut.is_only_anchor(records):
+                    return
         if pinned and not self._cut.is_complete and not is_stopped():
             raise self._cut.lost_the_end()
 
@@ -121,6 +133,12 @@ class ShardReader:
     def is_start_trimmed(self) -> bool:
         """Whether the record at which the range begins is no longer in the stream."""
         return self._cut.is_start_trimmed
+
+    def _limit(self, allowance: Allowance) -> int:
+        """With the record at which the range begins comes the next one, or that might leave between two pages."""
+        limit = allowance.page_limit(self._record_bytes, MAX_PAGE_RECORDS - 1)
+        begins = self._iterator is None and self._cut.last_sequence is None
+        return limit + (begins and self._bounds.begins_at_record is not None)
 
     def _now(self) -> float:
         return self._runtime.clock.monotonic()

@@ -11,8 +11,8 @@
     release           unowned again
     delete            gone
 
-The conditions are the KCL's: its clients and ours may race on any row. `assign` may also be asked to expect the
-counter, which is how a lease is taken without its owner's consent: a renewal in between makes it fail.
+The conditions are the KCL's or stricter: its clients and ours may race on any row. `assign` may also be asked to
+expect the counter, which is how a lease is taken without its owner's consent: a renewal in between makes it fail.
 All writes are per attribute, so attributes of others stay as they are.
 
 Modelled in spec/ExactlyOnce.tla: each condition there can be switched off, and is then missed.
@@ -58,8 +58,8 @@ def create_child(table: str, child: Lease, parent: LeaseKey, children: frozenset
 
 
 def renew(table: str, lease: Lease, throughput_kbps: float | None = None, tip_seen: int | None = None) -> Request:
-    """Fails if the counter moved, and if a handoff began that the caller does not know of yet."""
-    update = _by_counter(table, lease)
+    """Fails if the counter or the lease moved, and if a handoff began that the caller does not know of yet."""
+    update = _by_owner(table, lease)
     if lease.checkpoint_owner is None:
         update.require(f"attribute_not_exists({a.CHECKPOINT_OWNER})")
     if throughput_kbps is not None:
@@ -125,7 +125,7 @@ def checkpoint(
     tip_seen: int | None = None,
 ) -> Request:
     """Record progress, clear what was pending, count as a renewal. Fails if the counter moved."""
-    update = _by_counter(table, lease).set(checkpoint_values(checkpoint)).set({a.SWITCHES: n(0)})
+    update = _by_owner(table, lease).set(checkpoint_values(checkpoint)).set({a.SWITCHES: n(0)})
     if children:
         update.set({a.CHILDREN: names(children)})
     if lease.hash_range is not None:
@@ -144,7 +144,7 @@ def prepare_checkpoint(
     table: str, lease: Lease, pending: Checkpoint, *, state: bytes | None = None, batch: int | None = None
 ) -> Request:
     """Announce a batch before it is written; progress stays. Counts as a renewal. Fails if the counter moved."""
-    update = _by_counter(table, lease).set(checkpoint_values(pending, pending=True))
+    update = _by_owner(table, lease).set(checkpoint_values(pending, pending=True))
     if batch is not None:
         update.set({a.BATCH: n(batch)})
     if state is None:
@@ -185,6 +185,16 @@ def delete_lease(table: str, lease: Lease, *, forced: bool = False) -> Request:
 
 def _update(table: str, key: LeaseKey) -> Update:
     return Update(table, a.LEASE_KEY, s(key))
+
+
+def _by_owner(table: str, lease: Lease) -> Update:
+    """What an owner writes. Its counter would do, if nobody ever deleted a lease: a new one counts from 0 again,
+    and comes by the number that a former owner knows."""
+    update = _by_counter(table, lease)
+    owner = lease.actual_owner
+    if owner is None:
+        return update
+    return update.require(f"({a.OWNER} = :me OR {a.CHECKPOINT_OWNER} = :me)", {":me": s(owner)})
 
 
 def _by_counter(table: str, lease: Lease) -> Update:

@@ -70,6 +70,13 @@ MUTANTS: Final = (
         _REQUESTS,
         '_update(table, lease.key).require_equal(a.COUNTER, "counter", n(lease.counter))',
         "_update(table, lease.key).require(_EXISTS)",
+        also=(
+            Change(
+                _REQUESTS,
+                '    return update.require(f"({a.OWNER} = :me OR {a.CHECKPOINT_OWNER} = :me)", {":me": s(owner)})',
+                "    return update",
+            ),
+        ),
     ),
     Mutant(
         "moves are not conditional on the owners",

@@ -441,3 +441,32 @@ def test_without_limits_nothing_is_waited_for(world: World) -> None:
     read = world.read(world.reader(limits=ShardLimits.unlimited()), records=30, seconds=100)
     assert len(read) == 30
     assert world.clock.monotonic() - began < 0.1
+
+
+DAY = 24 * 3600
+
+
+@pytest.mark.parametrize("age", [23 * 3600, DAY - 60])
+def test_what_leaves_the_stream_between_two_ranges_is_noticed(world: World, age: int) -> None:
+    """An iterator would skip it in silence. Within a day nothing leaves a stream, and iterators do."""
+    sequences = world.put(*[b"%d" % number for number in range(6)], pause=40.0)
+    world.clock.advance(age - 6 * 40)
+    first = world.reader()
+    assert payloads(world.read(first, records=1)) == [b"0"]
+    world.clock.advance(120)
+    second = world.reader(after(sequences[0]), bookmark=first.bookmark)
+    found = payloads(world.read(second, records=1))
+    if age < DAY - 600:
+        assert (found, second.is_start_trimmed) == ([b"1"], False)
+        assert world.calls.count("get_shard_iterator") == 1
+    else:
+        assert second.is_start_trimmed
+        assert found[0] != b"1"
+
+
+def test_a_range_that_is_far_behind_ends_with_its_first_records(world: World) -> None:
+    sequences = world.put(*[b"%d" % number for number in range(6)])
+    world.clock.advance(DAY - 60)
+    reader = world.reader(after(sequences[0]))
+    assert payloads(world.read(reader, records=1)) == [b"0", b"1"]
+    assert world.calls.count("get_records") == 1

@@ -126,6 +126,20 @@ class LeaseTableContract:
             tables.leases.renew(lease)
         assert tables.item(lease.key) is None
 
+    def test_a_former_owner_writes_nothing_to_a_lease_that_was_made_anew(self, tables: Tables) -> None:
+        """Somebody deleted its lease. The new one counts from 0, and comes by the number that it knows."""
+        lease = tables.holding(new_lease())
+        tables.remove(lease.key)
+        anew = tables.holding(new_lease(), BERT)
+        assert anew.counter == lease.counter
+        with pytest.raises(LeaseLost, match=BERT):
+            tables.leases.renew(lease)
+        with pytest.raises(LeaseLost, match=BERT):
+            tables.leases.prepare(lease, at(), batch=1)
+        with pytest.raises(LeaseLost, match=BERT):
+            tables.leases.checkpoint(lease, at())
+        assert tables.leases.get(lease.key) == anew
+
     # --- take and assign
 
     def test_taking_a_lease_counts_a_switch(self, tables: Tables) -> None:
