@@ -202,7 +202,8 @@ class Reading(Generic[R]):
         record, the service refuses that; elsewhere it is looked at here, after the fact and about once a lease."""
         planned = progress.range
         begins_at_record = planned.first is not None or not planned.after.is_initial_position
-        if progress.gone or (progress.through is not None and not begins_at_record):
+        found_something = progress.through is not None or progress.ended
+        if progress.gone or (found_something and not begins_at_record):
             try:
                 self.confirm(planned.stream)
             except KclError as error:

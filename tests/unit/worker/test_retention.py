@@ -292,3 +292,20 @@ def test_a_stream_that_was_made_anew_is_not_read_under_the_old_ones_leases() -> 
     assert world.store.everything() == []
     assert world.lease(A).checkpoint == TRIM_HORIZON
     assert any("another creation time" in event.message for event in run.events)
+
+
+def test_the_end_of_a_stream_that_was_made_anew_finishes_no_lease_of_the_old_one() -> None:
+    """Its shard of the same name is closed and empty, so not a record tells."""
+    world = World()
+    world.stream.split(A)
+
+    def confirm(_: StreamIdentifier) -> None:
+        raise StreamRecreated("it has another creation time")
+
+    run = world.worker("w1", confirm_stream=confirm)
+    world.assign(run)
+    for _ in range(10):
+        run.round()
+        world.clock.advance(60)
+    assert world.lease_keys() == [A]
+    assert world.lease(A).checkpoint == TRIM_HORIZON
