@@ -61,7 +61,6 @@ _SYNCING: Final = "kcl_dagster.leader.syncing"
 _SYNC: Final = "kcl_dagster.leader.sync"
 _CLEANUP: Final = "kcl_dagster.leader.cleanup"
 _LOCK: Final = "kcl_dagster.tables.lock"
-_COORDINATION: Final = "kcl_dagster.tables.coordination"
 
 MUTANTS: Final = (
     # Conditions dropped
@@ -309,32 +308,19 @@ MUTANTS: Final = (
         "        if key:\n            return True",
     ),
     Mutant(
-        "a lease is trusted from the answer on and not from the request",
+        "what is delivered is counted when nobody writes the lease",
         _HOLDINGS,
-        "            sent = self._runtime.clock.monotonic()\n"
-        "            with self._dropping(held):\n"
-        "                renewed = self._table.renew(held.lease, self._published(key), "
-        "tip_seen=_newer_tip(held))\n",
-        "            with self._dropping(held):\n"
-        "                renewed = self._table.renew(held.lease, self._published(key), "
-        "tip_seen=_newer_tip(held))\n"
-        "            sent = self._runtime.clock.monotonic()\n",
+        "        with self._map_lock:\n            self._throughput.record(key, payload_bytes)\n",
+        "        held = self._held.get(key)\n"
+        "        if held is not None:\n"
+        "            with held.lock:\n"
+        "                self._throughput.record(key, payload_bytes)\n",
     ),
     Mutant(
         "the leader lock is taken from whoever holds it",
         _LOCK,
         "row.is_released or stood > row.duration or",
         "row.is_released or stood >= 0 or",
-    ),
-    Mutant(
-        "the leader lock is taken without regard to the version that stood",
-        _COORDINATION,
-        """        f"{PRESENT} AND {LOCK_VERSION} = :watched",
-        {":watched": s(watched)},
-""",
-        """        f"{PRESENT} AND ({LOCK_VERSION} = :watched OR {PRESENT})",
-        {":watched": s(watched)},
-""",
     ),
     # Handoffs and the fleet
     Mutant(
