@@ -26,11 +26,12 @@ OPTIONS = (
 )
 CLICKABLE = "button, a, [role=tab], [role=menuitem], div, span"
 CLICK = """(() => {
-  const all = [...document.querySelectorAll(%s)];
-  const found = all.filter(element => element.innerText === %s && element.offsetParent).pop();
+  const all = [...document.querySelectorAll(%s)].filter(element => element.innerText === %s);
+  const found = all.filter(element => element.offsetParent && !element.closest('button:disabled')).pop();
   if (found) found.click();
   return Boolean(found);
 })()"""
+HEARD_SECONDS = 15.0  # a click on what the page is about to make anew is not heard
 
 
 class BrowserMissing(Exception):
@@ -91,6 +92,17 @@ class Page:
     def click(self, text: str, what: str = CLICKABLE) -> None:
         """Click the innermost visible element with exactly this text, once it is there; `what`: a CSS selector."""
         self.wait_until(CLICK % (json.dumps(what), json.dumps(text)), f"something to click that says {text!r}")
+
+    def click_until(self, text: str, script: str, what: str, seconds: float = PATIENCE_SECONDS) -> None:
+        """Click, again if nothing comes of it, until a script in the page is true."""
+        deadline, clicked = time.monotonic() + seconds, float("-inf")
+        while not self.evaluate(script):
+            assert time.monotonic() < deadline, f"{what}: {self.text()[:2000]}"
+            if time.monotonic() - clicked > HEARD_SECONDS and self.evaluate(
+                CLICK % (json.dumps(CLICKABLE), json.dumps(text))
+            ):
+                clicked = time.monotonic()
+            time.sleep(LOOK_SECONDS)
 
     def screenshot(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

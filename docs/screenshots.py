@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs/images"
 PATIENCE_SECONDS = 600.0  # until the demo has something to show
 PAGE_SECONDS = 60.0
-WORTH_SEEING_SECONDS = 60.0  # so that plots have more than a point
+WORTH_SEEING_SECONDS = 330.0  # plots have more than a point by then, and sessions have been made
 
 LOCATION = "kcl_dagster"
 GROUPS = "/asset-groups?expanded=" + "%2C".join(

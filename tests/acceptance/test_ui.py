@@ -43,8 +43,7 @@ def test_every_page_shows_what_it_should(picture: Picture, base: str, page: Page
 
 def test_lag_is_plotted_over_time(base: str, page: Page) -> None:
     page.open(f"{base}{APPLICATION}/lag", showing="kcl/retention_used_percent")
-    page.click("Plots")
-    page.wait_until("document.querySelectorAll('canvas').length >= 2", "two plots")
+    page.click_until("Plots", "document.querySelectorAll('canvas').length >= 2", "two plots")
 
 
 def test_a_worker_leads_to_its_run(base: str, page: Page) -> None:
@@ -56,17 +55,20 @@ def test_a_worker_leads_to_its_run(base: str, page: Page) -> None:
 
 def test_a_previewed_tick_is_a_tick_and_harms_nothing(base: str, page: Page) -> None:
     page.open(base + LEADER, showing="Cursor")
-    page.click("Preview tick result")
-    page.wait_for("Continue")
-    page.click("Continue")
-    page.wait_for("Try again", PATIENCE_SECONDS)  # shown with the result, whatever it is
+    page.click_until("Preview tick result", shows("Continue"), "the dialog opens")
+    # Shown with the result, whatever it is.
+    page.click_until("Continue", shows("Try again"), "the tick is over", PATIENCE_SECONDS)
     assert "Error" not in page.text()
+
+
+def shows(text: str) -> str:
+    """A script that tells whether the page does."""
+    return f"document.body.innerText.includes({text!r})"
 
 
 def test_an_operation_is_launched_from_its_form(base: str, page: Page) -> None:
     page.open(base + PAUSE, showing="dry_run")
     page.wait_for("No errors")
-    page.wait_until_still()  # the button is made anew when the form has been checked
-    page.click("Launch Run")
-    page.wait_until("location.pathname.startsWith('/runs/')", "the run's page opens", PATIENCE_SECONDS)
+    opened = "location.pathname.startsWith('/runs/')"
+    page.click_until("Launch Run", opened, "the run's page opens", PATIENCE_SECONDS)
     page.wait_for("RUN_SUCCESS", PATIENCE_SECONDS)

@@ -37,6 +37,7 @@ HANDOVER_SECONDS, GONE_SECONDS, LAUNCHED_SECONDS, FOLLOWED_SECONDS, NEXT_SECONDS
 RUN_EVENTS = 20  # of Dagster itself, in a run of one step
 LOG = logging.getLogger(__name__)
 
+HEALTHY_SECONDS_BEHIND = 0.2
 FLEETS = ((16, 1), (32, 2), (100, 4))
 """Shards, and the workers that the defaults make of them."""
 
@@ -81,6 +82,7 @@ class WrittenRun:
 class Fleet:
     shards: int
     workers: int
+    seconds_behind: float = HEALTHY_SECONDS_BEHIND
 
     def seen(self, now: float) -> Observation:
         """At the end of the lifetime one worker after another is replaced."""
@@ -89,12 +91,12 @@ class Fleet:
         leases = [
             replace(known, **changes) for known, changes in zip(self._leases(), self._owners(shares), strict=True)
         ]
-        told = {known.key: 200 for known in leases[: worker_row.SHARDS_TOLD]}
+        told = {known.key: round(1000 * self.seconds_behind) for known in leases[: worker_row.SHARDS_TOLD]}
         return replace(
             CALM,
             leases=leases,
             workers=[replace(row, behind=told) for row in rows],
-            lag_seconds=0.2,
+            lag_seconds=self.seconds_behind,
             retention={"stream": DAY_SECONDS},
             decisions=[decision for _, _, decisions in shares for decision in decisions],
             now=1_800_000_000.0 + now,
@@ -141,9 +143,9 @@ class Fleet:
             yield {"owner": owner, "checkpoint_owner": row.id if in_handoff and row is not None else None}
 
 
-def measure(instance: DagsterInstance, home: Path, shards: int, workers: int) -> float:
+def measure(instance: DagsterInstance, home: Path, fleet: Fleet) -> float:
     """Megabytes a day of a fleet at the default settings, once it has been running for a while."""
-    fleet, reporter = Fleet(shards, workers), Reporter(things, KclTranslator())
+    reporter, workers = Reporter(things, KclTranslator()), fleet.workers
     runs = [WrittenRun(instance, number, 0.0) for number in range(workers)]
     followed: set[int] = set()
 
@@ -184,14 +186,20 @@ def _size(home: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fleet", nargs=2, type=int, metavar=("SHARDS", "WORKERS"), help="this one only")
+    parser.add_argument("--behind", type=float, default=HEALTHY_SECONDS_BEHIND, help="seconds, all of the day")
     options = parser.parse_args()
     for shards, workers in [tuple(options.fleet)] if options.fleet else FLEETS:
         with tempfile.TemporaryDirectory(prefix="growth") as folder:
             home = Path(folder)
             (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
             with DagsterInstance.from_config(folder) as instance:
-                a_day = measure(instance, home, shards, workers)
-        figure = {"shards": shards, "workers": workers, "megabytes_a_day": round(a_day, 1)}
+                a_day = measure(instance, home, Fleet(shards, workers, options.behind))
+        figure = {
+            "shards": shards,
+            "workers": workers,
+            "behind": options.behind,
+            "megabytes_a_day": round(a_day, 1),
+        }
         sys.stdout.write(json.dumps(figure) + "\n")
         sys.stdout.flush()
     return 0
