@@ -4,7 +4,8 @@ Used by the sinks in the executors and on the driver. A store is a value that ca
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -16,6 +17,7 @@ from kcl_dagster.errors import ConfigurationError
 
 S3_READ_SECONDS: Final = 60.0  # one part of a large object over a slow line
 DELETE_AT_ONCE: Final = 1000  # what DeleteObjects takes
+COPIES_AT_ONCE: Final = 8  # each takes its time, and none of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ class Store(Protocol):
     def delete(self, paths: Sequence[str]) -> None:
         """Remove files; those that do not exist are no error."""
 
-    def copy(self, path: str, to: str) -> None:
-        """Store what is at `path` at `to` as well, like `put` and without reading it."""
+    def copy(self, names: Mapping[str, str]) -> None:
+        """Store what is at each path at the one it is mapped to as well: like `put`, and without reading it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +126,13 @@ class LocalStore:
         for path in paths:
             Path(self.root, path).unlink(missing_ok=True)
 
-    def copy(self, path: str, to: str) -> None:
-        source, target = Path(self.root, path), Path(self.root, to)
+    def copy(self, names: Mapping[str, str]) -> None:
+        targets = [self._link(Path(self.root, path), to) for path, to in names.items()]
+        for directory in {target.parent for target in targets}:
+            _sync_directory(directory)
+
+    def _link(self, source: Path, to: str) -> Path:
+        target = Path(self.root, to)
         target.parent.mkdir(parents=True, exist_ok=True)
         link = _hidden_beside(target)
         try:
@@ -134,12 +141,12 @@ class LocalStore:
             raise
         except OSError:  # a file system that has no links
             self.put(to, source.read_bytes())
-            return
+            return target
         try:
             link.replace(target)
         finally:
             link.unlink(missing_ok=True)  # renamed onto itself, it would stay
-        _sync_directory(target.parent)
+        return target
 
 
 def _hidden_beside(target: Path) -> Path:
@@ -191,7 +198,11 @@ class S3Store:
             some = [{"Key": self._key(path)} for path in paths[start : start + DELETE_AT_ONCE]]
             call(self._client(), "delete_objects", Bucket=self.bucket, Delete={"Objects": some, "Quiet": True})
 
-    def copy(self, path: str, to: str) -> None:
+    def copy(self, names: Mapping[str, str]) -> None:
+        with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
+            list(pool.map(self._copy, names, names.values()))
+
+    def _copy(self, path: str, to: str) -> None:
         source = {"Bucket": self.bucket, "Key": self._key(path)}
         call(self._client(), "copy_object", Bucket=self.bucket, Key=self._key(to), CopySource=source)
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -24,7 +23,6 @@ from kcl_dagster.spark.transform import Transform, apply, gathered
 from kcl_dagster.worker.batch import Part
 
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and Athena expect
-PUBLISHERS: Final = 8  # an object store takes its time for each file
 
 _MANIFEST: Final = pa.schema(
     [
@@ -103,17 +101,14 @@ def write_files(
 
 def _published(drafted: Drafted, names: Mapping[LeaseKey, str]) -> tuple[WrittenFile, ...]:
     """Give the drafts of a batch their names."""
-
-    def publish(lease: LeaseKey) -> WrittenFile:
-        draft, path = drafted.drafts[lease], names[lease]
-        try:
-            drafted.store.copy(draft.path, path)
-        except (OSError, KclError) as error:
-            raise SinkError(f"{drafted.store.root}: {path} could not be published: {error}") from error
-        return WrittenFile(lease, path, draft.rows, draft.bytes, {}, RECORDS)
-
-    with ThreadPoolExecutor(min(PUBLISHERS, max(1, len(drafted.drafts)))) as pool:
-        return tuple(pool.map(publish, drafted.drafts))
+    store, drafts = drafted.store, drafted.drafts
+    try:
+        store.copy({draft.path: names[lease] for lease, draft in drafts.items()})
+    except (OSError, KclError) as error:
+        raise SinkError(f"{store.root}: what was fetched could not be published: {error}") from error
+    return tuple(
+        WrittenFile(lease, names[lease], draft.rows, draft.bytes, {}, RECORDS) for lease, draft in drafts.items()
+    )
 
 
 def check_partition_columns(partition_by: Sequence[str], columns: Sequence[str]) -> None:

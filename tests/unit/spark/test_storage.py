@@ -40,32 +40,34 @@ def test_what_was_put_can_be_read_listed_replaced_and_deleted(store: Store) -> N
     assert paths(store) == ["a/x.parquet"]
 
 
-def test_a_file_is_copied_in_place_of_another(store: Store) -> None:
+def test_files_are_copied_in_place_of_others(store: Store) -> None:
     store.put("_drafts/x", b"new")
+    store.put("_drafts/y", b"another")
     store.put("a/x.parquet", b"old")
     for _ in range(2):
-        store.copy("_drafts/x", "a/x.parquet")
+        store.copy({"_drafts/x": "a/x.parquet", "_drafts/y": "y"})
         assert store.get("a/x.parquet") == b"new"
-    assert paths(store, hidden=True) == ["_drafts/x", "a/x.parquet"]
+    assert paths(store, hidden=True) == ["_drafts/x", "_drafts/y", "a/x.parquet", "y"]
+    assert store.get("y") == b"another"
     store.delete(["_drafts/x"])
     assert store.get("a/x.parquet") == b"new"
     with pytest.raises((FileNotFoundError, ServiceError)):
-        store.copy("_drafts/x", "a/x.parquet")
+        store.copy({"_drafts/x": "a/x.parquet", "_drafts/y": "y"})
     assert store.get("a/x.parquet") == b"new"
 
 
 def test_a_copy_needs_no_links_and_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStore(str(tmp_path))
     store.put("x", b"new")
-    store.copy("x", "y")
-    store.copy("x", "y")
+    store.copy({"x": "y"})
+    store.copy({"x": "y"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
 
     def refused(self: Path, target: Path) -> None:
         raise OSError("links are not supported")
 
     monkeypatch.setattr(Path, "hardlink_to", refused)
-    store.copy("x", "z")
+    store.copy({"x": "z"})
     assert store.get("z") == b"new"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y", "z"]
 
