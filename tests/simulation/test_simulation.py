@@ -5,15 +5,17 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kcl_dagster.testing.simulation.campaign import run_seed
+from kcl_dagster.testing.simulation.campaign import Result, Tally, run_seed
 from kcl_dagster.testing.simulation.fleet import Outcome
 from kcl_dagster.testing.simulation.scenario import draw
 from kcl_dagster.testing.simulation.shrink import only, run, shrink
 from kcl_dagster.worker.parents import Parents
+from tests.simulation.__main__ import figure, replay_command
 from tests.simulation.planted import MUTANTS, Mutant
 
 # CPU seconds for seeds nobody has run before; together with the seeds below about a minute.
@@ -58,6 +60,24 @@ def test_seeds_that_nobody_has_run_before_keep_every_property() -> None:
         found = run_seed(seed).violations
         assert not found, f"{found[0]}\nreplay: python -m tests.simulation --seed {seed} --trace"
         seed += 1
+
+
+def test_a_run_is_replayed_by_one_command() -> None:
+    scenario = draw(9)
+    ids = [fault.id for fault in scenario.faults]
+    left = {frozenset(ids): "", frozenset(ids[:1]): f" --faults {ids[0]}", frozenset[int](): " --faults none"}
+    for kept, option in left.items():
+        outcome = Outcome(only(scenario, kept), [], 0.0, 0, 0, 0, {}, [])
+        assert replay_command(outcome) == f"python -m tests.simulation --seed 9{option} --trace"
+
+
+def test_the_figure_says_whether_the_bar_is_met() -> None:
+    result = Result(1, (), 0, hours=50.0, cpu_seconds=3.0, steps=1, records=1, faults=1)
+    tally = Tally()
+    tally.add(result)
+    assert (figure(tally)["value"], figure(tally)["ok"]) == (1000, True)
+    tally.add(replace(result, cpu_seconds=4.0))
+    assert (figure(tally)["value"], figure(tally)["ok"]) == (857, False)
 
 
 def digest_elsewhere(seed: int, hash_seed: str) -> str:
