@@ -19,6 +19,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 START_SECONDS = 30.0
 PATIENCE_SECONDS = 60.0  # a page of Dagster's on a busy machine
 LOOK_SECONDS = 0.25
+STILL_SECONDS = 15.0  # some pages count seconds, and never rest
 
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
@@ -70,7 +71,7 @@ class Page:
             assert time.monotonic() < deadline, f"{what}: {self.text()[:2000]}"
             time.sleep(LOOK_SECONDS)
 
-    def wait_until_still(self, seconds: float = PATIENCE_SECONDS) -> None:
+    def wait_until_still(self, seconds: float = STILL_SECONDS) -> None:
         """Until it looks the same twice: pages fade things in. One that never rests is still enough at the end."""
         deadline, before = time.monotonic() + seconds, b""
         while (now := self._picture()) != before and time.monotonic() < deadline:
