@@ -189,13 +189,15 @@ class Lake:
             return True
         if not self.is_gone(truth):
             return False
-        was_never_read = truth.stored_to <= truth.wanted_from
-        return not truth.is_leased or was_never_read or (self.goes_on and truth.told_to >= len(truth.numbers))
+        looks_unread = truth.is_repeated or truth.stored_to <= truth.wanted_from
+        return not truth.is_leased or looks_unread or (self.goes_on and truth.told_to >= len(truth.numbers))
 
     def _waits_for_ever(self, stream: str, truth: ShardTruth) -> bool:
         """The shard was stopped by a loss, or one above it. What was lost may have been stored before; and where
-        the record at the checkpoint is gone, nobody can know that the next one is still there."""
-        if not self.goes_on and truth.is_told and (truth.told_to >= truth.stored_to or self.is_gone(truth)):
+        the record at the checkpoint is gone, nobody can know that the next one is still there. A shard whose lease
+        was deleted looks as if nobody had ever read it."""
+        is_stopped = truth.is_repeated or truth.told_to >= truth.stored_to or self.is_gone(truth)
+        if not self.goes_on and truth.is_told and is_stopped:
             return True
         above = (self.shards.get((stream, parent)) for parent in truth.parents)
         return any(parent is not None and self._waits_for_ever(stream, parent) for parent in above)
