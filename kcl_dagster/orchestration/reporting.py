@@ -1,7 +1,7 @@
 """When the leader tells Dagster what it saw, and in which form.
 
 Dagster keeps every event for ever and evaluates us 17,000 times a day, so events are rolled up: at once when
-something changed, with whatever else changes within half a minute; once more when that has settled; seldom in calm.
+something changed, with whatever else changes within a minute; once more when that has settled; seldom in calm.
 """
 
 import re
@@ -22,12 +22,11 @@ Event = AssetMaterialization | AssetObservation | AssetCheckEvaluation
 
 LIVELY_SECONDS = 300.0  # whoever has just started or deployed it is looking
 LIVELY_PACE_SECONDS = 30.0
-LAG_PACE_SECONDS = 60.0  # while a shard is behind
-CALM_LAG_PACE_SECONDS = 120.0  # a flat line of two numbers: 2.4 MB a day
+LAG_PACE_SECONDS = 60.0  # two numbers that plot over time: 5 MB a day
 TABLE_PACE_SECONDS = 3600.0  # of what is only interesting when it changes
 NEWS_SECONDS = 1800.0  # what is still decided after that is news again
-LEAST_PACE_SECONDS = 30.0  # a worker's end moves all of its leases, tick after tick, and the tables cost 25 KB
-SETTLED_SECONDS = 60.0  # after a change, numbers mean something again: the worker had its next heartbeats
+LEAST_PACE_SECONDS = 60.0  # a worker's end moves all of its leases, tick after tick, and the tables cost 25 KB
+SETTLED_SECONDS = 30.0  # after a change, numbers mean something again: the worker had its next heartbeats
 CHECK_PACE_SECONDS = 4 * 3600.0  # of a check whose answer stays the same
 # Durations and shares change from tick to tick while what they are part of stays the same.
 _PASSING = re.compile(r"\d+(\.\d+)?( ?s\b|%)")
@@ -75,10 +74,10 @@ class Reporter:
             self._shape, self._changed = seen.shape, now
         found: list[Event] = []
         for role, statement_of in _STATEMENTS.items():
-            if self._is_due(role, seen, now):
+            if self._is_due(role, now):
                 self._told[role] = now
                 found.append(AssetMaterialization(self._key(role), metadata=dict(statement_of(seen))))
-        if self._is_due(Role.STREAM, seen, now):
+        if self._is_due(Role.STREAM, now):
             found.extend(self._streams(seen, now))
         if seen.decisions:
             self._latest.extendleft(
@@ -89,15 +88,13 @@ class Reporter:
         found.extend(self._checks(seen, now))
         return found
 
-    def _is_due(self, role: Role, seen: Observation, now: float) -> bool:
-        told, pace = self._told.get(role, float("-inf")), TABLE_PACE_SECONDS
+    def _is_due(self, role: Role, now: float) -> bool:
+        told = self._told.get(role, float("-inf"))
+        pace = LAG_PACE_SECONDS if role is Role.LAG else TABLE_PACE_SECONDS
         if self._began is not None and now - self._began < LIVELY_SECONDS:
             pace = LIVELY_PACE_SECONDS
-        elif role is Role.LAG:
-            pace = LAG_PACE_SECONDS if statement.worth_telling(seen) else CALM_LAG_PACE_SECONDS
-        is_news = told < self._changed and now - told >= LEAST_PACE_SECONDS
-        has_settled = told < self._changed + SETTLED_SECONDS <= now
-        return is_news or has_settled or now - told >= pace
+        is_news = told < self._changed or told < self._changed + SETTLED_SECONDS <= now
+        return now - told >= (min(LEAST_PACE_SECONDS, pace) if is_news else pace)
 
     def _streams(self, seen: Observation, now: float) -> Iterator[AssetObservation]:
         """The streams are observed: nobody here makes them."""

@@ -105,20 +105,16 @@ def of_workers(seen: Observation) -> KclWorkersMetadataSet:
 
 
 def of_lag(seen: Observation) -> KclLagMetadataSet:
-    """Told every minute or two, so it is small: of a fleet in good health, a row of 1.3 KB, of which sqlite gets
-    three into a page. Its tables are markdown, which takes a quarter of the space."""
-    used, worth = seen.retention_used, worth_telling(seen)
+    """Told every minute, so it is small: of a fleet in good health, a row of 1.3 KB, of which sqlite gets three
+    into a page. Its tables are markdown, which takes a quarter of the space."""
+    used = seen.retention_used
+    worth = [lag for lag in seen.lags if lag.seconds is None or lag.seconds >= BEHIND_WORTH_TELLING]
     return KclLagMetadataSet(
         seconds_behind=_rounded(seen.lag_seconds),
         retention_used_percent=None if used is None else round(100 * used, 2),
         shards=_shards(worth) if worth else MetadataValue.md("all at the tip"),
         streams=_streams(seen) if len(seen.streams) > 1 else None,
     )
-
-
-def worth_telling(seen: Observation) -> list[ShardLag]:
-    """Shards that are behind, or of which nobody knows; the worst first."""
-    return [lag for lag in seen.lags if lag.seconds is None or lag.seconds >= BEHIND_WORTH_TELLING]
 
 
 def of_stream(stream: StreamSight, seen: Observation) -> KclStreamMetadataSet:

@@ -80,7 +80,7 @@ DESCRIPTIONS = {
     Role.WORKERS: "**Who works**: the runs of `{subject}`, their leases, their load, how long they are up. Those "
     "furthest behind come first.",
     Role.LAG: "**How far behind**: how much later than its arrival `{subject}` processes a record, and how much of "
-    "the stream's retention that uses up. Told every minute or two: it gets stale when nobody leads.",
+    "the stream's retention that uses up. Told every minute: it gets stale when nobody leads.",
     Role.DECISIONS: "**Why**: what the leader of `{subject}` decided, and for what reason: moves of leases, starts "
     "and ends of workers, records lost. The latest comes first.",
 }
@@ -97,8 +97,8 @@ _KINDS = {
 STREAMS_GROUP = "kinesis"
 """Applications share streams, also those of other code locations, so no application's group has them."""
 
-# The leader tells the lag every two minutes as long as it lives; Dagster's daemon notices when it does not.
-LAG_IS_LATE, LAG_IS_STALE = timedelta(minutes=5), timedelta(minutes=10)
+# The leader tells the lag every minute as long as it lives; Dagster's daemon notices when it does not.
+LAG_IS_LATE, LAG_IS_STALE = timedelta(minutes=3), timedelta(minutes=10)
 
 
 class KclTranslator:

@@ -115,7 +115,7 @@ def test_lag_gets_stale_when_nobody_leads() -> None:
         .freshness_policy
     )
     assert policy == dg.FreshnessPolicy.time_window(
-        fail_window=timedelta(minutes=10), warn_window=timedelta(minutes=5)
+        fail_window=timedelta(minutes=10), warn_window=timedelta(minutes=3)
     )
 
 

@@ -57,9 +57,6 @@ CALM = Observation(
 )
 
 
-BEHIND = replace(CALM, workers=[worker(behind={lease(0).key: 1500})])
-
-
 @pytest.fixture
 def reporter() -> Reporter:
     return Reporter(things, KclTranslator())
@@ -74,26 +71,24 @@ def metadata(events: Sequence[Event], last: str) -> dict[str, Any]:
     return {name.removeprefix("kcl/"): value.value for name, value in event.metadata.items()}
 
 
-@pytest.mark.parametrize(("seen", "lags"), [(CALM, 720), (BEHIND, 1440)])
-def test_lag_is_told_every_minute_or_two_and_the_rest_every_hour(
-    reporter: Reporter, seen: Observation, lags: int
-) -> None:
-    told = [event for tick in range(17_280) for event in reporter.events(seen, tick * 5.0)]
+def test_lag_is_told_every_minute_and_the_rest_every_hour(reporter: Reporter) -> None:
+    told = [event for tick in range(17_280) for event in reporter.events(CALM, tick * 5.0)]
     per_day = {last: keys(told).count(last) for last in ("lag", "leases", "workers", "stream")}
     # The lively minutes after the start apart.
-    assert lags <= per_day["lag"] <= lags + 15
+    assert 1440 <= per_day["lag"] <= 1455
     assert 24 <= per_day["leases"] == per_day["workers"] <= 36
     assert sum(isinstance(e, AssetCheckEvaluation) for e in told) <= 6 * len(checks.CHECKS)
 
 
-def test_a_change_is_told_at_once(reporter: Reporter) -> None:
+def test_a_change_is_told_at_once_and_once_more_when_its_numbers_mean_something(reporter: Reporter) -> None:
     for tick in range(200):
         reporter.events(CALM, tick * 5.0)
     moved = replace(CALM, leases=[lease(0), lease(1, "worker-001:bbbbbbbb")])
-    assert {"leases", "workers"} <= set(keys(reporter.events(moved, 1000.0)))
+    told = [tick * 5.0 for tick in range(100) if "leases" in keys(reporter.events(moved, 1000.0 + tick * 5.0))]
+    assert told == [0.0, 60.0]
 
 
-def test_a_fleet_in_motion_is_told_twice_a_minute_and_once_more_at_rest(reporter: Reporter) -> None:
+def test_a_fleet_in_motion_is_told_once_a_minute_and_once_more_at_rest(reporter: Reporter) -> None:
     for tick in range(100):
         reporter.events(CALM, tick * 5.0)
     told, events = [], []
@@ -103,7 +98,7 @@ def test_a_fleet_in_motion_is_told_twice_a_minute_and_once_more_at_rest(reporter
         events = reporter.events(seen, 500.0 + tick * 5.0)
         told += [tick * 5.0] * keys(events).count("leases")
         assert len(events) <= 10
-    assert told == [0.0, 30.0, 60.0, 90.0, 135.0], "15 moves end after 75 seconds, and their traces in a minute"
+    assert told == [0.0, 60.0, 120.0], "15 moves end after 75 seconds, and their traces soon after that"
 
 
 def test_decisions_are_told_once_and_the_last_dozen_stays_on_show(reporter: Reporter) -> None:
