@@ -71,7 +71,7 @@ PICTURES = (
         ("handoffs_end", "leases_are_served", "somebody_leads", "stages_succeed", "Passed", "If it fails"),
         (1400, 700),
     ),
-    Picture("records", "/assets/clicks", ("kcl/records_per_second", "lease_key", "Freshness policy"), (1400, 1320)),
+    Picture("records", "/assets/clicks", ("kcl/records_per_second", "lease_key", "Freshness policy"), (1400, 1284)),
     Picture("leader", LEADER, ("clicks_to_lake_leader", "Cursor", "epoch")),
     Picture("launchpad", PAUSE, ("dry_run", "Launch Run"), (1400, 700)),
 )
