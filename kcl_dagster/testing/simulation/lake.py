@@ -172,8 +172,10 @@ class Lake:
         return first
 
     def _knows_nothing(self, part: Part, truth: ShardTruth) -> bool:
+        """Nor where the lease that knew was deleted by hand: its own, or that of its parent."""
         above = [self._sibling(part.stream.name, name, part.stream.creation_epoch) for name in truth.parents]
-        return truth.is_repeated or not any(parent is not None and parent.last_part is not None for parent in above)
+        were_read = [one for one in above if one is not None and one.last_part is not None and not one.is_repeated]
+        return truth.is_repeated or not were_read
 
     def _expired(self, truth: ShardTruth) -> int:
         stream, _, shard = truth.name.partition("/")
