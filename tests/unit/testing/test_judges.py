@@ -128,6 +128,51 @@ def test_a_handoff_that_took_too_long_may_be_forced(court: Court) -> None:
     assert court.change(lease(19, "b", "a"), lease(20, "b"), "daemon") == []
 
 
+def test_a_worker_that_writes_the_sink_without_having_renewed_is_noticed(court: Court) -> None:
+    process = court.processes["a"]
+    court.change(lease(), lease(6), "a", after=5.0)
+    court.now += LEASE_DURATION - 0.1
+    court.ledger.writes_sink(process, "a", "shard-0")
+    assert court.violations.found == []
+    court.now += 0.1
+    court.ledger.writes_sink(process, "a", "shard-0")
+    assert [violation.name for violation in court.violations.found] == ["S3"]
+
+
+def lock(owner: str, version: str, **more: dict[str, str]) -> Item:
+    return {
+        "entityType": {"S": "LEADER"},
+        "ownerName": {"S": owner},
+        "recordVersionNumber": {"S": version},
+        "leaseDuration": {"S": "20000"},
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "after", "names"),
+    [
+        pytest.param(lock("x", "1"), lock("y", "2"), 19.9, ["S8"], id="too early"),
+        pytest.param(lock("x", "1"), lock("y", "2"), 20.0, [], id="in time"),
+        pytest.param(lock("x", "1"), lock("x", "2"), 0.0, [], id="a heartbeat"),
+        pytest.param(lock("x", "1", isReleased={"S": "1"}), lock("y", "2"), 0.0, [], id="released"),
+        pytest.param(lock("standby:x", "1"), lock("y", "2"), 0.0, [], id="from a standby"),
+        pytest.param(lock("standby:x", "1"), lock("standby:y", "2"), 0.0, ["S8"], id="between standbys"),
+        pytest.param(None, lock("y", "2"), 0.0, [], id="nobody held it"),
+    ],
+)
+def test_a_leader_lock_that_is_taken_too_early_is_noticed(
+    court: Court, old: Item | None, new: Item, after: float, names: list[str]
+) -> None:
+    court.now = 100.0
+    if old is not None:
+        beat = {**old, "recordVersionNumber": {"S": "0"}}
+        court.ledger.lock_changed(beat, old, court.processes["daemon"])
+    court.now += after
+    court.ledger.lock_changed(old, new, court.processes["daemon"])
+    assert [violation.name for violation in court.violations.found] == names
+
+
 def test_rows_of_others_are_not_to_be_touched(court: Court) -> None:
     guest = {"leaseKey": {"S": "x"}, "entityType": {"S": "STREAM"}}
     assert court.change(guest, None, "daemon") == ["S11"]
@@ -291,6 +336,39 @@ def test_going_on_after_a_loss(lake: Lake, goes_on: bool, told: str | None, viol
     if told is not None:
         lake.told(lake.truth("clicks", "s0"), told)
     assert loss.go_on()[:1] == violated
+
+
+@pytest.mark.parametrize(
+    ("told", "was_deleted", "violated"),
+    [
+        pytest.param(True, None, [], id="told"),
+        pytest.param(False, None, ["S1"], id="without a word"),
+        pytest.param(False, "s1", [], id="its lease was deleted"),
+        pytest.param(False, "s0", [], id="its parent's lease was deleted"),
+    ],
+)
+def test_a_loss_before_the_first_reading_below_a_shard_that_was_read(
+    lake: Lake, told: bool, was_deleted: str | None, violated: list[str]
+) -> None:
+    lake.goes_on = True
+    lake.put("clicks", "s1", "6", b"record 6")
+    lake.store(part(TRIM_HORIZON, 4, 1), rows(1, 2, 3, 4))
+    lake.expired = lambda _stream, shard, _numbers: 1 if shard == "s1" else 0
+    if was_deleted is not None:
+        lake.truth("clicks", was_deleted).is_repeated = True
+    if told:
+        lake.told(lake.truth("clicks", "s1"), "6")
+    lake.store(part(TRIM_HORIZON, 6, 1, "s1"), rows(6, shard="s1"))
+    assert found(lake)[:1] == violated
+
+
+def test_a_reader_that_has_to_read_again_is_behind_by_that(lake: Lake) -> None:
+    lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))
+    lake.store(part(Checkpoint("2"), 3, 2), rows(3))
+    assert lake.behind() == 2
+    lake.repeats("clicks", "s0")
+    lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))
+    assert lake.behind() == 3
 
 
 def test_records_that_are_still_there_may_not_be_told_lost(lake: Lake) -> None:
