@@ -150,6 +150,7 @@ class Simulation:
             self._shard_ended,
             self._is_given_up,
             self.is_former,
+            lambda actor: actor in self.java.names,
         )
         self.hands = Hands(self)
         self.java = JavaFleet(self)

@@ -97,6 +97,10 @@ class Ledger:
     is_former: Callable[[str | None], bool] = never
     """Whether the stream that a lease names was deleted."""
 
+    is_java: Callable[[Process | None], bool] = never
+    """Whether a process is the KCL. Its leader asks for the owners alone when it writes what it decided: one that
+    rests in between takes a lease whose owner is well by then, which is not for ours to promise."""
+
     leases: dict[str, LeaseRow] = field(default_factory=dict)
     moves: list[tuple[float, str]] = field(default_factory=list)
     takings: list[tuple[float, str, str]] = field(default_factory=list)
@@ -218,7 +222,7 @@ class Ledger:
         self.takings.append((now, before.key, owner))
         stood = now - self._changed.get(before.key, 0.0)
         waited = now - self._handed[before.key] if before.key in self._handed else 0.0
-        if stood >= self.lease_duration or waited >= self.handoff_timeout:
+        if stood >= self.lease_duration or waited >= self.handoff_timeout or self.is_java(actor):
             return
         self.violations.add(
             "S8",
