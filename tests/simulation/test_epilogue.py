@@ -59,4 +59,5 @@ def test_a_leader_that_believes_an_old_memory_is_noticed(monkeypatch: pytest.Mon
         monkeypatch.setattr(Memory, "absorb", believe_everything)
         epilogue.with_repeated_ticks(simulation, random)
 
-    assert "S9" in violations(with_repeated_ticks, monkeypatch)
+    # It takes the leader lock or a lease before its time, whichever comes first.
+    assert violations(with_repeated_ticks, monkeypatch)[0] in {"S8", "S9"}
