@@ -1,5 +1,6 @@
 """Files written by the fetch itself: what they hold is stored once, and they are gone when nobody wants them."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.spark.drafts import DraftedRanges
+from kcl_dagster.spark.drafts import FOLDER, SUFFIX, DraftedRanges
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.fetched import FetchedBatch
@@ -171,6 +172,30 @@ def test_drafts_can_be_evaluated_looked_into_and_halved(stream: Stream, engine: 
         assert [Checkpoint(one.sequence_number, one.sub_sequence_number) for one in letters] == places
         assert letters[0].arrival_ms == fetched.progress[key].first_arrival_ms
     fetched.release()
+
+
+def test_drafts_of_one_sink_can_be_stored_by_another(
+    stream: Stream, engine: SparkEngine, spark: SparkSession, tmp_path: Path
+) -> None:
+    stream.produce(30)
+    other = ParquetSink(str(tmp_path / "elsewhere"))
+    store(other, engine.fetch(stream.ranges(), GENEROUS))
+    assert stored(spark, tmp_path / "elsewhere") == Counter(range(30))
+
+
+def test_what_a_worker_left_when_it_died_is_swept(stream: Stream, engine: SparkEngine, tmp_path: Path) -> None:
+    left = tmp_path / FOLDER / f"left{SUFFIX}"
+    left.parent.mkdir()
+    left.write_bytes(b"a worker died")
+    os.utime(left, (1, 1))
+    stream.produce(3)
+    engine.fetch(stream.ranges(), GENEROUS).release()
+    assert files(tmp_path) == []
+
+
+def test_folders_take_another_way(tmp_path: Path) -> None:
+    assert ParquetSink(str(tmp_path)).drafts_into is not None
+    assert ParquetSink(str(tmp_path), partition_by=["partition_key"]).drafts_into is None
 
 
 def test_a_draft_that_is_gone_is_the_sinks_failure(stream: Stream, engine: SparkEngine, sink: ParquetSink) -> None:

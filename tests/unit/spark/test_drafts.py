@@ -8,8 +8,12 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row as SparkRow
 
-from kcl_dagster.errors import BatchError
+from kcl_dagster.errors import BatchContentChanged, BatchError
+from kcl_dagster.model.checkpoint import TRIM_HORIZON
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.spark.drafts import (
     FOLDER,
     LEFT_BEHIND_SECONDS,
@@ -21,6 +25,7 @@ from kcl_dagster.spark.drafts import (
 )
 from kcl_dagster.spark.fetch import Trailer
 from kcl_dagster.spark.storage import LocalStore
+from kcl_dagster.worker.batch import Range
 from tests.unit.spark.fetches import A, B, Row, fetched
 
 FAILED = msgspec.json.encode(Trailer(failure=("Throttled", "too fast"))).decode()
@@ -104,27 +109,53 @@ def test_files_are_removed_when_the_last_cannot_be_made(store: LocalStore) -> No
     assert drafts(store) == []
 
 
-class BreaksOff:
-    """A job of which one task is done, and another breaks."""
+class Job:
+    """A job of one task that fetches two leases. `fails` when the task is done, all the same."""
 
     sparkSession = None  # noqa: N815 - Spark's name
 
-    def mapInArrow(self, task: WriteDrafts, _: str) -> "BreaksOff":  # noqa: N802 - Spark's name
+    def __init__(self, *, fails: bool = False) -> None:
+        self._fails = fails
+
+    def mapInArrow(self, task: WriteDrafts, _: str) -> "Job":  # noqa: N802 - Spark's name
         self._task = task
         return self
 
-    def collect(self) -> None:
-        write_drafts(fetched("one", A, B), self._task.store, self._task.name)
-        raise OSError("the JVM is gone")
+    def collect(self) -> list[SparkRow]:
+        rows = write_drafts(fetched("one", A, B), self._task.store, self._task.name)
+        if self._fails:
+            raise OSError("the JVM is gone")
+        return [SparkRow(**{"path": None, "rows": None, "bytes": None} | row) for row in rows]
+
+
+def drafted(store: LocalStore, job: Job, *leases: str) -> DraftedRanges:
+    plan: Any = None
+    numbers: Any = job
+    stream = StreamIdentifier("s")
+    ranges = [Range(LeaseKey(lease), stream, lease, TRIM_HORIZON, 1) for lease in leases]
+    return DraftedRanges(ranges, numbers, plan, store, "fetch")
 
 
 def test_a_job_that_fails_leaves_no_file_of_the_tasks_that_were_done(store: LocalStore) -> None:
     store.put(f"{FOLDER}/other.parquet", b"another fetch's")
-    plan: Any = None
-    job: Any = BreaksOff()
     with pytest.raises(BatchError, match="the JVM is gone"):
-        DraftedRanges([], job, plan, store, "fetch")
+        drafted(store, Job(fails=True), "s:a", "s:b")
     assert drafts(store) == [f"{FOLDER}/other.parquet"]
+
+
+def test_what_was_asked_for_is_what_was_read(store: LocalStore) -> None:
+    read = drafted(store, Job(), "s:a", "s:b")
+    assert set(read.outcome.progress) == {"s:a", "s:b"}
+    assert set(read.form([LeaseKey("s:a")]).drafts) == {"s:a"}
+    read.release()
+    assert drafts(store) == []
+
+
+@pytest.mark.parametrize("asked", [["s:a"], ["s:a", "s:b", "s:c"], ["s:a", "s:c"]])
+def test_a_job_that_read_something_else_counts_for_nothing(store: LocalStore, asked: list[str]) -> None:
+    with pytest.raises(BatchContentChanged):
+        drafted(store, Job(), *asked)
+    assert drafts(store) == []
 
 
 def test_only_what_is_old_is_swept(store: LocalStore, tmp_path: Path) -> None:
