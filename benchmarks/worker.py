@@ -34,7 +34,7 @@ MEGABYTES = {"100B": 20.0, "1KB": 64.0, "10KB": 96.0, "KPL": 32.0}
 WARM_UP_MEGABYTES = 4.0
 RIVAL_MEGABYTES = {"100B": 3.0, "1KB": 16.0, "10KB": 64.0, "KPL": 6.0}  # some seconds of work for the slower one
 MEMORY_MEGABYTES = 200.0
-WARM_UPS = 20  # a Python worker imports what it needs with its first batch; the JVM compiles for many
+WARM_UPS = 60  # a Python worker imports what it needs with its first batch; the JVM compiles for some dozens
 
 
 @dataclass(frozen=True)
