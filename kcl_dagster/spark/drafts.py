@@ -29,6 +29,7 @@ from kcl_dagster.spark.origins import remember_origin
 from kcl_dagster.spark.outcome import Outcome
 from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS
+from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.worker.batch import PoisonRecord, Range
 
@@ -82,9 +83,11 @@ class WriteDrafts:
     name: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        client = client_of(self.plan.connection)
+        settle()
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                records = fetch(self.plan, task, client_of(self.plan.connection), system())
+                records = fetch(self.plan, task, client, system())
                 yield pa.RecordBatch.from_pylist(write_drafts(records, self.store, self.name), schema=_DRAFTS)
 
 

@@ -21,6 +21,7 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.schema import ARROW_SCHEMA, LEASE_KEY, PROGRESS, PROGRESS_TYPE
 from kcl_dagster.spark.sealing import seal
+from kcl_dagster.spark.settling import settle
 from kcl_dagster.streams.fanout import FanoutReader
 from kcl_dagster.streams.pacing import Allowance, ShardLimits
 from kcl_dagster.streams.parsing import install
@@ -130,9 +131,11 @@ class FetchTask:
         self._plan = plan
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        client = client_of(self._plan.connection)
+        settle()
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                yield from seal(fetch(self._plan, task, client_of(self._plan.connection), system()))
+                yield from seal(fetch(self._plan, task, client, system()))
 
 
 _clients: dict[Connection, Client] = {}

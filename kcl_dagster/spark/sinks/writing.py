@@ -18,6 +18,7 @@ from kcl_dagster.spark.origins import origin_of
 from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.schema import LEASE_KEY, RECORDS
 from kcl_dagster.spark.sealing import Sealed, Unseal
+from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.spark.transform import Transform, apply, gathered
 from kcl_dagster.worker.batch import Part
@@ -143,6 +144,7 @@ class _WriteFiles:
     """Set where the rows come sealed."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
         open_files: dict[tuple[Any, ...], tuple[str, ParquetFile]] = {}
         schema: pa.Schema | None = None
         for batch in self.unseal(batches) if self.unseal is not None else batches:

@@ -1,0 +1,21 @@
+"""A Python worker that has settled looks at its packages no more when it collects garbage."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import gc
+from kcl_dagster.spark.settling import settle
+import kcl_dagster.spark.drafts
+settle()
+frozen, live = gc.get_freeze_count(), len(gc.get_objects())
+settle()
+print(frozen, live, gc.get_freeze_count())
+"""
+
+
+def test_what_is_imported_is_frozen_once() -> None:
+    told = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
+    frozen, live, again = map(int, told.split())
+    assert live < frozen / 100
+    assert again == frozen
