@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,10 @@ HASTY = {
     "spark.speculation.interval": "100ms",
     "spark.speculation.quantile": "0.5",
     "spark.speculation.multiplier": "1.1",
+    # An executor may ask a frozen one for what both need, and Spark's patience with that is two minutes.
+    "spark.network.timeout": "20s",
+    "spark.network.timeoutInterval": "5s",
+    "spark.executor.heartbeatInterval": "2s",
 }
 KEYS: dict[str, Any] = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
 
@@ -111,7 +116,8 @@ class Stall:
     def end(self) -> None:
         self._timer.join()
         for pid in self._frozen:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # Spark has given it up
+                os.kill(pid, signal.SIGCONT)
 
 
 def settings_for(master: str) -> SparkSettings:
