@@ -19,6 +19,7 @@ PACKAGE = Path(kcl_dagster.__file__).parent
 OURS_ALONE = {"emulator", "testing"}
 # AWS's name of a right where it is not the operation's.
 RIGHTS = {
+    "s3:CopyObject": {"s3:GetObject", "s3:PutObject"},
     "s3:DeleteObjects": {"s3:DeleteObject"},
     "s3:ListObjectsV2": {"s3:ListBucket"},
     "dynamodb:TransactWriteItems": {"dynamodb:PutItem", "dynamodb:UpdateItem"},
