@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 MEMORY_LOOK_SECONDS = 0.2
@@ -25,21 +26,24 @@ def tree(root: int) -> list[int]:
     return found
 
 
-def cpu_seconds(root: int, without: int | None = None) -> float:
-    """CPU of the tree of `root`, children that have ended included, without the tree of `without`.
-
-    Children of `root` itself that have ended count nothing: it may have had others than those that are measured.
-    """
+def cpu_times(root: int, without: int | None = None) -> dict[int, float]:
+    """Seconds of CPU that each process of the tree of `root` has had, without the tree of `without`."""
     excluded = set(tree(without)) if without is not None else set()
-    ticks = 0
+    times = {}
     for pid in tree(root):
         if pid not in excluded:
             try:
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            ticks += sum(map(int, fields[11:13] if pid == root else fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+            times[pid] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return times
+
+
+def cpu_between(before: Mapping[int, float], after: Mapping[int, float]) -> float:
+    """What the processes that live at the end had meanwhile. One that ended counts nothing: Spark ends Python
+    workers that had nothing to do, and nobody is told what they had used."""
+    return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
 
 
 class PeakMemory:

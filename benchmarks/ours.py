@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from benchmarks.cost import Cost
-from benchmarks.machine import cpu_seconds
+from benchmarks.machine import cpu_between, cpu_times
 from benchmarks.source import KEYS, MB, Source
 from kcl_dagster import aws
 from kcl_dagster.application import Application, BatchSettings, Timings
@@ -220,9 +220,9 @@ class Ours:
 
     def _measured(self, run: Callable[[], int]) -> Cost:
         me = os.getpid()
-        cpu, began = cpu_seconds(me, self._emulator_pid), time.monotonic()
+        before, began = cpu_times(me, self._emulator_pid), time.monotonic()
         records = run()
-        seconds, used = time.monotonic() - began, cpu_seconds(me, self._emulator_pid) - cpu
+        seconds, used = time.monotonic() - began, cpu_between(before, cpu_times(me, self._emulator_pid))
         if records != self.source.records:
             raise RuntimeError(f"{records} of {self.source.records} records were read")
         return Cost(records, self.source.bytes, seconds, used)

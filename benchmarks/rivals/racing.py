@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cost import Cost
-from benchmarks.machine import cpu_seconds
+from benchmarks.machine import cpu_between, cpu_times
 from benchmarks.source import Load, Source
 from tests.interop import java_kcl
 
@@ -76,10 +76,11 @@ class Rival:
                     race.wait_for(source.records)
                     os.killpg(process.pid, signal.SIGSTOP)
                     records = source.put(megabytes)
-                    began, cpu = time.monotonic(), cpu_seconds(process.pid)
+                    began, before = time.monotonic(), cpu_times(process.pid)
                     os.killpg(process.pid, signal.SIGCONT)
                     race.wait_for(source.records + records)
-                    seconds, used = time.monotonic() - began, cpu_seconds(process.pid) - cpu
+                    seconds = time.monotonic() - began
+                    used = cpu_between(before, cpu_times(process.pid))
                     return Cost(records, records * load.size, seconds, used)
                 finally:
                     _stop(process)

@@ -24,7 +24,7 @@ from dagster_shared.utils.warnings import BetaWarning
 from kcl_dagster.application import Application
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclApplicationMetadataSet
-from kcl_dagster.spark.schema import RECORD_FIELDS
+from kcl_dagster.spark.schema import RECORDS, sql_fields
 
 
 class Role(StrEnum):
@@ -163,7 +163,7 @@ class KclTranslator:
         return above[asset.role]
 
 
-RECORDS_SCHEMA = TableSchema([TableColumn(name, kind) for name, _, kind in RECORD_FIELDS])
+RECORDS_SCHEMA = TableSchema([TableColumn(name, kind) for name, kind in sql_fields(RECORDS)])
 """What a consumer's function is given."""
 
 

@@ -28,7 +28,7 @@ from kcl_dagster.spark.fetch import BATCH_ROWS, FetchPlan, Trailer, client_of, f
 from kcl_dagster.spark.origins import remember_origin
 from kcl_dagster.spark.outcome import Outcome
 from kcl_dagster.spark.parquet_file import ParquetFile
-from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS
+from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS, ddl
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.worker.batch import PoisonRecord, Range
@@ -38,7 +38,6 @@ SUFFIX: Final = ".draft"  # and those who look for *.parquet in every folder, ov
 # A draft is published or thrown away within a batch's time; what is as old as this was left by a worker that died.
 LEFT_BEHIND_SECONDS: Final = 6 * 3600.0
 
-DRAFTS_DDL: Final = "lease_key string, trailer string, path string, rows bigint, bytes bigint"
 _DRAFTS: Final = pa.schema(
     [
         ("lease_key", pa.string()),
@@ -48,6 +47,7 @@ _DRAFTS: Final = pa.schema(
         ("bytes", pa.int64()),
     ]
 )
+DRAFTS_DDL: Final = ddl(_DRAFTS)
 # Every payload and every sequence number is another: a dictionary of them would be built in vain.
 _REPEATING: Final = [name for name in COLUMNS if name not in ("data", "sequence_number")]
 

@@ -20,7 +20,7 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.spark.schema import RECORD_FIELDS
+from kcl_dagster.spark.schema import RECORD_DDL
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.worker.batch import Batch, Part, Sink, Withdrawing
 from kcl_dagster.worker.dead_letter import DeadLetter, from_json
@@ -31,7 +31,6 @@ from kcl_dagster.worker.processor import ProcessorFactory, Record
 WORKER: Final = WorkerId("dead-letters")
 JOURNAL: Final = "_replays"  # readers of letters pass over names that begin with an underscore
 LETTERS_AT_ONCE: Final = 1_000  # they pass through the driver; a letter holds at most 10 MiB, and most hold 1 KB
-_SCHEMA: Final = ", ".join(f"{name} {kind}" for name, _, kind in RECORD_FIELDS)
 
 
 class Recipient(Protocol):
@@ -164,7 +163,7 @@ class ToSink:
             for letter in some
         ]
         batch = Batch(letters[0].application, self.worker, tuple(part for part, _ in parts))
-        self.sink.write(self.spark.createDataFrame(rows, _SCHEMA), batch)
+        self.sink.write(self.spark.createDataFrame(rows, RECORD_DDL), batch)
 
     def give_up(self, letters: Sequence[DeadLetter], number: int) -> None:
         if isinstance(self.sink, Withdrawing):

@@ -27,7 +27,7 @@ class Outcome:
     failures: Mapping[LeaseKey, Exception]
 
     @classmethod
-    def of(cls, ranges: Sequence[Range], said: Mapping[LeaseKey, str]) -> Self:
+    def of(cls, ranges: Sequence[Range], said: Mapping[LeaseKey, str | bytes]) -> Self:
         """`said` are the trailers as JSON, one for each range."""
         trailers = {lease: msgspec.json.decode(text, type=Trailer) for lease, text in said.items()}
         progress: dict[LeaseKey, Progress] = {}
@@ -35,16 +35,16 @@ class Outcome:
         for range_ in ranges:
             trailer = trailers[range_.lease]
             if trailer.failure is not None:
-                failures[range_.lease] = failure_of(*trailer.failure)
+                failures[range_.lease] = _failure(*trailer.failure)
             else:
-                progress[range_.lease] = progress_of(range_, trailer)
+                progress[range_.lease] = _progress(range_, trailer)
             if trailer.misplaced:
                 # Normal for a while after a reshard: the producer library sends them again.
                 log.info("%s: %d aggregated records belong to other shards", range_.lease, trailer.misplaced)
         return cls(trailers, progress, failures)
 
 
-def progress_of(range_: Range, trailer: Trailer) -> Progress:
+def _progress(range_: Range, trailer: Trailer) -> Progress:
     return Progress(
         range=range_,
         through=Checkpoint(*trailer.through) if trailer.through else None,
@@ -65,7 +65,7 @@ def progress_of(range_: Range, trailer: Trailer) -> Progress:
     )
 
 
-def failure_of(kind: str, message: str) -> KclError:
+def _failure(kind: str, message: str) -> KclError:
     """The executor's error again, by its name; errors of the AWS edge are service errors here."""
     known = getattr(errors, kind, ServiceError)
     error: KclError = known(message)

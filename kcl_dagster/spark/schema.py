@@ -28,21 +28,40 @@ LEASE_KEY: Final = "lease_key"
 PROGRESS: Final = "_progress"
 """Proof rows of a fetch carry this struct and nothing else. User code never sees it."""
 
-RECORD_FIELDS: Final = (
-    ("data", pa.binary(), "binary"),
-    ("partition_key", pa.string(), "string"),
-    ("explicit_hash_key", pa.string(), "string"),
-    ("sequence_number", pa.string(), "string"),
-    ("sub_sequence_number", pa.int64(), "bigint"),
-    ("arrival_timestamp", pa.timestamp("us", tz="UTC"), "timestamp"),
-    ("stream", pa.string(), "string"),
-    ("shard_id", pa.string(), "string"),
-    (LEASE_KEY, pa.string(), "string"),
-    ("aggregate_problem", pa.string(), "string"),
+_SQL_TYPES: Final = {
+    pa.binary(): "binary",
+    pa.string(): "string",
+    pa.int64(): "bigint",
+    pa.timestamp("us", tz="UTC"): "timestamp",
+}
+
+
+def sql_fields(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
+    """Names and types in Spark's words."""
+    return tuple((field.name, _SQL_TYPES[field.type]) for field in schema)
+
+
+def ddl(schema: pa.Schema) -> str:
+    """What `mapInArrow` is told of its output."""
+    return ", ".join(f"{name} {kind}" for name, kind in sql_fields(schema))
+
+
+RECORDS: Final = pa.schema(
+    [
+        ("data", pa.binary()),
+        ("partition_key", pa.string()),
+        ("explicit_hash_key", pa.string()),
+        ("sequence_number", pa.string()),
+        ("sub_sequence_number", pa.int64()),
+        ("arrival_timestamp", pa.timestamp("us", tz="UTC")),
+        ("stream", pa.string()),
+        ("shard_id", pa.string()),
+        (LEASE_KEY, pa.string()),
+        ("aggregate_problem", pa.string()),
+    ]
 )
-COLUMNS: Final = tuple(name for name, _, _ in RECORD_FIELDS)
-RECORDS: Final = pa.schema([(name, kind) for name, kind, _ in RECORD_FIELDS])
-RECORD_DDL: Final = ", ".join(f"{name} {kind}" for name, _, kind in RECORD_FIELDS)
+COLUMNS: Final = tuple(RECORDS.names)
+RECORD_DDL: Final = ddl(RECORDS)
 
 PROGRESS_TYPE: Final = pa.struct([("lease_key", pa.string()), ("attempt", pa.string()), ("trailer", pa.string())])
 

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 
 from kcl_dagster.spark.failures import CONTENT_CHANGED
 from kcl_dagster.spark.origins import remember_origin
-from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS
+from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS, ddl
 
 # The same in every record of a range: kept once beside the sealed records.
 _CONSTANT: Final = ("stream", "shard_id", LEASE_KEY)
@@ -26,9 +26,7 @@ _INSIDE: Final = pa.schema([field for field in RECORDS if field.name not in _CON
 _SEALED: Final = pa.schema(
     [(name, pa.string()) for name in (*_CONSTANT, "attempt", "trailer")] + [("records", pa.binary())]
 )
-SEALED_DDL: Final = (
-    "stream string, shard_id string, lease_key string, attempt string, trailer string, records binary"
-)
+SEALED_DDL: Final = ddl(_SEALED)
 
 
 def seal(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

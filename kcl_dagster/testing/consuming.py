@@ -26,7 +26,7 @@ from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.schema import COLUMNS, RECORD_FIELDS
+from kcl_dagster.spark.schema import COLUMNS, RECORD_DDL
 from kcl_dagster.worker.report import BatchReport, Outcome
 from kcl_dagster.worker.stop import StopReason, StopSignal
 
@@ -64,8 +64,7 @@ def records(spark: SparkSession, payloads: Sequence[bytes], *, stream: str = "st
         }
         for number, payload in enumerate(payloads)
     ]
-    schema = ", ".join(f"{name} {kind}" for name, _, kind in RECORD_FIELDS)
-    return spark.createDataFrame([tuple(row[name] for name in COLUMNS) for row in rows], schema)
+    return spark.createDataFrame([tuple(row[name] for name in COLUMNS) for row in rows], RECORD_DDL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 from py4j.protocol import Py4JError
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
@@ -21,9 +20,9 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.engine import local_slots
 from kcl_dagster.spark.failures import first_line
-from kcl_dagster.spark.fetch import Connection, Trailer
+from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.health import SessionHealth
-from kcl_dagster.spark.outcome import failure_of, progress_of
+from kcl_dagster.spark.outcome import Outcome
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.seats import messages
 from kcl_dagster.spark.seats.seat import Invitation, SeatTask
@@ -161,25 +160,21 @@ class SparkSeats:
         progress: dict[LeaseKey, Progress] = {}
         failures: dict[LeaseKey, Exception] = {}
 
-        def read(task: int) -> Mapping[LeaseKey, Trailer]:
+        def read(task: int) -> Outcome:
             end = stations[numbers[task]].call(messages.Fetch(plan, task))
             assert isinstance(end, messages.WasRead)
-            return {lease: msgspec.json.decode(text, type=Trailer) for lease, text in end.trailers.items()}
+            return Outcome.of(parts[task], end.trailers)
 
         answers = [self._pool.submit(read, task) for task in range(len(parts))]
         for part, answer in zip(parts, answers, strict=True):
             try:
-                trailers = answer.result()
+                outcome = answer.result()
             except Exception as error:
                 failures |= {range_.lease: BatchError(f"not read: {error}") for range_ in part}
                 continue
-            self._plans.remember(part, trailers)
-            for range_ in part:
-                trailer = trailers[range_.lease]
-                if trailer.failure is not None:
-                    failures[range_.lease] = failure_of(*trailer.failure)
-                else:
-                    progress[range_.lease] = progress_of(range_, trailer)
+            self._plans.remember(part, outcome.trailers)
+            progress |= outcome.progress
+            failures |= outcome.failures
         self._behind = {lease: found.millis_behind for lease, found in progress.items()}
         return Read(progress, failures, [stations[number] for number in numbers])
 

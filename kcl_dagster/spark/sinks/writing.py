@@ -16,7 +16,7 @@ from kcl_dagster.spark.drafts import Drafted
 from kcl_dagster.spark.failures import SINK_FAILED
 from kcl_dagster.spark.origins import origin_of
 from kcl_dagster.spark.parquet_file import ParquetFile
-from kcl_dagster.spark.schema import LEASE_KEY, RECORDS
+from kcl_dagster.spark.schema import LEASE_KEY, RECORDS, ddl
 from kcl_dagster.spark.sealing import Sealed, Unseal
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.storage import Store
@@ -35,7 +35,6 @@ _MANIFEST: Final = pa.schema(
         ("schema", pa.binary()),
     ]
 )
-_MANIFEST_DDL: Final = "lease_key string, path string, rows bigint, bytes bigint, partition string, schema binary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def write_files(
             json.loads(row.partition),
             pa.ipc.read_schema(pa.BufferReader(bytes(row.schema))),
         )
-        for row in rows.mapInArrow(task, _MANIFEST_DDL).collect()
+        for row in rows.mapInArrow(task, ddl(_MANIFEST)).collect()
     )
     return Written(tuple(files), as_read)
 

@@ -1,7 +1,6 @@
 """Files written by the fetch itself: what they hold is stored once, and they are gone when nobody wants them."""
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.fetched import FetchedBatch
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.streams.pacing import ShardLimits
+from tests.acceptance.family import wait_for
 from tests.integration.spark.conftest import GENEROUS, Stream, batch_of
 
 pytestmark = pytest.mark.spark
@@ -98,9 +98,7 @@ def test_what_was_read_ahead_for_nothing_leaves_no_file(
     stream.produce(30)
     with engine_for(sink, spark, connection) as engine:
         engine.prefetch(stream.ranges(), GENEROUS)
-        deadline = time.monotonic() + 60
-        while len(files(tmp_path)) < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: len(files(tmp_path)) == 3, "it is read")
     assert files(tmp_path) == []
 
 

@@ -22,7 +22,7 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.spark.drafts import FOLDER, Draft, Drafted
 from kcl_dagster.spark.parquet_file import ParquetFile
-from kcl_dagster.spark.schema import COLUMNS, RECORD_FIELDS, RECORDS
+from kcl_dagster.spark.schema import COLUMNS, RECORD_DDL, RECORDS
 from kcl_dagster.spark.sinks.compaction import compact_delta
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
@@ -31,8 +31,6 @@ from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.worker.batch import Batch, Part
 
 pytestmark = pytest.mark.spark
-
-SCHEMA = ", ".join(f"{name} {kind}" for name, _, kind in RECORD_FIELDS)
 
 
 @dataclass
@@ -120,7 +118,7 @@ def records(spark: SparkSession, batch: Batch) -> DataFrame:
         for part in batch.parts
         for sequence in range(int(part.through.sequence) - part.records + 1, int(part.through.sequence) + 1)
     ]
-    return spark.createDataFrame(rows, SCHEMA).repartition(2, "lease_key").localCheckpoint()
+    return spark.createDataFrame(rows, RECORD_DDL).repartition(2, "lease_key").localCheckpoint()
 
 
 def write(sink: Any, spark: SparkSession, *parts: Part) -> None:

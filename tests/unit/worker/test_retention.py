@@ -277,9 +277,8 @@ def test_a_batch_that_can_not_be_repeated_may_be_gone_on_behind() -> None:
     assert world.store.everything() == [(A, 103, "d"), (A, 104, "e")]
 
 
-def test_a_stream_that_was_made_anew_is_not_read_under_the_old_ones_leases() -> None:
-    world = World()
-    world.stream.put(A, *"abc")
+def refused(world: World) -> Run:
+    """A worker on a stream that was made anew, and some rounds of it."""
 
     def confirm(_: StreamIdentifier) -> None:
         raise StreamRecreated("it has another creation time")
@@ -289,6 +288,13 @@ def test_a_stream_that_was_made_anew_is_not_read_under_the_old_ones_leases() -> 
     for _ in range(10):
         run.round()
         world.clock.advance(60)
+    return run
+
+
+def test_a_stream_that_was_made_anew_is_not_read_under_the_old_ones_leases() -> None:
+    world = World()
+    world.stream.put(A, *"abc")
+    run = refused(world)
     assert world.store.everything() == []
     assert world.lease(A).checkpoint == TRIM_HORIZON
     assert any("another creation time" in event.message for event in run.events)
@@ -298,14 +304,6 @@ def test_the_end_of_a_stream_that_was_made_anew_finishes_no_lease_of_the_old_one
     """Its shard of the same name is closed and empty, so not a record tells."""
     world = World()
     world.stream.split(A)
-
-    def confirm(_: StreamIdentifier) -> None:
-        raise StreamRecreated("it has another creation time")
-
-    run = world.worker("w1", confirm_stream=confirm)
-    world.assign(run)
-    for _ in range(10):
-        run.round()
-        world.clock.advance(60)
+    refused(world)
     assert world.lease_keys() == [A]
     assert world.lease(A).checkpoint == TRIM_HORIZON
