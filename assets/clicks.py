@@ -23,7 +23,7 @@ CLICK = "user string, number bigint, page string, at timestamp"
     batch=kcl.BatchSettings(max_seconds=2),
     owners=["team:web"],
     lag_target=30,
-    freshness=timedelta(minutes=90),
+    freshness=timedelta(minutes=15),
 )
 def clicks(records: DataFrame) -> DataFrame:
     """Every click of every visitor, in the order in which its shard received them."""

@@ -173,7 +173,7 @@ class KclApplicationComponent(Component, Described):
     """Seconds behind the tip of the stream above which a check warns."""
 
     freshness_minutes: float | None = None
-    """The records asset is stale when nothing was stored for this long. Workers report every half hour."""
+    """The records asset is stale when nothing was stored for this long. Workers report three times in it."""
 
     start: Literal["TRIM_HORIZON", "LATEST"] = "TRIM_HORIZON"
     """Where to begin when there is no checkpoint: with the oldest record, or with what comes from now on."""

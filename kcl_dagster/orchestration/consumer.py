@@ -120,7 +120,7 @@ def kcl_consumer(
         name: Asset key of the records; the function's name by default.
         lag_target: Seconds behind the tip of the stream above which a check warns.
         freshness: The records asset is stale when nothing was stored for this long. For streams that never pause;
-            workers report every half hour.
+            workers report three times in it, and at least every half hour.
         processes: Of record processors: how many Python processes of the executors they are spread over. Each
             keeps a task slot of Spark's; one for each core of a local session by default, two on a cluster.
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from dagster import (
@@ -23,6 +24,7 @@ from kcl_dagster.worker.report import BatchReport
 # start; from then on the pause doubles, until an event every half hour (0.4 MB a day) is plenty.
 FIRST_PACE_SECONDS = 30.0
 CALM_PACE_SECONDS = 1800.0
+TELLS_WHILE_FRESH = 3  # whoever wants to know within a quarter of an hour is told every five minutes
 ALARM_PACE_SECONDS = 300.0  # of one kind: a stream full of poison must not fill the event log
 COLUMNS_TOLD = 20  # each time; a wider table's only once per run, because Dagster keeps every copy
 
@@ -60,6 +62,9 @@ class Diary:
     log: Any
     alarm: Alarm
     monotonic: Callable[[], float] = time.monotonic
+    freshness: timedelta | None = None
+    """Within what time the records must be seen to be fresh."""
+
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _total: Tally = field(default_factory=Tally)
     _recent: Tally = field(default_factory=Tally)
@@ -72,6 +77,12 @@ class Diary:
 
     def __post_init__(self) -> None:
         self._total.since = self._recent.since = self.monotonic()
+
+    @property
+    def _calm_pace(self) -> float:
+        if self.freshness is None:
+            return CALM_PACE_SECONDS
+        return min(CALM_PACE_SECONDS, self.freshness.total_seconds() / TELLS_WHILE_FRESH)
 
     def noting_columns(self, transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The transform; what it makes is the table's schema. Asks Spark once per run."""
@@ -100,7 +111,7 @@ class Diary:
             if not first and not (due and self._recent.records):
                 return
             if not first:
-                self._pace = min(2 * self._pace, CALM_PACE_SECONDS)
+                self._pace = min(2 * self._pace, self._calm_pace)
             metadata = self._metadata()
             self._columns_told = self._columns is not None
             self._recent = Tally(since=self.monotonic())

@@ -67,6 +67,7 @@ def build_worker_asset(
             write,
             context.log,
             lambda kind, what: checks.alarm(kind, what, consumer, translator),
+            freshness=consumer.freshness,
         )
         kcl, spark = getattr(context.resources, kcl_key), getattr(context.resources, spark_key)
         stop = StopSignal()

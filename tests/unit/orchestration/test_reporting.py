@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -163,7 +165,7 @@ def test_a_loss_stays_until_it_is_acknowledged(reporter: Reporter) -> None:
 class Pages:
     """Where a diary writes, and the clock it reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, freshness: timedelta | None = None) -> None:
         self.now = 0.0
         self.written: list[AssetMaterialization | AssetCheckEvaluation] = []
         self.logged: list[str] = []
@@ -174,6 +176,7 @@ class Pages:
             self,
             lambda kind, what: checks.alarm(kind, what, things, KclTranslator()),
             lambda: self.now,
+            freshness,
         )
 
     def info(self, message: str, *arguments: object) -> None:
@@ -220,6 +223,16 @@ def test_a_worker_writes_its_first_records_at_once_and_then_ever_more_seldom() -
     )
     last = pages.diary.metadata()
     assert told + last["kcl/records"] == last["kcl/records_in_total"] == 864_000
+
+
+def test_records_that_are_fresh_are_told_of_before_they_look_stale() -> None:
+    pages = Pages(timedelta(minutes=15))
+    told = []
+    for second in range(0, 4 * 3600, 10):
+        pages.now, before = float(second), len(pages.written)
+        pages.diary.batch(stored(10))
+        told += [second] * (len(pages.written) - before)
+    assert max(later - sooner for sooner, later in pairwise(told)) <= 300
 
 
 def test_trouble_is_a_warning_and_lost_records_are_a_failed_check() -> None:
