@@ -1,6 +1,7 @@
 """The ways to read a stream that are ours, and the two loops beside them.
 
-bare (boto3)   a loop of GetRecords with stock boto3: the floor, what a consumer in Python does at best
+bare (boto3)   a loop of GetRecords with stock boto3: the floor, what a consumer in Python does at best. It opens
+               aggregates, as whoever reads them has to
 bare           the same loop with our parser
 fetch          our fetch in Spark, frozen, every record evaluated once, nothing stored
 unsafe         fetch and Parquet in one job: no leases, no pins, no checkpoint, and no second name for a file
@@ -12,7 +13,7 @@ worker         the same as users run it: the next batch is read while one is wri
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -35,8 +36,10 @@ from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.storage import open_store
 from kcl_dagster.spark.transform import Transform, unchanged
+from kcl_dagster.streams.deaggregation import deaggregate
 from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.streams.pacing import ShardLimits
+from kcl_dagster.streams.records import StreamRecord
 from kcl_dagster.tables.creation import create_tables
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
@@ -44,6 +47,7 @@ from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
+from kcl_dagster.worker.reading import FIRST_SECONDS
 from kcl_dagster.worker.surroundings import Surroundings
 
 UNLIMITED: Final = ShardLimits.unlimited()
@@ -79,17 +83,24 @@ class Ours:
             records = 0
             for shard in source.shards:
                 iterator = client.get_shard_iterator(
-                    StreamName=source.stream, ShardId=shard, ShardIteratorType="TRIM_HORIZON"
+                    StreamName=source.stream, ShardId=shard.id, ShardIteratorType="TRIM_HORIZON"
                 )["ShardIterator"]
                 while True:
                     page = client.get_records(ShardIterator=iterator, Limit=10_000)
-                    records += len(page["Records"])
+                    records += self._opened(page["Records"])
                     if not page["MillisBehindLatest"]:
                         break
                     iterator = page["NextShardIterator"]
-            return records * source.load.aggregated
+            return records
 
         return self._measured(read)
+
+    def _opened(self, page: Sequence[StreamRecord]) -> int:
+        """How many user records a page holds. Aggregates are opened, as by every consumer."""
+        if self.source.load.aggregated == 1:
+            return len(page)
+        opened = [deaggregate(record["Data"]) for record in page]
+        return sum(len(aggregate.records) for aggregate in opened if aggregate is not None)
 
     def fetch(self) -> Cost:
         engine = self._engine()
@@ -121,11 +132,11 @@ class Ours:
 
     def exactly_once(self, transform: Transform = unchanged) -> Cost:
         """All of the source in one batch, as the unsafe way does."""
-        source = self.source
+        budget = self._budget()
         large = BatchSettings(
-            max_seconds=BATCH_SECONDS,
-            max_records=2 * source.records,
-            max_bytes=max(2 * source.bytes, MB),
+            max_seconds=FIRST_SECONDS,  # a first batch has no more; on a slow machine a second one waits as long
+            max_records=budget.records,
+            max_bytes=budget.bytes,
             prefetch=False,
         )
         return self._work(large, transform)
@@ -174,7 +185,8 @@ class Ours:
         leases = LeaseTable(dynamodb, application, layout, runtime, deadline_seconds=5.0)
         me = worker_id("worker-000", "benchmark")
         for shard in source.shards:
-            leases.create(Lease(LeaseKey(shard), shard, owner=me, checkpoint=TRIM_HORIZON))
+            key = LeaseKey(shard.id)
+            leases.create(Lease(key, shard.id, owner=me, checkpoint=TRIM_HORIZON, hash_range=shard.hash_range))
         sink = ParquetSink(self._new_folder(), transform=transform)
         engine = self._engine(sink)
         worker = Worker(
@@ -208,7 +220,10 @@ class Ours:
 
     def _ranges(self) -> list[Range]:
         stream = StreamIdentifier.single(self.source.stream)
-        return [Range(LeaseKey(shard), stream, shard, TRIM_HORIZON, 1) for shard in self.source.shards]
+        return [
+            Range(LeaseKey(shard.id), stream, shard.id, TRIM_HORIZON, 1, hash_range=shard.hash_range)
+            for shard in self.source.shards
+        ]
 
     def _budget(self) -> Budget:
         """Spent when all has been read, and not before. It counts records as Kinesis does."""

@@ -1,12 +1,13 @@
 """Streams full of one kind of record, on an embedded AWS that is a process of its own, with its limits off."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from kcl_dagster import aws
+from kcl_dagster.model.shard import Shard
 from kcl_dagster.runtime import system
+from kcl_dagster.streams.deaggregation import hash_key
 from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.testing.aggregation import UserRecord, aggregate
 
 SHARDS = 4
+KEYS_OF_A_SHARD = 16
 MB = 1_000_000
 KEYS: dict[str, Any] = {"region": "us-east-1", "access_key": "bench", "secret_key": "bench"}
 MOST_IN_A_PUT, LARGEST_PUT = 500, 4 * MB
@@ -32,10 +36,11 @@ class Load:
     size: int
     aggregated: int = 1
 
-    def payload(self) -> bytes:
+    def payload(self, keys: Sequence[str]) -> bytes:
+        """Each another: a file that compresses well would be no measure. `keys` are those of the user records."""
         if self.aggregated == 1:
             return os.urandom(self.size)
-        return aggregate([UserRecord(f"key-{i % 16}", os.urandom(self.size)) for i in range(self.aggregated)])
+        return aggregate([UserRecord(keys[i % len(keys)], os.urandom(self.size)) for i in range(self.aggregated)])
 
 
 LOADS = {
@@ -51,7 +56,7 @@ class Source:
     load: Load
     stream: str
     endpoint: str
-    shards: tuple[str, ...]
+    shards: tuple[Shard, ...]
     records: int
 
     @property
@@ -62,23 +67,22 @@ class Source:
     def fill(cls, load: Load, megabytes: float, endpoint: str, stream: str) -> "Source":
         kinesis = aws.client("kinesis", endpoint_url=endpoint, **KEYS)
         kinesis.create_stream(StreamName=stream, ShardCount=SHARDS)
-        shards = tuple(shard.id for shard in list_shards(kinesis, stream, runtime=system()))
+        shards = tuple(list_shards(kinesis, stream, runtime=system()))
         empty = cls(load, stream, endpoint, shards, 0)
         return replace(empty, records=empty.put(megabytes))
 
     def put(self, megabytes: float) -> int:
         """Add records evenly to all shards; how many user records."""
         kinesis = aws.client("kinesis", endpoint_url=self.endpoint, **KEYS)
-        load = self.load
+        load, keys = self.load, [keys_of(shard) for shard in self.shards]
         count = max(SHARDS, int(megabytes * MB) // (load.size * load.aggregated))
-        at_once = max(1, min(MOST_IN_A_PUT, LARGEST_PUT // len(load.payload())))
+        at_once = max(1, min(MOST_IN_A_PUT, LARGEST_PUT // len(load.payload(keys[0]))))
 
         def put(start: int) -> None:
             entries = [
                 {
-                    "Data": load.payload(),  # each another: a file that compresses well would be no measure
-                    "PartitionKey": "k",
-                    "ExplicitHashKey": str(i % SHARDS * 2**128 // SHARDS),
+                    "Data": load.payload(keys[i % SHARDS]),
+                    "PartitionKey": keys[i % SHARDS][0],
                 }
                 for i in range(start, min(start + at_once, count))
             ]
@@ -88,6 +92,12 @@ class Source:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(put, range(0, count, at_once)))
         return count * load.aggregated
+
+
+def keys_of(shard: Shard) -> list[str]:
+    """Some partition keys of a shard: the producer library puts records into one aggregate that go to one shard."""
+    mine = (key for key in map("key-{}".format, itertools.count()) if hash_key(key) in shard.hash_range)
+    return list(itertools.islice(mine, KEYS_OF_A_SHARD))
 
 
 @contextmanager

@@ -20,11 +20,12 @@ from kcl_dagster.telemetry.endpoint import MetricsEndpoint
 from kcl_dagster.telemetry.logs import json_lines, log_event
 from kcl_dagster.telemetry.units import counted_units
 from kcl_dagster.worker.batch import D
+from kcl_dagster.worker.concurrency import ForEach
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.loop import Worker
-from kcl_dagster.worker.renewal import ForEach, RenewalReport, Renewer, one_by_one
+from kcl_dagster.worker.renewal import RenewalReport, Renewer
 from kcl_dagster.worker.report import BatchReport, Outcome
 from kcl_dagster.worker.surroundings import Surroundings
 
@@ -114,6 +115,7 @@ class WorkerTelemetry:
             settings.handoff_timeout,
             runtime.clock,
             on_event,
+            worker.for_each,
             self.renewal,
         )
         return worker
@@ -133,16 +135,17 @@ class MeasuredRenewer(Renewer):
         handoff_timeout: float,
         clock: Clock,
         on_event: Callable[[WorkerEvent], None],
+        for_each: ForEach,
         tell: Callable[[RenewalReport, float, int], None],
     ) -> None:
-        super().__init__(holdings, interval, handoff_timeout, clock, on_event)
+        super().__init__(holdings, interval, handoff_timeout, clock, on_event, for_each)
         self._measured_clock = clock
         self._held: Callable[[], set[LeaseKey]] = holdings.keys
         self._tell = tell
 
-    def step(self, for_each: ForEach = one_by_one) -> RenewalReport:
+    def step(self) -> RenewalReport:
         began = self._measured_clock.monotonic()
-        report = super().step(for_each)
+        report = super().step()
         if report.renewed or report.lost or report.failed or report.transferred:
             self._tell(report, self._measured_clock.monotonic() - began, len(self._held()))
         return report

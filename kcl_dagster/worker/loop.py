@@ -19,6 +19,7 @@ from kcl_dagster.model.taking import TakingRules
 from kcl_dagster.model.worker import SHARDS_TOLD, WorkerState
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.worker.batch import D, R, Reader
+from kcl_dagster.worker.concurrency import ForEach, several_at_once
 from kcl_dagster.worker.discovery import Discoverer
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.failure import Failures
@@ -31,7 +32,7 @@ from kcl_dagster.worker.processing import ProcessorProtocol
 from kcl_dagster.worker.protocol import BatchProtocol
 from kcl_dagster.worker.ranges import Planner
 from kcl_dagster.worker.reading import Reading, RoundSettings
-from kcl_dagster.worker.renewal import ForEach, Renewer, one_by_one
+from kcl_dagster.worker.renewal import Renewer
 from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.retention import RetentionWatch
 from kcl_dagster.worker.settings import WorkerSettings
@@ -81,11 +82,13 @@ class Worker(Generic[D]):
         identity: Identity,
         runtime: Runtime,
         background: Background = Threads,
+        for_each: ForEach = several_at_once,
     ) -> None:
         self._around = surroundings
         self.identity = identity
         self._clock = runtime.clock
         self._background = background
+        self.for_each = for_each
         self.settings = WorkerSettings.of(surroundings.application)
         self._tell = surroundings.on_event
         self.stop = StopSignal()
@@ -101,7 +104,12 @@ class Worker(Generic[D]):
             self._tell,
         )
         self.renewer = Renewer(
-            self.holdings, self.settings.renewal_interval, self.settings.handoff_timeout, self._clock, self._tell
+            self.holdings,
+            self.settings.renewal_interval,
+            self.settings.handoff_timeout,
+            self._clock,
+            self._tell,
+            for_each,
         )
         self.discoverer = Discoverer(surroundings.leases, identity.worker, self.holdings, self._tell)
         self.protocol = self._make_protocol(runtime)
@@ -131,7 +139,13 @@ class Worker(Generic[D]):
             )
         poison = PoisonHandling(self.holdings, failures, around.dead_letters, around.sink, self._clock, self._tell)
         return BatchProtocol(
-            self._reading(around.engine, failures), self.holdings, around.sink, planner, shard_ends, poison
+            self._reading(around.engine, failures),
+            self.holdings,
+            around.sink,
+            planner,
+            shard_ends,
+            poison,
+            self.for_each,
         )
 
     def _reading(self, reader: Reader[R], failures: Failures) -> Reading[R]:
@@ -209,9 +223,9 @@ class Worker(Generic[D]):
             self._around.on_batch(report)
         return report
 
-    def step_renewal(self, for_each: ForEach = one_by_one) -> float:
+    def step_renewal(self) -> float:
         """Renew what is due; seconds until the next lease is. Renewal thread."""
-        self.renewer.step(for_each)
+        self.renewer.step()
         return self.renewer.seconds_until_due()
 
     def step_housekeeping(self) -> None:

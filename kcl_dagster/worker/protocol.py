@@ -22,8 +22,9 @@ from typing import Generic
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.checkpoint import SHARD_END
 from kcl_dagster.worker.batch import Batch, D, Fetched, Part, Progress, Sink
+from kcl_dagster.worker.concurrency import ForEach, errors_of, one_by_one
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.holdings import Holdings
+from kcl_dagster.worker.holdings import Holding, Holdings
 from kcl_dagster.worker.pending import Pin, pin_of
 from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.ranges import Planner, next_range
@@ -47,6 +48,8 @@ class BatchProtocol(Generic[D]):
     planner: Planner
     shard_ends: ShardEnds
     poison: PoisonHandling
+    for_each: ForEach = one_by_one
+    """Writes to the leases of a batch know nothing of each other."""
 
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
         """One round. `abandon` is asked before anything is pinned: True gives the batch up, at no cost.
@@ -79,9 +82,7 @@ class BatchProtocol(Generic[D]):
                     this.report(progress.range.lease, Outcome.ABANDONED, progress)
             elif full:
                 self._store(this, fetched, full, abandon)
-            for progress in found:
-                if not progress.records:
-                    self._commit(this, progress)
+            self._commit(this, [progress for progress in found if not progress.records])
         finally:
             fetched.release()
 
@@ -89,29 +90,28 @@ class BatchProtocol(Generic[D]):
         self, this: Round, fetched: Fetched[D], full: Sequence[Progress], abandon: Callable[[], bool]
     ) -> None:
         with self.reading.timed(this, "prepare"):
-            prepared = [progress for progress in full if self._prepare(this, progress)]
+            prepared = self._prepare(this, full)
         ours = [progress for progress in prepared if self._is_still_ours(this, progress)]
         if ours and self._write(this, fetched, ours, abandon):
             with self.reading.timed(this, "commit"):
-                for progress in ours:
-                    self._commit(this, progress)
+                self._commit(this, ours)
 
     # Prepare
 
-    def _prepare(self, this: Round, progress: Progress) -> bool:
-        """Pin the batch on the lease. After an unknown outcome the lease is asked again before its next write, and
-        read through the pin if that is what it says."""
-        key, end = progress.range.lease, progress.through or progress.range.after
-        holding = this.holdings[key]
-        pin = Pin(progress.range.number, progress.first)
+    def _prepare(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
+        """Pin the batch on its leases; what may be written. After an unknown outcome the lease is asked again
+        before its next write, and read through the pin if that is what it says."""
+        read = {progress.range.lease: progress for progress in found}
+        refused = errors_of(self.for_each, lambda key: self._pin(this.holdings[key], read[key]), read)
+        for key, error in refused.items():
+            this.report(key, Outcome.DROPPED, read[key], error)
+        return [progress for key, progress in read.items() if key not in refused]
+
+    def _pin(self, holding: Holding, progress: Progress) -> None:
         if pin_of(holding.lease) is not None and progress.range.is_pinned:
-            return True
-        try:
-            self.holdings.prepare(key, holding.token, end, pin.to_state(), pin.number)
-        except KclError as error:
-            this.report(key, Outcome.DROPPED, progress, error)
-            return False
-        return True
+            return
+        end, pin = progress.through or progress.range.after, Pin(progress.range.number, progress.first)
+        self.holdings.prepare(holding.key, holding.token, end, pin.to_state(), pin.number)
 
     def _is_still_ours(self, this: Round, progress: Progress) -> bool:
         key = progress.range.lease
@@ -172,23 +172,25 @@ class BatchProtocol(Generic[D]):
 
     # Commit
 
-    def _commit(self, this: Round, progress: Progress) -> None:
-        key, token = progress.range.lease, this.holdings[progress.range.lease].token
-        try:
-            if progress.ended and self._finish(this, progress):
-                return
-            if progress.through is not None and progress.through != progress.range.after:
-                self.holdings.checkpoint(key, token, progress.through)
-                self.reading.failures.succeeded(key, progress.through)
-                self.reading.done(this, progress)
-                this.report(key, Outcome.COMMITTED, progress)
-            else:
-                self.reading.done(this, progress)
-                this.report(key, Outcome.IDLE, progress)
-                if not progress.ended:
-                    self.reading.failures.succeeded(key, SHARD_END)
-        except KclError as error:
-            this.report(key, Outcome.UNCOMMITTED, progress, error)
+    def _commit(self, this: Round, found: Sequence[Progress]) -> None:
+        going_on = [progress for progress in found if not (progress.ended and self._finish(this, progress))]
+        ends = {
+            progress.range.lease: progress.through
+            for progress in going_on
+            if progress.through is not None and progress.through != progress.range.after
+        }
+        refused = errors_of(
+            self.for_each, lambda key: self.holdings.checkpoint(key, this.holdings[key].token, ends[key]), ends
+        )
+        for progress in going_on:
+            key = progress.range.lease
+            if key in refused:
+                this.report(key, Outcome.UNCOMMITTED, progress, refused[key])
+                continue
+            self.reading.done(this, progress)
+            this.report(key, Outcome.COMMITTED if key in ends else Outcome.IDLE, progress)
+            if key in ends or not progress.ended:
+                self.reading.failures.succeeded(key, ends.get(key, SHARD_END))
 
     def _finish(self, this: Round, progress: Progress) -> bool:
         """Child leases, then SHARD_END. False when it has to wait; what was read is then committed as usual."""
@@ -200,7 +202,11 @@ class BatchProtocol(Generic[D]):
             kind = EventKind.SHARD_END_WAITS if isinstance(error, ShardEndWaits) else EventKind.FETCH_FAILED
             self.reading.tell(kind, str(error), key)
             return False
-        self.holdings.checkpoint(key, holding.token, SHARD_END, children)
+        try:
+            self.holdings.checkpoint(key, holding.token, SHARD_END, children)
+        except KclError as error:
+            this.report(key, Outcome.UNCOMMITTED, progress, error)
+            return True
         self.reading.parents.finished(key)
         self.reading.failures.succeeded(key, SHARD_END)
         this.report(key, Outcome.FINISHED, progress)

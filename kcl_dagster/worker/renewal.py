@@ -4,22 +4,14 @@ One step after another on the renewal thread, whatever the batch thread does. A 
 lease that is due.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kcl_dagster.errors import KclError, LeaseLost
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock
+from kcl_dagster.worker.concurrency import ForEach, one_by_one
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.holdings import Holdings
-
-ForEach = Callable[[Callable[[LeaseKey], None], Iterable[LeaseKey]], None]
-"""Call a function for each lease, perhaps several at a time; returns when all are done."""
-
-
-def one_by_one(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
-    for key in keys:
-        function(key)
 
 
 @dataclass(slots=True)
@@ -45,19 +37,21 @@ class Renewer:
         handoff_timeout: float,
         clock: Clock,
         on_event: OnEvent = ignore,
+        for_each: ForEach = one_by_one,
     ) -> None:
         self._holdings = holdings
         self._interval = interval
         self._handoff_timeout = handoff_timeout
         self._clock = clock
         self._on_event = on_event
+        self._for_each = for_each
 
-    def step(self, for_each: ForEach = one_by_one) -> RenewalReport:
+    def step(self) -> RenewalReport:
         """Never raises what a table or a lost lease causes; that is in the report and in the events."""
         report = RenewalReport()
         report.lost += self._holdings.expire()
-        for_each(lambda key: self._transfer(key, report), self._to_hand_over())
-        for_each(lambda key: self._renew(key, report), self._holdings.due(self._interval))
+        self._for_each(lambda key: self._transfer(key, report), self._to_hand_over())
+        self._for_each(lambda key: self._renew(key, report), self._holdings.due(self._interval))
         return report
 
     def seconds_until_due(self) -> float:

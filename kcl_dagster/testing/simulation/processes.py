@@ -12,7 +12,6 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import Launch, TickReport
 from kcl_dagster.leader.tick import Leader
-from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.pacing import READS_PER_SECOND, ShardLimits
 from kcl_dagster.testing.engine import MemoryEngine, Row
@@ -20,6 +19,7 @@ from kcl_dagster.testing.simulation.dagster import Orchestrator, Run
 from kcl_dagster.testing.simulation.kernel import CooperativeLock, Process, ProcessClock
 from kcl_dagster.testing.simulation.lake import LakeSink
 from kcl_dagster.testing.simulation.scenario import EPOCH
+from kcl_dagster.worker.concurrency import one_by_one
 from kcl_dagster.worker.events import WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
@@ -81,16 +81,11 @@ class Strands:
         self._process.kernel.spawn(self._process, name, loop)
 
     def _renew(self) -> float:
-        return min(self._nap, max(0.02, self._steps.step_renewal(_one_by_one)))
+        return min(self._nap, max(0.02, self._steps.step_renewal()))
 
     def _keep_house(self) -> float:
         self._steps.step_housekeeping()
         return self._nap
-
-
-def _one_by_one(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
-    for key in keys:
-        function(key)
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +126,11 @@ class WorkerProcess:
             )
             identity = Identity(self.run.worker, self.run.slot, self.run.id)
             self.worker = Worker(
-                surroundings, identity, runtime, background=lambda steps, _: Strands(self.process, self.nap, steps)
+                surroundings,
+                identity,
+                runtime,
+                background=lambda steps, _: Strands(self.process, self.nap, steps),
+                for_each=one_by_one,
             )
             reason = self._work(self.worker)
         except KclError as error:

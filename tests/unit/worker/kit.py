@@ -25,6 +25,7 @@ from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.testing.processors import LocalSeats
 from kcl_dagster.worker.batch import Batch, Budget, PoisonRecord, Progress, Range
+from kcl_dagster.worker.concurrency import one_by_one
 from kcl_dagster.worker.dead_letter import DeadLetter
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
@@ -376,6 +377,7 @@ class World:
             Identity(WorkerId(name), slot=name, run_id=f"run-{name}"),
             self.runtime,
             in_nobodys_background,
+            one_by_one,
         )
         return Run(worker, client, engine, sink, fuse, letters, events, reports, seats)
 

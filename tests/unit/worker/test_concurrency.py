@@ -1,0 +1,132 @@
+"""The same for many leases, several at a time."""
+
+import threading
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from kcl_dagster.errors import LeaseLost, ServiceError
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.worker.concurrency import (
+    AT_ONCE,
+    FEWEST_FOR_THREADS,
+    ForEach,
+    errors_of,
+    one_by_one,
+    several_at_once,
+)
+from kcl_dagster.worker.report import Outcome
+from tests.unit.worker.kit import World
+
+MEETING_SECONDS = 20.0
+
+
+def leases(count: int) -> list[LeaseKey]:
+    return [LeaseKey(f"lease-{index}") for index in range(count)]
+
+
+@pytest.mark.parametrize("for_each", [one_by_one, several_at_once])
+@pytest.mark.parametrize("count", [0, 1, FEWEST_FOR_THREADS, 3 * AT_ONCE])
+def test_each_lease_has_its_turn_once(for_each: ForEach, count: int) -> None:
+    seen: list[LeaseKey] = []
+    for_each(seen.append, leases(count))
+    assert sorted(seen) == sorted(leases(count))
+
+
+def test_several_wait_at_the_same_time() -> None:
+    met = threading.Barrier(AT_ONCE)  # breaks, and fails the test, unless that many are inside at once
+    several_at_once(lambda _: [met.wait(MEETING_SECONDS)].clear(), leases(AT_ONCE))
+    assert not met.broken
+
+
+def test_a_slow_table_keeps_no_other_call_waiting() -> None:
+    """Renewals must not stand in line behind the checkpoints of a hundred shards."""
+    release, busy = threading.Event(), threading.Semaphore(0)
+
+    def slow(_: LeaseKey) -> None:
+        busy.release()
+        assert release.wait(MEETING_SECONDS)
+
+    commits = threading.Thread(target=several_at_once, args=(slow, leases(10 * AT_ONCE)))
+    commits.start()
+    for _ in range(AT_ONCE):
+        assert busy.acquire(timeout=MEETING_SECONDS)
+    renewed: list[LeaseKey] = []
+    several_at_once(renewed.append, leases(FEWEST_FOR_THREADS))
+    assert commits.is_alive()
+    assert len(renewed) == FEWEST_FOR_THREADS
+    release.set()
+    commits.join(MEETING_SECONDS)
+
+
+def test_what_fails_is_told_and_keeps_nobody_from_going_on() -> None:
+    keys, done = leases(FEWEST_FOR_THREADS + 2), []
+
+    def write(key: LeaseKey) -> None:
+        if key == keys[1]:
+            raise LeaseLost(key, "taken")
+        done.append(key)
+
+    failed = errors_of(several_at_once, write, keys)
+    assert failed.keys() == {keys[1]}
+    assert isinstance(failed[keys[1]], LeaseLost)
+    assert sorted(done) == [key for key in keys if key != keys[1]]
+
+
+def test_a_defect_is_not_swallowed() -> None:
+    def write(key: LeaseKey) -> None:
+        raise ZeroDivisionError(key)
+
+    for for_each in (one_by_one, several_at_once):
+        with pytest.raises(ZeroDivisionError):
+            errors_of(for_each, write, leases(FEWEST_FOR_THREADS))
+
+
+def backwards(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
+    """Another order than that of the batch, as threads may have it."""
+    for key in reversed(list(keys)):
+        function(key)
+
+
+def test_the_leases_of_a_batch_are_pinned_and_committed_in_any_order() -> None:
+    """One lease is lost at its pin and one at its commit: the others go on, and nothing is stored twice."""
+    world = World(shards=5)
+    run = world.worker("w1")
+    run.worker.for_each = run.worker.protocol.for_each = backwards  # type: ignore[attr-defined]
+    world.assign(run)
+    run.worker.step_discovery()
+    shards = [f"shardId-{index:012d}" for index in range(5)]
+    for shard in shards:
+        world.stream.put(shard, "a", "b")
+    holdings = run.worker.holdings
+    prepare, checkpoint = holdings.prepare, holdings.checkpoint
+    order: list[str] = []
+
+    def preparing(key: LeaseKey, *rest: object) -> None:
+        order.append(f"pin {key}")
+        if key == shards[1]:
+            raise LeaseLost(key, "taken")
+        prepare(key, *rest)  # type: ignore[arg-type]
+
+    def committing(key: LeaseKey, *rest: object) -> None:
+        order.append(f"commit {key}")
+        if key == shards[3]:
+            raise ServiceError("no answer")
+        checkpoint(key, *rest)  # type: ignore[arg-type]
+
+    holdings.prepare, holdings.checkpoint = preparing, committing  # type: ignore[method-assign, assignment]
+    report = run.worker.step_batch()
+    assert {lease.shard_id: lease.outcome for lease in report.leases} == {
+        shards[0]: Outcome.COMMITTED,
+        shards[1]: Outcome.DROPPED,
+        shards[2]: Outcome.COMMITTED,
+        shards[3]: Outcome.UNCOMMITTED,
+        shards[4]: Outcome.COMMITTED,
+    }
+    assert order == [f"pin {shard}" for shard in reversed(shards)] + [
+        f"commit {shard}" for shard in reversed(shards) if shard != shards[1]
+    ]
+    holdings.prepare, holdings.checkpoint = prepare, checkpoint  # type: ignore[method-assign]
+    run.worker.step_batch()
+    world.check_exactly_once()
+    assert len(world.store.everything()) == 10
