@@ -103,20 +103,18 @@ class Unpacker:
         records = aggregate.records
         if self._is_cut(sequence):
             bounds = self._bounds
-            records = [
-                record
-                for record in records
-                if not (bounds.is_before(sequence, record[0]) or bounds.is_beyond(sequence, record[0]))
-            ]
-        if not records:
-            return
-        places, partition_keys, explicit_hash_keys, data = zip(*records, strict=True)
-        into.data += data
-        into.partition_key += partition_keys
-        into.explicit_hash_key += explicit_hash_keys
-        into.sub_sequence_number += places
+            records = records.only(
+                [
+                    not (bounds.is_before(sequence, place) or bounds.is_beyond(sequence, place))
+                    for place in records.places
+                ]
+            )
+        into.data += records.data
+        into.partition_key += records.partition_keys
+        into.explicit_hash_key += records.explicit_hash_keys
+        into.sub_sequence_number += records.places
         rows = len(records)
-        self._fill(into, rows, [sequence] * rows, [arrival] * rows, None, sum(map(len, data)))
+        self._fill(into, rows, [sequence] * rows, [arrival] * rows, None, sum(map(len, records.data)))
 
     def _fill(
         self,

@@ -169,6 +169,39 @@ def test_what_was_aggregated_comes_out_again(given: list[UserRecord]) -> None:
     assert [record.sub_sequence for record in opened.records] == list(range(len(given)))
 
 
+def varint(value: int, padding: int) -> bytes:
+    """Longer than it has to be by some bytes, as the format allows."""
+    digits = [value & 0x7F]
+    while value := value >> 7:
+        digits.append(value & 0x7F)
+    digits += [0] * padding
+    return bytes([digit | 0x80 for digit in digits[:-1]] + digits[-1:])
+
+
+@given(records.filter(bool), st.data())
+def test_a_record_may_be_written_in_any_form(given: list[UserRecord], draw: Any) -> None:
+    """Numbers of any length, fields in any order, twice, or unknown: mixed with records as producers write them."""
+    keys = [record.partition_key for record in given]
+    hash_keys = [record.explicit_hash_key or "" for record in given]
+    message = b"".join(
+        tag + varint(len(text.encode()), 0) + text.encode()
+        for tag, texts in ((b"\x0a", keys), (b"\x12", hash_keys))
+        for text in texts
+    )
+    for index, record in enumerate(given):
+        padding = draw.draw(st.integers(0, 2))
+        fields = [b"\x08" + varint(index, padding), b"\x1a" + varint(len(record.data), padding) + record.data]
+        if record.explicit_hash_key is not None:
+            fields.insert(1, b"\x10" + varint(index, padding))
+        if draw.draw(st.booleans()):
+            fields = draw.draw(st.permutations([*fields, b"\x20\x05", fields[0]]))
+        body = b"".join(fields)
+        message += b"\x1a" + varint(len(body), draw.draw(st.integers(0, 2))) + body
+    opened = deaggregate(sealed(message))
+    assert opened is not None
+    assert [UserRecord(r.partition_key, r.data, r.explicit_hash_key) for r in opened.records] == given
+
+
 @given(records.filter(bool), st.integers(0, MAX_HASH_KEY))
 def test_a_split_anywhere_shares_the_records_out_without_loss(given: list[UserRecord], at: int) -> None:
     body = aggregate(given)
