@@ -4,6 +4,7 @@ Imported by name in the executors' Python workers, which live for many batches: 
 Kinesis clients) is made once per worker. The driver's side is `kcl_dagster.spark.engine`.
 """
 
+import logging
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 
 from kcl_dagster.aws import Client
 from kcl_dagster.aws import client as make_client
-from kcl_dagster.errors import KclError
+from kcl_dagster.errors import BatchError, KclError
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.schema import ARROW_SCHEMA, LEASE_KEY, PROGRESS, PROGRESS_TYPE
 from kcl_dagster.spark.sealing import seal
@@ -30,6 +31,8 @@ from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.unpacking import Columns, Unpacker
 from kcl_dagster.streams.window import WindowReader
 from kcl_dagster.worker.batch import Budget, Range
+
+log = logging.getLogger(__name__)
 
 # Larger Arrow batches are slower and cost memory; smaller ones pay Spark's price per batch too often.
 BATCH_ROWS: Final = 8_000
@@ -178,8 +181,6 @@ def fetch(plan: FetchPlan, task: int, client: Client, runtime: Runtime) -> Itera
         while len(trailers) < len(readers):
             item = output.get()
             if isinstance(item, _Done):
-                if item.bug is not None:
-                    raise item.bug
                 trailers.append((item.range, item.trailer))
             else:
                 yield item
@@ -192,7 +193,6 @@ def fetch(plan: FetchPlan, task: int, client: Client, runtime: Runtime) -> Itera
 class _Done:
     range: Range
     trailer: Trailer
-    bug: Exception | None = None
 
 
 def _read(
@@ -205,7 +205,8 @@ def _read(
     output: "queue.Queue[pa.RecordBatch | _Done]",
     stop: threading.Event,
 ) -> None:
-    """Body of a reader thread. Whatever happens, the last thing it puts out is a `_Done`."""
+    """Body of a reader thread. Whatever happens, the last thing it puts out is a `_Done`: a shard that cannot be
+    read, be it by a mistake of ours, keeps no other from being read."""
     range_ = shard.range
 
     def put(item: pa.RecordBatch | _Done) -> None:
@@ -230,8 +231,10 @@ def _read(
         put(_Done(range_, _trailer(reader, unpacker)))
     except KclError as error:
         put(_Done(range_, Trailer(failure=(type(error).__name__, str(error)))))
-    except Exception as error:  # a bug of ours: the task must fail, not hang
-        put(_Done(range_, Trailer(), error))
+    except Exception as error:
+        log.exception("%s could not be read", range_.lease)
+        failure = (BatchError.__name__, f"{range_.lease} could not be read: {type(error).__name__}: {error}")
+        put(_Done(range_, Trailer(failure=failure)))
 
 
 def _reader(

@@ -25,6 +25,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _RECORD_TAG: Final = 3 << 3 | _LENGTH  # in the message
 _KEY_TAG, _EXPLICIT_TAG, _DATA_TAG = 1 << 3 | _VARINT, 2 << 3 | _VARINT, 3 << 3 | _LENGTH  # in a record
 _LONGEST_HEAD: Final = 10  # bytes of a usual record before its data: tags, sizes of two bytes, indexes of one
+_MOST_DIGITS: Final = len(str(MAX_HASH_KEY))  # a producer may write any number of them, and Python reads only some
 _MAX_VARINT_BITS: Final = 63  # ten bytes of seven bits; anything longer is not a varint
 
 
@@ -89,6 +90,12 @@ def hash_key(partition_key: str) -> int:
     return int.from_bytes(md5(partition_key.encode(), usedforsecurity=False).digest(), "big")
 
 
+def explicit_hash(digits: str) -> int:
+    """The number that an explicit hash key stands for, or one beyond all hash keys."""
+    significant = digits.lstrip("0")
+    return int(significant or "0") if len(significant) <= _MOST_DIGITS else MAX_HASH_KEY + 1
+
+
 def deaggregate(data: bytes, hash_range: HashRange | None = None, *, kcl: bool = False) -> Aggregate | None:
     """Open an aggregate, keeping what belongs to `hash_range`. None when `data` is not an aggregate.
 
@@ -125,7 +132,7 @@ def _within(records: SubRecords, hash_range: HashRange) -> SubRecords:
     # An aggregate repeats few keys, and hashing is the dear part.
     pairs = list(zip(records.partition_keys, records.explicit_hash_keys, strict=True))
     inside = {
-        (key, explicit): (int(explicit) if explicit else hash_key(key)) in hash_range
+        (key, explicit): (explicit_hash(explicit) if explicit else hash_key(key)) in hash_range
         for key, explicit in set(pairs)
     }
     if all(inside.values()):

@@ -221,8 +221,14 @@ class Sink(Protocol[D_contra]):
 
 @runtime_checkable
 class Withdrawing(Protocol):
-    """What exactly-once sinks can do beside writing."""
+    """What exactly-once sinks can do beside writing, for a part whose batch keeps failing. Both raise SinkError.
 
-    def withdraw(self, part: Part) -> bool:
-        """Called before a part whose batch keeps failing is cut in two or set aside. Takes back what attempts at it
-        may have left behind. False: the part is stored after all, whole, and stays. Raises SinkError."""
+    A part that stands in for others (`instead_of`) makes `write` remove what they may have left, too.
+    """
+
+    def holds(self, part: Part) -> bool:
+        """Whether the part is stored after all, whole and for good. Asked before it is cut in two or set aside."""
+
+    def withdraw(self, part: Part) -> None:
+        """Remove what attempts at the part, and at those it stands in for, may have left behind. Called only when
+        its lease lets nobody store it any more: another owner might have done so, and have committed it."""

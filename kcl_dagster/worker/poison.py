@@ -40,9 +40,8 @@ class PoisonHandling:
             oldest = progress.first_arrival_ms
             age = None if oldest is None else self.clock.now() - oldest / 1000
             verdict = self.failures.verdict(key, error, age, can_narrow=middle is not None)
-            if verdict in _LEAVES_THE_BATCH and not self._is_withdrawn(part):
-                self.holdings.checkpoint(key, holding.token, part.through)
-                self.failures.succeeded(key, part.through)
+            if verdict in _LEAVES_THE_BATCH and self._is_stored(part):
+                self._go_on_behind(holding, part)
                 return Outcome.COMMITTED
             match verdict:
                 case Verdict.STOP:
@@ -53,11 +52,13 @@ class PoisonHandling:
                     self._narrow(progress, holding, middle)
                     return Outcome.NARROWED
                 case Verdict.DEAD_LETTER:
+                    self._retire(progress, holding, part)
                     self._send_dead_letters(fetched, holding, part, error)
+                    self._go_on_behind(holding, part)
                     return Outcome.SET_ASIDE
                 case Verdict.SKIP:
-                    self.holdings.checkpoint(key, holding.token, part.through)
-                    self.failures.succeeded(key, part.through)
+                    self._retire(progress, holding, part)
+                    self._go_on_behind(holding, part)
                     self._tell(EventKind.RECORD_SKIPPED, str(error), holding, sequence=part.through.sequence)
                     return Outcome.SET_ASIDE
                 case _:
@@ -66,9 +67,13 @@ class PoisonHandling:
             self._tell(EventKind.BATCH_FAILED, f"while treating a poison record: {problem}", holding)
         return Outcome.FAILED
 
-    def _is_withdrawn(self, part: Part) -> bool:
-        """An attempt may have stored the batch, or some of it, and failed then. False: all of it is stored."""
-        return not isinstance(self.sink, Withdrawing) or self.sink.withdraw(part)
+    def _is_stored(self, part: Part) -> bool:
+        """An attempt may have stored the batch, and failed then."""
+        return isinstance(self.sink, Withdrawing) and self.sink.holds(part)
+
+    def _go_on_behind(self, holding: Holding, part: Part) -> None:
+        self.holdings.checkpoint(holding.key, holding.token, part.through)
+        self.failures.succeeded(holding.key, part.through)
 
     def _middle(self, fetched: Fetched[Any], progress: Progress, error: Exception) -> Checkpoint | None:
         if not is_user_failure(error) or self.failures.action is FailureAction.STOP:
@@ -79,15 +84,28 @@ class PoisonHandling:
         return middle
 
     def _narrow(self, progress: Progress, holding: Holding, middle: Checkpoint) -> None:
-        """Pin the first half instead. It gets a number of its own: a stalled former owner may still be writing
-        the whole under the old one, and a sink must be able to tell them apart."""
-        through, failed = progress.through, progress.range
-        number = failed.number + 1
-        pin = Pin(number, progress.first, failed.number if failed.instead_of is None else failed.instead_of)
-        self.holdings.prepare(holding.key, holding.token, middle, pin.to_state(), number)
-        if through is not None:
-            self.failures.narrowed(holding.key, through)
+        """Pin the first half instead. What attempts at the whole have left goes when it is written."""
+        self._pin_instead(progress, holding, middle)
+        if progress.through is not None:
+            self.failures.narrowed(holding.key, progress.through)
         self._tell(EventKind.BATCH_NARROWED, f"to the records through {middle}", holding, records=progress.records)
+
+    def _retire(self, progress: Progress, holding: Holding, part: Part) -> None:
+        """Make sure that nobody stores a part that is set aside, and that nothing of it is left. The other way
+        round would be a loss: whoever has hung in user code until its lease had another owner would remove what
+        that one has stored."""
+        self._pin_instead(progress, holding, part.through)
+        if isinstance(self.sink, Withdrawing):
+            self.sink.withdraw(part)
+
+    def _pin_instead(self, progress: Progress, holding: Holding, through: Checkpoint) -> None:
+        """Pin what the lease is to store in place of a failing batch; raises LeaseLost where that is no business of
+        ours any more. It gets a number of its own: a stalled former owner may still be writing the whole under the
+        old one, and a sink must be able to tell them apart."""
+        failed = progress.range
+        first_number = failed.number if failed.instead_of is None else failed.instead_of
+        pin = Pin(failed.number + 1, progress.first, first_number)
+        self.holdings.prepare(holding.key, holding.token, through, pin.to_state(), pin.number)
 
     def _send_dead_letters(self, fetched: Fetched[Any], holding: Holding, part: Part, error: Exception) -> None:
         for record in fetched.records(holding.key):
@@ -101,8 +119,6 @@ class PoisonHandling:
             )
             self.letters.write(letter)
             self._tell(EventKind.RECORD_DEAD_LETTERED, letter.name, holding, sequence=record.sequence_number)
-        self.holdings.checkpoint(holding.key, holding.token, part.through)
-        self.failures.succeeded(holding.key, part.through)
 
     def _tell(self, kind: EventKind, message: str, holding: Holding, **facts: str | float) -> None:
         self.on_event(WorkerEvent(kind, message, holding.key, facts))

@@ -31,7 +31,7 @@ MIN_AGE_SECONDS: Final = 3600.0
 JOURNAL: Final = "_compaction"  # readers pass over names that begin with an underscore
 MERGED: Final = "merged-"
 BEFORE_ANY: Final = -1  # TRIM_HORIZON and its like
-_NAMED_AFTER_A_PART: Final = re.compile(r"(?P<lease>.+)\.(?P<after>\w+)-(?P<sub>\d+)\.parquet")
+_NAMED_AFTER_A_PART: Final = re.compile(r"(?P<lease>.+)\.(?P<after>\w+)-(?P<sub>\d+)\.\d+\.parquet")
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,10 +81,13 @@ class DeltaSink:
         with table_errors(f"delta at {self.path}"):
             self._commit(batch, written.files)
 
-    def withdraw(self, part: Part) -> bool:
-        """See `worker.batch.Withdrawing`. Files without a commit are nobody's."""
+    def holds(self, part: Part) -> bool:
+        """See `worker.batch.Withdrawing`."""
         with table_errors(f"delta at {self.path}"):
-            return not self._compare([part]).is_stored
+            return self._compare([part]).is_stored
+
+    def withdraw(self, part: Part) -> None:
+        """See `worker.batch.Withdrawing`. Files without a commit are nobody's."""
 
     def _commit(self, batch: Batch, files: Sequence[WrittenFile]) -> None:
         from deltalake.exceptions import CommitFailedError

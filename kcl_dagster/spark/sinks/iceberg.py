@@ -118,11 +118,14 @@ class IcebergSink:
         with table_errors(self._name):
             self._commit(batch, written.files, root)
 
-    def withdraw(self, part: Part) -> bool:
-        """See `worker.batch.Withdrawing`. Files without a commit are nobody's."""
+    def holds(self, part: Part) -> bool:
+        """See `worker.batch.Withdrawing`."""
         with table_errors(self._name):
             table = self._load()
-            return table is None or not _compare(table, [part]).is_stored
+            return table is not None and _compare(table, [part]).is_stored
+
+    def withdraw(self, part: Part) -> None:
+        """See `worker.batch.Withdrawing`. Files without a commit are nobody's."""
 
     def _commit(self, batch: Batch, files: Sequence[WrittenFile], root: str) -> None:
         from pyiceberg.exceptions import CommitFailedException

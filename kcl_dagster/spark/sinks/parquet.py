@@ -1,8 +1,8 @@
 """The default sink: plain Parquet files, readable by anything, each record stored once.
 
-Every part of a batch becomes one file (one for each partition value), named after the shard and the checkpoint the
-part begins at. A replay of the part has the same records and the same name, so it replaces the file by its equal,
-whoever writes it and whenever.
+Every part of a batch becomes one file (one for each partition value), named after the shard, the checkpoint the
+part begins at, and its number. A replay of the part has the same records and the same name, so it replaces the file
+by its equal, whoever writes it and whenever.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
-from kcl_dagster.spark.sinks.writing import Written, file_stem, write_files
+from kcl_dagster.spark.sinks.writing import Written, file_stem, stems_replaced, write_files
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.worker.batch import Batch, Part
@@ -53,20 +53,28 @@ class ParquetSink:
         """See `worker.batch.Sink.write`."""
         self.write_files(data, batch)
 
-    def withdraw(self, part: Part) -> bool:
-        """See `worker.batch.Withdrawing`. A file does not say whether it is all of a part, so none is left."""
-        name = f"{file_stem(part)}.parquet"
+    def holds(self, part: Part) -> bool:  # noqa: ARG002
+        """See `worker.batch.Withdrawing`. A file does not say whether it is all of a part."""
+        return False
+
+    def withdraw(self, part: Part) -> None:
+        """See `worker.batch.Withdrawing`."""
         with write_failures(f"parquet at {self.path}"):
-            left = [name]
-            if self._partition_by:  # in whichever folders: rare enough to look into all of them
-                left = [file.path for file in self._store.files() if file.path.rpartition("/")[2] == name]
-            self._store.delete(left)
-        return True
+            self._remove([file_stem(part), *stems_replaced(part)])
 
     def write_files(self, data: DataFrame, batch: Batch) -> Written:
         """Like `write`, and says what was written."""
         names = {part.lease: f"{file_stem(part)}.parquet" for part in batch.parts}
         with write_failures(f"parquet at {self.path}"):
+            self._remove([stem for part in batch.parts for stem in stems_replaced(part)])
             written = write_files(data, self._transform, self._store, names, self._partition_by)
         self._as_read = written.as_read
         return written
+
+    def _remove(self, stems: Sequence[str]) -> None:
+        names = {f"{stem}.parquet" for stem in stems}
+        left = list(names)
+        if names and self._partition_by:  # in whichever folders: rare enough to look into all of them
+            left = [file.path for file in self._store.files() if file.path.rpartition("/")[2] in names]
+        if left:
+            self._store.delete(left)

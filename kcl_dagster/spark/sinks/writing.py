@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -125,10 +125,16 @@ def output_schema(data: DataFrame, transform: Transform, leases: Sequence[LeaseK
 
 
 def file_stem(part: Part) -> str:
-    """Names a part's file. It says where the part begins and not where it ends: a range that is narrowed after a
-    failure then replaces what the failed attempt may have left."""
+    """Names a part's file, by where it begins and its number: a part that was cut in two begins where its first
+    half does, and whoever removes the one must not meet the other."""
     lease = part.lease.replace(":", ".")  # object stores and Hadoop give colons a meaning
-    return f"{lease}.{part.after.sequence}-{part.after.sub_sequence}"
+    return f"{lease}.{part.after.sequence}-{part.after.sub_sequence}.{part.number}"
+
+
+def stems_replaced(part: Part) -> list[str]:
+    """Of the parts that this one stands in for."""
+    first = part.number if part.instead_of is None else part.instead_of
+    return [file_stem(replace(part, number=number)) for number in range(first, part.number)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def launch(sink: kcl.SinkChoice) -> dict[str, int]:
 
 def test_small_parquet_files_become_one(tmp_path: Path) -> None:
     for number in range(4):
-        path = tmp_path / f"shard.{number}-0.parquet"
+        path = tmp_path / f"shard.{number}-0.{number}.parquet"
         pq.write_table(pa.table({"value": [number]}), path)
         os.utime(path, (LONG_AGO, LONG_AGO))
     told = launch(kcl.parquet(str(tmp_path)))

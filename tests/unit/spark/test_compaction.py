@@ -19,7 +19,7 @@ from kcl_dagster.spark.storage import LocalStore, StoredFile
 from kcl_dagster.testing.clock import FakeClock
 
 CLOCK = FakeClock()
-LAST = "shard.99-0.parquet"
+LAST = "shard.99-0.7.parquet"
 OLD = CLOCK.now() - 7200
 
 
@@ -29,7 +29,7 @@ def lake(root: Path, files: int = 6, folder: str = "", rows: int = 10, age: floa
     pq.write_table(pa.table({"value": ["last"]}), root / LAST)
     os.utime(root / LAST, (age, age))
     for number in range(files):
-        path = root / folder / f"shard.{number}-0.parquet"
+        path = root / folder / f"shard.{number}-0.{number + 1}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         values = [f"{folder}{number}.{row}" for row in range(rows)]
         pq.write_table(pa.table({"value": values}), path)
@@ -75,24 +75,24 @@ def test_the_last_part_of_each_shard_may_be_failing_for_days_and_is_left_alone(t
     lake(tmp_path, files=3)
     for name in ("day=1", "day=2"):  # one part, in two folders
         (tmp_path / name).mkdir()
-        pq.write_table(pa.table({"value": [f"{name} newer"]}), tmp_path / name / "shard.100-7.parquet")
-        os.utime(tmp_path / name / "shard.100-7.parquet", (OLD, OLD))
+        pq.write_table(pa.table({"value": [f"{name} newer"]}), tmp_path / name / "shard.100-7.101.parquet")
+        os.utime(tmp_path / name / "shard.100-7.101.parquet", (OLD, OLD))
     for number, start in enumerate(("TRIM_HORIZON-0", "5-0", "5-3")):
-        pq.write_table(pa.table({"value": [f"other {number}"]}), tmp_path / f"other.shard.{start}.parquet")
-        os.utime(tmp_path / f"other.shard.{start}.parquet", (OLD, OLD))
+        pq.write_table(pa.table({"value": [f"other {number}"]}), tmp_path / f"other.shard.{start}.{number}.parquet")
+        os.utime(tmp_path / f"other.shard.{start}.{number}.parquet", (OLD, OLD))
     before = contents(tmp_path)
     assert run(tmp_path).merged == 3 + 1 + 2
     assert contents(tmp_path) == before
     assert [name for name in names(tmp_path) if "merged" not in name] == [
-        "day=1/shard.100-7.parquet",
-        "day=2/shard.100-7.parquet",
-        "other.shard.5-3.parquet",
+        "day=1/shard.100-7.101.parquet",
+        "day=2/shard.100-7.101.parquet",
+        "other.shard.5-3.2.parquet",
     ]
 
 
 def test_files_are_merged_up_to_the_target(tmp_path: Path) -> None:
     lake(tmp_path)
-    size = (tmp_path / "shard.0-0.parquet").stat().st_size
+    size = (tmp_path / "shard.0-0.1.parquet").stat().st_size
     done = run(tmp_path, target_bytes=round(size * 3.5))
     assert (done.merged, done.into) == (6, 2)
     assert contents(tmp_path).total() == 61
@@ -184,7 +184,9 @@ def test_a_compaction_that_is_cut_off_anywhere_is_finished_by_the_next(
 def test_readers_do_not_see_drafts_and_journals(tmp_path: Path) -> None:
     lake(tmp_path)
     (tmp_path / "_compaction").mkdir()
-    (tmp_path / "_compaction" / "x.json").write_text('{"target": "gone.parquet", "sources": ["shard.0-0.parquet"]}')
+    (tmp_path / "_compaction" / "x.json").write_text(
+        '{"target": "gone.parquet", "sources": ["shard.0-0.1.parquet"]}'
+    )
     (tmp_path / ".draft.parquet").write_text("half a file")
     assert run(tmp_path).merged == 6
     (tmp_path / ".draft.parquet").unlink()

@@ -158,16 +158,28 @@ def test_all_shards_of_a_task_are_asked_at_once(kinesis: FakeKinesis) -> None:
     assert [trailers[shard(index)].records for index in (0, 1)] == [1, 1]
 
 
-def test_a_fault_of_ours_fails_the_task_and_does_not_hang_it(kinesis: FakeKinesis) -> None:
+def test_a_fault_of_ours_is_the_failure_of_its_shard_alone(
+    kinesis: FakeKinesis, caplog: pytest.LogCaptureFixture
+) -> None:
     class Wrong:
-        def get_shard_iterator(self, **_request: Any) -> Any:
-            return {"ShardIterator": "i"}
+        def get_shard_iterator(self, **request: Any) -> Any:
+            return (
+                {"ShardIterator": "i"} if request["ShardId"] == shard(0) else kinesis.get_shard_iterator(**request)
+            )
 
-        def get_records(self, **_request: Any) -> Any:
-            return {"Records": [{"Data": 5}], "NextShardIterator": "i"}
+        def get_records(self, **request: Any) -> Any:
+            if request["ShardIterator"] == "i":
+                return {"Records": [{"Data": 5}], "NextShardIterator": "i"}
+            return kinesis.get_records(**request)
 
-    with pytest.raises(TypeError):
-        run(Wrong(), range_(0))
+    put(kinesis, b"a", shard=1)
+    _, trailers = run(Wrong(), range_(0), range_(1))
+    failure = trailers[shard(0)].failure
+    assert failure is not None
+    assert failure[0] == "BatchError"
+    assert "TypeError" in failure[1]
+    assert "Traceback" in caplog.text
+    assert trailers[shard(1)].records == 1
 
 
 def test_a_task_that_is_abandoned_stops_its_readers(kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch) -> None:

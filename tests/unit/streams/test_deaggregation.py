@@ -117,6 +117,16 @@ def test_without_an_explicit_hash_key_the_partition_key_decides() -> None:
     assert [len(opened.records) for r in (LOW, HIGH) if (opened := deaggregate(body, r))] == [1, 0]
 
 
+@pytest.mark.parametrize("digits", ["1" * 40, "1" * 5000, str(2**128)])
+def test_a_hash_key_beyond_all_shards_belongs_to_none(digits: str) -> None:
+    """Python refuses to read numbers of more than 4,300 digits, and any producer may write one."""
+    body = aggregate([UserRecord("k", b"far", digits), UserRecord("k", b"near", "0" * 5000 + "1")])
+    opened = deaggregate(body, LOW)
+    assert opened is not None
+    assert [record.data for record in opened.records] == [b"near"]
+    assert opened.misplaced == 1
+
+
 def test_every_record_belongs_to_exactly_one_of_two_children() -> None:
     body = aggregate([UserRecord(f"key-{i}", b"%d" % i) for i in range(200)])
     parts = [deaggregate(body, child) for child in (LOW, HIGH)]

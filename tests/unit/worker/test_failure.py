@@ -297,8 +297,11 @@ class StoresAndFails:
             self.failures -= 1
             raise ValueError("after it was stored")
 
-    def withdraw(self, part: Part) -> bool:
-        return (part.shard_id, part.number) not in self.parts
+    def holds(self, part: Part) -> bool:
+        return (part.shard_id, part.number) in self.parts
+
+    def withdraw(self, part: Part) -> None:
+        """Tables have nothing of what they do not hold."""
 
 
 @pytest.mark.parametrize("action", ["bisect", "skip", "dead_letter"])
@@ -315,31 +318,88 @@ def test_a_batch_that_was_stored_before_it_failed_is_committed_and_not_cut(actio
     assert run.letters.letters == {}
 
 
-class LeavesFiles(MemorySink):
-    """Keyed by where a part begins. An attempt leaves a file behind, whether user code fails in it or not."""
+class Files(MemorySink):
+    """Named as files of Parquet are, and kept when user code fails."""
 
     def write(self, data: Data, batch: Batch) -> None:
-        refuses, self.refuses = self.refuses, None
-        super().write(data, batch)
-        self.refuses = refuses
-        if refuses is not None:
-            refuses(data)
+        for part in batch.parts:
+            for number in range(part.number if part.instead_of is None else part.instead_of, part.number):
+                self._remove(part, number)
+            rows = [row for row in data if row[0] == part.shard_id]
+            self.store.parts[part.shard_id, f"{part.after}.{part.number}"] = rows
+        for hook in list(self.hooks):
+            hook(batch)
+        if self.refuses is not None:
+            self.refuses(data)
+        self.batches.append(batch)
 
-    def withdraw(self, part: Part) -> bool:
-        self.store.parts.pop((part.shard_id, str(part.after)), None)
-        return True
+    def holds(self, part: Part) -> bool:
+        return False
+
+    def withdraw(self, part: Part) -> None:
+        for number in range(part.number if part.instead_of is None else part.instead_of, part.number + 1):
+            self._remove(part, number)
+
+    def _remove(self, part: Part, number: int) -> None:
+        self.store.parts.pop((part.shard_id, f"{part.after}.{number}"), None)
 
 
-def test_what_failed_attempts_left_is_taken_back_before_a_record_is_set_aside() -> None:
-    world, _ = world_with({"action": "skip", "attempts": 2})
-    run = world.worker("w2")
-    sink = LeavesFiles(world.store, run.fuse, fails_on("!"))
-    run = world.worker("w3", sink=sink)
+@pytest.mark.parametrize("action", ["skip", "dead_letter"])
+def test_what_failed_attempts_left_is_removed_when_a_record_is_set_aside(action: str) -> None:
+    world, _ = world_with({"action": action, "attempts": 2, "dead_letter_path": "/letters"})
+    run = world.worker("w2", sink=Files(world.store, refuses=fails_on("!")))
     world.assign(run)
     world.stream.put(A, *"!abcdefg")
     work(world, run, 80)
     assert stored(world) == "abcdefg"
-    assert run.kinds().count(EventKind.RECORD_SKIPPED) == 1
+    aside = EventKind.RECORD_SKIPPED if action == "skip" else EventKind.RECORD_DEAD_LETTERED
+    assert run.kinds().count(aside) == 1
+
+
+@pytest.mark.parametrize("action", ["bisect", "skip", "dead_letter"])
+@pytest.mark.parametrize("records", ["a", "abc"])
+def test_who_gives_up_after_its_lease_has_gone_removes_nothing_of_the_next_owner(action: str, records: str) -> None:
+    """User code hangs until the handoff is forced; the next owner stores the batch; then the hung code fails."""
+    failure = {"action": action, "attempts": 1, "dead_letter_path": "/letters" if action == "dead_letter" else None}
+    world = World(batch={"failure": failure})
+    new = world.worker("new", sink=Files(world.store))
+
+    def hangs_and_fails(batch: Batch) -> None:
+        world.hand_over(A, new)
+        while world.lease(A).actual_owner != new.id:
+            world.clock.advance(1)
+            old.worker.step_renewal()
+        new.until_idle()
+        assert world.lease(A).pending_checkpoint is None
+        raise TimeoutError("at last")
+
+    old = world.worker("old", sink=Files(world.store, hooks=[hangs_and_fails]))
+    world.assign(old)
+    world.stream.put(A, *records)
+    old.round()
+    work(world, new, 5)
+    assert stored(world) == records
+    assert old.letters.letters == {}
+
+
+def test_an_owner_that_falls_asleep_while_it_sets_a_record_aside_removes_nothing_of_the_next_one() -> None:
+    """It may remove what failed attempts left, and does so when the next owner has stored the record."""
+    world = World(batch={"failure": {"action": "skip", "attempts": 1}})
+    new = world.worker("new", sink=Files(world.store))
+
+    class Sleeper(Files):
+        def withdraw(self, part: Part) -> None:
+            world.assign(new)
+            new.until_idle()
+            assert stored(world) == "a"
+            super().withdraw(part)
+
+    old = world.worker("old", sink=Sleeper(world.store, refuses=fails_on("a")))
+    world.assign(old)
+    world.stream.put(A, "a")
+    old.round()
+    work(world, new, 5)
+    assert stored(world) == "a"
 
 
 def test_a_piece_says_what_it_is_a_piece_of_whoever_writes_it() -> None:
