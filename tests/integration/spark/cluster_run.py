@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -127,11 +128,18 @@ def settings_for(master: str) -> SparkSettings:
     return SparkSettings(mode="cluster", url=master, conf=conf | {"spark.log.level": "OFF"})
 
 
-def twins(log: Path) -> int:
-    """Tasks that were started a second time beside the first."""
-    files = log.rglob("events_*")
-    events = (json.loads(line) for path in files for line in path.read_text().splitlines())
-    return sum(event["Task Info"]["Speculative"] for event in events if event["Event"] == "SparkListenerTaskStart")
+def twins(log: Path) -> dict[str, int]:
+    """How many tasks were started a second time beside the first, by the kind of the round."""
+    rounds: dict[int, str] = {}
+    found: Counter[str] = Counter()
+    for line in (line for path in log.rglob("events_*") for line in path.read_text().splitlines()):
+        event = json.loads(line)
+        if event["Event"] == "SparkListenerJobStart":
+            kind = event["Properties"].get("spark.job.description", "")
+            rounds |= dict.fromkeys(event["Stage IDs"], kind)
+        elif event["Event"] == "SparkListenerTaskStart" and event["Task Info"]["Speculative"]:
+            found[rounds[event["Stage ID"]]] += 1
+    return dict(found)
 
 
 def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str, Any]:
@@ -157,6 +165,8 @@ def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str
     for kind in [*rounds, "last"]:
         if kind == "last":
             producer.finish()
+        if settings.mode == "cluster":
+            spark.sparkContext.setJobDescription(kind)
         engine = drafted if kind.startswith(DRAFTED) else frozen
         ranges, records, tries = one_batch(spark, engine, sink, ranges, kind.removeprefix(DRAFTED))
         retries, counted = retries + tries, counted + records
