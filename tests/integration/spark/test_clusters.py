@@ -149,7 +149,7 @@ def test_a_task_may_have_a_twin(standalone: str, tmp_path: Path) -> None:
 
 
 def test_spark_connect_runs_the_same_code(connect: str, tmp_path: Path) -> None:
-    check(run(connect, tmp_path / "lake", "none", "none"))
+    check(run(connect, tmp_path / "lake", "none", "drafted-none", "none", "drafted-none"))
 
 
 def test_record_processors_outlive_an_executor(tmp_path: Path) -> None:
