@@ -15,7 +15,7 @@ from kcl_dagster.worker.batch import Batch, Part
 from kcl_dagster.worker.dead_letter import DeadLetter, FiledDeadLetters, NoDeadLetters, from_json
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.report import Outcome
-from tests.unit.worker.kit import Data, MemorySink, Run, World
+from tests.unit.worker.kit import Data, Killed, MemorySink, Run, World
 
 A, B, C = (f"shardId-{index:012d}" for index in range(3))
 
@@ -325,8 +325,10 @@ class Files(MemorySink):
         for part in batch.parts:
             for number in range(part.number if part.instead_of is None else part.instead_of, part.number):
                 self._remove(part, number)
+            self.fuse.point()
             rows = [row for row in data if row[0] == part.shard_id]
             self.store.parts[part.shard_id, f"{part.after}.{part.number}"] = rows
+            self.fuse.point()
         for hook in list(self.hooks):
             hook(batch)
         if self.refuses is not None:
@@ -339,6 +341,7 @@ class Files(MemorySink):
     def withdraw(self, part: Part) -> None:
         for number in range(part.number if part.instead_of is None else part.instead_of, part.number + 1):
             self._remove(part, number)
+            self.fuse.point()
 
     def _remove(self, part: Part, number: int) -> None:
         self.store.parts.pop((part.shard_id, f"{part.after}.{number}"), None)
@@ -354,6 +357,34 @@ def test_what_failed_attempts_left_is_removed_when_a_record_is_set_aside(action:
     assert stored(world) == "abcdefg"
     aside = EventKind.RECORD_SKIPPED if action == "skip" else EventKind.RECORD_DEAD_LETTERED
     assert run.kinds().count(aside) == 1
+
+
+@pytest.mark.parametrize("action", ["skip", "dead_letter"])
+def test_a_batch_with_a_bad_record_is_stored_once_whenever_its_worker_dies(action: str) -> None:
+    """Before and after each request, and each file, from the first attempt to the end: another worker goes on."""
+    point, killed = 0, True
+    while killed:
+        point += 1
+        world = World(batch={"failure": {"action": action, "attempts": 1, "dead_letter_path": "/letters"}})
+        files = Files(world.store, refuses=fails_on("!"))
+        old, new = (
+            world.worker("old", sink=files),
+            world.worker("new", sink=Files(world.store, refuses=fails_on("!"))),
+        )
+        files.fuse = old.fuse
+        world.assign(old)
+        old.worker.step_discovery()
+        world.stream.put(A, *"ab!cd")
+        old.fuse.passed, old.fuse.burns_at = 0, point
+        killed = False
+        try:
+            work(world, old, 20)
+        except Killed:
+            killed = True
+        world.assign(new)
+        work(world, new, 40)
+        assert stored(world) == "abcd", f"killed at point {point}"
+    assert point > 50
 
 
 @pytest.mark.parametrize("action", ["bisect", "skip", "dead_letter"])
