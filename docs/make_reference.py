@@ -6,7 +6,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,13 @@ from pydantic import BaseModel
 import kcl_dagster as kcl
 from kcl_dagster import cli, errors
 from kcl_dagster.orchestration import checks, translator
-from kcl_dagster.orchestration.component import ConnectionModel, SinkModel
+from kcl_dagster.orchestration.component import (
+    BatchModel,
+    ConnectionModel,
+    FailureModel,
+    SinkModel,
+    TelemetryModel,
+)
 from kcl_dagster.orchestration.docstrings import field_docstrings
 from kcl_dagster.spark import decoding, schema
 
@@ -37,6 +43,13 @@ SETTINGS = (
     kcl.KclResource,
     kcl.KclSparkResource,
 )
+COMPONENT_PARTS = {
+    "sink": SinkModel,
+    "batch": BatchModel,
+    "failure": FailureModel,
+    "telemetry": TelemetryModel,
+    "connection": ConnectionModel,
+}
 DECODERS = ("with_json", "with_decoded", "protobuf", "avro")
 
 
@@ -227,6 +240,10 @@ def _field_default(field: Any) -> str:
         return "required"
     if isinstance(value, BaseModel):
         return f"[its own](#{type(value).__name__.lower()})"
+    return _plain_default(value)
+
+
+def _plain_default(value: Any) -> str:
     if value is None or value in ({}, (), []):
         return ""
     if isinstance(value, float):
@@ -280,10 +297,9 @@ def _settings() -> str:
         parts.append(_table(("field", "type", "default", "meaning"), (_row(row) for row in field_rows(model))))
     example = "Example: [the API](api.md#kclapplicationcomponent)."
     parts += ["## KclApplicationComponent", f"The `attributes` of a `defs.yaml`. {example}"]
-    for kind in (kcl.KclApplicationComponent, SinkModel, ConnectionModel):
-        if kind is not kcl.KclApplicationComponent:
-            parts.append(f"{'`sink`' if kind is SinkModel else '`connection`'}: {_first_paragraph(kind)}")
-        parts.append(_table(("attribute", "type", "meaning"), _component_rows(kind)))
+    parts.append(_component_table(kcl.KclApplicationComponent))
+    for attribute, kind in COMPONENT_PARTS.items():
+        parts += [f"`{attribute}`: {_first_paragraph(kind)}", _component_table(kind)]
     return _joined(parts)
 
 
@@ -292,10 +308,21 @@ def _row(row: tuple[str, str, str, str]) -> tuple[str, ...]:
     return f"`{name}`", kind, default, meaning
 
 
+def _component_table(kind: Any) -> str:
+    return _table(("attribute", "type", "default", "meaning"), _component_rows(kind))
+
+
 def _component_rows(kind: Any) -> Iterator[tuple[str, ...]]:
     meanings = attribute_docs(kind)
     for field in fields(kind):
-        yield f"`{field.name}`", f"`{_annotation(field.type)}`".replace("|", "\\|"), meanings.get(field.name, "")
+        written = f"`{_annotation(field.type)}`".replace("|", "\\|")
+        yield f"`{field.name}`", written, _component_default(field), meanings.get(field.name, "")
+
+
+def _component_default(field: Any) -> str:
+    if field.default is MISSING:
+        return "required" if field.default_factory is MISSING else ""
+    return _plain_default(field.default)
 
 
 # --- command line

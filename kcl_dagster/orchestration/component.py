@@ -1,6 +1,6 @@
 """`KclApplicationComponent`: an application described in YAML."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, Literal
@@ -11,6 +11,8 @@ from pydantic import BaseModel
 
 from kcl_dagster.application import (
     BatchSettings,
+    FailureAction,
+    FailurePolicy,
     FleetSettings,
     MetricsLevel,
     Position,
@@ -27,6 +29,8 @@ from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.scaffolding import KclApplicationScaffolder
 from kcl_dagster.orchestration.sinks import SinkChoice, Transform
 from kcl_dagster.orchestration.translator import identifier
+
+_BATCH, _FAILURE = BatchSettings(), FailurePolicy()  # what is left out in YAML is as in Python
 
 
 class Described(Resolvable):
@@ -93,6 +97,60 @@ class ConnectionModel(Described):
 
 
 @dataclass
+class BatchModel(Described):
+    """What a batch is made of. It is closed by the first of its three limits that is reached."""
+
+    max_seconds: float = _BATCH.max_seconds
+    """Time for reading. Fewer, larger batches cost less and make larger files."""
+
+    max_records: int = _BATCH.max_records
+    """Of all shards of the worker together."""
+
+    max_bytes: int = _BATCH.max_bytes
+    """Of all shards of the worker together. The driver's heap should be five times this."""
+
+    idle_seconds: float = _BATCH.idle_seconds
+    """Pause between batches when every shard is at its tip."""
+
+    consumer_name: str | None = _BATCH.consumer_name
+    """Fan-out consumer; the application's name when left out."""
+
+    deaggregate: bool = _BATCH.deaggregate
+    """Open what the Kinesis Producer Library packed into one record."""
+
+    prefetch: bool = _BATCH.prefetch
+    """Read the next batch while this one is written."""
+
+    on_data_loss: Literal["stop", "continue"] = _BATCH.on_data_loss
+    """What a shard does when records left the stream before they were read."""
+
+
+@dataclass
+class FailureModel(Described):
+    """What to do with records that your code cannot process. Retries come first, with backoff; then the action."""
+
+    action: Literal["stop", "bisect", "dead_letter", "skip"] = _FAILURE.action.value
+    """Stop the shard; or look for the failing record, and then stop, store it elsewhere, or leave it out."""
+
+    attempts: int = _FAILURE.attempts
+    """How often a shard's batch is tried before the action."""
+
+    max_age: float | None = _FAILURE.max_age
+    """Seconds; the action comes at once when the oldest record of the batch is older than this."""
+
+    dead_letter_path: str | None = _FAILURE.dead_letter_path
+    """A directory or `s3://bucket/prefix`, for dead_letter."""
+
+    def policy(self) -> FailurePolicy:
+        return FailurePolicy(
+            action=FailureAction(self.action),
+            attempts=self.attempts,
+            max_age=self.max_age,
+            dead_letter_path=self.dead_letter_path,
+        )
+
+
+@dataclass
 class TelemetryModel(Described):
     """What workers and leaders let others see, beside Dagster."""
 
@@ -136,6 +194,7 @@ class KclApplicationComponent(Component, Described):
               transform: my_project.clicks.parse
               sink: {path: "s3://lake/clicks"}
               max_workers: 8
+              failure: {action: dead_letter, dead_letter_path: "s3://lake/dead"}
               connection: {region_name: eu-west-1}
 
     Subclass it and override `transform_records` or `consumer` for what YAML cannot say.
@@ -181,6 +240,12 @@ class KclApplicationComponent(Component, Described):
     retrieval: Literal["polling", "fanout"] = "polling"
     """How records are read; fanout, which costs extra, has a throughput of its own per shard."""
 
+    batch: BatchModel = field(default_factory=BatchModel)
+    """What a batch is made of."""
+
+    failure: FailureModel = field(default_factory=FailureModel)
+    """What to do with records that your code cannot process; left out, their shard stops."""
+
     telemetry: TelemetryModel | None = None
     """Log lines, OpenMetrics and CloudWatch; left out, none."""
 
@@ -212,7 +277,9 @@ class KclApplicationComponent(Component, Described):
             lag_target=self.lag_target,
             freshness=None if self.freshness_minutes is None else timedelta(minutes=self.freshness_minutes),
             start=StartAt(position=Position(self.start)),
-            batch=BatchSettings(retrieval=Retrieval(self.retrieval)),
+            batch=BatchSettings(
+                **asdict(self.batch), retrieval=Retrieval(self.retrieval), failure=self.failure.policy()
+            ),
             telemetry=None if self.telemetry is None else self.telemetry.settings(),
             processes=self.processes,
         )(self.transform_records())

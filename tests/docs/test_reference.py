@@ -9,9 +9,8 @@ import pytest
 
 import kcl_dagster as kcl
 from docs import make_reference
-from docs.make_reference import PAGES, SETTINGS, attribute_docs, field_rows, pages, topics
+from docs.make_reference import COMPONENT_PARTS, PAGES, SETTINGS, attribute_docs, field_rows, pages, topics
 from kcl_dagster.orchestration import checks
-from kcl_dagster.orchestration.component import ConnectionModel, SinkModel
 
 NAMES = [name for names in topics().values() for name in names]
 # What nobody calls or configures: there is nothing to show.
@@ -58,7 +57,7 @@ def test_every_setting_has_a_meaning(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [kcl.KclApplicationComponent, SinkModel, ConnectionModel, kcl.Consumer, kcl.KclAsset]
+    "kind", [kcl.KclApplicationComponent, *COMPONENT_PARTS.values(), kcl.Consumer, kcl.KclAsset]
 )
 def test_every_attribute_has_a_meaning(kind: Any) -> None:
     assert [field.name for field in fields(kind) if field.name not in attribute_docs(kind)] == []

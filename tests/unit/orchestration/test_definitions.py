@@ -1,7 +1,7 @@
 """What a consumer becomes in Dagster, from Python and from YAML."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,18 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster.components.testing import create_defs_folder_sandbox
+from pydantic import ValidationError
 
 import kcl_dagster as kcl
-from kcl_dagster.application import Application, MetricsLevel
+from kcl_dagster.application import Application, BatchSettings, FailurePolicy, MetricsLevel
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration.component import KclApplicationComponent, SinkModel, TelemetryModel
+from kcl_dagster.orchestration.component import (
+    BatchModel,
+    FailureModel,
+    KclApplicationComponent,
+    SinkModel,
+    TelemetryModel,
+)
 from kcl_dagster.orchestration.consumer import Consumer
 
 RESOURCES = {"kcl": kcl.KclResource(region_name="eu-west-1")}
@@ -295,6 +302,70 @@ def test_what_yaml_says_reaches_the_application(attributes: dict[str, Any], expe
     made = KclApplicationComponent("app", "stream", SinkModel("x"), **attributes).consumer()
     start = made.application.streams[0].start.position
     assert expected in {start.value, made.application.batch.retrieval.value, str(made.freshness)}
+
+
+def in_yaml(**attributes: Any) -> KclApplicationComponent:
+    """As a `defs.yaml` says it."""
+    made = KclApplicationComponent.resolve_from_dict(
+        {"application": "app", "stream": "stream", "sink": {"path": "lake"}, **attributes}
+    )
+    assert isinstance(made, KclApplicationComponent)
+    return made
+
+
+BATCH = {
+    "max_seconds": 30.0,
+    "max_records": 1000,
+    "max_bytes": 2048,
+    "idle_seconds": 0.5,
+    "consumer_name": "ours",
+    "deaggregate": False,
+    "prefetch": False,
+    "on_data_loss": "continue",
+}
+FAILURE = {"action": "dead_letter", "attempts": 3, "max_age": 3600.0, "dead_letter_path": "s3://lake/dead"}
+
+
+@pytest.mark.filterwarnings("ignore:`parse_obj_as`")  # Dagster's own
+def test_batches_and_failures_can_be_described_in_yaml() -> None:
+    made = in_yaml(batch=BATCH, failure=FAILURE, retrieval="fanout").consumer().application.batch
+    assert made == BatchSettings.model_validate({**BATCH, "retrieval": "fanout", "failure": FAILURE})
+
+
+@pytest.mark.filterwarnings("ignore:`parse_obj_as`")  # Dagster's own
+def test_what_yaml_leaves_out_is_as_in_python() -> None:
+    assert in_yaml().consumer().application == Application(name="app", streams="stream")
+    some = in_yaml(batch={"prefetch": False}, failure={"action": "skip"}).consumer().application.batch
+    assert some == BatchSettings(prefetch=False, failure=FailurePolicy.model_validate({"action": "skip"}))
+
+
+@pytest.mark.filterwarnings("ignore:`parse_obj_as`")  # Dagster's own
+@pytest.mark.parametrize("part", ["batch", "failure"])
+def test_a_name_that_nobody_knows_is_refused(part: str) -> None:
+    with pytest.raises(ValidationError, match=rf"{part}\..*\.max_secs at .*\n +Extra inputs are not permitted"):
+        in_yaml(**{part: {"max_secs": 3}})
+
+
+@pytest.mark.filterwarnings("ignore:`parse_obj_as`")  # Dagster's own
+@pytest.mark.parametrize(
+    ("attributes", "says"),
+    [
+        ({"failure": {"action": "dead_letter"}}, "action dead_letter needs dead_letter_path"),
+        ({"batch": {"max_seconds": 0}}, "max_seconds"),
+        ({"batch": {"on_data_loss": "shrug"}}, "on_data_loss"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_yaml_too(attributes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        in_yaml(**attributes).consumer()
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "elsewhere"),
+    [(BatchModel, BatchSettings, {"retrieval", "failure"}), (FailureModel, FailurePolicy, set())],
+)
+def test_nothing_that_python_can_say_is_missing_in_yaml(model: Any, settings: Any, elsewhere: set[str]) -> None:
+    assert {field.name for field in fields(model)} | elsewhere == set(settings.model_fields)
 
 
 def test_telemetry_can_be_asked_for_in_yaml() -> None:
