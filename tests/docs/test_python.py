@@ -3,7 +3,6 @@
 import inspect
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,6 @@ my_consumer = sys.modules["my_consumer"] = types.ModuleType("my_consumer")
 my_consumer.MyProcessor = type("MyProcessor", (), {"process_records": print})
 """,
 }
-# Packages that a page has its reader install, by the consumer that needs them.
-OPTIONAL = {"clicks_avro": "fastavro", "clicks_protobuf": "google.protobuf"}
 # Payloads of a page; those of the others are JSON.
 PAYLOADS = {"docs/how-to/failures.md": b"17"}
 PAGES = [
@@ -81,9 +78,8 @@ def test_the_python_of_a_page_runs(page: Path, spark: SparkSession, tmp_path: Pa
         if isinstance(thing, dg.Definitions):
             dg.Definitions.validate_loadable(thing)
         elif isinstance(thing, kcl.Consumer) and thing.sink.processors is None:
-            if name not in OPTIONAL or find_spec(OPTIONAL[name]) is not None:
-                payload = PAYLOADS.get(str(page.relative_to(ROOT)), b'{"user": "anna", "page": "/"}')
-                thing(records(spark, [payload])).collect()
+            payload = PAYLOADS.get(str(page.relative_to(ROOT)), b'{"user": "anna", "page": "/"}')
+            thing(records(spark, [payload])).collect()
         elif isinstance(thing, dg.SensorDefinition):
             with dg.DagsterInstance.ephemeral() as instance:
                 thing(dg.build_sensor_context(instance=instance))

@@ -106,8 +106,6 @@ def standalone(daemons: Daemons, tmp_path: Path) -> str:
 @pytest.fixture
 def connect(daemons: Daemons) -> str:
     """A Spark Connect server over a local Spark."""
-    for package in ("grpc", "grpc_status", "google.rpc"):
-        pytest.importorskip(package, reason="pyspark[connect] is not installed")
     port = free_port()
     daemons.start(
         "connect",

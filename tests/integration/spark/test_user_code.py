@@ -148,7 +148,6 @@ def test_any_decoder_can_be_plugged_in(spark: SparkSession) -> None:
 
 
 def test_avro_is_decoded(spark: SparkSession) -> None:
-    pytest.importorskip("fastavro")
     schema = {
         "type": "record",
         "name": "Click",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -45,7 +46,6 @@ def test_small_parquet_files_become_one(tmp_path: Path) -> None:
 
 
 def test_small_files_of_a_delta_table_become_one(tmp_path: Path) -> None:
-    deltalake: Any = pytest.importorskip("deltalake")
     for number in range(4):
         deltalake.write_deltalake(str(tmp_path), pa.table({"value": [number]}), mode="append")
     told = launch(kcl.delta(str(tmp_path)))
@@ -56,7 +56,6 @@ def test_small_files_of_a_delta_table_become_one(tmp_path: Path) -> None:
 
 
 def test_a_table_that_is_not_there_yet_is_fine(tmp_path: Path) -> None:
-    pytest.importorskip("deltalake")
     assert launch(kcl.delta(str(tmp_path / "none"))) == {"merged": 0, "into": 0, "bytes": 0}
     assert launch(kcl.parquet(str(tmp_path / "none"))) == {"merged": 0, "into": 0, "bytes": 0}
 

