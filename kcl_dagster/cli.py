@@ -31,6 +31,7 @@ from kcl_dagster.operations.terminal import Verbs
 from kcl_dagster.operations.watching import LOOK_SECONDS, view, watch, watch_json
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.lock import STANDBY
+from kcl_dagster.worker.kclpy import install_stand_in
 
 WELL: Final = 0
 WRONG: Final = 1
@@ -122,6 +123,7 @@ def _load(target: str) -> Any:
     if not colon:
         raise ConfigurationError(f"{target} is not of the form module:attribute")
     sys.path.insert(0, "")  # as python -m does: the user's project is where the user is
+    install_stand_in()  # the user's project may import what it derives processors from
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -29,6 +29,7 @@ from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.scaffolding import KclApplicationScaffolder
 from kcl_dagster.orchestration.sinks import SinkChoice, Transform
 from kcl_dagster.orchestration.translator import identifier
+from kcl_dagster.worker.kclpy import install_stand_in
 
 _BATCH, _FAILURE = BatchSettings(), FailurePolicy()  # what is left out in YAML is as in Python
 
@@ -259,6 +260,7 @@ class KclApplicationComponent(Component, Described):
         module, dot, function = self.transform.rpartition(".")
         if not dot:
             raise ConfigurationError(f"transform {self.transform} is not of the form package.module.function")
+        install_stand_in()  # nobody but us can do it before that module is imported
         try:
             found: Transform = getattr(import_module(module), function)
         except (ImportError, AttributeError) as error:

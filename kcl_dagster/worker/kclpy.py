@@ -32,8 +32,8 @@ def install_stand_in() -> bool:
         return False
     if _PACKAGE in sys.modules:
         return True
-    package = _module("", __path__=[])
-    package.kcl = _module(  # type: ignore[attr-defined]
+    _module("", __path__=[])
+    _module(
         "kcl",
         CheckpointError=ours.CheckpointError,
         Checkpointer=ours.ProcessorCheckpointer,
@@ -49,8 +49,8 @@ def install_stand_in() -> bool:
         ShardEndedInput=ours.ShardEndedInput,
         ShutdownRequestedInput=ours.ShutdownRequestedInput,
     )
-    version = _module("v3", __path__=[])
-    version.processor = _module("v3.processor", RecordProcessorBase=ours.RecordProcessorBase)  # type: ignore[attr-defined]
+    _module("v3", __path__=[])
+    _module("v3.processor", RecordProcessorBase=ours.RecordProcessorBase)
     return True
 
 
@@ -71,9 +71,11 @@ def _is_installed() -> bool:
     return importlib.util.find_spec(_PACKAGE) is not None
 
 
-def _module(name: str, **content: object) -> ModuleType:
+def _module(name: str, **content: object) -> None:
     full = f"{_PACKAGE}.{name}" if name else _PACKAGE
     module = ModuleType(full, __doc__)
     vars(module).update(content)
     sys.modules[full] = module
-    return module
+    parent, _, child = full.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)  # as importing it would

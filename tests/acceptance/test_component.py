@@ -34,6 +34,28 @@ def defs():
     return load_from_defs_folder(path_within_project=Path(__file__).parent)
 """
 COMPONENT = "kcl_dagster.KclApplicationComponent"
+# As samples of amazon_kclpy begin; it knows nothing of us.
+PROCESSOR = """\
+from amazon_kclpy import kcl
+from amazon_kclpy.v3 import processor
+
+
+class Reader(processor.RecordProcessorBase):
+    def initialize(self, initialize_input): ...
+
+    def process_records(self, process_records_input): ...
+
+    def lease_lost(self, lease_lost_input): ...
+
+    def shard_ended(self, shard_ended_input):
+        shard_ended_input.checkpointer.checkpoint()
+
+    def shutdown_requested(self, shutdown_requested_input): ...
+
+
+if __name__ == "__main__":
+    kcl.KCLProcess(Reader()).run()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +110,15 @@ def test_what_is_scaffolded_works_as_it_is(project: Path) -> None:
     found = json.loads(dg(project, "list", "defs", "--json"))
     keys = {asset["asset_key"] for asset in found["assets"]}
     assert {"clicks", "clicks-to-lake/leases", "orders", "orders-v2/leases", "kinesis/orders"} <= keys
+
+
+def test_a_processor_of_amazon_kclpy_is_named_in_yaml_where_that_is_not_installed(project: Path) -> None:
+    (project / "shop" / "reader.py").write_text(PROCESSOR)
+    written = project / "shop" / "defs" / "by_processor" / "defs.yaml"
+    written.parent.mkdir()
+    attributes: dict[str, object] = {"application": "clicks-by-processor", "stream": "clicks", "name": "seen"}
+    attributes |= {"transform": "shop.reader.Reader", "connection": {"region_name": "eu-west-1"}}
+    written.write_text(yaml.safe_dump({"type": COMPONENT, "attributes": attributes}))
+    assert "All definitions loaded successfully" in dg(project, "check", "defs")
+    keys = {asset["asset_key"] for asset in json.loads(dg(project, "list", "defs", "--json"))["assets"]}
+    assert {"seen", "clicks-by-processor/leases"} <= keys

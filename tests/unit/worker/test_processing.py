@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kcl_dagster import cli
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.worker import kclpy
@@ -417,6 +418,27 @@ def test_a_processor_written_for_the_kcl_runs_unchanged(tmp_path: Any, monkeypat
     assert kclpy.checkpoint_error() is CheckpointError
     with pytest.raises(Exception, match="give its class to kcl_dagster"):
         kclpy.KCLProcess(theirs()).run()
+
+
+THEIR_PROJECT = """
+import amazon_kclpy.v3.processor
+
+import kcl_dagster
+
+
+@kcl_dagster.kcl_consumer(application="orders-app", stream="orders")
+class Orders(amazon_kclpy.v3.processor.RecordProcessorBase):
+    def process_records(self, process_records_input): ...
+"""
+
+
+@pytest.mark.usefixtures("without_the_original")
+def test_the_command_line_loads_a_project_that_imports_the_package(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_project.py").write_text(THEIR_PROJECT)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli._load("their_project:Orders").application.name == "orders-app"
 
 
 @pytest.mark.usefixtures("without_the_original")
