@@ -97,7 +97,7 @@ def _stopped(seen: Observation, _: Consumer) -> str | None:
 
 
 def _told_by_workers(_seen: Observation, _: Consumer) -> str | None:
-    """Only the worker knows, at the moment it happens; see `SET_ASIDE`."""
+    """Only the worker knows, at the moment it happens; see `_ALARMS`."""
     return None
 
 
@@ -129,6 +129,17 @@ SET_ASIDE = KclCheck(
     _told_by_workers,
     "The worker's log names them and the error; dead letters are where the failure policy says. Mend the consumer, "
     "then send them again. Execute this check to acknowledge.",
+    _WARN,
+    acknowledged=True,
+)
+BROKEN = KclCheck(
+    "no_broken_aggregates",
+    Role.LAG,
+    "Every aggregate could be opened.",
+    _told_by_workers,
+    "What could not be opened reaches your code as the raw record it came in, whose `aggregate_problem` says why. "
+    "Mend the producer; if it packs nothing, set the batch's deaggregate to false. Execute this check to "
+    "acknowledge.",
     _WARN,
     acknowledged=True,
 )
@@ -200,6 +211,7 @@ CHECKS = (
         "set its failure policy to dead_letter or skip. The shard goes on where it stopped.",
     ),
     SET_ASIDE,
+    BROKEN,
 )
 
 
@@ -243,6 +255,7 @@ _ALARMS = {
     EventKind.DATA_LOST: LOSS,
     EventKind.RECORD_DEAD_LETTERED: SET_ASIDE,
     EventKind.RECORD_SKIPPED: SET_ASIDE,
+    EventKind.BROKEN_AGGREGATE: BROKEN,
 }
 
 

@@ -38,12 +38,14 @@ class Tally:
 
     batches: int = 0
     records: int = 0
+    broken_aggregates: int = 0
     busy_seconds: float = 0.0
     since: float = 0.0
 
     def add(self, report: BatchReport) -> None:
         self.batches += 1
         self.records += report.records
+        self.broken_aggregates += report.broken_aggregates
         self.busy_seconds += (
             report.fetch_seconds + report.prepare_seconds + report.write_seconds + report.commit_seconds
         )
@@ -73,7 +75,7 @@ class Diary:
     _columns: TableSchema | None = None
     _columns_told: bool = False
     _alarms: dict[EventKind, tuple[float, int]] = field(default_factory=dict)
-    """When each kind was told last, and how often it has happened since."""
+    """When each kind was told last, and how many it has happened to since."""
 
     def __post_init__(self) -> None:
         self._total.since = self._recent.since = self.monotonic()
@@ -118,19 +120,22 @@ class Diary:
         self.write(AssetMaterialization(self.asset, partition=self.slot, metadata=metadata))
 
     def event(self, event: WorkerEvent) -> None:
-        (self.log.warning if event.is_trouble else self.log.info)("%s: %s", event.kind.value, event.message)
-        evaluation = self.alarm(event.kind, event.message)
+        what = event.message
+        if event.lease is not None and str(event.lease) not in what:
+            what = f"{event.lease}: {what}"
+        (self.log.warning if event.is_trouble else self.log.info)("%s: %s", event.kind.value, what)
+        evaluation = self.alarm(event.kind, what)
         if evaluation is None:
             return
         with self._lock:
             now = self.monotonic()
             told, unheard = self._alarms.get(event.kind, (float("-inf"), 0))
             if now - told < ALARM_PACE_SECONDS and event.kind is not EventKind.DATA_LOST:
-                self._alarms[event.kind] = (told, unheard + 1)
+                self._alarms[event.kind] = (told, unheard + int(event.facts.get("count", 1)))
                 return
             self._alarms[event.kind] = (now, 0)
         if unheard:
-            evaluation = self.alarm(event.kind, f"{event.message}, after {unheard} others") or evaluation
+            evaluation = self.alarm(event.kind, f"{what}, after {unheard} others") or evaluation
         self.write(evaluation)
 
     def metadata(self) -> Mapping[str, Any]:
@@ -144,6 +149,7 @@ class Diary:
         told = KclRecordsMetadataSet(
             records=self._recent.records,
             records_in_total=self._total.records,
+            broken_aggregates_in_total=self._total.broken_aggregates,
             records_per_second=round(self._recent.records / seconds, 1),
             seconds_behind=None if behind is None else round(behind / 1000, 3),
             leases=self._last.held,

@@ -39,6 +39,7 @@ class KclRecordsMetadataSet(KclMetadataSet):
 
     records: int | None = None
     records_in_total: int | None = None
+    broken_aggregates_in_total: int | None = None
     records_per_second: float | None = None
     seconds_behind: float | None = None
     leases: int | None = None

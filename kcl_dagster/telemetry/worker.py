@@ -31,6 +31,9 @@ from kcl_dagster.worker.surroundings import Surroundings
 
 RECORDS: Final = Family("kcl_records", "counter", "Records stored, after de-aggregation.")
 BYTES: Final = Family("kcl_data_bytes", "counter", "Payload of the records stored.", "bytes")
+BROKEN: Final = Family(
+    "kcl_broken_aggregates", "counter", "Aggregates that could not be opened and were stored as they came."
+)
 BATCHES: Final = Family("kcl_batches", "counter", "Rounds of the worker, by what came of each shard.")
 BUSY: Final = Family("kcl_batch_seconds", "counter", "Time spent on batches, by stage.", "seconds")
 BEHIND: Final = Family(
@@ -66,6 +69,8 @@ class WorkerTelemetry:
             if lease.outcome in _STORED:
                 board.add(RECORDS, lease.records, **shard)
                 board.add(BYTES, lease.bytes, **shard)
+                if lease.broken_aggregates:
+                    board.add(BROKEN, lease.broken_aggregates, **shard)
             if lease.outcome is Outcome.FINISHED:
                 board.forget(BEHIND, lease=str(lease.lease))
             elif lease.millis_behind is not None:
@@ -165,7 +170,7 @@ def open_telemetry(
         **({} if identity.slot is None else {"slot": identity.slot}),
     }
     board = Board(names)
-    board.declare(RECORDS, BYTES)
+    board.declare(RECORDS, BYTES, BROKEN)
     board.set(BUILD, 1, version=kcl_dagster.__version__, run=identity.run_id or "")
     with ExitStack() as stack:
         if settings.json_logs:

@@ -60,6 +60,7 @@ class Round:
             through=progress.through if progress else None,
             records=progress.records if progress else 0,
             bytes=progress.bytes if progress else 0,
+            broken_aggregates=progress.broken_aggregates if progress else 0,
             millis_behind=progress.millis_behind if progress else None,
             error=None if error is None else f"{type(error).__name__}: {error}",
         )
@@ -214,7 +215,7 @@ class Reading(Generic[R]):
     def _is_bearable(self, this: Round, progress: Progress) -> bool:
         """Looks at what the stream no longer had, or soon will not have."""
         key = progress.range.lease
-        if progress.broken_aggregates:
+        if progress.broken_aggregates and not progress.range.is_pinned:  # else whoever read it first has told
             count = progress.broken_aggregates
             self.tell(EventKind.BROKEN_AGGREGATE, f"{count} aggregates kept as raw records", key, count=count)
         step = self.retention.warning(progress)

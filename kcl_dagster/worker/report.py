@@ -49,6 +49,7 @@ class LeaseReport:
     through: Checkpoint | None = None
     records: int = 0
     bytes: int = 0
+    broken_aggregates: int = 0
     millis_behind: int | None = None
     error: str | None = None
 
@@ -79,6 +80,11 @@ class BatchReport:
     @property
     def bytes(self) -> int:
         return sum(lease.bytes for lease in self.leases if lease.outcome in _STORED)
+
+    @property
+    def broken_aggregates(self) -> int:
+        """Stored as the raw records they came in. A batch that is tried again counts them once."""
+        return sum(lease.broken_aggregates for lease in self.leases if lease.outcome in _STORED)
 
     @property
     def is_idle(self) -> bool:

@@ -60,7 +60,14 @@ def test_executing_a_check_acknowledges_a_loss(bench: Bench) -> None:
     result = job.execute_in_process(instance=bench.instance)
     evaluated = {evaluation.check_name: evaluation.passed for evaluation in result.get_asset_check_evaluations()}
     assert evaluated == dict.fromkeys(
-        ("lag_is_on_target", "retention_is_safe", "no_records_lost", "no_shard_is_stopped", "no_poison_records"),
+        (
+            "lag_is_on_target",
+            "retention_is_safe",
+            "no_records_lost",
+            "no_shard_is_stopped",
+            "no_poison_records",
+            "no_broken_aggregates",
+        ),
         True,
     )
     # What a run says is forgotten with the next event of the asset, which comes in a minute.

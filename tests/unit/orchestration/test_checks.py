@@ -103,7 +103,7 @@ def test_each_check_fails_for_its_reason_says_what_to_do_and_passes_again(name: 
 
 
 def test_every_check_has_a_case() -> None:
-    told_by_workers = {checks.SET_ASIDE.name}  # see test_reporting: the diary of a worker
+    told_by_workers = {checks.SET_ASIDE.name, checks.BROKEN.name}  # see test_reporting: the diary of a worker
     assert {case[1] for case in CASES.values()} | told_by_workers == {check.name for check in checks.CHECKS}
 
 
@@ -122,7 +122,7 @@ def test_operations_are_named_as_commands_and_as_jobs() -> None:
 
 def test_only_what_can_wait_until_morning_warns() -> None:
     lenient = {check.name for check in checks.CHECKS if check.severity is AssetCheckSeverity.WARN}
-    assert lenient == {"lag_is_on_target", "workers_are_busy", "no_poison_records"}
+    assert lenient == {"lag_is_on_target", "workers_are_busy", "no_poison_records", "no_broken_aggregates"}
 
 
 def test_a_first_problem_of_a_start_or_handoff_is_not_worth_an_alarm(reporter: Reporter) -> None:

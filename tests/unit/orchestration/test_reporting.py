@@ -186,7 +186,7 @@ class Pages:
         self.logged.append("warning " + message % arguments)
 
 
-def stored(records: int) -> BatchReport:
+def stored(records: int, broken: int = 0) -> BatchReport:
     row = LeaseReport(
         lease(0).key,
         kcl_stream(),
@@ -196,6 +196,7 @@ def stored(records: int) -> BatchReport:
         Checkpoint("1"),
         records=records,
         bytes=records * 10,
+        broken_aggregates=broken,
         millis_behind=250,
     )
     return BatchReport((row,), write_seconds=0.5, held=2)
@@ -254,6 +255,40 @@ def test_poison_records_fail_a_check_at_once_and_are_counted_after_that() -> Non
     assert [(e.check_name, e.passed) for e in told] == [("no_poison_records", False)] * 2
     assert "cannot parse, after 299 others" in str(told[-1].description)
     assert "Execute this check to acknowledge" in str(told[-1].description)
+
+
+def broken(count: int) -> WorkerEvent:
+    return WorkerEvent(EventKind.BROKEN_AGGREGATE, f"{count} aggregates kept", lease(0).key, {"count": count})
+
+
+def test_broken_aggregates_warn_at_once_and_are_counted_after_that() -> None:
+    pages = Pages()
+    for second in range(302):
+        pages.now = float(second)
+        pages.diary.event(broken(3))
+    told = [e for e in pages.written if isinstance(e, AssetCheckEvaluation)]
+    assert [(e.check_name, e.passed, e.severity.value) for e in told] == [
+        ("no_broken_aggregates", False, "WARN")
+    ] * 2
+    assert f"{lease(0).key}: 3 aggregates kept, after {299 * 3} others" in str(told[-1].description)
+    assert "Execute this check to acknowledge" in str(told[-1].description)
+
+
+def test_broken_aggregates_are_counted_beside_the_records() -> None:
+    pages = Pages()
+    for second in range(60):
+        pages.now = float(second)
+        pages.diary.batch(stored(10, broken=2))
+    told = [e.metadata for e in pages.written if isinstance(e, AssetMaterialization)]
+    assert [metadata["kcl/broken_aggregates_in_total"].value for metadata in told] == [2, 62]
+    assert pages.diary.metadata()["kcl/broken_aggregates_in_total"] == 120
+
+
+def test_the_log_of_a_run_says_which_shard_it_speaks_of() -> None:
+    pages, key = Pages(), lease(0).key
+    pages.diary.event(WorkerEvent(EventKind.LEASE_ACQUIRED, "at LATEST", key))
+    pages.diary.event(WorkerEvent(EventKind.FETCH_FAILED, f"{key} is gone", key))
+    assert pages.logged == [f"info lease acquired: {key}: at LATEST", f"warning fetch failed: {key} is gone"]
 
 
 class Table:

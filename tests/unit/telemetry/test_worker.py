@@ -12,6 +12,9 @@ import pytest
 
 from kcl_dagster.application import MetricsLevel, TelemetrySettings
 from kcl_dagster.leader.report import StageOutcome, StreamSight, TickReport
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.telemetry import kcl_names
 from kcl_dagster.telemetry.cloudwatch import CloudWatchMetrics
 from kcl_dagster.telemetry.datum import Datum
@@ -19,6 +22,7 @@ from kcl_dagster.telemetry.leader import open_leader_telemetry
 from kcl_dagster.telemetry.logs import json_lines, log_event
 from kcl_dagster.telemetry.worker import WorkerTelemetry, open_telemetry
 from kcl_dagster.worker.events import EventKind, WorkerEvent
+from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 from tests.unit.telemetry.openmetrics import Page, parse
 from tests.unit.worker.kit import World
 
@@ -84,6 +88,20 @@ def test_a_worker_is_seen_in_openmetrics() -> None:
     assert telemetry.endpoint is None
     gone = parse(telemetry.board.render())
     assert gone.values("kcl_behind_seconds") == [], "leases that are not held any more"
+
+
+def test_aggregates_that_could_not_be_opened_are_counted_one_by_one() -> None:
+    world = World(shards=2)
+    run = world.worker("worker-001")
+    told = run.worker.identity
+    with open_telemetry(world.application, told, world.runtime, lambda _: Notes(), log) as telemetry:
+        assert parse(telemetry.board.render()).value("kcl_broken_aggregates_total") == 0
+        for outcome in (Outcome.FAILED, Outcome.COMMITTED, Outcome.COMMITTED):
+            lease = LeaseReport(
+                LeaseKey(A), StreamIdentifier("clicks"), A, outcome, 1, Checkpoint("1"), broken_aggregates=3
+            )
+            telemetry.batch(BatchReport((lease,)))
+        assert parse(telemetry.board.render()).value("kcl_broken_aggregates_total", shard=A) == 6
 
 
 def test_a_worker_publishes_under_the_names_of_the_kcl() -> None:

@@ -8,6 +8,8 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.testing.aggregation import UserRecord, aggregate, sealed
 from kcl_dagster.testing.engine import MemoryEngine
 from kcl_dagster.testing.processors import LocalSeats
+from kcl_dagster.testing.sink import RecordingSink
+from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
@@ -46,10 +48,46 @@ def test_a_broken_aggregate_is_counted_told_and_kept_as_it_came(to_processors: b
     )
     worker = Worker(around, Identity(ME), place.runtime, in_nobodys_background)
     worker.step_discovery()
-    worker.step_batch()
+    report = worker.step_batch()
 
     assert (seen or [row.data for row in place.sink.rows()]) == [b"one", b"two", BROKEN, b"plain"]
     (told,) = [event for event in events if event.kind is EventKind.BROKEN_AGGREGATE]
     assert told.is_trouble
     assert told.facts == {"count": 1}
+    assert report.broken_aggregates == 1
     assert place.leases.scan().leases[0].checkpoint != TRIM_HORIZON  # and the shard goes on
+
+
+class FailingSink(RecordingSink):
+    """Stores a batch with the third attempt."""
+
+    def write(self, data: Any, batch: Batch) -> None:
+        super().write(data, batch)
+        if self.writes < 3:
+            raise RuntimeError("not yet")
+
+
+def test_a_batch_that_is_tried_again_counts_and_tells_of_its_broken_aggregates_once() -> None:
+    place, events = Place(), list[WorkerEvent]()
+    for data in (BROKEN, b"plain", BROKEN):
+        place.kinesis.put_record(StreamName=STREAM, Data=data, PartitionKey="key")
+    place.own(TRIM_HORIZON)
+    sink = FailingSink()
+    around: Any = open_surroundings(
+        place.application,
+        dynamodb=place.dynamodb,
+        kinesis=place.kinesis,
+        engine=MemoryEngine(place.kinesis, place.runtime),
+        sink=sink,
+        runtime=place.runtime,
+        on_event=events.append,
+    )
+    worker = Worker(around, Identity(ME), place.runtime, in_nobodys_background)
+    worker.step_discovery()
+    counted = []
+    for _ in range(3):
+        counted.append(worker.step_batch().broken_aggregates)
+        place.clock.advance(2)
+    assert sink.writes == 3
+    assert counted == [0, 0, 2]
+    assert [event.facts for event in events if event.kind is EventKind.BROKEN_AGGREGATE] == [{"count": 2}]
