@@ -423,7 +423,7 @@ def _checks() -> str:
         (
             f"`{check.name}`",
             check.role.value,
-            check.severity.value.lower(),
+            _severity(check),
             f"{check.patience:g} s" if check.patience else "",
             check.description,
             check.remedy,
@@ -432,6 +432,11 @@ def _checks() -> str:
     ]
     parts.append(_table(("check", "of", "severity", "patience", "passes when", "when it fails"), rows))
     return _joined(parts)
+
+
+def _severity(check: checks.KclCheck) -> str:
+    always = check.severity.value.lower()
+    return f"{always}, error from {check.error_from}" if check.error_from else always
 
 
 def _asset_text(role: translator.Role) -> str:

@@ -12,6 +12,7 @@ from kcl_dagster.orchestration.observation import Observation
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.translator import KclTranslator, identifier
 from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.streams.listing import retentions
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
@@ -64,6 +65,7 @@ def look(
     dynamodb: Any = kcl.client("dynamodb")
     runtime = runtime or system()
     layout = detect_layout(dynamodb, application)
+    kinesis: Any = kcl.client("kinesis")
     scan = LeaseTable(dynamodb, application, layout, runtime).scan()
     workers = WorkerTable(dynamodb, application, layout, runtime).list()
     alive = {row.id for row in workers}
@@ -76,6 +78,7 @@ def look(
         and leader is not None
         and _is_silent(LockWatch(dynamodb, layout, runtime), runtime, application.timings.leader_lock),
         unserved=[lease.key for lease in scan.leases if not lease.is_finished and lease.actual_owner not in alive],
+        retention=retentions(kinesis, [stream.name for stream in application.streams], runtime),
         lag_seconds=max((row.lag_ms / 1000 for row in workers if row.lag_ms is not None), default=None),
     )
 

@@ -14,14 +14,26 @@ from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.observation import Observation
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.retention import WARNING_STEPS
 
 QUEUED_TOO_LONG_SECONDS = 60.0  # a free queue starts a run within seconds
-RETENTION_AT_RISK = 0.5  # half of the retention leaves a night to react at the default of 24 hours
+*RETENTION_WARNS, RETENTION_FAILS = WARNING_STEPS  # half of it leaves a night to react at the default of 24 hours
 _COMMAND = re.compile(r"`kcl-dagster (\w+)`")
 SHOWN = 5  # of any list; the lease asset has the rest
 
-Problem = Callable[[Observation, Consumer], str | None]
-"""What is wrong, in a sentence; None when all is well."""
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong, in a sentence, and how bad it is."""
+
+    what: str
+    severity: AssetCheckSeverity
+    step: float = 0.0
+    """Of a problem that gets worse step by step: how far it has come."""
+
+
+Problem = Callable[[Observation, Consumer], Finding | str | None]
+"""What is wrong; a sentence alone is as bad as its check says. None when all is well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,9 @@ class KclCheck:
     """What to do, told with every problem."""
 
     severity: AssetCheckSeverity = AssetCheckSeverity.ERROR
+    error_from: str = ""
+    """Where a problem that warns at first becomes an error."""
+
     patience: float = 0.0
     """Seconds a problem must have lasted: what every start or handoff brings with it is not worth an alarm."""
 
@@ -70,9 +85,14 @@ def _lag(seen: Observation, consumer: Consumer) -> str | None:
     return f"{seen.lag_seconds:.0f} s behind{worst}; the target is {consumer.lag_target:.0f} s."
 
 
-def _retention(seen: Observation, _: Consumer) -> str | None:
-    used = seen.retention_used
-    return None if used is None or used < RETENTION_AT_RISK else f"{used:.0%} of the retention is used up."
+def _retention(seen: Observation, _: Consumer) -> Finding | None:
+    used = seen.retention_used or 0.0
+    step = max((step for step in WARNING_STEPS if used >= step), default=None)
+    if step is None:
+        return None
+    severity = AssetCheckSeverity.ERROR if step >= RETENTION_FAILS else AssetCheckSeverity.WARN
+    left = "records are lost soon" if step >= RETENTION_FAILS else f"{RETENTION_FAILS:.0%} is an error"
+    return Finding(f"{used:.0%} of the retention is used up, past {step:.0%}: {left}.", severity, step)
 
 
 def _loss(seen: Observation, _: Consumer) -> str | None:
@@ -181,9 +201,12 @@ CHECKS = (
     KclCheck(
         "retention_is_safe",
         Role.LAG,
-        "No shard is near the end of its retention.",
+        "No shard is near the end of its retention: "
+        f"{' and '.join(f'{step:.0%}' for step in RETENTION_WARNS)} warn, {RETENTION_FAILS:.0%} is an error.",
         _retention,
         "Raise the stream's retention now: `aws kinesis increase-stream-retention-period`. Then catch up.",
+        _WARN,
+        f"{RETENTION_FAILS:.0%}",
     ),
     LOSS,
     KclCheck(
@@ -226,29 +249,30 @@ def specs(consumer: Consumer, translator: KclTranslator) -> Sequence[AssetCheckS
     ]
 
 
-def evaluate(seen: Observation, consumer: Consumer) -> Iterator[tuple[KclCheck, str | None]]:
+def evaluate(seen: Observation, consumer: Consumer) -> Iterator[tuple[KclCheck, Finding | None]]:
     """Every check with its problem."""
     for check in CHECKS:
-        yield check, check.problem(seen, consumer)
+        found = check.problem(seen, consumer)
+        yield check, Finding(found, check.severity) if isinstance(found, str) else found
 
 
 def evaluation(
-    check: KclCheck, problem: str | None, consumer: Consumer, translator: KclTranslator
+    check: KclCheck, problem: Finding | None, consumer: Consumer, translator: KclTranslator
 ) -> AssetCheckEvaluation:
     """`problem` None: passed."""
     return AssetCheckEvaluation(
         asset_key=translator.get_asset_key(KclAsset(check.role, consumer)),
         check_name=check.name,
         passed=problem is None,
-        severity=check.severity,
-        description=None if problem is None else f"{problem} {_remedy(check, consumer)}",
+        severity=check.severity if problem is None else problem.severity,
+        description=None if problem is None else f"{problem.what} {_remedy(check, consumer)}",
     )
 
 
 def alarm(kind: EventKind, what: str, consumer: Consumer, translator: KclTranslator) -> AssetCheckEvaluation | None:
     """What a worker tells at once, on its own, because nobody else will know."""
     check = _ALARMS.get(kind)
-    return None if check is None else evaluation(check, what, consumer, translator)
+    return None if check is None else evaluation(check, Finding(what, check.severity), consumer, translator)
 
 
 _ALARMS = {

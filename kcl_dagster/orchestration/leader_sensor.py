@@ -3,7 +3,6 @@
 import json
 import socket
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,7 +33,7 @@ from kcl_dagster.orchestration.runs import APPLICATION_TAG, WORKER_TAG, run_view
 from kcl_dagster.orchestration.statement import Row
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier, slots_of
 from kcl_dagster.runtime import Runtime, system
-from kcl_dagster.streams.listing import describe
+from kcl_dagster.streams.listing import retentions
 from kcl_dagster.telemetry.leader import LeaderTelemetry, open_leader_telemetry
 
 RETENTION_ASKED_SECONDS = 600.0  # it changes once in a stream's life
@@ -61,11 +60,8 @@ class _Seat:
         now = self.runtime.clock.monotonic()
         if now >= self.retention_due:
             self.retention_due = now + RETENTION_ASKED_SECONDS
-            kinesis = kcl.client("kinesis")
-            for stream in self.application.streams:
-                with suppress(KclError):
-                    hours = describe(kinesis, stream.name, runtime=self.runtime).retention_hours
-                    self.kept[stream.name] = 3600.0 * hours
+            names = [stream.name for stream in self.application.streams]
+            self.kept |= retentions(kcl.client("kinesis"), names, self.runtime)
         return self.kept
 
     def cursor(self, before: str | None) -> str:

@@ -28,6 +28,7 @@ NEWS_SECONDS = 1800.0  # what is still decided after that is news again
 LEAST_PACE_SECONDS = 60.0  # a worker's end moves all of its leases, tick after tick, and the tables cost 25 KB
 SETTLED_SECONDS = 30.0  # after a change, numbers mean something again: the worker had its next heartbeats
 CHECK_PACE_SECONDS = 4 * 3600.0  # of a check whose answer stays the same
+EASED_PACE_SECONDS = 1800.0  # of one that still fails and less badly: around a step it must not be told every tick
 # Durations and shares change from tick to tick while what they are part of stays the same.
 _PASSING = re.compile(r"\d+(\.\d+)?( ?s\b|%)")
 
@@ -42,7 +43,9 @@ class Reporter:
     _began: float | None = None
     _changed: float = float("-inf")
     _told: dict[Role, float] = field(default_factory=dict)
-    _checked: dict[str, tuple[bool, float]] = field(default_factory=dict)
+    _checked: dict[str, tuple[float | None, float]] = field(default_factory=dict)
+    """The step that each check's problem had come to when it was told last, None where it passed; and when."""
+
     _wrong_since: dict[str, float] = field(default_factory=dict)
     _answered: set[str] = field(default_factory=set)
     _decided: dict[str, float] = field(default_factory=dict)
@@ -112,13 +115,21 @@ class Reporter:
             self._answered.add(check.name)
             lasted = now - self._wrong_since.setdefault(check.name, now) if found is not None else 0.0
             problem = found if lasted >= check.patience else None
-            passed, at = self._checked.get(check.name, (None, float("-inf")))
-            if passed != (problem is None) or now - at >= CHECK_PACE_SECONDS:
-                self._checked[check.name] = (problem is None, now)
+            step = None if problem is None else problem.step
+            told, at = self._checked.get(check.name, (None, float("-inf")))
+            if now - at >= _check_pace(told, step):
+                self._checked[check.name] = (step, now)
                 yield checks.evaluation(check, problem, self.consumer, self.translator)
 
     def _key(self, role: Role) -> Any:
         return self.translator.get_asset_key(KclAsset(role, self.consumer))
+
+
+def _check_pace(told: float | None, step: float | None) -> float:
+    """Seconds from one answer of a check to the next, where they are these."""
+    if told == step:
+        return CHECK_PACE_SECONDS
+    return EASED_PACE_SECONDS if told is not None and step is not None and step < told else 0.0
 
 
 _STATEMENTS: Mapping[Role, Callable[[Observation], KclMetadataSet]] = {

@@ -1,12 +1,13 @@
 """Which shards a stream has, and what the stream is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, Literal
 
 from kcl_dagster.aws import Client, RequestRefused, ResourceBusy, ResourceMissing, call, retried
-from kcl_dagster.errors import StreamError, StreamNotFound
+from kcl_dagster.errors import KclError, StreamError, StreamNotFound
 from kcl_dagster.model.shard import HashRange, Shard
 from kcl_dagster.runtime import Runtime, system
 
@@ -64,6 +65,15 @@ def describe(
         open_shards=summary["OpenShardCount"],
         answered=_date_of(answer),
     )
+
+
+def retentions(client: Client, streams: Iterable[str], runtime: Runtime) -> dict[str, float]:
+    """Seconds for which each stream keeps its records, without those that cannot be asked."""
+    found = {}
+    for stream in streams:
+        with suppress(KclError):
+            found[stream] = 3600.0 * describe(client, stream, runtime=runtime).retention_hours
+    return found
 
 
 def _date_of(answer: Mapping[str, Any]) -> float | None:

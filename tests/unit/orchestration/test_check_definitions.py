@@ -5,10 +5,13 @@ from typing import Any
 
 import dagster as dg
 
-from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.orchestration import checks
 from kcl_dagster.orchestration.check_definitions import look
-from kcl_dagster.runtime import Runtime
+from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.testing.clock import FakeClock
 from tests.unit.orchestration.conftest import Bench
 
@@ -27,7 +30,7 @@ class Waiting(FakeClock):
 
 def problems(bench: Bench, clock: FakeClock) -> dict[str, str]:
     seen = look(bench.consumer.application, bench.resource, Runtime(clock=clock))
-    return {check.name: problem for check, problem in checks.evaluate(seen, bench.consumer) if problem is not None}
+    return {check.name: found.what for check, found in checks.evaluate(seen, bench.consumer) if found is not None}
 
 
 def test_a_leader_that_renews_its_lock_is_seen_to_live(bench: Bench) -> None:
@@ -46,6 +49,18 @@ def test_a_leader_that_is_gone_is_found_out(bench: Bench) -> None:
 def test_leases_without_a_worker_are_found(bench: Bench) -> None:
     bench.tick()
     assert LeaseKey("shardId-000000000001") in problems(bench, FakeClock())["leases_are_served"]
+
+
+def test_a_shard_that_is_near_the_end_of_its_retention_is_found(bench: Bench) -> None:
+    """Executing the check must not silence what the leader has told."""
+    bench.tick()
+    application, dynamodb = bench.consumer.application, bench.resource.client("dynamodb")
+    behind = {LeaseKey(f"shardId-{number:012d}"): round(0.95 * 86_400_000) for number in (0, 1)}
+    now = int(system().clock.now())
+    row = WorkerRow(WorkerId("worker-000:a"), now, averages={}, slot="worker-000", run_id="a", behind=behind)
+    WorkerTable(dynamodb, application, detect_layout(dynamodb, application), system()).put(row)
+    bench.tick()  # it gets the leases
+    assert "95% of the retention is used up" in problems(bench, FakeClock())["retention_is_safe"]
 
 
 def test_executing_a_check_acknowledges_a_loss(bench: Bench) -> None:

@@ -10,6 +10,7 @@ from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetKey
 
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration import checks
+from kcl_dagster.orchestration.observation import Observation
 from kcl_dagster.orchestration.operations import build_kcl_operation_jobs
 from kcl_dagster.orchestration.reporting import Event, Reporter
 from kcl_dagster.orchestration.translator import KclTranslator
@@ -54,7 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "retention": (
         {"workers": [worker(behind={FIRST: 50_000_000})], "retention": DAY},
         "retention_is_safe",
-        "58% of the retention",
+        "58% of the retention is used up, past 50%: 90% is an error.",
         "Raise the stream's retention",
     ),
     "retention, of workers that tell one number": (
@@ -120,9 +121,70 @@ def test_operations_are_named_as_commands_and_as_jobs() -> None:
     assert set(re.findall(r"app__\w+", " ".join(described.values()))) <= made
 
 
+def used(fraction: float) -> Observation:
+    return replace(CALM, workers=[worker(behind={FIRST: round(fraction * 86_400_000)})], retention=DAY)
+
+
+def told(events: Sequence[Event]) -> list[tuple[str, str]]:
+    """What the check of the retention said: its severity, or that it passed, and the step."""
+    found = [e for e in events if isinstance(e, AssetCheckEvaluation) and e.check_name == "retention_is_safe"]
+    return [("passed", "") if e.passed else (e.severity.value, _step(str(e.description))) for e in found]
+
+
+def _step(description: str) -> str:
+    [step] = re.findall(r"past (\d+%)", description)
+    return str(step)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "says"),
+    [
+        (0.49, ("passed", "")),
+        (0.5, ("WARN", "50%")),
+        (0.74, ("WARN", "50%")),
+        (0.75, ("WARN", "75%")),
+        (0.89, ("WARN", "75%")),
+        (0.9, ("ERROR", "90%")),
+        (1.2, ("ERROR", "90%")),
+    ],
+)
+def test_the_closer_the_end_of_the_retention_the_louder(
+    fraction: float, says: tuple[str, str], reporter: Reporter
+) -> None:
+    assert told(reporter.events(used(fraction), 0.0)) == [says]
+
+
+def test_each_step_towards_a_loss_is_told_at_once_and_each_step_back_half_an_hour_later(reporter: Reporter) -> None:
+    steps = {0.0: 0.1, 5.0: 0.6, 10.0: 0.8, 15.0: 0.95, 20.0: 0.8, 1900.0: 0.6, 3800.0: 0.1}
+    fraction, found = 0.0, []
+    for now in (tick * 5.0 for tick in range(1000)):
+        fraction = steps.get(now, fraction)
+        found += [(now, *says) for says in told(reporter.events(used(fraction), now))]
+    assert found == [
+        (0.0, "passed", ""),
+        (5.0, "WARN", "50%"),
+        (10.0, "WARN", "75%"),
+        (15.0, "ERROR", "90%"),
+        (1815.0, "WARN", "75%"),
+        (3615.0, "WARN", "50%"),
+        (3800.0, "passed", ""),
+    ]
+
+
+def test_a_shard_at_the_edge_of_a_step_is_not_told_every_tick(reporter: Reporter) -> None:
+    a_day = [told(reporter.events(used(0.9 + 0.01 * (-1) ** tick), tick * 5.0)) for tick in range(17_280)]
+    assert sum(map(len, a_day)) <= 2 * 48 + 1
+
+
 def test_only_what_can_wait_until_morning_warns() -> None:
     lenient = {check.name for check in checks.CHECKS if check.severity is AssetCheckSeverity.WARN}
-    assert lenient == {"lag_is_on_target", "workers_are_busy", "no_poison_records", "no_broken_aggregates"}
+    assert lenient == {
+        "lag_is_on_target",
+        "workers_are_busy",
+        "retention_is_safe",
+        "no_poison_records",
+        "no_broken_aggregates",
+    }
 
 
 def test_a_first_problem_of_a_start_or_handoff_is_not_worth_an_alarm(reporter: Reporter) -> None:
