@@ -5,7 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
+from kcl_dagster.testing.aggregation import sealed
 from tests.unit.orchestration.conftest import Bench
 
 pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -165,6 +166,29 @@ def test_a_drained_worker_ends_its_run_and_lets_go(
     status = read_status(application, dynamodb, system())
     assert {lease.owner for lease in status.leases} == {None}
     assert status.workers == []
+
+
+def test_aggregates_that_cannot_be_opened_are_seen_in_dagster(
+    aws: Emulator,
+    stream: str,
+    spark: SparkSession,
+    resource: kcl.KclResource,
+    instance: DagsterInstance,
+    tmp_path: Path,
+) -> None:
+    broken = sealed(b"\xff\xff\xff")  # a good digest over what is no message
+    aws.client("kinesis").put_record(StreamName=stream, Data=broken, PartitionKey="key")
+    consumer = consumer_of(stream, tmp_path / "lake")
+    good = replace(consumer, transform=lambda records: consumer(records.where("aggregate_problem is null")))
+    bench = open_bench(good, resource, instance)
+    with leading(bench), when_stored(tmp_path / "lake", lambda: os.kill(os.getpid(), signal.SIGTERM)):
+        execute(bench, spark)
+    assert materializations(instance)[-1]["kcl/broken_aggregates_in_total"] == 1
+    key = dg.AssetCheckKey(dg.AssetKey([stream, "lag"]), "no_broken_aggregates")
+    [told] = instance.event_log_storage.get_asset_check_execution_history(key, limit=10)
+    assert told.evaluation is not None
+    assert (told.evaluation.passed, told.evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "1 aggregates kept as raw records" in str(told.evaluation.description)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
