@@ -13,6 +13,7 @@
     ├── StreamError
     │   ├── StreamNotFound
     │   ├── StreamRecreated       same name, another stream
+    │   ├── ConsumerNotFound      the fan-out consumer was deregistered
     │   └── DataLoss              records left the stream before they were read
     ├── TableError
     │   ├── TableNotFound
@@ -80,6 +81,10 @@ class StreamNotFound(StreamError):
 
 class StreamRecreated(StreamError):
     """The stream was deleted and created again under its old name."""
+
+
+class ConsumerNotFound(StreamError):
+    """The fan-out consumer under which a stream was read is not registered any more."""
 
 
 class DataLoss(StreamError):

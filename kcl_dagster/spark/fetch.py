@@ -81,6 +81,8 @@ class ShardPlan:
     range: Range
     bookmark: Bookmark | None = None
     consumer_arn: str | None = None
+    failure: tuple[str, str] | None = None
+    """Why it cannot be read this time, as `Trailer.failure` says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,11 @@ class Trailer(msgspec.Struct, omit_defaults=True):
     misplaced: int = 0
     bookmark: Bookmark | None = None
     failure: tuple[str, str] | None = None  # name of the error's class, its message
+
+
+def said_of(error: KclError) -> tuple[str, str]:
+    """An error as trailers have it."""
+    return type(error).__name__, str(error)
 
 
 class FetchTask:
@@ -173,12 +180,15 @@ def fetch(plan: FetchPlan, task: int, client: Client, runtime: Runtime) -> Itera
             daemon=True,
         )
         for shard in shards
+        if shard.failure is None
     ]
-    trailers: list[tuple[Range, Trailer | None]] = []
+    trailers: list[tuple[Range, Trailer | None]] = [
+        (shard.range, Trailer(failure=shard.failure)) for shard in shards if shard.failure is not None
+    ]
     for reader in readers:
         reader.start()
     try:
-        while len(trailers) < len(readers):
+        while len(trailers) < len(shards):
             item = output.get()
             if isinstance(item, _Done):
                 trailers.append((item.range, item.trailer))
@@ -230,7 +240,7 @@ def _read(
             put(batch)
         put(_Done(range_, _trailer(reader, unpacker)))
     except KclError as error:
-        put(_Done(range_, Trailer(failure=(type(error).__name__, str(error)))))
+        put(_Done(range_, Trailer(failure=said_of(error))))
     except Exception as error:
         log.exception("%s could not be read", range_.lease)
         failure = (BatchError.__name__, f"{range_.lease} could not be read: {type(error).__name__}: {error}")

@@ -4,15 +4,16 @@ What is remembered here (iterators, consumers) only saves time; losing it change
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from kcl_dagster.application import Application, Retrieval
+from kcl_dagster.errors import ConsumerNotFound, KclError, StreamNotFound
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan, Trailer
+from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan, Trailer, said_of
 from kcl_dagster.streams.consumers import ensure_consumer
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.streams.polling import Bookmark
@@ -20,6 +21,11 @@ from kcl_dagster.worker.batch import Budget, Range
 
 # Kinesis forgets an iterator after 300 s; one that is about to expire would cost a wasted call.
 BOOKMARK_SECONDS: Final = 240.0
+# For which a batch waits until new consumers are active, all of them together: its other shards wait with it. AWS
+# takes some seconds. What is not ready by then fails, and is tried again when the failure policy says so.
+CONSUMERS_SECONDS: Final = 5.0
+# What says that a consumer which was known is none any more.
+_CONSUMER_IS_GONE: Final = frozenset({ConsumerNotFound.__name__, StreamNotFound.__name__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +74,12 @@ class Plans:
         self._lock = threading.Lock()
 
     def plan(self, tasks: Sequence[Sequence[Range]], budget: Budget) -> FetchPlan:
-        """A fetch of these ranges, task by task. Registers consumers, and may raise a ServiceError for it."""
+        """A fetch of these ranges, task by task. Registers consumers. Where a stream has none for us, its ranges
+        fail, and no other."""
+        consumers = self._consumers_of({range_.stream.name for ranges in tasks for range_ in ranges})
         return FetchPlan(
             self._connection,
-            tuple(
-                tuple(
-                    ShardPlan(range_, self._bookmark(range_), self._consumer(range_.stream.name))
-                    for range_ in ranges
-                )
-                for ranges in tasks
-            ),
+            tuple(tuple(self._shard(range_, consumers) for range_ in ranges) for ranges in tasks),
             budget,
             self._settings.limits,
             self._settings.opens_aggregates,
@@ -94,24 +96,48 @@ class Plans:
                     self._left[range_.lease] = _Left(after, trailer.bookmark, now)
                 else:
                     self._left.pop(range_.lease, None)
+                if trailer.failure is not None and trailer.failure[0] in _CONSUMER_IS_GONE:
+                    self._consumers.pop(range_.stream.name, None)  # the next plan registers it again
 
-    def _consumer(self, stream: str) -> str | None:
-        """The consumer's ARN. Registered with the first fetch of a stream, and never removed by workers."""
+    def _shard(self, range_: Range, consumers: Mapping[str, str | KclError]) -> ShardPlan:
+        consumer = consumers.get(range_.stream.name)
+        if isinstance(consumer, KclError):
+            return ShardPlan(range_, failure=said_of(consumer))
+        return ShardPlan(range_, self._bookmark(range_), consumer)
+
+    def _consumers_of(self, streams: Collection[str]) -> Mapping[str, str | KclError]:
+        """Of each stream the consumer's ARN, or why there is none; nothing without fan-out. Registered with the
+        first fetch of a stream, and never removed by workers."""
         name = self._settings.consumer_name
         if name is None:
-            return None
+            return {}
+        until = self._runtime.clock.monotonic() + CONSUMERS_SECONDS
+        return {stream: self._consumer(stream, name, until) for stream in sorted(streams)}
+
+    def _consumer(self, stream: str, name: str, until: float) -> str | KclError:
         with self._lock:
-            if stream not in self._consumers:
-                self._consumers[stream] = ensure_consumer(self._connection.kinesis(), stream, name, self._runtime)
-            return self._consumers[stream]
+            known = self._consumers.get(stream)
+        if known is not None:
+            return known
+        # Not under the lock: whoever reads other streams meanwhile does not wait.
+        left = max(0.0, until - self._runtime.clock.monotonic())
+        try:
+            found = ensure_consumer(self._connection.kinesis(), stream, name, self._runtime, left)
+        except KclError as error:
+            return error
+        with self._lock:
+            self._consumers[stream] = found
+        return found
 
     def _bookmark(self, range_: Range) -> Bookmark | None:
         """The iterator that stands at the beginning of this range, if the last fetch ended there."""
         with self._lock:
             left = self._left.get(range_.lease)
-        if left is None or range_.is_pinned or left.after != range_.after or range_.after.is_initial_position:
+        if left is None or range_.is_pinned or left.after != range_.after:
             return None
         age = self._runtime.clock.monotonic() - left.at
         if age > BOOKMARK_SECONDS:
             return None
-        return replace(left.bookmark, wait_seconds=max(0.0, left.bookmark.wait_seconds - age))
+        bookmark = replace(left.bookmark, wait_seconds=max(0.0, left.bookmark.wait_seconds - age))
+        # Where nothing was read yet, reading begins at the beginning; the shard's pace is the same.
+        return replace(bookmark, iterator=None) if range_.after.is_initial_position else bookmark

@@ -1,8 +1,9 @@
 """Enhanced fan-out consumers: a name registered with a stream, under which shards push their records."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from kcl_dagster.aws import Client, RequestRefused, ResourceBusy, ResourceMissing, call, retried
+from kcl_dagster.aws import Client, RequestRefused, ResourceBusy, ResourceMissing, Unanswered, call, retried
 from kcl_dagster.errors import ServiceError, Throttled
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.listing import describe
@@ -11,15 +12,17 @@ REGISTRATION_SECONDS: Final = 60.0  # AWS takes some seconds; the KCL gives up a
 LOOK_SECONDS: Final = 1.0
 
 
-def ensure_consumer(client: Client, stream: str, name: str, runtime: Runtime) -> str:
+def ensure_consumer(
+    client: Client, stream: str, name: str, runtime: Runtime, seconds: float = REGISTRATION_SECONDS
+) -> str:
     """The ARN of the stream's consumer `name`, registered and active. Safe to call from many workers at once.
 
-    Raises StreamNotFound, and ServiceError when the consumer does not become active or the stream has too many.
+    Waits for `seconds` until it is active, and looks once in any case. Raises StreamNotFound, and ServiceError when
+    the consumer is not active by then. A stream that has too many consumers is not waited for.
     """
-    stream_arn = describe(client, stream, runtime=runtime).arn
-    deadline = runtime.clock.monotonic() + REGISTRATION_SECONDS
-    status = "missing"
-    while runtime.clock.monotonic() < deadline:
+    deadline = runtime.clock.monotonic() + seconds
+    stream_arn = describe(client, stream, runtime=runtime, seconds=seconds).arn
+    while True:
         try:
             found = retried(
                 lambda: call(client, "describe_stream_consumer", StreamARN=stream_arn, ConsumerName=name),
@@ -27,15 +30,14 @@ def ensure_consumer(client: Client, stream: str, name: str, runtime: Runtime) ->
                 deadline,
             )["ConsumerDescription"]
         except ResourceMissing:
-            _register(client, stream_arn, name, runtime, deadline)
-            continue
-        status = found["ConsumerStatus"]
-        if status == "ACTIVE":
+            found = _register(client, stream_arn, name)
+        if found["ConsumerStatus"] == "ACTIVE":
             arn: str = found["ConsumerARN"]
             return arn
+        if runtime.clock.monotonic() + LOOK_SECONDS > deadline:
+            raise ServiceError(f"consumer {name} of stream {stream} is still {found['ConsumerStatus']}")
         # DELETING: a consumer of that name was just removed; it can be registered again when it is gone.
         runtime.clock.sleep(LOOK_SECONDS)
-    raise ServiceError(f"consumer {name} of stream {stream} is still {status} after {REGISTRATION_SECONDS:.0f} s")
 
 
 def remove_consumer(client: Client, stream: str, name: str, runtime: Runtime) -> bool:
@@ -56,17 +58,16 @@ def remove_consumer(client: Client, stream: str, name: str, runtime: Runtime) ->
     return True
 
 
-def _register(client: Client, stream_arn: str, name: str, runtime: Runtime, deadline: float) -> None:
+def _register(client: Client, stream_arn: str, name: str) -> Mapping[str, Any]:
+    """The consumer as it is then."""
     try:
-        retried(
-            lambda: call(client, "register_stream_consumer", StreamARN=stream_arn, ConsumerName=name),
-            runtime,
-            deadline,
-        )
-    except ResourceBusy:
-        return  # another worker was faster, or the stream is changing: look again
+        answer = call(client, "register_stream_consumer", StreamARN=stream_arn, ConsumerName=name)
+    except (ResourceBusy, Unanswered):
+        return {"ConsumerStatus": "CREATING"}  # another worker was faster, or the stream is changing: look again
     except Throttled as error:
-        # LimitExceeded is also the answer when the stream has all the consumers it may have.
+        # LimitExceeded is also the answer when the stream has all the consumers it may have: not to be waited out.
         raise ServiceError(f"consumer {name} could not be registered: {error}") from error
     except RequestRefused as error:
         raise ServiceError(f"consumer {name} could not be registered: {error}") from error
+    registered: Mapping[str, Any] = answer["Consumer"]
+    return registered

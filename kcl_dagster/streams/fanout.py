@@ -15,7 +15,14 @@ from botocore.eventstream import ParserError
 from urllib3.exceptions import HTTPError as TransportError
 
 from kcl_dagster.aws import Client, RequestRefused, ResourceBusy, ResourceMissing, Unanswered, call, mapped_errors
-from kcl_dagster.errors import EndpointUnreachable, KclError, ServiceError, StreamNotFound, Throttled
+from kcl_dagster.errors import (
+    ConsumerNotFound,
+    EndpointUnreachable,
+    KclError,
+    ServiceError,
+    StreamNotFound,
+    Throttled,
+)
 from kcl_dagster.model.shard import ChildShard
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.cutting import RangeCut
@@ -171,7 +178,7 @@ class FanoutReader:
         try:
             call(self._client, "describe_stream_consumer", ConsumerARN=self._consumer_arn)
         except ResourceMissing as missing:
-            raise ServiceError(f"{self._consumer_arn} was deregistered while shards were read") from missing
+            raise ConsumerNotFound(f"{self._consumer_arn} was deregistered while shards were read") from missing
 
 
 class _Events:

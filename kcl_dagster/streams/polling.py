@@ -50,6 +50,7 @@ class Bookmark:
     iterator: str | None
     record_bytes: float = ASSUMED_RECORD_BYTES
     wait_seconds: float = 0.0  # the shard asks to be left alone for this long yet
+    millis_behind: int | None = None  # as it last said, for a range that has no time to ask it
 
 
 class ShardReader:

@@ -7,7 +7,7 @@ import pytest
 from botocore.exceptions import EventStreamError
 
 from kcl_dagster.aws import ResourceBusy
-from kcl_dagster.errors import DataLoss, EndpointUnreachable, ServiceError, StreamNotFound
+from kcl_dagster.errors import ConsumerNotFound, DataLoss, EndpointUnreachable, ServiceError, StreamNotFound
 from kcl_dagster.model.checkpoint import LATEST, TRIM_HORIZON, Checkpoint
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.consumers import ensure_consumer, remove_consumer
@@ -242,7 +242,7 @@ def test_a_missing_shard_is_gone_a_missing_consumer_or_stream_is_an_error(world:
     assert fanout.read(gone) == []
     assert gone.is_gone
     assert remove_consumer(world.kinesis, STREAM, "app", world.runtime)
-    with pytest.raises(ServiceError, match="deregistered"):
+    with pytest.raises(ConsumerNotFound, match="deregistered"):
         fanout.read(fanout.reader())
     world.kinesis.delete_stream(StreamName=STREAM)
     with pytest.raises(StreamNotFound):
@@ -315,8 +315,10 @@ def test_a_stream_with_too_many_consumers_says_so(world: World) -> None:
         def __getattr__(self, method: str) -> Any:
             return getattr(world.kinesis, method)
 
+    began = world.clock.monotonic()
     with pytest.raises(ServiceError, match="could not be registered"):
         ensure_consumer(Full(), STREAM, "app", world.runtime)
+    assert world.clock.monotonic() == began  # nobody gives one back because somebody waits
 
 
 def test_removing_what_is_not_there_is_no_error(world: World) -> None:
