@@ -68,7 +68,7 @@ class FanoutReader:
         self._name = f"{shard_id} of stream {stream}"
         self._cut = RangeCut(bounds, self._name, goes_on=self._continuation is not None)
 
-        self.millis_behind: int | None = None
+        self.millis_behind: int | None = bookmark.millis_behind if bookmark else None
         self.is_ended = False
         self.is_gone = False
         self.children: tuple[ChildShard, ...] = ()
@@ -81,19 +81,30 @@ class FanoutReader:
     @property
     def bookmark(self) -> Bookmark | None:
         """Where to go on; None when the next reader must find the place itself."""
-        if self._continuation is None or self.is_ended:
+        wait = max(0.0, self._not_before - self._now())
+        if self.is_ended or (self._continuation is None and not wait):
             return None
         place = None if is_far_behind(self.millis_behind) else self._continuation
-        return Bookmark(place, wait_seconds=max(0.0, self._not_before - self._now()))
+        return Bookmark(place, wait_seconds=wait, millis_behind=self.millis_behind)
 
     def pages(
         self, allowance: Allowance, deadline: float, is_stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[list[StreamRecord]]:
-        """The records of the range, as `ShardReader.pages` gives them."""
+        """The records of the range, as `ShardReader.pages` gives them; but an open range gets no answer when its
+        subscription would have to wait until `deadline`. One that waits for less gets that time back at its end."""
         pinned = self._cut.is_pinned
         patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
-        give_up = max(deadline, self._now() + patience)
-        answered = False
+        began = self._now()
+        if not pinned and self._not_before > began:
+            if self._not_before >= deadline:
+                self._runtime.clock.sleep(max(0.0, deadline - began))
+                return
+            # Or each batch would begin as late as the one before it, and a shard would be read for what is left of
+            # each: for ever for half a second of five, when the first batch was that short.
+            deadline = max(deadline, self._not_before + min(deadline - began, RESUBSCRIBE_SECONDS))
+        # Until a subscription stands. Whoever read the shard before may have subscribed this moment.
+        give_up = max(deadline, max(began, self._not_before) + max(patience, RESUBSCRIBE_SECONDS + RETRY_SECONDS))
+        stood = answered = False
 
         def is_over() -> bool:
             if self.is_ended or self._cut.is_complete or is_stopped():
@@ -101,8 +112,16 @@ class FanoutReader:
             return answered and not pinned and (allowance.is_spent or self._now() >= deadline)
 
         while not is_over():
+            wait = self._not_before - self._now()
+            if wait > 0:
+                if answered and not pinned and self._not_before >= deadline:
+                    return
+                self._runtime.clock.sleep(wait)
+                continue  # a task that was abandoned meanwhile must not take the subscription from the next one
             try:
                 events = self._subscribe()
+                if not stood:
+                    stood, give_up = True, max(deadline, self._now() + patience)
                 try:
                     while not is_over():
                         event = events.next(give_up if pinned or not answered else deadline)
@@ -130,9 +149,6 @@ class FanoutReader:
         return self._runtime.clock.monotonic()
 
     def _subscribe(self) -> "_Events":
-        wait = self._not_before - self._now()
-        if wait > 0:
-            self._runtime.clock.sleep(wait)
         if self._continuation is not None:
             start: dict[str, Any] = {"Type": "AFTER_SEQUENCE_NUMBER", "SequenceNumber": self._continuation}
         else:

@@ -153,9 +153,9 @@ class Reader(Protocol[R_co]):
     """Reads ranges. Stateless as far as the protocol is concerned: all progress is in the leases."""
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> R_co:
-        """Read the ranges and say how far it went. Blocks for `budget.seconds` at most, pinned ranges apart. Reads
-        nothing else. A failure that concerns one shard is reported in `failures`; raises only when nothing could be
-        read at all."""
+        """Read the ranges and say how far it went. Blocks for `budget.seconds` at most, pinned ranges apart, and
+        what a shard asks to be left alone for first. Reads nothing else. A failure that concerns one shard is
+        reported in `failures`; raises only when nothing could be read at all."""
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
         """A hint: the next `fetch` will probably ask for these ranges. May do nothing. Never blocks; a result

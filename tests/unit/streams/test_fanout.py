@@ -27,9 +27,11 @@ class Fanout:
         self.world = world
         self.arn = ensure_consumer(world.kinesis, STREAM, "app", world.runtime)
 
-    def reader(self, bounds: Bounds = WHOLE, bookmark: Bookmark | None = None, shard: str = SHARD) -> FanoutReader:
+    def reader(
+        self, bounds: Bounds = WHOLE, bookmark: Bookmark | None = None, shard: str = SHARD, client: Any = None
+    ) -> FanoutReader:
         return FanoutReader(
-            self.world,
+            client or self.world,
             self.arn,
             STREAM,
             shard,
@@ -99,8 +101,110 @@ def test_a_consumer_does_not_subscribe_twice_within_five_seconds(world: World, f
     fanout.read(first, seconds=0.0)
     world.put(b"b")
     second = fanout.reader(after(sequences[0]), first.bookmark)
-    assert payloads(fanout.read(second, seconds=1.0)) == [b"b"]
+    assert payloads(fanout.read(second, seconds=6.0)) == [b"b"]
     assert world.calls.count("subscribe_to_shard") == 2
+    assert world.clock.slept[0] == pytest.approx(5.1)
+
+
+def test_a_batch_that_is_over_before_it_may_subscribe_has_read_nothing(world: World, fanout: Fanout) -> None:
+    """And is no error, nor does it take the shard for read to its end, nor forget when it may subscribe."""
+    sequences = world.put(b"x" * (MEGABYTE - 100), b"x" * (MEGABYTE - 100), b"last", pause=1.0)
+    first = fanout.reader()
+    assert len(fanout.read(first, records=1)) == 1
+    assert first.millis_behind
+    began, second = world.clock.monotonic(), fanout.reader(after(sequences[0]), first.bookmark)
+    assert fanout.read(second, seconds=3.0) == []
+    assert world.clock.monotonic() == pytest.approx(began + 3.0)
+    assert second.millis_behind == first.millis_behind
+    third = fanout.reader(after(sequences[0]), second.bookmark)
+    assert payloads(fanout.read(third, seconds=3.0))[-1] == b"last"
+    assert world.calls.count("subscribe_to_shard") == 2
+
+
+def test_the_wait_for_a_subscription_is_no_time_in_which_it_is_silent(world: World) -> None:
+    fanout = Fanout(world)
+    sequences = world.put(b"a")
+    first = fanout.reader(client=Slow(world, 0.15))
+    assert len(fanout.read(first, records=1)) == 1
+    world.put(b"b")
+    second = fanout.reader(after(sequences[0]), first.bookmark, client=Slow(world, 0.15))
+    assert payloads(fanout.read(second, seconds=5.0)) == [b"b"]
+
+
+def test_nor_is_the_time_for_which_another_subscription_was_in_the_way(world: World, fanout: Fanout) -> None:
+    world.put(b"a")
+    world.kinesis.subscribe_to_shard(
+        ConsumerARN=fanout.arn, ShardId=SHARD, StartingPosition={"Type": "TRIM_HORIZON"}
+    )
+    ends_early = [3.0]
+
+    class Ending:
+        """The first subscription that stands ends after three seconds without a word."""
+
+        def subscribe_to_shard(self, **request: Any) -> Any:
+            answer = world.subscribe_to_shard(**request)
+            return {"EventStream": _Nothing(world, ends_early.pop())} if ends_early else answer
+
+        def __getattr__(self, method: str) -> Any:
+            return getattr(world, method)
+
+    assert payloads(fanout.read(fanout.reader(client=Ending()), seconds=0.5)) == [b"a"]
+
+
+class Slow:
+    """Some seconds pass before the first event of a subscription."""
+
+    def __init__(self, world: World, seconds: float) -> None:
+        self._world = world
+        self._seconds = seconds
+
+    def subscribe_to_shard(self, **request: Any) -> Any:
+        events = self._world.subscribe_to_shard(**request)["EventStream"]
+        return {"EventStream": _Late(self._world, events, self._seconds)}
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._world, method)
+
+
+class _Late:
+    def __init__(self, world: World, events: Any, seconds: float) -> None:
+        self._world = world
+        self._events = events
+        self._seconds = seconds
+
+    def __iter__(self) -> Any:
+        self._world.clock.advance(self._seconds)
+        yield from self._events
+
+    def close(self) -> None:
+        self._events.close()
+
+
+def test_a_range_that_subscribed_late_is_read_for_as_long_as_any(world: World, fanout: Fanout) -> None:
+    """Or the one after it would subscribe as late, and so would all that follow."""
+    sequences = world.put(b"a")
+    for half_seconds in range(1, 30):  # so that each batch ends in time
+        world.clock.call_in(half_seconds / 2, lambda: sequences.extend(world.put(b"b")))
+    first = fanout.reader()
+    assert payloads(fanout.read(first, seconds=0.5)) == [b"a", b"b"]
+    assert first.bookmark is not None
+    assert first.bookmark.wait_seconds > 4
+    second = fanout.reader(after(sequences[1]), first.bookmark)
+    fanout.read(second, seconds=5.0)
+    assert second.bookmark is not None
+    assert second.bookmark.wait_seconds < 0.2
+
+
+def test_whoever_follows_an_owner_that_has_just_subscribed_waits_for_it(world: World, fanout: Fanout) -> None:
+    """The first batch of a lease is short, and the shard belongs to the subscription of its former owner."""
+    sequences = world.put(b"a")
+    for tenth in range(11):
+        world.kinesis.subscribe_to_shard(
+            ConsumerARN=fanout.arn, ShardId=SHARD, StartingPosition={"Type": "TRIM_HORIZON"}
+        )
+        world.clock.advance(tenth / 10)
+        assert payloads(fanout.read(fanout.reader(after(sequences[0])), seconds=0.5)) == [b"a"]
+        world.clock.advance(6)
 
 
 def test_without_a_bookmark_the_refusal_is_waited_out(world: World, fanout: Fanout) -> None:
@@ -252,7 +356,7 @@ def test_a_missing_shard_is_gone_a_missing_consumer_or_stream_is_an_error(world:
 def test_a_silent_subscription_is_given_up(world: World, fanout: Fanout) -> None:
     class Silent:
         def subscribe_to_shard(self, **_request: Any) -> Any:
-            return {"EventStream": _Nothing(world)}
+            return {"EventStream": _Nothing(world, 20.0)}
 
     reader = FanoutReader(Silent(), fanout.arn, STREAM, SHARD, WHOLE, runtime=world.runtime, in_background=False)
     with pytest.raises(EndpointUnreachable, match="no event"):
@@ -260,11 +364,12 @@ def test_a_silent_subscription_is_given_up(world: World, fanout: Fanout) -> None
 
 
 class _Nothing:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, seconds: float) -> None:
         self._world = world
+        self._seconds = seconds
 
     def __iter__(self) -> Any:
-        self._world.clock.sleep(20)
+        self._world.clock.sleep(self._seconds)
         return iter(())
 
     def close(self) -> None:
