@@ -305,7 +305,8 @@ class BatchSettings(_Settings):
     """Pause between batches when every shard is at its tip."""
 
     retrieval: Retrieval = Retrieval.POLLING
-    """GetRecords, with at most five calls a second and shard; or enhanced fan-out."""
+    """GetRecords, with at most five calls a second and shard; or enhanced fan-out, where a shard gives one batch in
+    five seconds: it is read all the time if `max_bytes` and `max_records` have room for what it pushes in them."""
 
     consumer_name: str | None = None
     """Fan-out consumer; the application's name when left out."""
