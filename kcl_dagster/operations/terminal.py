@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -19,12 +19,13 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from kcl_dagster.application import Application
+from kcl_dagster.application import Application, Retrieval
 from kcl_dagster.aws import Client
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.backup import export_leases, import_leases
 from kcl_dagster.operations.consumption import measure
 from kcl_dagster.operations.cost import READ_PRICE, WRITE_PRICE, Prices, estimate
+from kcl_dagster.operations.deregistration import deregister
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.doctor import Verdict, diagnose
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
@@ -79,6 +80,10 @@ class Verbs:
         into = verb("import", self._import, "write exported leases, unowned")
         into.add_argument("--file", type=Path, required=True)
         into.add_argument("--force", action="store_true", help="replace leases that differ, if nobody owns them")
+        off = verb("deregister", self._deregister, "remove the application's fan-out consumer from its streams")
+        off.add_argument("--consumer", help="its name, if it is not the application's")
+        off.add_argument("--of-stream", action="append", default=[], help="only from this one of several streams")
+        off.add_argument("--force", action="store_true", help="although somebody may be reading under it")
         cost = verb("cost", self._cost, "what the tables cost a month, estimated or measured")
         cost.add_argument("--shards", type=int, help="left out: as many as there are")
         cost.add_argument("--workers", type=int, help="left out: as many as there are")
@@ -93,9 +98,9 @@ class Verbs:
         look.add_argument("--first", action="store_true", help="the first records instead of the last")
         over = verb("take-over-2x", self._take_over, "go on with the leases of KCL 1.x or 2.x, for good")
         over.add_argument("--workers-are-stopped", action="store_true", help="you have stopped all of its workers")
-        for one in (stop, go, away, back, into, over):
+        for one in (stop, go, away, back, into, off, over):
             one.add_argument("--dry-run", action="store_true", help="say what would be done, and do not do it")
-        for one in (doctor, back, cost):
+        for one in (doctor, back, off, cost):
             one.add_argument("--json", action="store_true", help="for machines")
 
     def _desk(self, options: Options) -> Desk:
@@ -188,6 +193,27 @@ class Verbs:
         report = import_leases(self._desk(options), lines, force=options.force, dry=options.dry_run)
         _tell(", ".join(f"{len(keys)} {what}" for what, keys in report.to_document().items()))
         return WRONG if report.overtaken else WELL
+
+    def _deregister(self, options: Options) -> int:
+        desk = self._desk(options)
+        if not options.target:  # of an application that is only named nobody knows how it reads
+            batch = desk.application.batch.model_copy(update={"retrieval": Retrieval.FANOUT})
+            desk = replace(desk, application=desk.application.model_copy(update={"batch": batch}))
+        report = deregister(
+            desk,
+            consumer=options.consumer,
+            streams=options.of_stream,
+            force=options.force,
+            dry=options.dry_run,
+        )
+        if options.json:
+            _tell(json.dumps(report.to_document(), indent=2))
+        else:
+            for line in report.lines():
+                _tell(line)
+            if report.dry:
+                _tell("nothing was changed")
+        return WELL
 
     def _cost(self, options: Options) -> int:
         prices = Prices(options.write_price, options.read_price)

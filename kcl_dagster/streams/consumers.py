@@ -6,7 +6,7 @@ from typing import Any, Final
 from kcl_dagster.aws import Client, RequestRefused, ResourceBusy, ResourceMissing, Unanswered, call, retried
 from kcl_dagster.errors import ServiceError, Throttled
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.streams.listing import describe
+from kcl_dagster.streams.listing import LISTING_SECONDS, describe
 
 REGISTRATION_SECONDS: Final = 60.0  # AWS takes some seconds; the KCL gives up after about ten attempts
 LOOK_SECONDS: Final = 1.0
@@ -38,6 +38,22 @@ def ensure_consumer(
             raise ServiceError(f"consumer {name} of stream {stream} is still {found['ConsumerStatus']}")
         # DELETING: a consumer of that name was just removed; it can be registered again when it is gone.
         runtime.clock.sleep(LOOK_SECONDS)
+
+
+def find_consumer(client: Client, stream: str, name: str, runtime: Runtime) -> str | None:
+    """The ARN of the stream's consumer `name`, whatever its state; None without one. Raises StreamNotFound."""
+    stream_arn = describe(client, stream, runtime=runtime).arn
+    deadline = runtime.clock.monotonic() + LISTING_SECONDS
+    try:
+        found = retried(
+            lambda: call(client, "describe_stream_consumer", StreamARN=stream_arn, ConsumerName=name),
+            runtime,
+            deadline,
+        )
+    except ResourceMissing:
+        return None
+    arn: str = found["ConsumerDescription"]["ConsumerARN"]
+    return arn
 
 
 def remove_consumer(client: Client, stream: str, name: str, runtime: Runtime) -> bool:

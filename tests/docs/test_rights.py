@@ -26,7 +26,6 @@ RIGHTS = {
     "sts:AssumeRole": set[str](),  # belongs to the role that is assumed, in its own trust policy
     "sts:GetCallerIdentity": set[str](),  # needs none
     "dynamodb:ListTables": set[str](),  # asked where a table is missing, and not missed when denied
-    "kinesis:DeregisterStreamConsumer": set[str](),  # for whoever removes a consumer by hand
 }
 # Rights that no operation of their name uses.
 IMPLIED = {"dynamodb:TagResource": "CreateTable with tags"}

@@ -45,4 +45,10 @@ OPERATIONS: Final = (
     Operation(
         "import", forms.Import, steering.do_import, "Write exported leases into the table of {name}, unowned."
     ),
+    Operation(
+        "deregister",
+        forms.Deregister,
+        steering.do_deregister,
+        "Remove the fan-out consumer of {name} from its streams.",
+    ),
 )

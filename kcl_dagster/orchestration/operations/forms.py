@@ -80,6 +80,13 @@ class Import(Config):
     dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
 
 
+class Deregister(Config):
+    consumer: str = Field(default="", description="The consumer's name; empty for the application's.")
+    streams: list[str] = Field(default=[], description="Of several streams only these; empty for all.")
+    force: bool = Field(default=False, description="Remove it although somebody may be reading under it.")
+    dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
+
+
 class Cost(Config):
     busy: float = Field(
         default=1.0, ge=0, le=1, description="For the estimate: the part of the time in which shards have records."

@@ -7,6 +7,7 @@ from dagster import MetadataValue
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.backup import export_leases, import_leases
+from kcl_dagster.operations.deregistration import deregister
 from kcl_dagster.operations.pausing import drain, pause, resume
 from kcl_dagster.operations.reset import reset
 from kcl_dagster.operations.target import Target
@@ -92,6 +93,14 @@ def do_import(top: Worktop, form: forms.Import) -> Answer:
         dry=form.dry_run,
         wrong=f"somebody was faster for {report.overtaken[0]}" if report.overtaken else None,
     )
+
+
+def do_deregister(top: Worktop, form: forms.Deregister) -> Answer:
+    report = deregister(
+        top.desk, consumer=form.consumer or None, streams=form.streams, force=form.force, dry=form.dry_run
+    )
+    facts = {"consumer": report.consumer, "streams": len(report.removed)}
+    return _done(report.lines(), facts, dry=form.dry_run)
 
 
 def _done(lines: list[str], metadata: Mapping[str, Any], *, dry: bool, wrong: str | None = None) -> Answer:

@@ -32,7 +32,7 @@ def press_ctrl_c() -> None:
     raise KeyboardInterrupt
 
 
-NEEDS_A_PAUSE = {"reset", "import", "export", "resume"}
+NEEDS_A_PAUSE = {"reset", "import", "export", "resume", "deregister"}
 
 
 def prepared(verb: str, text: str) -> Shop:
@@ -73,7 +73,18 @@ def at_the_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def test_the_page_has_commands() -> None:
     verbs = {line.split()[1] for block in BLOCKS for line in block.splitlines()}
-    assert verbs >= {"doctor", "pause", "resume", "drain", "reset", "export", "import", "cost", "peek"}
+    assert verbs >= {
+        "doctor",
+        "pause",
+        "resume",
+        "drain",
+        "reset",
+        "export",
+        "import",
+        "cost",
+        "peek",
+        "deregister",
+    }
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: " ".join(block.split()[1:6:2]))

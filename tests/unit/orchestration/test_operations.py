@@ -19,6 +19,7 @@ from kcl_dagster.orchestration.operations.catalogue import OPERATIONS
 from kcl_dagster.orchestration.runs import APPLICATION_TAG
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.runtime import system
+from kcl_dagster.streams.consumers import ensure_consumer
 from kcl_dagster.tables.control import Control
 from tests.unit.orchestration.conftest import Bench
 
@@ -115,7 +116,7 @@ def test_the_launchpad_of_every_operation_is_filled_in_and_explained(bench: Benc
 
 @pytest.mark.parametrize(
     "operation",
-    [o for o in OPERATIONS if o.name in {"pause", "resume", "drain", "reset", "import"}],
+    [o for o in OPERATIONS if o.name in {"pause", "resume", "drain", "reset", "import", "deregister"}],
     ids=lambda o: o.name,
 )
 def test_what_writes_is_dry_unless_told_otherwise(operation: Any) -> None:
@@ -198,6 +199,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a reset under a leader": ("reset", {"dry_run": False}, "may give them away at any moment"),
     "a place that is none": ("reset", {"to": "yesterday"}, "none of trim_horizon, latest"),
     "a file that is not there": ("import", {"path": "/nowhere/leases.jsonl"}, "cannot be read"),
+    "a consumer of a stream of others": ("deregister", {"streams": ["others"]}, "does not read others"),
     "a shard that is not there": ("peek", {"shard": "shardId-000000000099"}, "has no shard"),
     "a stream of others": ("peek", {"stream": "others"}, "does not read others"),
 }
@@ -257,6 +259,16 @@ def test_leases_travel_through_s3(aws: Emulator, paused: Office) -> None:
     assert paused.run("export", path=f"s3://{bucket}/of/leases.jsonl").succeeded
     answer = paused.run("import", path=f"s3://{bucket}/of/leases.jsonl")
     assert (answer.value("unchanged"), answer.value("created")) == (2, 0)
+
+
+def test_a_fan_out_consumer_is_removed(aws: Emulator, office: Office) -> None:
+    kinesis, stream = aws.client("kinesis"), office.application.name
+    arn = ensure_consumer(kinesis, stream, "before", system())
+    dry = office.run("deregister", consumer="before")
+    assert (dry.value("consumer"), dry.value("streams"), dry.value("dry run")) == ("before", 1, True)
+    assert kinesis.describe_stream_consumer(ConsumerARN=arn)["ConsumerDescription"]
+    assert office.run("deregister", consumer="before", dry_run=False).value("streams") == 1
+    assert office.run("deregister", consumer="before", dry_run=False).value("streams") == 0
 
 
 def test_records_are_looked_at(aws: Emulator, office: Office) -> None:

@@ -1,0 +1,104 @@
+"""Taking an application's fan-out consumer out of its streams, so that AWS does not go on charging for it.
+
+The streams do not say who reads under the name, so it is refused while anybody works for the application who may:
+a worker of ours would register it again, one of the KCL would stand still.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kcl_dagster.application import Retrieval
+from kcl_dagster.errors import ConfigurationError, StreamNotFound, TableNotFound, Unsafe
+from kcl_dagster.model.lease import Lease
+from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.operations.desk import Desk
+from kcl_dagster.streams.consumers import find_consumer, remove_consumer
+
+
+@dataclass(frozen=True, slots=True)
+class Deregistration:
+    """What was done, or with `dry` what would be, by the names of streams."""
+
+    consumer: str
+    dry: bool
+    removed: tuple[str, ...]
+    missing: tuple[str, ...]
+    """They have no such consumer, or do not exist themselves."""
+
+    def lines(self) -> list[str]:
+        """For people."""
+        done = "would be removed" if self.dry else "is removed"
+        return [
+            *(f"{stream}: consumer {self.consumer} {done}" for stream in self.removed),
+            *(f"{stream}: has no consumer {self.consumer}" for stream in self.missing),
+        ]
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "consumer": self.consumer,
+            "dry_run": self.dry,
+            "removed": list(self.removed),
+            "missing": list(self.missing),
+        }
+
+
+def readers(leases: Sequence[Lease], workers: Sequence[WorkerRow], *, ours_poll: bool) -> list[str]:
+    """Who may be reading by fan-out: workers that have a row, and owners of leases that have none. `ours_poll`: no
+    worker of this package does."""
+    ours = {row.id for row in workers if row.slot is not None}
+    known = {str(row.id) for row in workers} | {
+        str(lease.actual_owner) for lease in leases if lease.actual_owner is not None and not lease.is_finished
+    }
+    return sorted(known - ours if ours_poll else known)
+
+
+def deregister(
+    desk: Desk,
+    *,
+    consumer: str | None = None,
+    streams: Collection[str] = (),
+    force: bool = False,
+    dry: bool = False,
+) -> Deregistration:
+    """Remove the consumer from all streams of the application, or from some.
+
+    `consumer`: its name, where it is not the application's any more. `force`: although somebody may read under it.
+    Raises Unsafe and ConfigurationError with nothing changed.
+    """
+    application = desk.application
+    names = [stream.name for stream in application.streams if not streams or stream.name in streams]
+    if unknown := sorted(set(streams) - set(names)):
+        raise ConfigurationError(f"application {application.name} does not read {', '.join(unknown)}")
+    name = consumer or application.batch.consumer_name or application.name
+    has_tables = _refuse_while_read(desk, name, force=force)
+    removed = [stream for stream in names if _is_registered(desk, stream, name)]
+    if removed and not dry:
+        if has_tables:
+            desk.audit.write("deregister", desk.by, {"consumer": name, "streams": removed, "forced": force})
+        removed = [stream for stream in removed if remove_consumer(desk.kinesis, stream, name, desk.runtime)]
+    return Deregistration(name, dry, tuple(removed), tuple(stream for stream in names if stream not in removed))
+
+
+def _refuse_while_read(desk: Desk, consumer: str, *, force: bool) -> bool:
+    """Whether the application still has tables; without any nobody works for it."""
+    try:
+        scan = desk.scan()
+    except TableNotFound:
+        return False
+    ours_poll = desk.application.batch.retrieval is Retrieval.POLLING
+    reading = readers(scan.leases, scan.workers, ours_poll=ours_poll)
+    if reading and not force:
+        raise Unsafe(
+            f"{', '.join(reading[:3])}{', ...' if len(reading) > 3 else ''} may be reading as {consumer}: pause "
+            "the application first (kcl-dagster pause) and wait until its workers have ended, or if they are dead "
+            "or poll, add --force"
+        )
+    return True
+
+
+def _is_registered(desk: Desk, stream: str, consumer: str) -> bool:
+    try:
+        return find_consumer(desk.kinesis, stream, consumer, desk.runtime) is not None
+    except StreamNotFound:
+        return False  # its consumers went with it
