@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -12,11 +12,11 @@ from kcl_dagster.emulator import Emulator
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.runs import RunView, SlotRun
 from kcl_dagster.model.worker import worker_id
-from kcl_dagster.runtime import system
+from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.testing.engine import MemoryEngine, Row
 from kcl_dagster.testing.sink import RecordingSink
-from kcl_dagster.worker.batch import Batch
+from kcl_dagster.worker.batch import Batch, Engine
 from kcl_dagster.worker.events import WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
@@ -32,12 +32,24 @@ class Killed(SystemExit):
     """The process ends here: every thread of it, without a word."""
 
 
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One that was granted. `at` by the monotonic clock."""
+
+    shard_id: str
+    start: Mapping[str, Any]
+    at: float
+
+
 class Wire:
-    """A worker's clients. Once cut, nothing passes any more: its process is gone."""
+    """A worker's clients. Once cut, nothing passes any more: its process is gone. What is held, waits."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
         self.is_cut = False
+        self.passes = threading.Event()
+        self.passes.set()
+        self.subscriptions: list[Subscription] = []
 
     def __getattr__(self, method: str) -> Any:
         real = getattr(self._client, method)
@@ -45,11 +57,17 @@ class Wire:
             return real
 
         def call(**request: Any) -> Any:
+            self.passes.wait()
             if self.is_cut:
                 raise Killed(method)
-            return real(**request)
+            return self._subscribe(real, request) if method == "subscribe_to_shard" else real(**request)
 
         return call
+
+    def _subscribe(self, subscribe: Callable[..., Any], request: Mapping[str, Any]) -> Any:
+        answer = subscribe(**request)
+        self.subscriptions.append(Subscription(request["ShardId"], request["StartingPosition"], time.monotonic()))
+        return answer
 
 
 class LockedSink:
@@ -71,6 +89,7 @@ class Process:
     slot: str
     run_id: str
     worker: Worker[list[Row]]
+    engine: Engine[list[Row]]
     wires: list[Wire]
     stop: StopSignal
     events: list[WorkerEvent]
@@ -92,14 +111,37 @@ class Process:
             wire.is_cut = True
 
     @property
+    def dynamodb(self) -> Wire:
+        return self.wires[0]
+
+    @property
+    def kinesis(self) -> Wire:
+        return self.wires[1]
+
+    @property
     def is_over(self) -> bool:
         return not self.thread.is_alive()
+
+
+NewEngine = Callable[[Wire, Runtime], Engine[list[Row]]]
+
+
+def polling(wire: Wire, runtime: Runtime) -> Engine[list[Row]]:
+    return MemoryEngine(wire, runtime, limits=ShardLimits(reads_per_second=READS_PER_SECOND))
 
 
 class Fleet:
     """Launches what the leader asks for. Use as `with Fleet(...) as fleet`."""
 
-    def __init__(self, aws: Emulator, stream: str, shards: int, workers: int, **settings: Any) -> None:
+    def __init__(
+        self,
+        aws: Emulator,
+        stream: str,
+        shards: int,
+        workers: int,
+        new_engine: NewEngine | None = None,
+        **settings: Any,
+    ) -> None:
         self.aws = aws
         self.stream = stream
         self.kinesis = aws.client("kinesis")
@@ -109,10 +151,10 @@ class Fleet:
             streams=(stream,),
             timings={"lease_duration": LEASE_SECONDS, "heartbeat": 1.0, "handoff_timeout": 3.0},
             fleet={"min_workers": workers, "max_workers": workers},
-            batch={"idle_seconds": 0.1, "max_seconds": 0.5},
-            **settings,
+            **{"batch": {"idle_seconds": 0.1, "max_seconds": 0.5}, **settings},
         )
         self.runtime = system()
+        self._new_engine = new_engine or polling
         self.leader = open_leader(
             self.application, dynamodb=aws.client("dynamodb"), kinesis=self.kinesis, identity="tests"
         )
@@ -133,6 +175,7 @@ class Fleet:
         self._stop.set()
         self._thread.join(30)
         for process in self.processes.values():
+            process.dynamodb.passes.set()
             process.stop.request()
         for process in self.processes.values():
             process.thread.join(30)
@@ -161,17 +204,18 @@ class Fleet:
         run_id = f"{next(self._run_ids):08d}-run"
         wires = [Wire(self.aws.client(service)) for service in ("dynamodb", "kinesis")]
         events: list[WorkerEvent] = []
+        engine = self._new_engine(wires[1], self.runtime)
         around = open_surroundings(
             self.application,
             dynamodb=wires[0],
             kinesis=wires[1],
-            engine=MemoryEngine(wires[1], self.runtime, limits=ShardLimits(reads_per_second=READS_PER_SECOND)),
+            engine=engine,
             sink=self.sink,
             runtime=self.runtime,
             on_event=events.append,
         )
         worker = Worker(around, Identity(worker_id(slot, run_id), slot, run_id), self.runtime)
-        return Process(slot, run_id, worker, wires, StopSignal(), events, time.time())
+        return Process(slot, run_id, worker, engine, wires, StopSignal(), events, time.time())
 
     # The stream
 
