@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from kcl_dagster.application import Retrieval
 from kcl_dagster.operations import preflight
 from tests.chaos.lakes import KINDS, RAW
 from tests.chaos.schedule import Fault
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument(
         "--only", metavar="FAULT,...", type=_faults, default=tuple(Fault), help="of " + ", ".join(map(_name, Fault))
     )
+    parser.add_argument("--retrieval", type=Retrieval, choices=list(Retrieval), default=Retrieval.POLLING)
     parser.add_argument("--directory", type=Path, default=Path(".cache/chaos"))
     options = parser.parse_args()
     for problem in preflight.problems([preflight.java_is_there]):
@@ -36,13 +38,22 @@ def main() -> int:
     every = KINDS if options.seed % 2 else (*KINDS, RAW)
     sinks = every if options.sink == "all" else (options.sink,)
     arguments = [] if options.sink == "all" else ["--sink", options.sink]
+    if options.retrieval is not Retrieval.POLLING:
+        arguments += ["--retrieval", options.retrieval]
     if len(options.only) < len(Fault):
         arguments += ["--only", ",".join(map(_name, options.only))]
     command = f"make chaos SEED={options.seed} MINUTES={options.minutes:g}"
     command += f" ARGS='{' '.join(arguments)}'" if arguments else ""
-    directory = options.directory.resolve() / f"seed-{options.seed}"
     return Supervisor(
-        Settings(options.seed, options.minutes * SECONDS_PER_MINUTE, sinks, options.only, directory, command)
+        Settings(
+            seed=options.seed,
+            seconds=options.minutes * SECONDS_PER_MINUTE,
+            sinks=sinks,
+            only=options.only,
+            retrieval=options.retrieval,
+            directory=options.directory.resolve() / f"seed-{options.seed}",
+            command=command,
+        )
     ).run()
 
 

@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
-from kcl_dagster.application import Application, BatchSettings, FleetSettings, Timings
+from kcl_dagster.application import Application, BatchSettings, FleetSettings, Retrieval, Timings
 
 STREAM = "clicks"
 SHARDS = 4
@@ -40,12 +40,19 @@ class Plan(BaseModel):
     application: Application
 
     @classmethod
-    def make(cls, seed: int, directory: Path, endpoint_url: str, sinks: tuple[str, ...]) -> Self:
+    def make(
+        cls,
+        seed: int,
+        directory: Path,
+        endpoint_url: str,
+        sinks: tuple[str, ...],
+        retrieval: Retrieval = Retrieval.POLLING,
+    ) -> Self:
         application = Application(
             name="chaos",
             streams=(STREAM,),
             timings=TIMINGS,
-            batch=BATCH,
+            batch=BATCH.model_copy(update={"retrieval": retrieval}),
             fleet=FleetSettings(min_workers=WORKERS, max_workers=WORKERS),
         )
         return cls(seed=seed, directory=directory, endpoint_url=endpoint_url, sinks=sinks, application=application)

@@ -14,6 +14,7 @@ from random import Random
 
 from jobs.demo import changes
 from kcl_dagster import aws
+from kcl_dagster.application import Retrieval
 from kcl_dagster.emulator import Emulator, environment
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey
@@ -53,6 +54,7 @@ class Settings:
     seconds: float
     sinks: tuple[str, ...]
     only: tuple[Fault, ...]
+    retrieval: Retrieval
     directory: Path
     command: str
     """How to repeat this run."""
@@ -124,7 +126,9 @@ class Supervisor:
     def _start(self, stack: ExitStack, emulator: Emulator) -> None:
         settings = self._settings
         shutil.rmtree(settings.directory, ignore_errors=True)
-        self._plan = plan = Plan.make(settings.seed, settings.directory, emulator.endpoint_url, settings.sinks)
+        self._plan = plan = Plan.make(
+            settings.seed, settings.directory, emulator.endpoint_url, settings.sinks, settings.retrieval
+        )
         for place in (plan.directory, plan.lake, plan.logs, plan.journals):
             place.mkdir(parents=True)
         plan.write()
