@@ -80,6 +80,7 @@ _DENIED: Final = frozenset(
     {"AccessDenied", "AccessDeniedException", "KMSAccessDeniedException", "OptInRequired", "UnauthorizedOperation"}
 )
 
+_TIMED_OUT: Final = frozenset({"RequestTimeout", "RequestTimeoutException"})  # S3 calls it the caller's fault
 
 # Of a transaction's reasons, what counts most comes first: a condition that fails will fail again.
 _CANCELLED: Final = "TransactionCanceledException"
@@ -240,7 +241,7 @@ def _refusal(error: botocore_errors.ClientError, service: str, where: str) -> Kc
         )
     if code in _BY_CODE:
         return _BY_CODE[code](f"{where}: {said}", code, answer)
-    if status >= 500:
+    if code in _TIMED_OUT or (status >= 500 and code != "NotImplemented"):
         return Unanswered(f"{where} failed on the side of AWS ({said})")
     return RequestRefused(f"{where}: {said}", code, answer)
 
@@ -268,6 +269,8 @@ def _resource(parameters: Mapping[str, Any]) -> str:
         if parameters.get(name):
             index = f", index {parameters['IndexName']}" if parameters.get("IndexName") else ""
             return f" on {noun} {parameters[name]}{index}"
+    if parameters.get("Bucket"):
+        return f" on s3://{parameters['Bucket']}/{parameters.get('Key', parameters.get('Prefix', ''))}"
     return ""
 
 

@@ -4,20 +4,37 @@ Used by the sinks in the executors and on the driver. A store is a value that ca
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from kcl_dagster.aws import Client, call
+from kcl_dagster.aws import Client, RequestRefused, Unanswered, call, mapped_errors, retried
 from kcl_dagster.aws import client as make_client
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import AccessDenied, ConfigurationError, ServiceError
+from kcl_dagster.runtime import Runtime, system
+
+T = TypeVar("T")
 
 S3_READ_SECONDS: Final = 60.0  # one part of a large object over a slow line
 DELETE_AT_ONCE: Final = 1000  # what DeleteObjects takes
 COPIES_AT_ONCE: Final = 8  # each takes its time, and none of ours
+S3_REPEAT_SECONDS: Final = (
+    30.0  # a bucket that grows says SlowDown for some seconds; longer is for the batch to wait
+)
+NAMED_AT_MOST: Final = 5  # keys that an error names; a batch may have a thousand
+
+# Of what DeleteObjects says of single keys: there was nothing to remove, and what passes.
+_NOT_THERE: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
+_PASSING: Final = frozenset(
+    {"InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown"}
+)
+# And of a conditional put: somebody was first, or is at it in this moment.
+_EXISTS: Final = frozenset({"PreconditionFailed", "ConditionalRequestConflict"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +55,21 @@ class Store(Protocol):
     def put(self, path: str, content: memoryview | bytes) -> None:
         """Store a file durably. Readers see all of it or what was there before."""
 
+    def put_new(self, path: str, content: bytes) -> bool:
+        """Store a file durably unless there is one; whether it was stored. Of several who try, one hears True,
+        or none: that of whom the answer was lost. He finds his content at the path."""
+
     def get(self, path: str) -> bytes: ...
 
     def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
         """Finished files whose path begins with `prefix`. Those that readers pass over are left out, unless
         `hidden` asks for them."""
 
+    def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
+        """What `put` is writing below `prefix`, or was when it was killed. `delete` makes such a `put` fail."""
+
     def delete(self, paths: Sequence[str]) -> None:
-        """Remove files; those that do not exist are no error."""
+        """Remove files; those that do not exist are no error. Raises if one is left."""
 
     def copy(self, names: Mapping[str, str]) -> None:
         """Store what is at each path at the one it is mapped to as well: like `put`, and without reading it."""
@@ -63,7 +87,7 @@ class S3Options:
     secret_key: str | None = field(default=None, repr=False)
 
 
-def open_store(url: str, s3: S3Options | None = None) -> Store:
+def open_store(url: str, s3: S3Options | None = None) -> "LocalStore | S3Store":
     """The store at a local path, `file://` or `s3://bucket/prefix`."""
     parts = urlsplit(url)
     if parts.scheme in ("", "file"):
@@ -75,6 +99,10 @@ def open_store(url: str, s3: S3Options | None = None) -> Store:
     raise ConfigurationError(
         f"{url} is neither a local path nor s3://: use the foreach_batch sink for other stores"
     )
+
+
+# What `_hidden_beside` makes of a name.
+_UNFINISHED: Final = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")
 
 
 def is_hidden(path: str) -> bool:
@@ -104,17 +132,47 @@ class LocalStore:
             raise
         _sync_directory(target.parent)
 
+    def put_new(self, path: str, content: bytes) -> bool:
+        target = Path(self.root, path)
+        draft = _hidden_beside(target)
+        self.put(draft.relative_to(self.root).as_posix(), content)
+        try:
+            target.hardlink_to(draft)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system that has no links; whoever reads may see less than all of it then
+            try:
+                with target.open("xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except FileExistsError:
+                return False
+        finally:
+            draft.unlink(missing_ok=True)
+        _sync_directory(target.parent)
+        return True
+
     def get(self, path: str) -> bytes:
         return Path(self.root, path).read_bytes()
 
+    def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
+        return self._walk(prefix, into_hidden=True, wanted=lambda name: _UNFINISHED.fullmatch(name) is not None)
+
     def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
+        def is_wanted(name: str) -> bool:
+            return not name.startswith(".") and (hidden or not is_hidden(name))
+
+        return self._walk(prefix, into_hidden=hidden, wanted=is_wanted)
+
+    def _walk(self, prefix: str, *, into_hidden: bool, wanted: Callable[[str], bool]) -> Iterator[StoredFile]:
         root = Path(self.root)
         for directory, subdirectories, names in os.walk(root / prefix.rpartition("/")[0]):
-            subdirectories[:] = sorted(name for name in subdirectories if hidden or not is_hidden(name))
-            for name in sorted(names):
+            subdirectories[:] = sorted(name for name in subdirectories if into_hidden or not is_hidden(name))
+            for name in filter(wanted, sorted(names)):
                 path = Path(directory, name)
                 relative = path.relative_to(root).as_posix()
-                if name.startswith(".") or (is_hidden(name) and not hidden) or not relative.startswith(prefix):
+                if not relative.startswith(prefix):
                     continue
                 try:
                     state = path.stat()
@@ -164,27 +222,48 @@ def _sync_directory(directory: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class S3Store:
-    """A prefix of a bucket. A put is one PutObject, which S3 shows whole or not at all."""
+    """A prefix of a bucket. A put is one PutObject, which S3 shows whole or not at all.
+
+    Every request is one that may be carried out twice, so each is repeated for some time.
+    """
 
     bucket: str
     prefix: str
     options: S3Options
+    runtime: Runtime = field(default_factory=system, repr=False, compare=False)
 
     @property
     def root(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def put(self, path: str, content: memoryview | bytes) -> None:
-        call(self._client(), "put_object", Bucket=self.bucket, Key=self._key(path), Body=bytes(content))
+        self._ask("put_object", Key=self._key(path), Body=bytes(content))
+
+    def put_new(self, path: str, content: bytes) -> bool:
+        try:
+            self._ask("put_object", Key=self._key(path), Body=content, IfNoneMatch="*")
+        except RequestRefused as error:
+            if error.code not in _EXISTS:
+                raise
+            return False
+        return True
 
     def get(self, path: str) -> bytes:
-        body: bytes = call(self._client(), "get_object", Bucket=self.bucket, Key=self._key(path))["Body"].read()
-        return body
+        request = {"Bucket": self.bucket, "Key": self._key(path)}
+
+        def read() -> bytes:
+            client = self._client()
+            answer = call(client, "get_object", **request)
+            with mapped_errors(client, "get_object", request):  # most of the answer is still on its way
+                body: bytes = answer["Body"].read()
+            return body
+
+        return self._repeated(read)
 
     def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
         token: dict[str, Any] = {}
         while True:
-            page = call(self._client(), "list_objects_v2", Bucket=self.bucket, Prefix=self._key(prefix), **token)
+            page = self._ask("list_objects_v2", Prefix=self._key(prefix), **token)
             for found in page.get("Contents", ()):
                 path = found["Key"][len(self._key("")) :]
                 if path and (hidden or not is_hidden(path)):
@@ -193,10 +272,17 @@ class S3Store:
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
+    def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:  # noqa: ARG002 - of any prefix
+        return iter(())
+
     def delete(self, paths: Sequence[str]) -> None:
         for start in range(0, len(paths), DELETE_AT_ONCE):
-            some = [{"Key": self._key(path)} for path in paths[start : start + DELETE_AT_ONCE]]
-            call(self._client(), "delete_objects", Bucket=self.bucket, Delete={"Objects": some, "Quiet": True})
+            self._repeated(partial(self._delete, paths[start : start + DELETE_AT_ONCE]))
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        some = [{"Key": self._key(path)} for path in paths]
+        answer = call(self._client(), "delete_objects", Bucket=self.bucket, Delete={"Objects": some, "Quiet": True})
+        check_deleted(self.bucket, answer.get("Errors", ()))
 
     def copy(self, names: Mapping[str, str]) -> None:
         with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
@@ -204,13 +290,37 @@ class S3Store:
 
     def _copy(self, path: str, to: str) -> None:
         source = {"Bucket": self.bucket, "Key": self._key(path)}
-        call(self._client(), "copy_object", Bucket=self.bucket, Key=self._key(to), CopySource=source)
+        self._ask("copy_object", Key=self._key(to), CopySource=source)
+
+    def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        return self._repeated(lambda: call(self._client(), method, Bucket=self.bucket, **parameters))
+
+    def _repeated(self, action: Callable[[], T]) -> T:
+        return retried(action, self.runtime, self.runtime.clock.monotonic() + S3_REPEAT_SECONDS)
 
     def _key(self, path: str) -> str:
         return f"{self.prefix}/{path}" if self.prefix else path
 
     def _client(self) -> Client:
         return _s3_client(self.options)
+
+
+def check_deleted(bucket: str, errors: Sequence[Mapping[str, str]]) -> None:
+    """Raise what DeleteObjects says of single keys: it answers that all is well, whatever became of them."""
+    left = [error for error in errors if error.get("Code") not in _NOT_THERE]
+    if not left:
+        return
+    # Those that will not pass come first: they decide what is raised, and are what somebody has to look into.
+    left.sort(key=lambda error: error.get("Code") in _PASSING)
+    named = ", ".join(str(error.get("Key")) for error in left[:NAMED_AT_MOST])
+    more = f" and {len(left) - NAMED_AT_MOST} more" if len(left) > NAMED_AT_MOST else ""
+    code = left[0].get("Code")
+    said = f"S3 did not delete {named}{more} of bucket {bucket} ({code}: {left[0].get('Message')})"
+    if code in _PASSING:
+        raise Unanswered(said)
+    if code == "AccessDenied":
+        raise AccessDenied(f"{said}: the AWS credentials lack s3:DeleteObject. Add the action to their policy")
+    raise ServiceError(said)
 
 
 _s3_clients: dict[S3Options, Client] = {}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
@@ -59,8 +59,7 @@ class ParquetSink:
 
     def withdraw(self, part: Part) -> None:
         """See `worker.batch.Withdrawing`."""
-        with write_failures(f"parquet at {self.path}"):
-            self._remove([file_stem(part), *stems_replaced(part)])
+        self._remove([file_stem(part), *stems_replaced(part)])
 
     def write_files(self, data: DataFrame, batch: Batch) -> Written:
         """Like `write`, and says what was written."""
@@ -74,7 +73,10 @@ class ParquetSink:
     def _remove(self, stems: Sequence[str]) -> None:
         names = {f"{stem}.parquet" for stem in stems}
         left = list(names)
-        if names and self._partition_by:  # in whichever folders: rare enough to look into all of them
-            left = [file.path for file in self._store.files() if file.path.rpartition("/")[2] in names]
-        if left:
-            self._store.delete(left)
+        try:
+            if names and self._partition_by:  # in whichever folders: rare enough to look into all of them
+                left = [file.path for file in self._store.files() if file.path.rpartition("/")[2] in names]
+            if left:
+                self._store.delete(left)
+        except OSError as error:
+            raise SinkError(f"parquet at {self.path}: {sorted(names)} could not be removed: {error}") from error

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kcl_dagster.errors import SinkError
+from kcl_dagster.emulator import Emulator
+from kcl_dagster.errors import AccessDenied, SinkError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
@@ -20,6 +21,7 @@ from kcl_dagster.worker.processor import (
     RecordProcessorBase,
     ShutdownRequestedInput,
 )
+from tests.unit.spark.buckets import Bucket
 
 APP = "clicks"
 
@@ -156,6 +158,20 @@ def test_a_replay_that_is_killed_anywhere_stores_each_letter_once(tmp_path: Path
         assert table.everything() == expected, point
         assert len(names(LocalStore(str(folder)))) == len(poison)
     assert point > 10
+
+
+def test_letters_that_s3_does_not_remove_are_not_done_with(aws: Emulator) -> None:
+    bucket, table = Bucket(aws), Table()
+    for number in (100, 101):
+        bucket.store.put(letter(number).name, letter(number).to_json())
+    bucket.keep(letter(100).name)
+    for _ in range(2):
+        with pytest.raises(AccessDenied):
+            replay(bucket.store, APP, table)
+    bucket.let_go()
+    assert replay(bucket.store, APP, table).stored == 0
+    assert list(bucket.store.files()) == []
+    assert table.everything() == ["100", "101"]
 
 
 def test_processors_get_letters_of_their_shard_in_order(tmp_path: Path) -> None:

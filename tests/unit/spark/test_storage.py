@@ -1,13 +1,24 @@
 """Files that appear whole or not at all."""
 
+import itertools
 import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kcl_dagster.emulator import Emulator
-from kcl_dagster.errors import ConfigurationError, ServiceError
-from kcl_dagster.spark.storage import LocalStore, S3Options, Store, open_store
+from kcl_dagster.aws import Unanswered
+from kcl_dagster.emulator import Emulator, Limits
+from kcl_dagster.emulator.faults import FaultRule
+from kcl_dagster.errors import AccessDenied, ConfigurationError, EndpointUnreachable, ServiceError
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store, Store, check_deleted, open_store
+from kcl_dagster.testing.clock import FakeClock
+from tests.unit.spark.buckets import Bucket
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -114,3 +125,164 @@ def test_other_places_are_refused(url: str) -> None:
 def test_relative_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert open_store("lake").root == str(tmp_path / "lake")
+
+
+def test_of_those_who_put_something_new_one_does(store: Store) -> None:
+    assert store.put_new("locks/1", b"mine")
+    assert not store.put_new("locks/1", b"theirs")
+    assert store.get("locks/1") == b"mine"
+    assert paths(store, hidden=True) == ["locks/1"]
+    assert list(store.unfinished()) == []
+
+
+def test_something_new_needs_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path, target: Path) -> None:
+        raise OSError("links are not supported")
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    store = LocalStore(str(tmp_path))
+    assert store.put_new("1", b"mine")
+    assert not store.put_new("1", b"theirs")
+    assert store.get("1") == b"mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
+def test_a_put_whose_unfinished_file_is_deleted_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a writer that slept for long cannot show what others have merged meanwhile."""
+    store = LocalStore(str(tmp_path))
+    rename = Path.replace
+
+    def late(self: Path, target: Path) -> Path:
+        left = [file.path for file in store.unfinished()]
+        assert len(left) == 1
+        store.delete(left)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", late)
+    for folder in ("", "_drafts/", "day=1/"):
+        with pytest.raises(FileNotFoundError):
+            store.put(f"{folder}x.parquet", b"late")
+    assert paths(store, hidden=True) == []
+
+
+def test_names_that_only_begin_with_a_dot_are_not_unfinished(tmp_path: Path) -> None:
+    for name in (".hidden", ".x.parquet.crc", ".x.12.json"):
+        (tmp_path / name).write_bytes(b"somebody else's")
+    assert list(LocalStore(str(tmp_path)).unfinished()) == []
+
+
+def test_an_object_that_s3_does_not_delete_is_named(aws: Emulator) -> None:
+    """S3 answers 200, and says in the answer which ones it left."""
+    bucket = Bucket(aws)
+    for name in ("a", "b", "c"):
+        bucket.store.put(name, b"x")
+    bucket.keep("b")
+    with pytest.raises(AccessDenied, match=f"did not delete lake/b of bucket {bucket.name}"):
+        bucket.store.delete(["a", "b", "c"])
+    assert paths(bucket.store) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        (["InternalError"], Unanswered),  # which is tried again
+        (["SlowDown", "AccessDenied"], AccessDenied),
+        (["MalformedXML", "InternalError"], ServiceError),
+    ],
+)
+def test_what_s3_says_of_single_objects_is_an_error(codes: list[str], expected: type[ServiceError]) -> None:
+    errors = [{"Key": f"lake/{code}", "Code": code, "Message": "why"} for code in codes]
+    with pytest.raises(ServiceError) as caught:
+        check_deleted("bucket", errors)
+    assert type(caught.value) is expected
+    assert all(f"lake/{code}" in str(caught.value) for code in codes)
+
+
+def test_not_all_of_many_objects_are_named() -> None:
+    with pytest.raises(ServiceError, match=r"lake/0, .*lake/4 and 995 more of bucket"):
+        check_deleted("bucket", [{"Key": f"lake/{n}", "Code": "AccessDenied"} for n in range(1000)])
+
+
+def test_objects_that_were_not_there_are_deleted() -> None:
+    check_deleted("bucket", [{"Key": "lake/x", "Code": "NoSuchKey", "Message": "there is none"}])
+    check_deleted("bucket", [])
+
+
+@pytest.fixture
+def stormy() -> Iterator[Emulator]:
+    with Emulator(limits=Limits.none()) as aws:
+        yield aws
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"error": "SlowDown", "status": 503},
+        {"error": "InternalError", "status": 500},
+        {"error": "RequestTimeout", "status": 400},
+        {"drop": True, "applied": True},
+    ],
+    ids=lambda fault: fault.get("error", "dropped"),
+)
+def test_what_passes_is_waited_for(stormy: Emulator, fault: dict[str, Any]) -> None:
+    bucket = Bucket(stormy)
+    store, clock = bucket.store, bucket.clock
+
+    def strike() -> None:
+        stormy.faults.add(FaultRule(service="s3", times=2, **fault))
+
+    strike()
+    store.put("x", b"one")
+    strike()
+    assert store.get("x") == b"one"
+    strike()
+    assert paths(store) == ["x"]
+    strike()
+    store.copy({"x": "y"})
+    strike()
+    store.delete(["x", "y"])
+    assert paths(store) == []
+    assert len(clock.slept) == 10
+    stormy.faults.add(FaultRule(service="s3", **fault))
+    with pytest.raises(ServiceError):
+        store.put("x", b"two")
+    assert 20 < sum(clock.slept) < 40
+
+
+@contextmanager
+def cutting_off(answers: int) -> Iterator[str]:
+    """An S3 that ends its first `answers` in the middle."""
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\nConnection: close\r\n\r\ncontents"
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for number in itertools.count():
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(whole[:-4] if number < answers else whole)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    listener.close()
+
+
+def impatient(url: str) -> S3Store:
+    options = S3Options("us-east-1", url, access_key="test", secret_key="test")
+    return S3Store("bucket", "lake", options, Runtime(clock=FakeClock()))
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
+    with cutting_off(2) as url:
+        assert impatient(url).get("x") == b"contents"
+
+
+def test_an_answer_that_always_breaks_off_is_an_error_of_ours() -> None:
+    with cutting_off(1000) as url, pytest.raises(EndpointUnreachable, match=r"GetObject on s3://bucket/lake/x"):
+        impatient(url).get("x")

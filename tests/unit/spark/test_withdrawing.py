@@ -1,0 +1,36 @@
+"""Taking back what a failed attempt may have left: done, or said not to be."""
+
+from pathlib import Path
+
+import pytest
+
+from kcl_dagster.emulator import Emulator
+from kcl_dagster.errors import AccessDenied, SinkError
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.sinks.writing import file_stem
+from kcl_dagster.worker.batch import Part
+from tests.unit.spark.buckets import Bucket
+
+PART = Part("app", LeaseKey("a"), StreamIdentifier("s"), "a", TRIM_HORIZON, Checkpoint("9"), 1, 1, 1)
+NAME = f"{file_stem(PART)}.parquet"
+
+
+def test_a_file_that_s3_keeps_is_not_withdrawn(aws: Emulator) -> None:
+    bucket = Bucket(aws)
+    sink = ParquetSink(bucket.url, s3=bucket.options)
+    bucket.store.put(NAME, b"records")
+    bucket.keep(NAME)
+    with pytest.raises(AccessDenied, match=NAME):
+        sink.withdraw(PART)
+    bucket.let_go()
+    sink.withdraw(PART)
+    assert list(bucket.store.files()) == []
+
+
+def test_a_file_that_cannot_be_removed_is_the_fault_of_no_record(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()  # whatever made it: no file is removed there
+    with pytest.raises(SinkError, match="could not be removed"):
+        ParquetSink(str(tmp_path)).withdraw(PART)
