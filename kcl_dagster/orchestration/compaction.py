@@ -53,7 +53,8 @@ def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> Job
         if choice.kind == "parquet":
             done = compact(choice.place, target_bytes=target, min_age_seconds=config.min_age_seconds, s3=s3)
         else:
-            done = compact_delta(choice.place, target_bytes=target, s3=s3)
+            options = choice.storage_options
+            done = compact_delta(choice.place, target_bytes=target, s3=s3, storage_options=options)
         context.log.info("merged %d files into %d, %d bytes", done.merged, done.into, done.bytes)
         context.add_output_metadata({"merged": done.merged, "into": done.into, "bytes": done.bytes})
 

@@ -43,6 +43,9 @@ class SinkChoice:
     processes: int | None = None
     """Processes of the executors that record processors are spread over; left out, as fits the session."""
 
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
+    """Of a Delta table: what its compaction opens it with."""
+
 
 def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
     """Parquet files below a directory or an `s3://` prefix, each record in exactly one of them.
@@ -96,7 +99,7 @@ def delta(
             storage_options=storage_options,
         )
 
-    return SinkChoice("deltalake", path, open_sink)
+    return SinkChoice("deltalake", path, open_sink, storage_options=storage_options)
 
 
 def iceberg(

@@ -12,7 +12,7 @@ Delta: the table's own log knows what is committed, so its own compaction does i
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,15 +70,22 @@ def compact(
     return Compaction(merged, into, size, finished)
 
 
-def compact_delta(path: str, *, target_bytes: int = TARGET_BYTES, s3: S3Options | None = None) -> Compaction:
+def compact_delta(
+    path: str,
+    *,
+    target_bytes: int = TARGET_BYTES,
+    s3: S3Options | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Compaction:
     """Merge the small files of the Delta table at `path`. May run beside the consumer; readers notice nothing.
 
-    The merged files' sources stay in the folder until they are vacuumed: `DeltaTable(path).vacuum()`.
+    `storage_options` are delta-rs's, instead of what it is told of `s3`. The merged files' sources stay in the
+    folder until they are vacuumed: `DeltaTable(path).vacuum()`.
     """
     from kcl_dagster.spark.sinks.delta import open_table
 
     with table_errors(f"delta at {path}"):
-        table = open_table(path, s3 or S3Options())
+        table = open_table(path, s3 or S3Options(), storage_options)
         if table is None:
             return Compaction(0, 0, 0)
         done = table.optimize.compact(target_size=target_bytes)

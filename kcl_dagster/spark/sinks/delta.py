@@ -181,11 +181,11 @@ class DeltaSink:
             )
 
 
-def open_table(path: str, s3: S3Options) -> "DeltaTable | None":
-    """The table of a sink at `path`; None when there is none."""
+def open_table(path: str, s3: S3Options, storage_options: Mapping[str, str] | None = None) -> "DeltaTable | None":
+    """The table of a sink at `path`, of the same options; None when there is none."""
     from deltalake import DeltaTable
 
-    url, options = _url(open_store(path, s3).root), delta_options(s3)
+    url, options = _url(open_store(path, s3).root), dict(storage_options or delta_options(s3))
     return DeltaTable(url, storage_options=options) if DeltaTable.is_deltatable(url, options) else None
 
 

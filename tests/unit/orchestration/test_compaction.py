@@ -11,9 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import kcl_dagster as kcl
+from kcl_dagster.emulator import Endpoint
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.compaction import build_kcl_compaction_job
 from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.spark.sinks.delta import delta_options
+from kcl_dagster.spark.storage import S3Options, S3Store
+from tests.integration.spark.ports import free_port
 
 LONG_AGO = 1_700_000_000
 
@@ -26,8 +30,8 @@ def consumer(sink: kcl.SinkChoice) -> Consumer:
     return clicks
 
 
-def launch(sink: kcl.SinkChoice) -> dict[str, int]:
-    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+def launch(sink: kcl.SinkChoice, **connection: str) -> dict[str, int]:
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"} | connection
     result = build_kcl_compaction_job(consumer(sink)).execute_in_process(
         resources={"kcl": kcl.KclResource(region_name="us-east-1", **keys)}, instance=dg.DagsterInstance.ephemeral()
     )
@@ -53,6 +57,21 @@ def test_small_files_of_a_delta_table_become_one(tmp_path: Path) -> None:
     table = deltalake.DeltaTable(str(tmp_path))
     assert len(table.file_uris()) == 1
     assert sorted(table.to_pyarrow_table()["value"].to_pylist()) == [0, 1, 2, 3]
+
+
+def test_a_delta_table_is_compacted_where_its_own_options_say(sidecar: Endpoint) -> None:
+    deltalake: Any = pytest.importorskip("deltalake")
+    bucket = f"bucket-{os.urandom(4).hex()}"
+    s3 = S3Options("us-east-1", sidecar.url, access_key="test", secret_key="test")
+    S3Store(bucket, "", s3)._client().create_bucket(Bucket=bucket)
+    options = delta_options(s3)
+    url = f"s3://{bucket}/table"
+    for number in range(4):
+        table = pa.table({"value": [number]})
+        deltalake.write_deltalake(url, table, mode="append", storage_options=options)
+    nowhere = f"http://127.0.0.1:{free_port()}"  # where the rest of AWS is
+    told = launch(kcl.delta(url, storage_options=options), endpoint_url=nowhere)
+    assert (told["merged"], told["into"]) == (4, 1)
 
 
 def test_a_table_that_is_not_there_yet_is_fine(tmp_path: Path) -> None:
