@@ -9,6 +9,7 @@ from kcl_dagster.operations.doctor.finding import Finding, fail, ok, warn
 DEFAULT_CONCURRENT_RUNS: Final = 10  # Dagster's, when nothing is configured
 RUNS_FOR_OTHERS: Final = 1  # compaction and whatever else must not wait for a worker to end, which it does not
 WORKER_TAG: Final = "kcl/worker"
+COMPACTION_TAG: Final = "kcl/compaction"
 
 
 def judge_instance(application: Application, settings: Mapping[str, Any]) -> Iterator[Finding]:
@@ -32,6 +33,16 @@ def judge_instance(application: Application, settings: Mapping[str, Any]) -> Ite
             "nothing keeps two runs out of one slot; the second ends by itself",
             f"limit it: tag_concurrency_limits: [{{key: {WORKER_TAG}, value: {{applyLimitPerUniqueValue: true}}, "
             "limit: 1}]",
+        )
+    if any(limit.get("key") == COMPACTION_TAG for limit in limits):
+        yield ok("one compaction at a time", f"{COMPACTION_TAG} is limited")
+    else:
+        yield warn(
+            "one compaction at a time",
+            "nothing has compactions of one application wait for each other; where you compact, the second ends by "
+            "itself",
+            f"limit it: tag_concurrency_limits: [{{key: {COMPACTION_TAG}, "
+            "value: {applyLimitPerUniqueValue: true}, limit: 1}]",
         )
     if (settings.get("run_monitoring") or {}).get("enabled"):
         yield ok("run monitoring", "on")

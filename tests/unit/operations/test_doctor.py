@@ -17,7 +17,10 @@ from tests.unit.operations.conftest import ANNA, MADE_BY_OTHERS, STREAM, Shop
 
 GOOD_INSTANCE: Mapping[str, Any] = {
     "concurrency": {
-        "runs": {"max_concurrent_runs": 50, "tag_concurrency_limits": [{"key": "kcl/worker", "limit": 1}]}
+        "runs": {
+            "max_concurrent_runs": 50,
+            "tag_concurrency_limits": [{"key": "kcl/worker", "limit": 1}, {"key": "kcl/compaction", "limit": 1}],
+        }
     },
     "run_monitoring": {"enabled": True},
     "sensors": {"use_threads": True},
@@ -182,7 +185,10 @@ def test_what_is_wrong_with_aws_is_named_exactly(
         ({"java": no_java}, {("java", "fail")}),
         ({"instance": {**GOOD_INSTANCE, "run_monitoring": {}}}, {("run monitoring", "warn")}),
         ({"instance": {**GOOD_INSTANCE, "sensors": {}}}, {("sensor threads", "warn")}),
-        ({"instance": {**GOOD_INSTANCE, "concurrency": {}}}, {("one run per slot", "warn")}),
+        (
+            {"instance": {**GOOD_INSTANCE, "concurrency": {}}},
+            {("one run per slot", "warn"), ("one compaction at a time", "warn")},
+        ),
         (
             {
                 "instance": {
@@ -192,7 +198,7 @@ def test_what_is_wrong_with_aws_is_named_exactly(
                     },
                 }
             },
-            {("run queue", "fail")},
+            {("run queue", "fail"), ("one compaction at a time", "warn")},
         ),
         ({"instance": None}, set()),
     ],
