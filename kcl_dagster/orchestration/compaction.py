@@ -13,7 +13,8 @@ from kcl_dagster.orchestration.translator import identifier
 
 MEBIBYTE: Final = 1024 * 1024
 COMPACTION_TAG: Final = "kcl/compaction"
-"""The application. Two compactions of one must not run at once: limit the tag to one in `dagster.yaml`."""
+"""The application. Of two compactions of one, the second ends by itself; with the tag limited to one in
+`dagster.yaml`, it waits."""
 
 
 class CompactionConfig(Config):
@@ -51,7 +52,8 @@ def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> Job
         connection: dict[str, Any] = s3_connection(getattr(context.resources, kcl_key))
         s3, target = S3Options(**connection), config.target_mebibytes * MEBIBYTE
         if choice.kind == "parquet":
-            done = compact(choice.place, target_bytes=target, min_age_seconds=config.min_age_seconds, s3=s3)
+            by = f"the compaction in run {context.run_id}"
+            done = compact(choice.place, target_bytes=target, min_age_seconds=config.min_age_seconds, s3=s3, by=by)
         else:
             options = choice.storage_options
             done = compact_delta(choice.place, target_bytes=target, s3=s3, storage_options=options)

@@ -118,7 +118,8 @@ def write_drafts(fetched: Iterator[pa.RecordBatch], store: Store, name: str) -> 
                 row |= _stored(file, store, f"{FOLDER}/{name}.{lease.replace(':', '.')}.{attempts[lease]}{SUFFIX}")
             written.append(row)
     except BaseException:
-        store.delete([str(row["path"]) for row in written if row.get("path")])
+        with suppress(KclError, OSError):  # they are swept one day
+            store.delete([str(row["path"]) for row in written if row.get("path")])
         raise
     return written
 
@@ -238,10 +239,13 @@ class DraftedRanges:
             self._store.delete([draft.path for draft in self._drafts.values()])
 
 
-def sweep(store: Store, now: float) -> int:
-    """Remove what workers that died have left behind; how many files. `now` in epoch seconds."""
-    left = [
-        file.path for file in store.files(f"{FOLDER}/", hidden=True) if file.modified < now - LEFT_BEHIND_SECONDS
-    ]
+def sweep(store: Store, before: float, *, everywhere: bool = False) -> int:
+    """Remove drafts, and files that were never finished, last written until `before`, in epoch seconds; how many.
+    A worker that comes back to one of them cannot publish it, and reads its records again.
+
+    `everywhere`: look for unfinished files in all folders of the store, which may be many.
+    """
+    found = [*store.files(f"{FOLDER}/", hidden=True), *store.unfinished("" if everywhere else f"{FOLDER}/")]
+    left = [file.path for file in found if file.modified <= before]
     store.delete(left)
     return len(left)

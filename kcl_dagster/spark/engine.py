@@ -15,7 +15,7 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.ahead import ReadAhead
-from kcl_dagster.spark.drafts import DraftedRanges, DraftedSink, sweep
+from kcl_dagster.spark.drafts import LEFT_BEHIND_SECONDS, DraftedRanges, DraftedSink, sweep
 from kcl_dagster.spark.fetch import Connection, FetchTask
 from kcl_dagster.spark.fetched import FetchedBatch, FetchedRanges
 from kcl_dagster.spark.frozen import FrozenRanges
@@ -100,7 +100,7 @@ class SparkEngine:
         if store not in self._swept:
             self._swept.add(store)
             with suppress(KclError, OSError):  # the next run may have more luck
-                sweep(store, self._runtime.clock.now())
+                sweep(store, self._runtime.clock.now() - LEFT_BEHIND_SECONDS)
 
 
 def local_slots(spark: SparkSession) -> int | None:

@@ -3,8 +3,9 @@
 Parquet: a part can be written again until its owner has committed it, and a rewritten file beside its merged copy
 would be stored twice. So the last part of each shard is left alone, however old it is: it may be a batch that has
 been failing for days. Parts before it are committed, or the next could not have begun; a stalled writer may still
-have one in hand, so they have to be old, too. Files are merged folder by folder, oldest first. Each merge is
-journalled before its result appears, so a compaction that is cut off anywhere is finished by the next one.
+have one in hand, so they have to be old, too, and what it holds in hand is taken from it first (see `_compact`).
+Files are merged folder by folder, oldest first. Each merge is journalled before its result appears, so one that
+is cut off anywhere is finished by the next. Two at once would both merge the same files, so they take turns.
 
 Delta: the table's own log knows what is committed, so its own compaction does it.
 """
@@ -21,14 +22,17 @@ import pyarrow.parquet as pq
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.drafts import sweep
 from kcl_dagster.spark.parquet_file import COMPRESSION
 from kcl_dagster.spark.sinks.record import table_errors
 from kcl_dagster.spark.storage import S3Options, Store, StoredFile, open_store
+from kcl_dagster.spark.turn import Turn, turn
 
 TARGET_BYTES: Final = 128 * 1024 * 1024  # what query engines read best, and what fits in memory while it is made
 # A stalled writer has lost its lease long before; its last task may still be writing.
 MIN_AGE_SECONDS: Final = 3600.0
 JOURNAL: Final = "_compaction"  # readers pass over names that begin with an underscore
+TURNS: Final = "_compaction_turns"
 MERGED: Final = "merged-"
 BEFORE_ANY: Final = -1  # TRIM_HORIZON and its like
 _NAMED_AFTER_A_PART: Final = re.compile(r"(?P<lease>.+)\.(?P<after>\w+)-(?P<sub>\d+)\.\d+\.parquet")
@@ -52,8 +56,10 @@ def compact(
     min_age_seconds: float = MIN_AGE_SECONDS,
     s3: S3Options | None = None,
     runtime: Runtime | None = None,
+    by: str = "a compaction",
 ) -> Compaction:
-    """Merge the small files below `path`. May run beside the consumer, but not beside another compaction.
+    """Merge the small files below `path`. May run beside the consumer. Raises Unsafe beside another compaction,
+    which knows this one as `by`.
 
     Between the appearance of a merged file and the removal of its sources, readers see the records twice; that is
     some milliseconds, or until the next compaction when this one is killed just then.
@@ -62,10 +68,27 @@ def compact(
         raise ConfigurationError(f"target_bytes {target_bytes} and min_age_seconds {min_age_seconds} make no sense")
     runtime = runtime or system()
     store = open_store(path, s3)
+    if next(iter(store.files(hidden=True)), None) is None:
+        return Compaction(0, 0, 0)
+    with turn(store, TURNS, runtime, by) as mine:
+        return _compact(store, target_bytes, runtime.clock.now() - min_age_seconds, runtime, mine)
+
+
+def _compact(store: Store, target_bytes: int, before: float, runtime: Runtime, mine: Turn) -> Compaction:
+    """Merge what was last written until `before`.
+
+    A worker that slept since it pinned a part may hold a draft of it, or a file that it has written and not yet
+    renamed. Whoever stored the part instead read it after that. So where the part's file is old enough to be
+    merged, what the sleeper holds is older still: it is removed before any file is chosen, and the sleeper's copy
+    or rename fails, whenever it comes. What remains: a copy that S3 was carrying out when the draft was removed,
+    and that takes it longer than us to merge a group; and a Spark job that writes the part `min_age_seconds` late,
+    because its worker slept just between making sure of its lease and starting that job.
+    """
+    sweep(store, before, everywhere=True)
     finished = sum(_finish(store, journal.path) for journal in list(store.files(f"{JOURNAL}/", hidden=True)))
     merged = into = size = 0
-    for group in _groups(list(store.files()), target_bytes, runtime.clock.now() - min_age_seconds):
-        written = _merge(store, group, runtime.new_id())
+    for group in _groups(list(store.files()), target_bytes, before):
+        written = _merge(store, group, runtime.new_id(), mine)
         merged, into, size = merged + len(group), into + 1, size + written
     return Compaction(merged, into, size, finished)
 
@@ -132,11 +155,12 @@ def _last_parts(files: Sequence[StoredFile]) -> set[tuple[str, int, int]]:
     return set(last.values())
 
 
-def _merge(store: Store, group: Sequence[StoredFile], name: str) -> int:
-    """One merge: the result is written unseen, journalled, shown, and only then are its sources removed."""
+def _merge(store: Store, group: Sequence[StoredFile], name: str, mine: Turn) -> int:
+    """One merge: the result is made, journalled, shown, and only then are its sources removed."""
     folder = group[0].path.rpartition("/")[0]
     target = "/".join(part for part in (folder, f"{MERGED}{name}.parquet") if part)
-    content = _merged(store, [file.path for file in group])
+    content = _merged(store, [file.path for file in group], mine)
+    mine.check()  # a turn is far longer than what is left to do
     journal = f"{JOURNAL}/{name}.json"
     sources = [file.path for file in group]
     store.put(journal, json.dumps({"target": target, "sources": sources}).encode())
@@ -146,8 +170,11 @@ def _merge(store: Store, group: Sequence[StoredFile], name: str) -> int:
     return len(content)
 
 
-def _merged(store: Store, paths: Sequence[str]) -> memoryview:
-    tables = [pq.read_table(pa.BufferReader(store.get(path))) for path in paths]
+def _merged(store: Store, paths: Sequence[str], mine: Turn) -> memoryview:
+    tables = []
+    for path in paths:
+        mine.keep()
+        tables.append(pq.read_table(pa.BufferReader(store.get(path))))
     whole = pa.concat_tables(tables, promote_options="default")
     sink = pa.BufferOutputStream()
     pq.write_table(whole, sink, compression=COMPRESSION)

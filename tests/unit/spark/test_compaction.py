@@ -1,8 +1,10 @@
 """Compaction: the same records in fewer files, wherever it is cut off."""
 
+import io
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,18 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.emulator import Emulator
+from kcl_dagster.errors import AccessDenied, ConfigurationError, SinkError, Unsafe
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.drafts import FOLDER, Draft, Drafted
 from kcl_dagster.spark.sinks import compaction
-from kcl_dagster.spark.sinks.compaction import Compaction, compact
+from kcl_dagster.spark.sinks.compaction import TURNS, Compaction, compact
+from kcl_dagster.spark.sinks.writing import _published
 from kcl_dagster.spark.storage import LocalStore, StoredFile
+from kcl_dagster.spark.turn import TURN_SECONDS
 from kcl_dagster.testing.clock import FakeClock
+from tests.unit.spark.buckets import Bucket
 
 CLOCK = FakeClock()
 LAST = "shard.99-0.7.parquet"
@@ -46,7 +54,9 @@ def run(root: Path, **more: Any) -> Compaction:
 
 
 def names(root: Path) -> list[str]:
-    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    """Of all files but the one that says whose turn it was."""
+    found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    return sorted(name for name in found if not name.startswith(TURNS))
 
 
 def test_small_files_of_a_folder_become_one(tmp_path: Path) -> None:
@@ -142,8 +152,15 @@ class Failing:
         self._step()
         self._store.put(path, content)
 
+    def put_new(self, path: str, content: bytes) -> bool:
+        self._step()
+        return self._store.put_new(path, content)
+
     def get(self, path: str) -> bytes:
         return self._store.get(path)
+
+    def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
+        return self._store.unfinished(prefix)
 
     def files(self, prefix: str = "", *, hidden: bool = False) -> list[StoredFile]:
         return list(self._store.files(prefix, hidden=hidden))
@@ -173,12 +190,126 @@ def test_a_compaction_that_is_cut_off_anywhere_is_finished_by_the_next(
         seen = contents(root)
         assert set(seen) == set(before)
         assert max(seen.values()) <= 2
+        CLOCK.advance(TURN_SECONDS)
         run(root)
         assert contents(root) == before
         assert not any("_compaction" in name for name in names(root))
         if completed:
             return
     raise AssertionError("the compaction never ran through")
+
+
+@dataclass(frozen=True)
+class Slow(LocalStore):
+    """Something happens while it is read."""
+
+    meanwhile: list[Callable[[], object]] = field(default_factory=list)
+
+    def get(self, path: str) -> bytes:
+        content = super().get(path)
+        if path.endswith(".parquet") and self.meanwhile:
+            self.meanwhile.pop(0)()
+        return content
+
+
+def while_it_merges(monkeypatch: pytest.MonkeyPatch, root: Path, *meanwhile: Callable[[], object]) -> None:
+    """Of the next compaction that is opened; the ones after it are as ever."""
+    store = Slow(str(root), list(meanwhile))
+    opened = [store]
+    monkeypatch.setattr(compaction, "open_store", lambda *_: opened.pop() if opened else LocalStore(str(root)))
+
+
+def test_of_two_compactions_at_once_the_second_one_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake(tmp_path)
+    before = contents(tmp_path)
+
+    def second() -> None:
+        with pytest.raises(Unsafe, match="the second one has to wait: the first one is at work"):
+            run(tmp_path, by="the second one")
+
+    while_it_merges(monkeypatch, tmp_path, second)
+    assert run(tmp_path, by="the first one").merged == 6
+    assert contents(tmp_path) == before
+
+
+def test_a_compaction_that_takes_long_is_not_overtaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake(tmp_path)
+    before = contents(tmp_path)
+
+    def later() -> None:
+        with pytest.raises(Unsafe):
+            run(tmp_path)
+        CLOCK.advance(TURN_SECONDS * 0.6)
+
+    while_it_merges(monkeypatch, tmp_path, *[later] * 6)
+    assert run(tmp_path).merged == 6
+    assert contents(tmp_path) == before
+
+
+def test_a_compaction_that_slept_and_was_followed_by_another_merges_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake(tmp_path)
+    before = contents(tmp_path)
+
+    def sleeping() -> None:
+        CLOCK.advance(TURN_SECONDS)
+        assert run(tmp_path).merged == 6
+
+    while_it_merges(monkeypatch, tmp_path, *[lambda: None] * 5, sleeping)
+    with pytest.raises(Unsafe, match="another one has taken over"):
+        run(tmp_path)
+    assert contents(tmp_path) == before
+    run(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_a_worker_that_slept_cannot_publish_what_was_merged(tmp_path: Path) -> None:
+    """Its lease has long been another's, who stored the same records under the same name."""
+    lake(tmp_path, files=3)
+    store, name, lease = LocalStore(str(tmp_path)), "shard.1-0.2.parquet", LeaseKey("shard")
+    draft = Draft(f"{FOLDER}/sleeper.shard.draft", 10, 0)
+    store.put(draft.path, store.get(name))
+    read_at = (tmp_path / name).stat().st_mtime  # at last: whoever stored the part read it after that
+    os.utime(tmp_path / draft.path, (read_at, read_at))
+    before = contents(tmp_path)
+    assert run(tmp_path).merged == 3
+    spark: Any = None
+    with pytest.raises(SinkError, match="could not be published"):
+        _published(Drafted(spark, store, {lease: draft}), {lease: name})
+    assert contents(tmp_path) == before
+
+
+def test_drafts_of_workers_at_work_are_left_alone(tmp_path: Path) -> None:
+    lake(tmp_path)
+    store = LocalStore(str(tmp_path))
+    store.put(f"{FOLDER}/fresh.draft", b"x")
+    age = CLOCK.now() - 60
+    os.utime(tmp_path / FOLDER / "fresh.draft", (age, age))
+    run(tmp_path)
+    assert [file.path for file in store.files(f"{FOLDER}/", hidden=True)] == [f"{FOLDER}/fresh.draft"]
+
+
+def test_sources_that_s3_does_not_delete_are_not_forgotten(aws: Emulator) -> None:
+    bucket, kept = Bucket(aws), "shard.1-0.2.parquet"
+    for number in range(4):
+        content = io.BytesIO()
+        pq.write_table(pa.table({"value": [number]}), content)
+        bucket.store.put(f"shard.{number}-0.{number + 1}.parquet", content.getvalue())
+
+    def again() -> Compaction:
+        bucket.clock.advance(7200)
+        return compact(bucket.url, s3=bucket.options, runtime=Runtime(clock=bucket.clock))
+
+    bucket.keep(kept)
+    for _ in range(2):
+        with pytest.raises(AccessDenied, match=kept):
+            again()
+    bucket.let_go()
+    assert again().finished == 1
+    files = [file.path for file in bucket.store.files()]
+    tables = [pq.read_table(io.BytesIO(bucket.store.get(path))) for path in files]
+    assert sorted(pa.concat_tables(tables)["value"].to_pylist()) == [0, 1, 2, 3]
 
 
 def test_readers_do_not_see_drafts_and_journals(tmp_path: Path) -> None:

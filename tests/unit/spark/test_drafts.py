@@ -24,7 +24,7 @@ from kcl_dagster.spark.drafts import (
     write_drafts,
 )
 from kcl_dagster.spark.fetch import Trailer
-from kcl_dagster.spark.storage import LocalStore
+from kcl_dagster.spark.storage import LocalStore, _hidden_beside
 from kcl_dagster.worker.batch import Range
 from tests.unit.spark.fetches import A, B, Row, fetched
 
@@ -164,5 +164,17 @@ def test_only_what_is_old_is_swept(store: LocalStore, tmp_path: Path) -> None:
     now = (tmp_path / FOLDER / "new").stat().st_mtime
     for name in (f"{FOLDER}/old", "old.parquet"):
         os.utime(tmp_path / name, (now - LEFT_BEHIND_SECONDS - 1,) * 2)
-    assert sweep(store, now) == 1
+    assert sweep(store, now - LEFT_BEHIND_SECONDS) == 1
     assert sorted(drafts(store)) == [f"{FOLDER}/new", "old.parquet"]
+
+
+def test_files_that_a_killed_writer_never_finished_are_swept(store: LocalStore, tmp_path: Path) -> None:
+    for name in (f"{FOLDER}/x.draft", "day=1/x.parquet"):
+        store.put(name, b"x")
+        (tmp_path / name).rename(_hidden_beside(tmp_path / name))  # as it is before a put has finished
+    now = max(file.modified for file in store.unfinished())
+    assert sweep(store, now - 1, everywhere=True) == 0
+    assert sweep(store, now) == 1
+    assert [file.path.partition("/")[0] for file in store.unfinished()] == ["day=1"]
+    assert sweep(store, now, everywhere=True) == 1
+    assert list(store.unfinished()) == []
