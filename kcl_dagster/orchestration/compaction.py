@@ -16,6 +16,11 @@ COMPACTION_TAG: Final = "kcl/compaction"
 """The application. Of two compactions of one, the second ends by itself; with the tag limited to one in
 `dagster.yaml`, it waits."""
 
+_WHAT_TO_DO: Final = {
+    "iceberg": "files of an Iceberg table are merged by an engine that reads it, such as Spark's "
+    "system.rewrite_data_files or Athena's OPTIMIZE, and not by a job of ours"
+}
+
 
 class CompactionConfig(Config):
     """What the launchpad asks."""
@@ -40,7 +45,7 @@ def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> Job
     application, choice = consumer.application, consumer.sink
     if choice.kind not in ("parquet", "deltalake"):
         raise ConfigurationError(
-            f"application {application.name}: files of its {choice.kind} sink are maintained by its catalog"
+            f"application {application.name}: {_WHAT_TO_DO.get(choice.kind, 'its sink keeps its files itself')}"
         )
     name = f"{identifier(application.name)}_compaction"
 

@@ -1,8 +1,8 @@
 """Iceberg tables by way of pyiceberg: executors write the files, the driver commits them.
 
 All parts of a batch become visible at once. What the table holds of each shard stands in the table's properties,
-written by the same commit as the files, so a part is never added twice. pyiceberg's own retries are switched off:
-they would add the files again on top of whatever came in between.
+written by the same commit as the files, so a part is never added twice. Commits are repeated here and not by
+pyiceberg, which would add the files again on top of whatever came in between.
 """
 
 from collections.abc import Mapping, Sequence
@@ -140,10 +140,11 @@ class IcebergSink:
             paths = [f"{root}/{file.path}" for file in files if file.lease_key in leases]
             record = {owner_key(part): str(StoredPart.of(part)) for part in parts}
             try:
-                with table.transaction() as transaction:
-                    transaction.set_properties(NO_RETRIES | record)
-                    if paths:
-                        transaction.add_files(paths, snapshot_properties=record, check_duplicate_files=False)
+                with _tried_once(table).transaction() as transaction:
+                    transaction.set_properties(record)
+                    # Also without files: only a snapshot is refused where another one came in between, and a
+                    # stalled writer's record would take the place of a later one.
+                    transaction.add_files(paths, snapshot_properties=record, check_duplicate_files=False)
             except CommitFailedException:
                 if attempt == COMMIT_ATTEMPTS:
                     raise
@@ -168,7 +169,7 @@ class IcebergSink:
         self._catalog.create_namespace_if_not_exists(self._identifier.rsplit(".", 1)[0])
         try:
             with self._catalog.create_table_transaction(
-                self._identifier, schema, partition_spec=UNPARTITIONED_PARTITION_SPEC, properties=NO_RETRIES
+                self._identifier, schema, partition_spec=UNPARTITIONED_PARTITION_SPEC
             ) as transaction:
                 if self._partition_by:
                     with transaction.update_spec() as spec:
@@ -177,6 +178,14 @@ class IcebergSink:
         except TableAlreadyExistsError:
             pass  # another worker's first batch
         return self._catalog.load_table(self._identifier)
+
+
+def _tried_once(table: "Table") -> "Table":
+    """The table, for whose commits pyiceberg does not try again. It asks the properties of the table that it was
+    given; the catalog is told only what is set, so those of the table itself, which others honour, stay."""
+    properties = table.metadata.properties | NO_RETRIES
+    table.metadata = table.metadata.model_copy(update={"properties": properties})
+    return table
 
 
 def _compare(table: "Table", parts: Sequence[Part]) -> Comparison:

@@ -80,5 +80,5 @@ def test_a_table_that_is_not_there_yet_is_fine(tmp_path: Path) -> None:
 
 
 def test_only_files_of_ours_are_merged() -> None:
-    with pytest.raises(ConfigurationError, match="iceberg sink are maintained by its catalog"):
+    with pytest.raises(ConfigurationError, match="rewrite_data_files or Athena's OPTIMIZE"):
         build_kcl_compaction_job(consumer(kcl.iceberg("lake.clicks", {"type": "glue"})))

@@ -1,0 +1,116 @@
+"""What a commit to an Iceberg table does when another one comes in between, and what it leaves in the table."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.sinks.iceberg import IcebergSink
+from kcl_dagster.spark.sinks.record import StoredPart, owner_key
+from kcl_dagster.spark.sinks.writing import WrittenFile
+from kcl_dagster.testing.clock import FakeClock
+from kcl_dagster.worker.batch import Batch, Part
+
+SCHEMA = pa.schema([("n", pa.int64())])
+LEASE = LeaseKey("a")
+RETRIES = "commit.retry.num-retries"
+
+
+def part(number: int) -> Part:
+    after, through = Checkpoint(str(10 * number)), Checkpoint(str(10 * number + 9))
+    return Part("app", LEASE, StreamIdentifier("s"), "a", after, through, number, 10, 9)
+
+
+@dataclass
+class Lake:
+    """A table, and workers that commit to it."""
+
+    folder: Path
+
+    def sink(self) -> IcebergSink:
+        where = {"type": "sql", "uri": f"sqlite:///{self.folder}/catalog.db", "warehouse": str(self.folder)}
+        runtime = Runtime(clock=FakeClock(), random=random.Random(1))
+        return IcebergSink("lake.clicks", where, runtime=runtime)
+
+    def commit(self, sink: IcebergSink, number: int, *values: int) -> None:
+        """A part with these values, of which no file is made if there are none."""
+        root = f"{sink._catalog.load_table('lake.clicks').location()}/data"
+        files = []
+        if values:
+            name = f"{number}-{random.getrandbits(40):x}.parquet"
+            Path(root).mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.table({"n": values}, schema=SCHEMA), f"{root}/{name}")
+            files = [WrittenFile(LEASE, name, len(values), 9, {}, SCHEMA)]
+        sink._commit(Batch("app", WorkerId("w:1"), (part(number),)), files, root)
+
+    @property
+    def table(self) -> Any:
+        return self.sink()._catalog.load_table("lake.clicks")
+
+    def values(self) -> list[int]:
+        return sorted(self.table.scan().to_arrow()["n"].to_pylist())
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    found = Lake(tmp_path)
+    found.sink()._create(SCHEMA)
+    return found
+
+
+def sleeps_after_it_looked(sink: IcebergSink, meanwhile: Callable[[], None], monkeypatch: Any) -> None:
+    """Of the next commit of the sink: others act between its look at the table and what it does then."""
+    look, others = sink._catalog.load_table, [None, meanwhile]  # the first look is for where the files go
+
+    def load_table(identifier: str) -> Any:
+        found = look(identifier)
+        act = others.pop(0) if others else None
+        if act is not None:
+            act()
+        return found
+
+    monkeypatch.setattr(sink._catalog, "load_table", load_table)
+
+
+def test_others_keep_their_retries(lake: Lake) -> None:
+    lake.commit(lake.sink(), 1, 10, 11)
+    assert RETRIES not in lake.table.properties
+    with lake.table.transaction() as transaction:
+        transaction.set_properties({RETRIES: "7"})
+    lake.commit(lake.sink(), 2, 20)
+    assert lake.table.properties[RETRIES] == "7"
+    assert lake.values() == [10, 11, 20]
+
+
+def test_files_are_not_added_again_on_top_of_what_came_in_between(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeper, owner = lake.sink(), lake.sink()
+    sleeps_after_it_looked(sleeper, lambda: lake.commit(owner, 1, 10, 11), monkeypatch)
+    lake.commit(sleeper, 1, 10, 11)
+    assert lake.values() == [10, 11]
+
+
+def test_a_part_without_output_does_not_take_the_place_of_a_later_one(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeper, owner = lake.sink(), lake.sink()
+
+    def others() -> None:
+        lake.commit(owner, 1)
+        lake.commit(owner, 2, 20, 21)
+
+    sleeps_after_it_looked(sleeper, others, monkeypatch)
+    lake.commit(sleeper, 1)
+    assert lake.table.properties[owner_key(part(2))] == str(StoredPart.of(part(2)))
+    lake.commit(lake.sink(), 2, 20, 21)  # repeated after a crash
+    assert lake.values() == [20, 21]
