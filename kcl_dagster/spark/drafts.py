@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from kcl_dagster.errors import BatchContentChanged, KclError
+from kcl_dagster.errors import BatchContentChanged, KclError, SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.failures import fetch_failures
+from kcl_dagster.spark.failures import SINK_FAILED, fetch_failures
 from kcl_dagster.spark.fetch import BATCH_ROWS, FetchPlan, Trailer, client_of, fetch
 from kcl_dagster.spark.origins import remember_origin
 from kcl_dagster.spark.outcome import Outcome
@@ -144,11 +144,19 @@ class ReadDrafts:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _read(self.store, self.paths[number]).to_batches(BATCH_ROWS)
+                try:
+                    records = _read(self.store, self.paths[number])
+                except SinkError as error:
+                    # The user's code is what Spark runs this for; the text tells them apart.
+                    raise SinkError(f"{SINK_FAILED}: {error}") from error
+                yield from records.to_batches(BATCH_ROWS)
 
 
 def _read(store: Store, path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    return pq.read_table(pa.BufferReader(store.get(path)), columns=columns)
+    try:
+        return pq.read_table(pa.BufferReader(store.get(path)), columns=columns)
+    except (OSError, KclError, pa.ArrowException) as error:
+        raise SinkError(f"{path} could not be read from {store.root}: {error}") from error
 
 
 # On the driver
@@ -209,8 +217,7 @@ class DraftedRanges:
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
         if lease not in self._drafts:
             return None
-        with fetch_failures():
-            places = _read(self._store, self._drafts[lease].path, ["sequence_number", "sub_sequence_number"])
+        places = _read(self._store, self._drafts[lease].path, ["sequence_number", "sub_sequence_number"])
         if places.num_rows < 2:
             return None
         place = places.slice(places.num_rows // 2 - 1, 1).to_pylist()[0]
@@ -219,8 +226,7 @@ class DraftedRanges:
     def records(self, lease: LeaseKey) -> list[PoisonRecord]:
         if lease not in self._drafts:
             return []
-        with fetch_failures():
-            rows = _read(self._store, self._drafts[lease].path).to_pylist()
+        rows = _read(self._store, self._drafts[lease].path).to_pylist()
         return [
             PoisonRecord(
                 data=row["data"],

@@ -206,6 +206,18 @@ def test_a_draft_that_is_gone_is_the_sinks_failure(stream: Stream, engine: Spark
         sink.write(frame, batch)
 
 
+def test_a_draft_that_is_gone_is_no_failure_of_the_code_that_reads_it(
+    stream: Stream, engine: SparkEngine, tmp_path: Path
+) -> None:
+    stream.produce(30)
+    fetched = engine.fetch(stream.ranges(), GENEROUS)
+    batch = batch_of(list(fetched.progress.values()))
+    frame = fetched.data([part.lease for part in batch.parts])
+    fetched.release()
+    with pytest.raises(SinkError, match=f"{FOLDER}/.* could not be read from {tmp_path}"):
+        ParquetSink(str(tmp_path), transform=changed).write(frame, batch)
+
+
 def test_a_shard_whose_file_cannot_be_written_is_told(
     stream: Stream, spark: SparkSession, connection: Connection, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row as SparkRow
 
-from kcl_dagster.errors import BatchContentChanged, BatchError
+from kcl_dagster.errors import BatchContentChanged, BatchError, SinkError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
@@ -23,6 +23,7 @@ from kcl_dagster.spark.drafts import (
     sweep,
     write_drafts,
 )
+from kcl_dagster.spark.failures import SINK_FAILED
 from kcl_dagster.spark.fetch import Trailer
 from kcl_dagster.spark.storage import LocalStore, _hidden_beside
 from kcl_dagster.worker.batch import Range
@@ -91,6 +92,19 @@ def test_a_file_that_cannot_be_stored_is_the_failure_of_its_shard(tmp_path: Path
     assert failure[0] == "SinkError"
     assert "no space left" in failure[1]
     assert str(tmp_path) in failure[1]
+
+
+def test_a_file_that_cannot_be_read_is_the_stores_failure(store: LocalStore) -> None:
+    whole = drafted(store, Job(), "s:a", "s:b")
+    paths = [draft.path for draft in whole.form([LeaseKey("s:a"), LeaseKey("s:b")]).drafts.values()]
+    store.delete(paths[:1])
+    store.put(paths[1], b"no Parquet")
+    for path, lease in zip(paths, ("s:a", "s:b"), strict=True):
+        with pytest.raises(SinkError, match=f"^{SINK_FAILED}: {path} could not be read"):
+            read(store, path)  # in an executor, from where no more than the text arrives
+        for look in (whole.midpoint, whole.records):
+            with pytest.raises(SinkError, match=f"^{path} could not be read"):
+                look(LeaseKey(lease))
 
 
 def test_a_fetch_that_breaks_off_leaves_nothing(store: LocalStore) -> None:
