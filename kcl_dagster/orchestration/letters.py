@@ -37,6 +37,7 @@ def build_kcl_dead_letter_job(
     def replay_letters(context: OpExecutionContext, config: LettersConfig) -> None:
         from kcl_dagster.orchestration.sinks import s3_connection
         from kcl_dagster.spark.letters import Recipient, ToProcessors, ToSink, replay
+        from kcl_dagster.spark.sharing import check_sharing
         from kcl_dagster.spark.storage import S3Options, open_store
 
         choice = consumer.sink
@@ -46,7 +47,9 @@ def build_kcl_dead_letter_job(
             recipient = ToProcessors(choice.processors)
         else:
             session = getattr(context.resources, spark_key).spark_session
-            recipient = ToSink(session, choice.open(consumer.transform, connection))
+            sink = choice.open(consumer.transform, connection)
+            check_sharing(session, sink, context.run_id)
+            recipient = ToSink(session, sink)
         done = replay(open_store(path, S3Options(**connection)), application.name, recipient, most=config.most)
         for letter, why in done.failing.items():
             context.log.error("%s fails again: %s", letter, why)

@@ -19,6 +19,7 @@ from kcl_dagster.spark.engine import EngineSettings, SparkEngine, local_slots
 from kcl_dagster.spark.executors import check_stream
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.seats.sparkseats import SparkSeats
+from kcl_dagster.spark.sharing import check_sharing
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.telemetry.worker import open_telemetry
 from kcl_dagster.worker.batch import Sink
@@ -102,6 +103,7 @@ class WorkerRun:
     def _open(self, sink: Sink[Any] | None) -> SparkEngine | SparkSeats:
         choice, session = self.consumer.sink, self.open_session()
         connection = Connection(**self.kcl.connection("kinesis"))
+        check_sharing(session, sink, system().new_id())
         if local_slots(session) is None:
             check_stream(session, connection, self.consumer.application.streams[0].name)
         settings = replace(EngineSettings.of(self.consumer.application), tasks=choice.processes)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 from urllib.parse import urlsplit
 
 from kcl_dagster.aws import Client, RequestRefused, Unanswered, call, mapped_errors, retried
@@ -73,6 +73,14 @@ class Store(Protocol):
 
     def copy(self, names: Mapping[str, str]) -> None:
         """Store what is at each path at the one it is mapped to as well: like `put`, and without reading it."""
+
+
+@runtime_checkable
+class StoringSink(Protocol):
+    """A sink whose files executors write and nobody else looks at before the batch is committed."""
+
+    @property
+    def stores_into(self) -> Store: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,11 @@ class ParquetSink:
         return self._store.root
 
     @property
+    def stores_into(self) -> Store:
+        """See `spark.storage.StoringSink`."""
+        return self._store
+
+    @property
     def drafts_into(self) -> Store | None:
         """See `spark.drafts.DraftedSink`. What a user's transform does is known when the first batch is stored."""
         return self._store if self._as_read else None

@@ -2,7 +2,7 @@
 
 Every round reads a batch while records keep coming, does something to the executors, writes, and goes through what
 a worker does when that fails: read the same range again, pinned, and write again. Its last line of output is a
-verdict in JSON.
+verdict in JSON. Before the first round the driver is asked whether it sees what executors store.
 
     python cluster_run.py MASTER ENDPOINT FOLDER ROUND...
 
@@ -27,13 +27,14 @@ import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 
 from kcl_dagster.aws import client
-from kcl_dagster.errors import BatchContentChanged, BatchError
+from kcl_dagster.errors import BatchContentChanged, BatchError, ConfigurationError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.session import SparkSettings, start_session
+from kcl_dagster.spark.sharing import check_sharing
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.worker.batch import Batch, Budget, Part, Range
@@ -41,6 +42,8 @@ from kcl_dagster.worker.batch import Batch, Budget, Part, Range
 SHARDS = 4
 BUDGET = Budget(records=100_000, bytes=1 << 28, seconds=0.5)
 DRAFTED = "drafted-"
+# The same path leads each process below the directory it was started in, as on machines with disks of their own.
+OWN_DIRECTORY = "/proc/self/cwd/lake"
 # A task is read a second time, by another machine's executor, as soon as it takes a little longer than the other.
 HASTY = {
     "spark.speculation": "true",
@@ -154,6 +157,13 @@ def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str
         settings = settings.model_copy(update={"conf": settings.conf | HASTY | logged})
     spark = start_session(settings, "chaos")
     sink, connection = ParquetSink(folder), Connection(endpoint_url=endpoint, **KEYS)
+    check_sharing(spark, sink, "shared")
+    left_behind = [path.name for path in Path(folder).rglob("*") if path.is_file()]
+    try:
+        check_sharing(spark, ParquetSink(OWN_DIRECTORY), "unshared")
+        unshared = ""
+    except ConfigurationError as error:
+        unshared = str(error)
     reading = EngineSettings(tasks=2, limits=ShardLimits.unlimited())
     frozen = SparkEngine(spark, connection, reading)
     drafted = SparkEngine(spark, connection, reading, sink=sink)
@@ -181,6 +191,8 @@ def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str
         "distinct": len(set(stored)),
         "retries": retries,
         "twins": twins(log),
+        "left behind": left_behind,
+        "unshared": unshared,
     }
 
 

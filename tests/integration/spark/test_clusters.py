@@ -40,6 +40,9 @@ def run(master: str, folder: Path, *rounds: str) -> dict[str, Any]:
 def check(verdict: dict[str, Any]) -> None:
     assert verdict["produced"] > 0
     assert verdict["counted"] == verdict["stored"] == verdict["distinct"] == verdict["produced"], verdict
+    assert verdict["left behind"] == []
+    assert "does not see what executors on" in verdict["unshared"]
+    assert "Give the sink s3://bucket/prefix" in verdict["unshared"]
 
 
 def test_executors_may_die_at_any_moment_of_a_batch(tmp_path: Path) -> None:

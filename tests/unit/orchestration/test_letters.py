@@ -1,10 +1,12 @@
 """The job that processes dead letters again."""
 
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from dagster import DagsterInstance, Definitions, JobDefinition, ResourceDefinition
+from pyspark.errors import PySparkException
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
@@ -12,6 +14,7 @@ from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.letters import build_kcl_dead_letter_job
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from tests.unit.spark.test_letters import box, letter, names
+from tests.unit.spark.test_session import Session
 
 
 class Clicks(RecordProcessorBase):
@@ -30,16 +33,19 @@ def consumer(path: Path | None) -> Consumer:
     return kcl.kcl_consumer(application="clicks", stream="clicks", batch=kcl.BatchSettings(failure=failure))(Clicks)
 
 
-def launch(job: JobDefinition, **config: int) -> tuple[bool, dict[str, int]]:
+def launch(
+    job: JobDefinition, spark: ResourceDefinition | None = None, **config: int
+) -> tuple[bool, dict[str, int]]:
+    """Raises what went wrong where a session is given."""
     work = f"replay_{job.name}"
     result = job.execute_in_process(
         run_config={"ops": {work: {"config": config}}},
         resources={
             "kcl": kcl.KclResource(region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"),
-            "spark": ResourceDefinition.none_resource(),
+            "spark": spark or ResourceDefinition.none_resource(),
         },
         instance=DagsterInstance.ephemeral(),
-        raise_on_error=False,
+        raise_on_error=spark is not None,
     )
     found = [event.step_output_data.metadata for event in result.all_events if event.is_successful_output]
     return result.success, {name: int(str(value.value)) for metadata in found for name, value in metadata.items()}
@@ -55,6 +61,26 @@ def test_letters_are_processed_and_those_that_fail_again_fail_the_run(tmp_path: 
     Clicks.poison.clear()
     assert launch(job) == (True, {"stored": 2, "failing": 0, "left": 0})
     assert names(store) == []
+
+
+def test_letters_do_not_go_where_the_driver_does_not_look(tmp_path: Path) -> None:
+    store = box(tmp_path / "letters", letter(100))
+    failure = kcl.FailurePolicy(action="dead_letter", dead_letter_path=str(tmp_path / "letters"))
+
+    @kcl.kcl_consumer(
+        application="clicks",
+        stream="clicks",
+        sink=kcl.parquet(str(tmp_path / "lake")),
+        batch=kcl.BatchSettings(failure=failure),
+    )
+    def clicks(records: Any) -> Any:
+        return records
+
+    session = Session(master="spark://elsewhere:7077", answer=PySparkException("no such directory"))
+    spark = ResourceDefinition.hardcoded_resource(SimpleNamespace(spark_session=session))
+    with pytest.raises(ConfigurationError, match=r"executors cannot write below .*: no such directory"):
+        launch(build_kcl_dead_letter_job(clicks), spark)
+    assert names(store) == [letter(100).name]
 
 
 def test_only_an_application_that_keeps_letters_has_the_job(tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""Whether the driver sees what executors store in a local directory: asked once at start.
+
+On a cluster a local path is a directory of each machine's own unless somebody mounts the same one everywhere. Files
+would be written there, their batches committed, and nobody would ever see their records.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from kcl_dagster.errors import ConfigurationError, KclError
+from kcl_dagster.spark.drafts import FOLDER
+from kcl_dagster.spark.engine import local_slots
+from kcl_dagster.spark.failures import first_line
+from kcl_dagster.spark.schema import ddl
+from kcl_dagster.spark.session import is_classic
+from kcl_dagster.spark.storage import LocalStore, Store, StoringSink
+
+PROBES: Final = 16  # tasks; they take a second at first, so every executor of a small cluster gets one
+HOSTS_NAMED: Final = 5
+
+_PROBES: Final = pa.schema([("host", pa.string()), ("path", pa.string()), ("problem", pa.string())])
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A file that an executor wrote, or why it could not. What is in it is its path."""
+
+    host: str
+    path: str
+    problem: str | None = None
+
+
+def check_sharing(spark: SparkSession, sink: object, name: str) -> None:
+    """Raises ConfigurationError when the sink stores files in a local directory, and the driver does not see some
+    that executors write there. `name` begins the names of the probes, and nobody else's.
+
+    Runs one small job, if the executors may be on other machines at all. Those that are added later are not asked.
+    """
+    store = sink.stores_into if isinstance(sink, StoringSink) else None
+    if not isinstance(store, LocalStore) or (is_classic(spark) and local_slots(spark) is not None):
+        return
+    tasks = spark.range(0, PROBES, 1, PROBES)
+    try:
+        rows = tasks.mapInArrow(_WriteProbes(store, name), ddl(_PROBES)).collect()
+    except (PySparkException, Py4JError) as error:
+        raise ConfigurationError(f"executors cannot write below {store.root}: {first_line(error)}") from error
+    probes = [Probe(row.host, row.path, row.problem) for row in rows]
+    wrong = what_is_wrong(store.root, probes, lambda probe: _is_seen(store, probe))
+    with suppress(OSError):  # they are swept one day
+        store.delete([probe.path for probe in probes])
+    if wrong is not None:
+        raise ConfigurationError(wrong)
+
+
+def what_is_wrong(root: str, probes: Sequence[Probe], is_seen: Callable[[Probe], bool]) -> str | None:
+    """In words, with what to do; None if all is well."""
+    for probe in probes:
+        if probe.problem is not None:
+            return f"the executor on {probe.host} cannot write below {root}: {probe.problem}. {_WHAT_TO_DO}"
+    hosts = sorted({probe.host for probe in probes if not is_seen(probe)})
+    if not hosts:
+        return None
+    named = ", ".join(hosts[:HOSTS_NAMED]) + (
+        f" and {len(hosts) - HOSTS_NAMED} more" if hosts[HOSTS_NAMED:] else ""
+    )
+    return (
+        f"the driver on {socket.gethostname()} does not see what executors on {named} store below {root}: it is "
+        f"another directory there, and records would be lost. {_WHAT_TO_DO}"
+    )
+
+
+_WHAT_TO_DO: Final = (
+    "Give the sink s3://bucket/prefix, or a directory that the driver and all executors mount at the same path"
+)
+
+
+def _is_seen(store: Store, probe: Probe) -> bool:
+    """By opening it under its name, which network file systems ask their server for; a listing may be old."""
+    try:
+        return store.get(probe.path) == probe.path.encode()
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _WriteProbes:
+    """What `mapInArrow` runs: a file for each row."""
+
+    store: Store
+    name: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            probes = [self._write(number) for number in batch.column(0).to_pylist()]
+            yield pa.RecordBatch.from_pylist([asdict(probe) for probe in probes], schema=_PROBES)
+
+    def _write(self, number: int) -> Probe:
+        host, path = socket.gethostname(), f"{FOLDER}/{self.name}.{number}.{os.getpid()}.probe"
+        try:
+            self.store.put(path, path.encode())
+        except (OSError, KclError) as error:
+            return Probe(host, path, str(error))
+        return Probe(host, path)
