@@ -94,6 +94,8 @@ def test_a_transaction_is_refused_for_the_reason_of_its_writes(
         ("AccessDeniedException", 400, AccessDenied),
         ("InternalServerError", 500, aws.Unanswered),
         ("ServiceUnavailable", 503, aws.Unanswered),
+        ("RequestTimeout", 400, aws.Unanswered),
+        ("NotImplemented", 501, aws.RequestRefused),
         ("ConditionalCheckFailedException", 400, aws.ConditionFailed),
         ("ResourceNotFoundException", 400, aws.ResourceMissing),
         ("ResourceInUseException", 400, aws.ResourceBusy),
