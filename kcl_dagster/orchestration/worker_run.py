@@ -16,7 +16,7 @@ from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.sinks import s3_connection
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine, local_slots
-from kcl_dagster.spark.executors import check_stream
+from kcl_dagster.spark.executors import check_executors, check_stream
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.seats.sparkseats import SparkSeats
 from kcl_dagster.spark.sharing import check_sharing
@@ -103,9 +103,10 @@ class WorkerRun:
     def _open(self, sink: Sink[Any] | None) -> SparkEngine | SparkSeats:
         choice, session = self.consumer.sink, self.open_session()
         connection = Connection(**self.kcl.connection("kinesis"))
-        check_sharing(session, sink, system().new_id())
         if local_slots(session) is None:
+            check_executors(session)  # again for ours; nobody has asked those of other resources
             check_stream(session, connection, self.consumer.application.streams[0].name)
+        check_sharing(session, sink, system().new_id())
         settings = replace(EngineSettings.of(self.consumer.application), tasks=choice.processes)
         if choice.processors is not None:
             return SparkSeats(session, connection, choice.processors, settings)
