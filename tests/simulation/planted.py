@@ -127,22 +127,21 @@ MUTANTS: Final = (
     Mutant(
         "a lease that could not be pinned stays in its batch",
         _PROTOCOL,
-        "            this.report(key, Outcome.DROPPED, progress, error)\n            return False",
-        "            this.report(key, Outcome.DROPPED, progress, error)\n            return True",
+        "        return [progress for key, progress in read.items() if key not in refused]",
+        "        return list(read.values())",
     ),
     # The batch protocol
     Mutant(
         "the sink is written before the pin",
         _PROTOCOL,
-        "        if pin_of(holding.lease) is not None and progress.range.is_pinned:\n            return True",
-        "        if pin:\n            return True",
+        "        if pin_of(holding.lease) is not None and progress.range.is_pinned:\n            return",
+        "        if progress:\n            return",
     ),
     Mutant(
         "the checkpoint moves before the sink is written",
         _PROTOCOL,
         "        if ours and self._write(this, fetched, ours, abandon):\n",
-        "        for progress in ours:\n"
-        "            self._commit(this, progress)\n"
+        "        self._commit(this, ours)\n"
         "        if ours and self._write(this, fetched, ours, abandon):\n            return\n",
     ),
     Mutant(
@@ -251,8 +250,8 @@ MUTANTS: Final = (
     Mutant(
         "SHARD_END is written with records left",
         _PROTOCOL,
-        "            if progress.ended and self._finish(this, progress):",
-        "            if progress.millis_behind and self._finish(this, progress):",
+        "if not (progress.ended and self._finish(this, progress))]",
+        "if not (progress.millis_behind and self._finish(this, progress))]",
     ),
     Mutant(
         "the first sync looks at open shards only",

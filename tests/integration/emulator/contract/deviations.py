@@ -49,3 +49,8 @@ DEVIATIONS: dict[tuple[str, str], str] = {
     **{(KINESIS_LOCAL, test): reason for test, reason in _KINESIS_LOCAL.items()},
     **{(MINISTACK, test): reason for test, reason in _MINISTACK.items()},
 }
+
+# Whether the referee passes is a matter of who is faster: it loses the stream some time after it has refused.
+UNSTEADY: frozenset[tuple[str, str]] = frozenset(
+    {(KINESIS_LOCAL, "test_a_stream_with_consumers_is_deleted_only_by_force")}
+)
