@@ -1,6 +1,8 @@
 """What a run over a stream took."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 
 MB = 1_000_000
 
@@ -29,3 +31,9 @@ class Cost:
     @property
     def cpu_per_gb(self) -> float:
         return self.cpu / (self.bytes / (1000 * MB))
+
+
+def typical(runs: Sequence[Cost]) -> Cost:
+    """Of several runs of the same: the time of the quickest, as the machine has other things to do, and the CPU of
+    the middle one, as it is counted in hundredths of a second for each process, which is coarse."""
+    return replace(min(runs, key=lambda run: run.seconds), cpu=median(run.cpu for run in runs))

@@ -12,9 +12,12 @@ worker         the same as users run it: the next batch is read while one is wri
 
 import itertools
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +37,7 @@ from kcl_dagster.spark.drafts import DRAFTS_DDL, WriteDrafts
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan
 from kcl_dagster.spark.sinks.parquet import ParquetSink
-from kcl_dagster.spark.storage import open_store
+from kcl_dagster.spark.storage import Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.streams.deaggregation import deaggregate
 from kcl_dagster.streams.listing import list_shards
@@ -118,9 +121,8 @@ class Ours:
 
     def unsafe(self) -> Cost:
         """Nobody knows how far it came, and a task that fails reads something else."""
-        store = open_store(self._new_folder())
 
-        def run() -> int:
+        def run(store: Store) -> int:
             plans = [ShardPlan(range_) for range_ in self._ranges()]
             plan = FetchPlan(self._connection, (tuple(plans[::2]), tuple(plans[1::2])), self._budget(), UNLIMITED)
             rows = (
@@ -128,7 +130,8 @@ class Ours:
             )
             return sum(row.rows for row in rows)
 
-        return self._measured(run)
+        with self._new_folder() as folder:
+            return self._measured(partial(run, open_store(folder)))
 
     def exactly_once(self, transform: Transform = unchanged) -> Cost:
         """All of the source in one batch, as the unsafe way does."""
@@ -155,7 +158,11 @@ class Ours:
 
     def _work(self, batch: BatchSettings, transform: Transform = unchanged) -> Cost:
         with self._worker(batch, transform) as worker:
-            return self._measured(lambda: self._read_all(worker))
+            cost = self._measured(lambda: self._read_all(worker))
+            # Take what is being read ahead: a task that is cancelled takes its Python worker with it, and the next
+            # run would begin with starting another.
+            worker.step_batch()
+            return cost
 
     def _read_all(self, worker: Worker[Any]) -> int:
         records = 0
@@ -169,6 +176,13 @@ class Ours:
     @contextmanager
     def _worker(self, batch: BatchSettings, transform: Transform = unchanged) -> Iterator[Worker[Any]]:
         """The worker as it runs, without its threads: the same steps, one after another."""
+        with (
+            self._new_folder() as folder,
+            closing(self._engine(sink := ParquetSink(folder, transform=transform))) as engine,
+        ):
+            yield self._made(batch, engine, sink)
+
+    def _made(self, batch: BatchSettings, engine: SparkEngine, sink: ParquetSink) -> Worker[Any]:
         source, number = self.source, next(_numbers)
         application = Application.model_validate(
             {
@@ -187,8 +201,6 @@ class Ours:
         for shard in source.shards:
             key = LeaseKey(shard.id)
             leases.create(Lease(key, shard.id, owner=me, checkpoint=TRIM_HORIZON, hash_range=shard.hash_range))
-        sink = ParquetSink(self._new_folder(), transform=transform)
-        engine = self._engine(sink)
         worker = Worker(
             Surroundings(
                 application=application,
@@ -203,11 +215,7 @@ class Ours:
         )
         worker.start()
         worker.step_discovery()
-
-        try:
-            yield worker
-        finally:
-            engine.close()
+        return worker
 
     @staticmethod
     def _empty_batch(worker: Worker[Any]) -> float:
@@ -230,8 +238,16 @@ class Ours:
         source = self.source
         return Budget(source.records // source.load.aggregated, max(source.bytes * 2, MB), PATIENCE_SECONDS)
 
-    def _new_folder(self) -> str:
-        return f"{self._folder}/{next(_numbers)}"
+    @contextmanager
+    def _new_folder(self) -> Iterator[str]:
+        """For the files of one run. They are removed after it: where a machine has never used a page of memory, to
+        cache a file in it can cost ten times as much, and that is nobody's merit."""
+        folder = Path(self._folder, str(next(_numbers)))
+        folder.mkdir(parents=True)
+        try:
+            yield str(folder)
+        finally:
+            shutil.rmtree(folder)
 
     def _measured(self, run: Callable[[], int]) -> Cost:
         me = os.getpid()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from benchmarks.cost import Cost
+from benchmarks.cost import Cost, typical
 from benchmarks.machine import PeakMemory
 from benchmarks.ours import Ours
 from benchmarks.rivals.racing import RIVALS, Unavailable
@@ -32,9 +32,9 @@ EXACTLY_ONCE_BAR = 1.15  # times what the same takes without
 COMPARED = "1KB"  # the load the bars are about
 MEGABYTES = {"100B": 20.0, "1KB": 64.0, "10KB": 96.0, "KPL": 32.0}
 WARM_UP_MEGABYTES = 4.0
-RIVAL_MEGABYTES = {"100B": 3.0, "1KB": 16.0, "10KB": 64.0, "KPL": 6.0}  # some seconds of work for the slower one
+RIVAL_MEGABYTES = {"100B": 3.0, "1KB": 48.0, "10KB": 64.0, "KPL": 6.0}  # some seconds of work for the slower one
 MEMORY_MEGABYTES = 200.0
-PAIRS = 3  # for each repetition: they take a third of a second, and the bar is about a small difference
+PAIRS = 3  # for each repetition: each takes a third of a second, and the bars are about these
 WARM_UPS = 60  # a Python worker imports what it needs with its first batch; the JVM compiles for some dozens
 
 
@@ -96,9 +96,8 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def best(run: Callable[[], Cost], times: int) -> Cost:
-    """The quickest of some runs: the machine has other things to do."""
-    return min((run() for _ in range(times)), key=lambda cost: cost.seconds)
+def repeated(run: Callable[[], Cost], times: int) -> Cost:
+    return typical([run() for _ in range(times)])
 
 
 def measure(
@@ -114,15 +113,15 @@ def measure(
             warm_up.through_spark()
         source = Source.fill(load, megabytes, endpoint, f"ours-{load.name}")
         ours = Ours(source, spark, pid, folder)
-        floor = best(lambda: ours.bare(stock=True), max(1, repeat - 1))
-        costs = {"bare (boto3)": floor, "bare": best(lambda: ours.bare(stock=False), repeat)}
-        costs["fetch"] = best(ours.fetch, repeat)
+        floor = repeated(lambda: ours.bare(stock=True), max(1, repeat - 1))
+        costs = {"bare (boto3)": floor, "bare": repeated(lambda: ours.bare(stock=False), repeat)}
+        costs["fetch"] = repeated(ours.fetch, repeat)
         # In turns, so that whatever else the machine does meets both.
         pairs = [(ours.unsafe(), ours.exactly_once()) for _ in range(PAIRS * repeat)]
-        costs["unsafe"] = min((unsafe for unsafe, _ in pairs), key=lambda cost: cost.seconds)
-        costs["exactly once"] = min((safe for _, safe in pairs), key=lambda cost: cost.seconds)
-        costs["worker"] = best(ours.worker, repeat)
-        costs["through Spark"] = best(ours.through_spark, repeat)
+        costs["unsafe"] = typical([unsafe for unsafe, _ in pairs])
+        costs["exactly once"] = typical([safe for _, safe in pairs])
+        costs["worker"] = repeated(ours.worker, PAIRS * repeat)
+        costs["through Spark"] = repeated(ours.through_spark, repeat)
     finally:
         shutil.rmtree(folder)
     for name, cost in costs.items():
@@ -187,7 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", nargs="*", choices=LOADS, default=list(LOADS))
     parser.add_argument("--scale", type=float, default=1.0, help="of the amounts of data")
-    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--no-rivals", action="store_true", help="only what is ours")
     parser.add_argument("--no-memory", action="store_true", help="without the 200 MB batch")
     options = parser.parse_args(arguments)

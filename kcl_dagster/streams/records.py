@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, TypedDict
 
 from kcl_dagster.model.shard import ChildShard, HashRange
@@ -38,7 +39,10 @@ def millis(seconds: float | None) -> int | None:
 
 def size_of(records: Iterable[StreamRecord]) -> int:
     """Bytes of payload."""
-    return sum(len(record["Data"]) for record in records)
+    return sum(map(len, map(_data, records)))
+
+
+_data = itemgetter("Data")
 
 
 def child_shards(answer: Mapping[str, Any]) -> tuple[ChildShard, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from kcl_dagster.errors import BrokenAggregate
 from kcl_dagster.model.checkpoint import Checkpoint
@@ -53,11 +54,12 @@ class Unpacker:
         rest = page[begin:] if begin else page
         if not rest:
             return
-        if self._opens_aggregates and any(map(_looks_aggregated, rest)):
+        data = [record["Data"] for record in rest]
+        if self._opens_aggregates and any(map(bytes.startswith, data, repeat(MAGIC))):
             for record in rest:
                 self._unpack_one(record, into)
         else:
-            self._add_plain(rest, into)
+            self._add_plain(rest, data, into)
 
     def _unpack_one(self, record: StreamRecord, into: Columns) -> None:
         data, sequence = record["Data"], record["SequenceNumber"]
@@ -85,10 +87,9 @@ class Unpacker:
             into.sub_sequence_number.append(0)
             self._fill(into, 1, [sequence], [arrival], problem, len(data))
 
-    def _add_plain(self, page: Sequence[StreamRecord], into: Columns) -> None:
+    def _add_plain(self, page: Sequence[StreamRecord], data: Sequence[bytes], into: Columns) -> None:
         """The rest of a range, where nothing has to be opened or left out: most of what a consumer ever reads."""
         rows = len(page)
-        data = [record["Data"] for record in page]
         sequences = [record["SequenceNumber"] for record in page]
         arrivals = arrival_seconds(page)
         into.data += data
@@ -143,7 +144,3 @@ class Unpacker:
         is_end = end is not None and int(sequence) == int(end.sequence)
         self.through = end if is_end else Checkpoint(sequence, last_index)
         self.last_arrival_ms = millis(arrival)
-
-
-def _looks_aggregated(record: StreamRecord) -> bool:
-    return record["Data"].startswith(MAGIC)
