@@ -240,6 +240,11 @@ class S3Store:
     options: S3Options
     runtime: Runtime = field(default_factory=system, repr=False, compare=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Executors have clocks of their own, and chances: or all that are told to slow down would come back at the
+        same moment."""
+        return S3Store, (self.bucket, self.prefix, self.options)
+
     @property
     def root(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")

@@ -98,6 +98,8 @@ class FanoutReader:
         if not pinned and self._not_before > began:
             if self._not_before >= deadline:
                 self._runtime.clock.sleep(max(0.0, deadline - began))
+                if self.millis_behind is not None:  # nobody has asked since then, so it is not at the tip
+                    self.millis_behind += max(1, round((self._now() - began) * 1000))
                 return
             # Or each batch would begin as late as the one before it, and a shard would be read for what is left of
             # each: for ever for half a second of five, when the first batch was that short.

@@ -220,15 +220,19 @@ class Sink(Protocol[D_contra]):
 
 
 @runtime_checkable
-class Withdrawing(Protocol):
-    """What exactly-once sinks can do beside writing, for a part whose batch keeps failing. Both raise SinkError.
-
-    A part that stands in for others (`instead_of`) makes `write` remove what they may have left, too.
-    """
+class Remembering(Protocol):
+    """A sink that knows what it holds, as tables do."""
 
     def holds(self, part: Part) -> bool:
-        """Whether the part is stored after all, whole and for good. Asked before it is cut in two or set aside."""
+        """Whether the part is stored after all, whole and for good, by an attempt that failed afterwards. Asked
+        before the part is cut in two or set aside. Raises SinkError."""
+
+
+@runtime_checkable
+class Withdrawing(Protocol):
+    """A sink in which attempts that fail leave something, as files do. A part that stands in for others
+    (`instead_of`) makes `write` remove what they have left."""
 
     def withdraw(self, part: Part) -> None:
-        """Remove what attempts at the part, and at those it stands in for, may have left behind. Called only when
-        its lease lets nobody store it any more: another owner might have done so, and have committed it."""
+        """Remove what attempts at the part, and at those it stands in for, have left. Called only when its lease
+        lets nobody store it any more: another owner might have done so, and have committed it. Raises SinkError."""

@@ -4,8 +4,10 @@ A table write takes some 10 ms, nearly all of it waiting. Where a batch has a hu
 before it may be stored and another one afterwards.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 from kcl_dagster.errors import KclError
@@ -24,14 +26,26 @@ def one_by_one(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -
 
 
 def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
-    """On threads of this call's own: whoever else is waiting for a slow table keeps nobody here waiting."""
-    every = list(keys)
-    if len(every) < FEWEST_FOR_THREADS:
-        one_by_one(function, every)
-        return
-    with ThreadPoolExecutor(min(AT_ONCE, len(every)), thread_name_prefix="kcl-leases") as pool:
-        for _ in pool.map(function, every):
-            pass
+    """On threads of this call's own: whoever else is waiting for a slow table keeps nobody here waiting. The
+    caller's is one of them, and does it all where a machine has no more to give."""
+    waiting = deque(keys)
+    helpers = min(AT_ONCE, len(waiting)) - 1 if len(waiting) >= FEWEST_FOR_THREADS else 0
+
+    def work() -> None:
+        while waiting:
+            try:
+                key = waiting.popleft()
+            except IndexError:  # another was faster
+                return
+            function(key)
+
+    helping: list[Future[None]] = []
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kcl-leases") as pool:
+        with suppress(RuntimeError):  # no more threads
+            helping.extend(pool.submit(work) for _ in range(helpers))
+        work()
+    for helper in helping:
+        helper.result()
 
 
 def errors_of(

@@ -7,7 +7,7 @@ from kcl_dagster.application import FailureAction
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.runtime import Clock
-from kcl_dagster.worker.batch import Fetched, Part, Progress, Sink, Withdrawing
+from kcl_dagster.worker.batch import Fetched, Part, Progress, Remembering, Sink, Withdrawing
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.failure import Failures, Verdict, is_user_failure
@@ -69,7 +69,7 @@ class PoisonHandling:
 
     def _is_stored(self, part: Part) -> bool:
         """An attempt may have stored the batch, and failed then."""
-        return isinstance(self.sink, Withdrawing) and self.sink.holds(part)
+        return isinstance(self.sink, Remembering) and self.sink.holds(part)
 
     def _go_on_behind(self, holding: Holding, part: Part) -> None:
         self.holdings.checkpoint(holding.key, holding.token, part.through)
@@ -91,11 +91,11 @@ class PoisonHandling:
         self._tell(EventKind.BATCH_NARROWED, f"to the records through {middle}", holding, records=progress.records)
 
     def _retire(self, progress: Progress, holding: Holding, part: Part) -> None:
-        """Make sure that nobody stores a part that is set aside, and that nothing of it is left. The other way
-        round would be a loss: whoever has hung in user code until its lease had another owner would remove what
+        """Make sure that nothing is left of a part that is set aside, after nobody can store it any more. The other
+        way round would be a loss: whoever has hung in user code until its lease had another owner would remove what
         that one has stored."""
-        self._pin_instead(progress, holding, part.through)
         if isinstance(self.sink, Withdrawing):
+            self._pin_instead(progress, holding, part.through)
             self.sink.withdraw(part)
 
     def _pin_instead(self, progress: Progress, holding: Holding, through: Checkpoint) -> None:

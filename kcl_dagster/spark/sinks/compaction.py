@@ -35,7 +35,7 @@ JOURNAL: Final = "_compaction"  # readers pass over names that begin with an und
 TURNS: Final = "_compaction_turns"
 MERGED: Final = "merged-"
 BEFORE_ANY: Final = -1  # TRIM_HORIZON and its like
-_NAMED_AFTER_A_PART: Final = re.compile(r"(?P<lease>.+)\.(?P<after>\w+)-(?P<sub>\d+)\.\d+\.parquet")
+_NAMED_AFTER_A_PART: Final = re.compile(r"(?P<lease>.+)\.(?P<after>\w+)-(?P<sub>\d+)(\.\d+)?\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,10 @@ def _compact(store: Store, target_bytes: int, before: float, runtime: Runtime, m
     because its worker slept just between making sure of its lease and starting that job.
     """
     sweep(store, before, everywhere=True)
-    finished = sum(_finish(store, journal.path) for journal in list(store.files(f"{JOURNAL}/", hidden=True)))
+    finished = 0
+    for journal in list(store.files(f"{JOURNAL}/", hidden=True)):
+        mine.check()  # to look through a large store takes time, and the journals may be another's by now
+        finished += _finish(store, journal.path)
     merged = into = size = 0
     for group in _groups(list(store.files()), target_bytes, before):
         written = _merge(store, group, runtime.new_id(), mine)

@@ -87,12 +87,9 @@ class DeltaSink:
             self._commit(batch, written.files)
 
     def holds(self, part: Part) -> bool:
-        """See `worker.batch.Withdrawing`."""
+        """See `worker.batch.Remembering`. Files without a commit are nobody's."""
         with table_errors(f"delta at {self.path}"):
             return self._compare([part]).is_stored
-
-    def withdraw(self, part: Part) -> None:
-        """See `worker.batch.Withdrawing`. Files without a commit are nobody's."""
 
     def _commit(self, batch: Batch, files: Sequence[WrittenFile]) -> None:
         from deltalake.exceptions import CommitFailedError

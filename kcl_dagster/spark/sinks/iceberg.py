@@ -119,13 +119,10 @@ class IcebergSink:
             self._commit(batch, written.files, root)
 
     def holds(self, part: Part) -> bool:
-        """See `worker.batch.Withdrawing`."""
+        """See `worker.batch.Remembering`. Files without a commit are nobody's."""
         with table_errors(self._name):
             table = self._load()
             return table is not None and _compare(table, [part]).is_stored
-
-    def withdraw(self, part: Part) -> None:
-        """See `worker.batch.Withdrawing`. Files without a commit are nobody's."""
 
     def _commit(self, batch: Batch, files: Sequence[WrittenFile], root: str) -> None:
         from pyiceberg.exceptions import CommitFailedException

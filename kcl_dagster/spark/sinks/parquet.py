@@ -58,10 +58,6 @@ class ParquetSink:
         """See `worker.batch.Sink.write`."""
         self.write_files(data, batch)
 
-    def holds(self, part: Part) -> bool:  # noqa: ARG002
-        """See `worker.batch.Withdrawing`. A file does not say whether it is all of a part."""
-        return False
-
     def withdraw(self, part: Part) -> None:
         """See `worker.batch.Withdrawing`."""
         self._remove([file_stem(part), *stems_replaced(part)])

@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import pickle
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -286,3 +288,12 @@ def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
 def test_an_answer_that_always_breaks_off_is_an_error_of_ours() -> None:
     with cutting_off(1000) as url, pytest.raises(EndpointUnreachable, match=r"GetObject on s3://bucket/lake/x"):
         impatient(url).get("x")
+
+
+def test_executors_have_chances_of_their_own() -> None:
+    """Or all who are told to slow down would come back at the same moment."""
+    runtime = Runtime(random=random.Random(1))
+    store = S3Store("lake", "clicks", S3Options(region="us-east-1"), runtime)
+    sent = pickle.loads(pickle.dumps(store))
+    assert sent == store
+    assert sent.runtime.random.random() != random.Random(1).random()

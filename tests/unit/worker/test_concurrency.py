@@ -59,6 +59,16 @@ def test_a_slow_table_keeps_no_other_call_waiting() -> None:
     commits.join(MEETING_SECONDS)
 
 
+def test_a_machine_that_gives_no_more_threads_is_slow_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    seen: list[LeaseKey] = []
+    several_at_once(seen.append, leases(3 * AT_ONCE))
+    assert seen == leases(3 * AT_ONCE)
+
+
 def test_what_fails_is_told_and_keeps_nobody_from_going_on() -> None:
     keys, done = leases(FEWEST_FOR_THREADS + 2), []
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_dagster.errors import SinkError
+from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import Batch, Part
 from kcl_dagster.worker.dead_letter import DeadLetter, FiledDeadLetters, NoDeadLetters, from_json
@@ -300,9 +301,6 @@ class StoresAndFails:
     def holds(self, part: Part) -> bool:
         return (part.shard_id, part.number) in self.parts
 
-    def withdraw(self, part: Part) -> None:
-        """Tables have nothing of what they do not hold."""
-
 
 @pytest.mark.parametrize("action", ["bisect", "skip", "dead_letter"])
 def test_a_batch_that_was_stored_before_it_failed_is_committed_and_not_cut(action: str) -> None:
@@ -316,6 +314,31 @@ def test_a_batch_that_was_stored_before_it_failed_is_committed_and_not_cut(actio
     work(world, run, 10)
     assert sorted(row for rows in sink.parts.values() for row in rows) == world.stream.everything()
     assert run.letters.letters == {}
+
+
+def test_what_a_table_may_still_be_given_keeps_its_number() -> None:
+    """A former owner may yet store the batch; under another number it would be refused, though it is the same."""
+    world = World(batch={"failure": {"action": "dead_letter", "attempts": 1, "dead_letter_path": "/letters"}})
+
+    class Table(StoresAndFails):
+        def write(self, data: Data, batch: Batch) -> None:
+            raise ValueError("for the time being")
+
+    class Full:
+        def write(self, letter: DeadLetter) -> None:
+            raise SinkError(f"no space for {letter.name}")
+
+    sink = Table(failures=0)
+    run = world.worker("w1", sink=sink, dead_letters=Full())
+    world.assign(run)
+    world.stream.put(A, "a")
+    run.round()
+    lease = world.lease(A)
+    assert (lease.batch, lease.pending_checkpoint) == (1, Checkpoint("100"))
+    sink.parts[A, 1] = [(A, 100, "a")]  # by the former owner
+    work(world, run, 5)
+    assert world.lease(A).pending_checkpoint is None
+    assert world.lease(A).checkpoint == lease.pending_checkpoint
 
 
 class Files(MemorySink):
@@ -334,9 +357,6 @@ class Files(MemorySink):
         if self.refuses is not None:
             self.refuses(data)
         self.batches.append(batch)
-
-    def holds(self, part: Part) -> bool:
-        return False
 
     def withdraw(self, part: Part) -> None:
         for number in range(part.number if part.instead_of is None else part.instead_of, part.number + 1):
