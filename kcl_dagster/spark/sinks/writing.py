@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from kcl_dagster.spark.schema import LEASE_KEY, RECORDS, ddl
 from kcl_dagster.spark.sealing import Sealed, Unseal
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.storage import Store
-from kcl_dagster.spark.transform import Transform, apply, gathered
+from kcl_dagster.spark.transform import Transform, apply, gathered, unchanged
 from kcl_dagster.worker.batch import Part
 
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and Athena expect
@@ -73,12 +73,15 @@ def write_files(
     Each lease's file has the given name in the folder of its partition values. Files that are there already are
     replaced. Raises what Spark raises; see `spark.failures`.
     """
+    origin = origin_of(data)
+    if transform is unchanged and not partition_by and _is_drafted(origin, store):
+        return Written(_published(origin, names), as_read=True)  # Spark need not even be asked for columns
     pieces = apply(transform, data, list(names))
     check_partition_columns(partition_by, pieces[0].columns)
     # A transform that gives back what it was given wants no columns in Spark.
-    origin = origin_of(data) if pieces[0] is data else None
+    origin = origin if pieces[0] is data else None
     as_read = origin is not None and not partition_by
-    if isinstance(origin, Drafted) and as_read and origin.store == store:
+    if as_read and _is_drafted(origin, store):
         return Written(_published(origin, names), as_read)
     if isinstance(origin, Sealed):
         rows, unseal = origin.frame, origin.unseal()  # opened where it is written
@@ -97,6 +100,10 @@ def write_files(
         for row in rows.mapInArrow(task, ddl(_MANIFEST)).collect()
     )
     return Written(tuple(files), as_read)
+
+
+def _is_drafted(origin: object, store: Store) -> TypeGuard[Drafted]:
+    return isinstance(origin, Drafted) and origin.store == store
 
 
 def _published(drafted: Drafted, names: Mapping[LeaseKey, str]) -> tuple[WrittenFile, ...]:
