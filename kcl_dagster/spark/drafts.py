@@ -25,7 +25,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.failures import SINK_FAILED, fetch_failures
 from kcl_dagster.spark.fetch import BATCH_ROWS, FetchPlan, Trailer, client_of, fetch
-from kcl_dagster.spark.origins import remember_origin
+from kcl_dagster.spark.origins import promised
 from kcl_dagster.spark.outcome import Outcome
 from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS, ddl
@@ -176,11 +176,12 @@ class Drafted:
 
     def records(self) -> DataFrame:
         """The records as columns; the rows of a lease are in one partition, in order."""
+        return promised(self._frame, self)
+
+    def _frame(self) -> DataFrame:
         paths = tuple(draft.path for draft in self.drafts.values())
         numbers = self.spark.range(0, len(paths), 1, max(1, len(paths)))
-        records = numbers.mapInArrow(ReadDrafts(self.store, paths), RECORD_DDL)
-        remember_origin(records, self)
-        return records
+        return numbers.mapInArrow(ReadDrafts(self.store, paths), RECORD_DDL)
 
 
 class DraftedRanges:

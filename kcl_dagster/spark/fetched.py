@@ -10,6 +10,7 @@ from kcl_dagster.errors import BatchError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.drafts import Drafted
+from kcl_dagster.spark.origins import made
 from kcl_dagster.spark.outcome import Outcome
 from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.worker.batch import PoisonRecord, Progress, Range
@@ -74,4 +75,4 @@ def _records(forms: Sequence[Sealed | Drafted]) -> DataFrame:
     together = [reduce(Sealed.union, sealed).records()] if sealed else []
     for store in {form.store for form in drafted}:
         together += [reduce(Drafted.union, [form for form in drafted if form.store == store]).records()]
-    return reduce(DataFrame.unionAll, together)
+    return together[0] if len(together) == 1 else reduce(DataFrame.unionAll, map(made, together))

@@ -14,7 +14,7 @@ from kcl_dagster.errors import ConfigurationError, KclError, SinkError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.drafts import Drafted
 from kcl_dagster.spark.failures import SINK_FAILED
-from kcl_dagster.spark.origins import origin_of
+from kcl_dagster.spark.origins import made, origin_of
 from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.schema import LEASE_KEY, RECORDS, ddl
 from kcl_dagster.spark.sealing import Sealed, Unseal
@@ -75,7 +75,8 @@ def write_files(
     """
     origin = origin_of(data)
     if transform is unchanged and not partition_by and _is_drafted(origin, store):
-        return Written(_published(origin, names), as_read=True)  # Spark need not even be asked for columns
+        return Written(_published(origin, names), as_read=True)
+    data = made(data)
     pieces = apply(transform, data, list(names))
     check_partition_columns(partition_by, pieces[0].columns)
     # A transform that gives back what it was given wants no columns in Spark.
