@@ -5,7 +5,7 @@ the limits off, so the figures are the consumer's; CPU is that of all the consum
 workers) without it. Beside each other: loops of GetRecords, our ways to read (`benchmarks.ours`), Amazon's KCL with
 a Python processor, and async-kinesis; the last two in virtual environments of their own, made at the first use.
 
-Prints tables, and one JSON line for each figure. About six minutes.
+Prints tables, and one JSON line for each figure. About a quarter of an hour.
 """
 
 import argparse
