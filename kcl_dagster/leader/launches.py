@@ -50,7 +50,7 @@ class LaunchBook:
         if known is None or known.short_runs == 0:
             return 0.0
         pause = min(FIRST_PAUSE * 2.0 ** (known.short_runs - 1), LONGEST_PAUSE)
-        return float(max(0.0, known.ended_at + pause - moment))
+        return float(max(0.0, pause - (moment - known.ended_at)))
 
     def short_runs(self, slot: str) -> int:
         known = self._slots.get(slot)
