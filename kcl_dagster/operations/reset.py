@@ -66,6 +66,18 @@ class ResetReport:
     forgotten: tuple[LeaseKey, ...] = ()
     overtaken: tuple[LeaseKey, ...] = ()
 
+    def lines(self) -> list[str]:
+        """For people."""
+        moved = (
+            f"{key}: {before or 'nowhere'} -> {'overtaken' if key in self.overtaken else self.target}"
+            for key, before in self.changed.items()
+        )
+        return [
+            *moved,
+            *(f"{key}: created" for key in self.created),
+            *(f"{key}: forgotten" for key in self.forgotten),
+        ]
+
     def to_document(self) -> dict[str, Any]:
         return {
             "to": str(self.target),

@@ -25,13 +25,13 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.backup import export_leases, import_leases
 from kcl_dagster.operations.consumption import measure
 from kcl_dagster.operations.cost import READ_PRICE, WRITE_PRICE, Prices, estimate
-from kcl_dagster.operations.deregistration import deregister
+from kcl_dagster.operations.deregistration import Deregistration, deregister
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.doctor import Verdict, diagnose
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
 from kcl_dagster.operations.pausing import drain, pause, resume
 from kcl_dagster.operations.peek import peek
-from kcl_dagster.operations.reset import reset
+from kcl_dagster.operations.reset import ResetReport, reset
 from kcl_dagster.operations.status import read_status
 from kcl_dagster.operations.takeover import take_over_2x
 from kcl_dagster.operations.target import Target
@@ -161,18 +161,7 @@ class Verbs:
             wait_for_dead=options.wait_for_dead,
             dry=options.dry_run,
         )
-        if options.json:
-            _tell(json.dumps(report.to_document(), indent=2))
-        else:
-            for key, before in report.changed.items():
-                _tell(
-                    f"{key}: {before or 'nowhere'} -> {'overtaken' if key in report.overtaken else report.target}"
-                )
-            for what, keys in (("created", report.created), ("forgotten", report.forgotten)):
-                for key in keys:
-                    _tell(f"{key}: {what}")
-            if report.dry:
-                _tell("nothing was changed")
+        _tell_report(options, report)
         return WRONG if report.overtaken else WELL
 
     def _export(self, options: Options) -> int:
@@ -206,13 +195,7 @@ class Verbs:
             force=options.force,
             dry=options.dry_run,
         )
-        if options.json:
-            _tell(json.dumps(report.to_document(), indent=2))
-        else:
-            for line in report.lines():
-                _tell(line)
-            if report.dry:
-                _tell("nothing was changed")
+        _tell_report(options, report)
         return WELL
 
     def _cost(self, options: Options) -> int:
@@ -313,6 +296,16 @@ def _tell_control(control: Control) -> int:
     if not control.paused and not control.leases and not control.slots:
         _tell("nothing is paused")
     return WELL
+
+
+def _tell_report(options: Options, report: ResetReport | Deregistration) -> None:
+    if options.json:
+        _tell(json.dumps(report.to_document(), indent=2))
+        return
+    for line in report.lines():
+        _tell(line)
+    if report.dry:
+        _tell("nothing was changed")
 
 
 def _tell(text: str) -> None:

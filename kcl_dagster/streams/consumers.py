@@ -23,17 +23,9 @@ def ensure_consumer(
     deadline = runtime.clock.monotonic() + seconds
     stream_arn = describe(client, stream, runtime=runtime, seconds=seconds).arn
     while True:
-        try:
-            found = retried(
-                lambda: call(client, "describe_stream_consumer", StreamARN=stream_arn, ConsumerName=name),
-                runtime,
-                deadline,
-            )["ConsumerDescription"]
-        except ResourceMissing:
-            found = _register(client, stream_arn, name)
+        found = _described(client, stream_arn, name, runtime, deadline) or _register(client, stream_arn, name)
         if found["ConsumerStatus"] == "ACTIVE":
-            arn: str = found["ConsumerARN"]
-            return arn
+            return str(found["ConsumerARN"])
         if runtime.clock.monotonic() + LOOK_SECONDS > deadline:
             raise ServiceError(f"consumer {name} of stream {stream} is still {found['ConsumerStatus']}")
         # DELETING: a consumer of that name was just removed; it can be registered again when it is gone.
@@ -43,17 +35,8 @@ def ensure_consumer(
 def find_consumer(client: Client, stream: str, name: str, runtime: Runtime) -> str | None:
     """The ARN of the stream's consumer `name`, whatever its state; None without one. Raises StreamNotFound."""
     stream_arn = describe(client, stream, runtime=runtime).arn
-    deadline = runtime.clock.monotonic() + LISTING_SECONDS
-    try:
-        found = retried(
-            lambda: call(client, "describe_stream_consumer", StreamARN=stream_arn, ConsumerName=name),
-            runtime,
-            deadline,
-        )
-    except ResourceMissing:
-        return None
-    arn: str = found["ConsumerDescription"]["ConsumerARN"]
-    return arn
+    found = _described(client, stream_arn, name, runtime, runtime.clock.monotonic() + LISTING_SECONDS)
+    return None if found is None else str(found["ConsumerARN"])
 
 
 def remove_consumer(client: Client, stream: str, name: str, runtime: Runtime) -> bool:
@@ -74,16 +57,30 @@ def remove_consumer(client: Client, stream: str, name: str, runtime: Runtime) ->
     return True
 
 
+def _described(
+    client: Client, stream_arn: str, name: str, runtime: Runtime, deadline: float
+) -> Mapping[str, Any] | None:
+    """The consumer as it is; None without one."""
+    try:
+        answer = retried(
+            lambda: call(client, "describe_stream_consumer", StreamARN=stream_arn, ConsumerName=name),
+            runtime,
+            deadline,
+        )
+    except ResourceMissing:
+        return None
+    found: Mapping[str, Any] = answer["ConsumerDescription"]
+    return found
+
+
 def _register(client: Client, stream_arn: str, name: str) -> Mapping[str, Any]:
     """The consumer as it is then."""
     try:
         answer = call(client, "register_stream_consumer", StreamARN=stream_arn, ConsumerName=name)
     except (ResourceBusy, Unanswered):
         return {"ConsumerStatus": "CREATING"}  # another worker was faster, or the stream is changing: look again
-    except Throttled as error:
+    except (RequestRefused, Throttled) as error:
         # LimitExceeded is also the answer when the stream has all the consumers it may have: not to be waited out.
-        raise ServiceError(f"consumer {name} could not be registered: {error}") from error
-    except RequestRefused as error:
         raise ServiceError(f"consumer {name} could not be registered: {error}") from error
     registered: Mapping[str, Any] = answer["Consumer"]
     return registered

@@ -60,14 +60,9 @@ def do_reset(top: Worktop, form: forms.Reset) -> Answer:
         wait_for_dead=form.wait_for_dead,
         dry=form.dry_run,
     )
-    lines = [
-        f"{key}: {before or 'nowhere'} -> {'overtaken' if key in report.overtaken else report.target}"
-        for key, before in report.changed.items()
-    ]
-    lines += [f"{key}: created" for key in report.created] + [f"{key}: forgotten" for key in report.forgotten]
     overtaken = f"somebody was faster for {', '.join(report.overtaken[:3])}" if report.overtaken else None
     return _done(
-        lines or ["there was nothing to reset"],
+        report.lines() or ["there was nothing to reset"],
         {
             "to": str(report.target),
             "leases": len(report.changed) + len(report.created) + len(report.forgotten),

@@ -6,7 +6,7 @@ from typing import Any
 
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.spark.fetch import fetch
+from kcl_dagster.spark.fetch import Connection, fetch
 from kcl_dagster.spark.outcome import Outcome
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.schema import LEASE_KEY, PROGRESS
@@ -18,10 +18,11 @@ from kcl_dagster.worker.batch import Budget, Range
 class PushedEngine:
     """Implements `worker.batch.Engine`. `seconds`: how long batches are open, where it is not what they ask for."""
 
-    def __init__(self, client: Any, consumer: str, runtime: Runtime) -> None:
+    def __init__(self, client: Any, connection: Connection, consumer: str, runtime: Runtime) -> None:
+        """Consumers are registered over the connection, and records come to the client."""
         self._client = client
         self._runtime = runtime
-        self._plans = Plans(_Connected(client), EngineSettings(consumer_name=consumer), runtime)  # type: ignore[arg-type]  # made already
+        self._plans = Plans(connection, EngineSettings(consumer_name=consumer), runtime)
         self.seconds: float | None = None
         self.began: tuple[float, float] = (0.0, 0.0)
         """When the last fetch began, by the monotonic clock, and for how many seconds."""
@@ -45,14 +46,6 @@ class PushedEngine:
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
         """Does nothing, which the protocol must bear as well."""
-
-
-class _Connected:
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def kinesis(self) -> Any:
-        return self._client
 
 
 def _add(columns: Columns | None, row: dict[str, Any]) -> None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from kcl_dagster.emulator import Emulator, Limits
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.fetch import Connection
 from tests.integration.worker.fleet import Fleet, Process, Wire, eventually
 from tests.integration.worker.pushing import PushedEngine
 
@@ -24,8 +26,9 @@ def strict_aws() -> Iterator[Emulator]:
         yield emulator
 
 
-def pushed(wire: Wire, runtime: Runtime) -> PushedEngine:
-    return PushedEngine(wire, "app", runtime)
+def pushed(aws: Emulator, wire: Wire, runtime: Runtime) -> PushedEngine:
+    connection = Connection(endpoint_url=aws.endpoint_url, region="us-east-1", access_key="test", secret_key="test")
+    return PushedEngine(wire, connection, "app", runtime)
 
 
 def engine_of(process: Process) -> PushedEngine:
@@ -40,7 +43,9 @@ def is_subscribed_for_long(process: Process) -> bool:
 
 def test_a_shard_goes_to_another_owner_while_its_former_one_is_subscribed(strict_aws: Emulator) -> None:
     """The former one stands still in all but its reading: nothing tells it but the subscription that is taken."""
-    with Fleet(strict_aws, "pushed", shards=2, workers=2, new_engine=pushed, batch=BATCH) as fleet:
+    with Fleet(
+        strict_aws, "pushed", shards=2, workers=2, new_engine=partial(pushed, strict_aws), batch=BATCH
+    ) as fleet:
         fleet.produce(200)
         fleet.wait_until_everything_is_stored()
         eventually(lambda: [len(p.worker.holdings.keys()) for p in fleet.processes.values()] == [1, 1], 30)

@@ -25,7 +25,7 @@ from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.testing.processors import LocalSeats
 from kcl_dagster.worker.batch import Batch, Budget, PoisonRecord, Progress, Range
-from kcl_dagster.worker.concurrency import one_by_one
+from kcl_dagster.worker.concurrency import ForEach, one_by_one
 from kcl_dagster.worker.dead_letter import DeadLetter
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
@@ -352,7 +352,14 @@ class World:
     def worker_table(self, client: Any) -> WorkerTable:
         return WorkerTable(client, self.application, Layout.single(self.application), self.runtime)
 
-    def worker(self, name: str, *, processors: ProcessorFactory | None = None, **extra: Any) -> Run:
+    def worker(
+        self,
+        name: str,
+        *,
+        processors: ProcessorFactory | None = None,
+        for_each: ForEach = one_by_one,
+        **extra: Any,
+    ) -> Run:
         fuse = Fuse()
         client = Client(self.service, fuse)
         engine, sink = MemoryEngine(self.stream, fuse), MemorySink(self.store, fuse)
@@ -377,7 +384,7 @@ class World:
             Identity(WorkerId(name), slot=name, run_id=f"run-{name}"),
             self.runtime,
             in_nobodys_background,
-            one_by_one,
+            for_each,
         )
         return Run(worker, client, engine, sink, fuse, letters, events, reports, seats)
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
@@ -98,11 +99,10 @@ def backwards(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) ->
         function(key)
 
 
-def test_the_leases_of_a_batch_are_pinned_and_committed_in_any_order() -> None:
+def test_the_leases_of_a_batch_are_pinned_and_committed_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """One lease is lost at its pin and one at its commit: the others go on, and nothing is stored twice."""
     world = World(shards=5)
-    run = world.worker("w1")
-    run.worker.for_each = run.worker.protocol.for_each = backwards  # type: ignore[attr-defined]
+    run = world.worker("w1", for_each=backwards)
     world.assign(run)
     run.worker.step_discovery()
     shards = [f"shardId-{index:012d}" for index in range(5)]
@@ -112,20 +112,22 @@ def test_the_leases_of_a_batch_are_pinned_and_committed_in_any_order() -> None:
     prepare, checkpoint = holdings.prepare, holdings.checkpoint
     order: list[str] = []
 
-    def preparing(key: LeaseKey, *rest: object) -> None:
+    def preparing(key: LeaseKey, *rest: Any) -> None:
         order.append(f"pin {key}")
         if key == shards[1]:
             raise LeaseLost(key, "taken")
-        prepare(key, *rest)  # type: ignore[arg-type]
+        prepare(key, *rest)
 
-    def committing(key: LeaseKey, *rest: object) -> None:
+    def committing(key: LeaseKey, *rest: Any) -> None:
         order.append(f"commit {key}")
         if key == shards[3]:
             raise ServiceError("no answer")
-        checkpoint(key, *rest)  # type: ignore[arg-type]
+        checkpoint(key, *rest)
 
-    holdings.prepare, holdings.checkpoint = preparing, committing  # type: ignore[method-assign, assignment]
-    report = run.worker.step_batch()
+    with monkeypatch.context() as patched:
+        patched.setattr(holdings, "prepare", preparing)
+        patched.setattr(holdings, "checkpoint", committing)
+        report = run.worker.step_batch()
     assert {lease.shard_id: lease.outcome for lease in report.leases} == {
         shards[0]: Outcome.COMMITTED,
         shards[1]: Outcome.DROPPED,
@@ -136,7 +138,6 @@ def test_the_leases_of_a_batch_are_pinned_and_committed_in_any_order() -> None:
     assert order == [f"pin {shard}" for shard in reversed(shards)] + [
         f"commit {shard}" for shard in reversed(shards) if shard != shards[1]
     ]
-    holdings.prepare, holdings.checkpoint = prepare, checkpoint  # type: ignore[method-assign]
     run.worker.step_batch()
     world.check_exactly_once()
     assert len(world.store.everything()) == 10
