@@ -10,7 +10,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export UV_SYSTEM_CERTS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit lint types format lock wheel conformance interop ui simulate simulate-mutants spec \
+.PHONY: help setup demo test unit lint types format lock wheel conformance interop ui simulate simulate-mutants audit spec \
 	chaos screenshots reference bench-emulator bench-leader bench-failover bench-worker clean
 
 help:  ## this list
@@ -70,6 +70,9 @@ simulate: $(READY)  ## simulated fleets under faults: SEEDS=1-200
 
 simulate-mutants: $(READY)  ## plant bugs and count the seeds each survives
 	@$(BIN)/python -m tests.simulation.mutants $(ARGS)
+
+audit: $(READY)  ## the tests of every audited defect, one line per row: ROWS="B4 D7"
+	@$(BIN)/python -m tests.audit $(ROWS)
 
 spec: $(READY)  ## model-check the protocol
 	@$(BIN)/python -m spec $(ARGS)

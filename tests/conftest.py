@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from kcl_dagster.emulator import Emulator, Endpoint, Limits, environment
 from kcl_dagster.spark.session import SparkSettings, start_session
+from tests.audit.rows import ROWS
 
 SIDECAR_SECONDS = 60.0  # a cold start on a busy machine takes several
 
@@ -23,6 +24,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("spark") is not None and item.config.pluginmanager.hasplugin("xdist"):
             item.add_marker(pytest.mark.xdist_group("spark"))
+        for mark in item.iter_markers("audit"):
+            if not mark.args or set(mark.args) - set(ROWS):
+                raise pytest.UsageError(f"{item.nodeid} names rows that the audit does not have: {mark.args}")
 
 
 @pytest.fixture(scope="session")
