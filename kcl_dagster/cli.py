@@ -26,6 +26,7 @@ from kcl_dagster.leader.report import TickReport
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.standby import lead
 from kcl_dagster.operations.planning import decisions, plan, problems
+from kcl_dagster.operations.printable import printable
 from kcl_dagster.operations.status import Status, read_status
 from kcl_dagster.operations.terminal import Verbs
 from kcl_dagster.operations.watching import LOOK_SECONDS, view, watch, watch_json
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         answer: int = options.run(options)
     except KclError as error:
-        sys.stderr.write(f"kcl-dagster: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"kcl-dagster: {printable(' '.join(str(error).split()))}\n")
         return UNANSWERED
     return answer
 
@@ -174,9 +175,9 @@ def _plan(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(json.dumps({"decisions": decided, "problems": problems(report)}, indent=2) + "\n")
     else:
-        sys.stdout.write("\n".join(decided or ["nothing to do"]) + "\n")
+        sys.stdout.write(printable("\n".join(decided or ["nothing to do"])) + "\n")
         for problem in problems(report):
-            sys.stderr.write(f"{problem}\n")
+            sys.stderr.write(f"{printable(problem)}\n")
     return WELL if report.ok else WRONG
 
 
@@ -198,9 +199,9 @@ def _lead(options: argparse.Namespace) -> int:
         nonlocal last
         before, last = _standing(last), report
         for line in (*([_standing(report)] if _standing(report) != before else []), *decisions(report)):
-            sys.stdout.write(f"{line}\n")
+            sys.stdout.write(f"{printable(line)}\n")
         for problem in problems(report):
-            sys.stderr.write(f"{problem}\n")
+            sys.stderr.write(f"{printable(problem)}\n")
         sys.stdout.flush()
         if options.once:
             stop.set()

@@ -30,6 +30,10 @@
 The message says what happened, to which application, shard or worker, and what to do.
 """
 
+from typing import Final
+
+_LONGEST_PROBLEM: Final = 300  # characters of a row in a message; a row may have 400 KB
+
 
 class KclError(Exception):
     """Base of all errors raised by kcl_dagster."""
@@ -103,6 +107,8 @@ class UnreadableItem(TableError):
     """An item in the lease table that no supported KCL version writes. It is never written to."""
 
     def __init__(self, key: str, attribute: str, problem: str) -> None:
+        if len(problem) > _LONGEST_PROBLEM:
+            problem = f"{problem[:_LONGEST_PROBLEM]}..."
         super().__init__(f"item {key!r}: attribute {attribute!r} {problem}")
         self.key = key
         self.attribute = attribute

@@ -6,11 +6,12 @@ duplicating or replaying that row delays a takeover or a launch, and breaks noth
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeGuard
 
 from kcl_dagster.model.standing import Standing
 
 _VERSION: Final = 1
+_LARGEST: Final = 2**53
 TARGET: Final = "fleet/target"  # observed like everything else, so that a cool-down outlives the process
 LAUNCH: Final = "launch/"
 
@@ -55,11 +56,11 @@ class Memory:
         if isinstance(standing, Mapping):
             self.standing.absorb(standing, at)
         target = document.get("target")
-        if self.target is None and isinstance(target, int):
+        if self.target is None and _is_number(target):
             self.target = target
         generations = document.get("generations")
         for slot, entry in generations.items() if isinstance(generations, Mapping) else ():
-            if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int):
+            if isinstance(entry, list) and len(entry) == 2 and _is_number(entry[0]):
                 known = self.generations.get(slot)
                 if known is None or known.number < entry[0]:
                     self.generations[slot] = Generation(entry[0], bool(entry[1]))
@@ -80,3 +81,8 @@ class Memory:
         known = self.generations.get(slot)
         if known is not None:
             known.seen = True
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    """A whole number that a leader may have written. Generations are times in seconds, which need 11 digits."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST

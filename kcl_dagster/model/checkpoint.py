@@ -7,11 +7,12 @@ from typing import Final
 # Order of the sentinels relative to every sequence number, which are >= 0.
 _RANKS: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1}
 _SHARD_END: Final = "SHARD_END"
+_MOST_DIGITS: Final = 129  # of a sequence number, by Kinesis's API; today's have 56. Python refuses to read 4,300.
 
 
 def is_sequence_number(text: str) -> bool:
-    """Whether `text` is a decimal sequence number. Only ASCII digits count."""
-    return text.isascii() and text.isdigit()
+    """Whether `text` is a decimal sequence number of a length that Kinesis allows. Only ASCII digits count."""
+    return len(text) <= _MOST_DIGITS and text.isascii() and text.isdigit()
 
 
 @total_ordering

@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-_MULTI: re.Pattern[str] = re.compile(r"(\d{12}):([^:]+):(\d+)", re.ASCII)
+_MULTI: re.Pattern[str] = re.compile(r"(\d{12}):([^:]+):(\d{1,19})", re.ASCII)
+_LARGEST_EPOCH = 2**63 - 1  # Java reads it as a long
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class StreamIdentifier:
     def parse(cls, text: str) -> Self:
         """Read the multi-stream form. Raises ValueError on anything else."""
         match = _MULTI.fullmatch(text)
-        if match is None or int(match[3]) <= 0:
+        if match is None or not 0 < int(match[3]) <= _LARGEST_EPOCH:
             msg = f"{text!r} is not of the form account:stream:creation-epoch with a 12-digit account"
             raise ValueError(msg)
         return cls(name=match[2], account=match[1], creation_epoch=int(match[3]))

@@ -1,12 +1,12 @@
 """How an application stands: one look at its tables, as data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
-from kcl_dagster.errors import TableNotFound
+from kcl_dagster.errors import TableNotFound, UnreadableItem
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.runtime import Runtime
@@ -18,6 +18,8 @@ from kcl_dagster.tables.places import LayoutKind
 from kcl_dagster.tables.workers import WorkerTable
 
 NOBODY = "nobody"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +132,17 @@ class Status:
 
 
 def read_status(application: Application, dynamodb: Client, runtime: Runtime) -> Status:
-    """Look at the tables; four to six requests. Raises TableNotFound when no leader has been there yet."""
+    """Look at the tables; four to six requests. Rows that cannot be read are in `unreadable`.
+
+    Raises TableNotFound when no leader has been there yet.
+    """
     layout = detect_layout(dynamodb, application, runtime)
     try:
         scan = LeaseTable(dynamodb, application, layout, runtime).scan()
         workers = WorkerTable(dynamodb, application, layout, runtime).list()
-        leader = LeaderLock(dynamodb, application, layout, runtime, NOBODY).peek()
-        control = ControlRow(dynamodb, application, layout, runtime).load()
+        problems = [str(problem) for problem in scan.unreadable]
+        leader = _unless_unreadable(LeaderLock(dynamodb, application, layout, runtime, NOBODY).peek, None, problems)
+        control = _unless_unreadable(ControlRow(dynamodb, application, layout, runtime).load, Control(), problems)
     except TableNotFound as error:
         msg = f"application {application.name} has no lease table yet: has its leader run, and is this its region?"
         raise TableNotFound(msg) from error
@@ -146,7 +152,15 @@ def read_status(application: Application, dynamodb: Client, runtime: Runtime) ->
         leader=leader,
         leases=sorted(scan.leases, key=lambda lease: lease.key),
         workers=sorted(workers, key=lambda row: row.id),
-        unreadable=[str(problem) for problem in scan.unreadable],
+        unreadable=problems,
         at=runtime.clock.now(),
         control=control,
     )
+
+
+def _unless_unreadable(read: Callable[[], T], otherwise: T, problems: list[str]) -> T:
+    try:
+        return read()
+    except UnreadableItem as problem:
+        problems.append(str(problem))
+        return otherwise

@@ -31,6 +31,7 @@ from kcl_dagster.operations.doctor import Verdict, diagnose
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
 from kcl_dagster.operations.pausing import drain, pause, resume
 from kcl_dagster.operations.peek import peek
+from kcl_dagster.operations.printable import cell, printable
 from kcl_dagster.operations.reset import ResetReport, reset
 from kcl_dagster.operations.status import read_status
 from kcl_dagster.operations.takeover import take_over_2x
@@ -132,7 +133,9 @@ class Verbs:
             table = Table(box=None, show_header=False)
             for finding in diagnosis.findings:
                 style = _STYLES[finding.verdict]
-                table.add_row(finding.verdict.value, finding.check, finding.says, finding.do, style=style)
+                table.add_row(
+                    finding.verdict.value, finding.check, cell(finding.says), cell(finding.do), style=style
+                )
             Console().print(table)
         return WELL if diagnosis.is_well else WRONG
 
@@ -309,4 +312,4 @@ def _tell_report(options: Options, report: ResetReport | Deregistration) -> None
 
 
 def _tell(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{printable(text)}\n")

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kcl_dagster.errors import KclError
+from kcl_dagster.operations.printable import cell
 from kcl_dagster.operations.status import Status
 from kcl_dagster.runtime import Clock
 
@@ -32,18 +33,18 @@ def view(status: Status, rows: int | None = None) -> RenderableType:
         state, behind = status.state_of(lease), status.seconds_behind(lease)
         kbps = "" if lease.throughput_kbps is None else f"{lease.throughput_kbps:.1f}"
         leases.add_row(
-            lease.key,
-            lease.actual_owner or "",
+            cell(lease.key),
+            cell(lease.actual_owner or ""),
             "" if behind is None else f"{behind:.1f}",
             str(lease.checkpoint or ""),
             kbps,
-            state,
+            cell(state),
             style=_STYLES.get(state),
         )
     parts: list[RenderableType] = [_heading(status), _workers(status), leases]
     if len(shown) < len(status.leases):
         parts.append(Text(f"and {len(status.leases) - len(shown)} leases that stand better", style="dim"))
-    parts += [Text(f"unreadable: {problem}", style="bold red") for problem in status.unreadable]
+    parts += [cell(f"unreadable: {problem}", "bold red") for problem in status.unreadable]
     return Group(*parts)
 
 
@@ -51,7 +52,7 @@ def _heading(status: Status) -> Text:
     behind = [row.lag_ms for row in status.workers if row.lag_ms is not None]
     furthest = f", {max(behind) / 1000:.1f} s behind" if behind else ""
     unserved = len(status.unserved)
-    text = Text(
+    text = cell(
         f"{status.application.name}: {status.leader or 'nobody'} leads; {len(status.open_leases)} open leases, "
         f"{unserved} unserved, {len(status.workers)} workers{furthest} "
         f"({datetime.fromtimestamp(status.at, UTC):%H:%M:%S} UTC)"
@@ -61,7 +62,8 @@ def _heading(status: Status) -> Text:
     control = status.control
     paused = ["the application"] if control.paused else [*sorted(control.leases), *sorted(control.slots)]
     if paused:
-        text.append(f"\npaused by {control.changed_by or 'somebody'}: {', '.join(paused)}", style="bold yellow")
+        text.append("\n")
+        text.append_text(cell(f"paused by {control.changed_by or 'somebody'}: {', '.join(paused)}", "bold yellow"))
     return text
 
 
@@ -72,14 +74,16 @@ def _workers(status: Status) -> Table:
     for row in status.to_document()["workers"]:
         behind = "" if row["behind_ms"] is None else f"{row['behind_ms'] / 1000:.1f}"
         age = "" if row["seconds_since_heartbeat"] is None else str(row["seconds_since_heartbeat"])
-        workers.add_row(row["worker"], row["state"], str(row["leases"]), behind, age, row["run"] or "")
+        workers.add_row(cell(row["worker"]), row["state"], str(row["leases"]), behind, age, cell(row["run"] or ""))
     return workers
 
 
 def watch(look: Callable[[], Status], every: float, console: Console, clock: Clock) -> None:
     """Look again and again, until interrupted. A look that fails is said, and the last one stays on the screen."""
     if not console.is_terminal:
-        _each(look, every, clock, lambda status: console.print(view(status)), console.print)
+        _each(
+            look, every, clock, lambda status: console.print(view(status)), lambda text: console.print(cell(text))
+        )
         return
     last: list[RenderableType] = []
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -89,7 +93,7 @@ def watch(look: Callable[[], Status], every: float, console: Console, clock: Clo
             live.update(last[0], refresh=True)
 
         def say(problem: str) -> None:
-            live.update(Group(*last, Text(problem, style="bold red")), refresh=True)
+            live.update(Group(*last, cell(problem, "bold red")), refresh=True)
 
         _each(look, every, clock, show, say)
 

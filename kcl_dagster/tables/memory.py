@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_NUMBER: Final = 1  # JSON, deflated; a document of another format is not believed
 LARGEST: Final = 380 * 1024  # bytes; DynamoDB takes 400 KB an item, names included
+LARGEST_UNPACKED: Final = 4 * 1024 * 1024  # bytes; a full document has about a tenth, a bomb has 380 MB
 
 
 class MemoryRow:
@@ -46,8 +47,8 @@ class MemoryRow:
             reader = Reader(item, self._place.key)
             if reader.text(ENTITY_TYPE) != LEADER_MEMORY or reader.whole(FORMAT) != FORMAT_NUMBER:
                 reader.refuse(FORMAT, f"is not {FORMAT_NUMBER} of {LEADER_MEMORY}")
-            document = json.loads(zlib.decompress(reader.blob(DOCUMENT) or b""))
-        except (UnreadableItem, zlib.error, ValueError) as error:
+            document = json.loads(_unpacked(reader.blob(DOCUMENT) or b""))
+        except (UnreadableItem, zlib.error, ValueError, RecursionError) as error:
             log.warning("the leader of %s starts without memory: %s", self._application, error)
             return {}
         return document if isinstance(document, dict) else {}
@@ -59,3 +60,13 @@ class MemoryRow:
             msg = f"the leader's memory of {self._application} has {len(packed)} bytes, a row takes {LARGEST}"
             raise ValueError(msg)
         self._sender.overwrite(coordination.save_memory(self._place, packed, FORMAT_NUMBER))
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """Raises ValueError for what unpacks to more than any leader writes, or ends too early."""
+    unpacking = zlib.decompressobj()
+    document = unpacking.decompress(packed, LARGEST_UNPACKED)
+    if not unpacking.eof:
+        msg = f"the document is cut off, or has more than {LARGEST_UNPACKED} bytes"
+        raise ValueError(msg)
+    return document

@@ -1,0 +1,29 @@
+"""Text from tables and streams, made safe for a terminal.
+
+Anyone who may write to a table chooses names of workers and leases. A terminal obeys escape sequences in them, and
+rich reads square brackets as markup.
+"""
+
+import unicodedata
+from typing import Final
+
+from rich.text import Text
+
+_REPLACEMENT: Final = "\ufffd"
+# Control, invisible and directional characters, surrogates, and separators of lines.
+_UNPRINTABLE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def printable(text: str) -> str:
+    """The text with every control character but the newline replaced, so that it only shows characters."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        _REPLACEMENT if unicodedata.category(character) in _UNPRINTABLE and character != "\n" else character
+        for character in text
+    )
+
+
+def cell(text: str, style: str = "") -> Text:
+    """A cell of a rich table that shows the text as it is, brackets included, in one line."""
+    return Text(printable(text).replace("\n", _REPLACEMENT), style=style)
