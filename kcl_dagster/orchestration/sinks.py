@@ -51,7 +51,8 @@ def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
     """Parquet files below a directory or an `s3://` prefix, each record in exactly one of them.
 
     Args:
-        path: A directory that driver and executors share, or `s3://bucket/prefix`. Belongs to one application.
+        path: A directory that driver and executors share, or `s3://bucket/prefix`. Applications may share it:
+            each names its files after itself.
         partition_by: Columns of the output that become folders, such as `kind=buy/`; or the month, day or hour of
             one, in UTC: `day(arrival_timestamp)` gives `arrival_timestamp_day=2026-01-31/`.
 

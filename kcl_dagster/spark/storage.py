@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
-from urllib.parse import urlsplit
 
 from kcl_dagster.aws import Client, RequestRefused, Unanswered, call, mapped_errors, retried
 from kcl_dagster.aws import client as make_client
@@ -97,13 +96,17 @@ class S3Options:
 
 def open_store(url: str, s3: S3Options | None = None) -> "LocalStore | S3Store":
     """The store at a local path, `file://` or `s3://bucket/prefix`."""
-    parts = urlsplit(url)
-    if parts.scheme in ("", "file"):
-        return LocalStore(str(Path(parts.path if parts.scheme else url).absolute()))
-    if parts.scheme in ("s3", "s3a", "s3n"):
-        if not parts.netloc:
+    # Not a URL's rules: in a key of S3 and in the name of a file, `#`, `?` and `%` are characters like any other.
+    scheme, has_scheme, rest = url.partition("://")
+    if not has_scheme:
+        return LocalStore(str(Path(url.removeprefix("file:")).absolute()))
+    if scheme == "file":
+        return LocalStore(str(Path(f"/{rest.partition('/')[2]}").absolute()))
+    if scheme in ("s3", "s3a", "s3n"):
+        bucket, _, prefix = rest.partition("/")
+        if not bucket:
             raise ConfigurationError(f"{url} names no bucket")
-        return S3Store(parts.netloc, parts.path.strip("/"), s3 or S3Options())
+        return S3Store(bucket, prefix.strip("/"), s3 or S3Options())
     raise ConfigurationError(
         f"{url} is neither a local path nor s3://: use the foreach_batch sink for other stores"
     )

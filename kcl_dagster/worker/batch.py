@@ -39,7 +39,8 @@ class Range:
     shard_id: str
     after: Checkpoint
     number: int
-    """The batch number this range is written under: grows by one per batch of the shard, over all its owners."""
+    """The batch number this range is written under: grows by one per batch of the lease, over all its owners. The
+    first one is above all numbers of former leases of the shard."""
 
     through: Checkpoint | None = None
     first: str | None = None
@@ -186,6 +187,9 @@ class Part:
     instead_of: int | None = field(default=None, compare=False)
     """Where the part is a piece of one that kept failing: that one's number. A stalled former owner may still be
     trying to store the whole; whoever comes second has to be refused."""
+
+    is_repeated: bool = field(default=False, compare=False)
+    """An earlier attempt may have stored the part, also with another version of the transform."""
 
 
 @dataclass(frozen=True, slots=True)

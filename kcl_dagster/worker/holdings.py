@@ -155,6 +155,14 @@ class Holdings:
                 renewed = self._table.renew(held.lease, self._published(key), tip_seen=_newer_tip(held))
             self._wrote(held, renewed, sent)
 
+    def settled(self, key: LeaseKey, token: int) -> Lease:
+        """The lease as the table has it, once a write whose answer was lost is settled. Reads the table only then.
+        Raises as `renew`."""
+        held = self._find(key, token)
+        with held.lock:
+            self._ready(held, token)
+            return held.lease
+
     def prepare(self, key: LeaseKey, token: int, pending: Checkpoint, state: bytes | None, batch: int) -> None:
         """Pin the next batch of the lease. Raises as `renew`; after OutcomeUnknown the pin may or may not stand."""
         held = self._find(key, token)

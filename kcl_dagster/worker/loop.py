@@ -30,7 +30,7 @@ from kcl_dagster.worker.parents import Parents
 from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.processing import ProcessorProtocol
 from kcl_dagster.worker.protocol import BatchProtocol
-from kcl_dagster.worker.ranges import Planner
+from kcl_dagster.worker.ranges import Planner, first_number_at
 from kcl_dagster.worker.reading import Reading, RoundSettings
 from kcl_dagster.worker.renewal import Renewer
 from kcl_dagster.worker.report import BatchReport
@@ -130,7 +130,11 @@ class Worker(Generic[D]):
     def _make_protocol(self, runtime: Runtime) -> Rounds:
         around, application = self._around, self._around.application
         failures = Failures(application.batch.failure, self._clock, runtime.random)
-        planner = Planner(StreamIdentifier.single(application.streams[0].name), around.resolved_start)
+        planner = Planner(
+            StreamIdentifier.single(application.streams[0].name),
+            around.resolved_start,
+            lambda: first_number_at(runtime.clock.now()),
+        )
         shard_ends = ShardEnds(around.leases, around.list_shards)
         if around.processors is not None:
             reading = self._reading(around.processors, failures)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from kcl_dagster.errors import KclError
+from kcl_dagster.errors import BatchError, KclError
 from kcl_dagster.model.checkpoint import SHARD_END
 from kcl_dagster.worker.batch import Batch, D, Fetched, Part, Progress, Sink
 from kcl_dagster.worker.concurrency import ForEach, errors_of, one_by_one
@@ -108,8 +108,13 @@ class BatchProtocol(Generic[D]):
         return [progress for key, progress in read.items() if key not in refused]
 
     def _pin(self, holding: Holding, progress: Progress) -> None:
-        if pin_of(holding.lease) is not None and progress.range.is_pinned:
-            return
+        if progress.range.is_pinned:
+            # The answer to the last write of a pin may have been lost, and the row may hold another one.
+            pin = pin_of(self.holdings.settled(holding.key, holding.token))
+            if pin is not None and pin.number == progress.range.number:
+                return
+            if pin is not None:
+                raise BatchError(f"{holding.key} is pinned to batch {pin.number}, not to {progress.range.number}")
         end, pin = progress.through or progress.range.after, Pin(progress.range.number, progress.first)
         self.holdings.prepare(holding.key, holding.token, end, pin.to_state(), pin.number)
 
@@ -153,6 +158,7 @@ class BatchProtocol(Generic[D]):
             records=progress.records,
             bytes=progress.bytes,
             instead_of=this.instead_of,
+            is_repeated=this.is_pinned,
         )
 
     def _failed(self, this: Round, fetched: Fetched[D], found: Sequence[Progress], error: Exception) -> None:

@@ -12,6 +12,20 @@ from kcl_dagster.worker.pending import pin_of
 ResolvedStart = Callable[[StreamIdentifier], int | None]
 """What LATEST or AT_TIMESTAMP meant when the application first saw the stream, epoch milliseconds."""
 
+FirstNumber = Callable[[], int]
+"""The number of the first batch of a lease, greater than every number that a former lease of the shard had. See
+`first_number_at`."""
+
+
+def first_number_at(now: float) -> int:
+    """The milliseconds of the epoch; `now` is epoch seconds.
+
+    A lease may be deleted and made again: by a reset, by hand, with a stream or a lease table that was made anew.
+    Sinks remember the numbers of the former lease, and nothing in the new row tells which were used. Numbers grow
+    by one per batch, and a batch takes longer than a millisecond, so this one is above all of them.
+    """
+    return int(now * 1000)
+
 
 @dataclass(frozen=True, slots=True)
 class Planner:
@@ -19,6 +33,7 @@ class Planner:
 
     single_stream: StreamIdentifier
     resolved_start: ResolvedStart
+    first_number: FirstNumber
 
     def plan(self, lease: Lease, until: Checkpoint | None = None) -> Range:
         """The next range of a lease that may be read: pinned to a batch that was begun, else open, or no further
@@ -31,7 +46,7 @@ class Planner:
             instead_of = pin.instead_of
         else:
             through = until if until is not None and after < until else None
-            number, first, instead_of = lease.batch + 1, None, None
+            number, first, instead_of = lease.batch + 1 if lease.batch else self.first_number(), None, None
         return Range(
             lease=lease.key,
             stream=stream,

@@ -1,11 +1,13 @@
 """The default sink: plain Parquet files, readable by anything, each record stored once.
 
-Every part of a batch becomes one file (one for each partition value), named after the shard, the checkpoint the
-part begins at, and its number. A replay of the part has the same records and the same name, so it replaces the file
-by its equal, whoever writes it and whenever.
+Every part of a batch becomes one file (one for each partition value), named after the application, the shard, the
+checkpoint the part begins at, and its number. A replay of the part has the same records and the same name, so it
+replaces the file, whichever worker writes it and whenever. If the transform was changed in between, the replay may
+write to other folders, or nothing: the files of the former attempts are removed after that.
 """
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from pyspark.sql import DataFrame
 
@@ -23,7 +25,7 @@ class ParquetSink:
     """Stores batches below `path`: a local directory that driver and executors share, or `s3://bucket/prefix`.
 
     `partition_by` names columns of the transform's output that become folders (`kind=buy/`), or units of their time
-    (`day(arrival_timestamp)`), see `spark.partitioning`. A path belongs to one application.
+    (`day(arrival_timestamp)`), see `spark.partitioning`. Applications may share a path; no file name is used twice.
     """
 
     def __init__(
@@ -68,15 +70,22 @@ class ParquetSink:
         with write_failures(f"parquet at {self.path}"):
             self._remove([stem for part in batch.parts for stem in stems_replaced(part)])
             written = write_files(data, self._transform, self._store, names, self._partition_by)
+            # Not before: if the worker dies here, a retry finds its way; removed first, the records would be lost.
+            kept = {file.path for file in written.files}
+            self._remove([file_stem(part) for part in batch.parts if part.is_repeated], kept)
         self._as_read = written.as_read
         return written
 
-    def _remove(self, stems: Sequence[str]) -> None:
+    def _remove(self, stems: Sequence[str], kept: AbstractSet[str] | None = None) -> None:
+        """`kept` are the files that a repeated batch has just stored. An earlier attempt may have been made with
+        another partitioning."""
         names = {f"{stem}.parquet" for stem in stems}
         left = list(names)
         try:
-            if names and self._partition_by:  # in whichever folders: rare enough to look into all of them
-                left = [file.path for file in self._store.files() if file.path.rpartition("/")[2] in names]
+            # In whichever folders: rare enough to look into all of them.
+            if names and (self._partition_by or kept is not None):
+                files = (file.path for file in self._store.files())
+                left = [path for path in files if path.rpartition("/")[2] in names and path not in (kept or ())]
             if left:
                 self._store.delete(left)
         except OSError as error:

@@ -1,6 +1,8 @@
 """What the file sinks share: a Parquet file for each lease and partition value, written whole, in the executors."""
 
+import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeGuard
@@ -132,11 +134,27 @@ def output_schema(data: DataFrame, transform: Transform, leases: Sequence[LeaseK
     return _utc(apply(transform, data, leases)[0].limit(0).toArrow().schema)
 
 
+# Version 0.1 counted the batches of a lease from 1 and named files without the application. Leases that it made
+# keep these names: a batch that it left half stored has to find its file again.
+_NUMBERS_OF_VERSION_0_1: Final = range(10**12)
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
+
+
 def file_stem(part: Part) -> str:
-    """Names a part's file, by where it begins and its number: a part that was cut in two begins where its first
-    half does, and whoever removes the one must not meet the other."""
+    """Names a part's file: by application and lease, because applications may share a folder; by where the part
+    begins; and by its number, because a part that was cut in two begins where its first half does, and a lease that
+    was made again begins where the former one did."""
     lease = part.lease.replace(":", ".")  # object stores and Hadoop give colons a meaning
-    return f"{lease}.{part.after.sequence}-{part.after.sub_sequence}.{part.number}"
+    stem = f"{lease}.{part.after.sequence}-{part.after.sub_sequence}.{part.number}"
+    return stem if part.number in _NUMBERS_OF_VERSION_0_1 else f"{_short_name(part.application)}.{stem}"
+
+
+def _short_name(application: str) -> str:
+    """Distinct for distinct names. An application's name may be as long as a file's name may be."""
+    if _PLAIN_NAME.fullmatch(application):
+        return application
+    digest = hashlib.sha256(application.encode()).hexdigest()[:8]
+    return f"{re.sub('[^A-Za-z0-9_-]', '_', application[:31])}~{digest}"
 
 
 def stems_replaced(part: Part) -> list[str]:

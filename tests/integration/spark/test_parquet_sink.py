@@ -71,3 +71,49 @@ def test_columns_become_folders(stream: Stream, engine: SparkEngine, spark: Spar
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["odd=false", "odd=true"]
     assert stored(spark, tmp_path / "odd=true") == Counter(range(1, 100, 2))
     assert stored(spark, tmp_path) == Counter(range(100))
+
+
+@pytest.mark.audit("A8")
+def test_a_repeated_batch_replaces_what_another_version_of_the_transform_stored(
+    stream: Stream, engine: SparkEngine, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The worker died between storing and committing; the deploy after that changed the partition value."""
+
+    def before(records: DataFrame) -> DataFrame:
+        return records.withColumn("kind", F.lit("a"))
+
+    def after(records: DataFrame) -> DataFrame:
+        return records.withColumn("kind", F.lit("b"))
+
+    stream.produce(60)
+    fetched = engine.fetch(stream.ranges(), GENEROUS)
+    batch = batch_of(list(fetched.progress.values()))
+    leases = [part.lease for part in batch.parts]
+    ParquetSink(str(tmp_path), transform=before, partition_by=["kind"]).write(fetched.data(leases), batch)
+    other = replace(batch, application="other", parts=tuple(replace(p, number=10**12) for p in batch.parts))
+    ParquetSink(str(tmp_path), transform=before, partition_by=["kind"]).write(fetched.data(leases), other)
+
+    again = replace(batch, parts=tuple(replace(part, is_repeated=True) for part in batch.parts))
+    ParquetSink(str(tmp_path), transform=after, partition_by=["kind"]).write(fetched.data(leases), again)
+    assert stored(spark, tmp_path / "kind=b") == Counter(range(60))
+    assert stored(spark, tmp_path / "kind=a") == Counter(range(60)), "another application's files are gone"
+
+    nothing = ParquetSink(str(tmp_path), transform=lambda r: after(r).where("false"), partition_by=["kind"])
+    nothing.write(fetched.data(leases), again)
+    assert list((tmp_path / "kind=b").glob("*.parquet")) == []
+    assert stored(spark, tmp_path / "kind=a") == Counter(range(60))
+
+
+@pytest.mark.audit("A5", "F1")
+def test_applications_that_share_a_folder_keep_their_records(
+    stream: Stream, engine: SparkEngine, spark: SparkSession, tmp_path: Path
+) -> None:
+    """All begin at the same place of a shard of the same name, perhaps in the same millisecond."""
+    stream.produce(30)
+    fetched = engine.fetch(stream.ranges(number=1_798_761_600_000), GENEROUS)
+    long = "a" * 250
+    names = ["orders-app", "payments-app", "payments.app", f"{long}1", f"{long}2"]
+    for name in names:
+        batch = batch_of(list(fetched.progress.values()), application=name)
+        ParquetSink(str(tmp_path)).write(fetched.data([part.lease for part in batch.parts]), batch)
+    assert stored(spark, tmp_path) == Counter(dict.fromkeys(range(30), len(names)))

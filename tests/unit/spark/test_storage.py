@@ -297,3 +297,13 @@ def test_executors_have_chances_of_their_own() -> None:
     sent = pickle.loads(pickle.dumps(store))
     assert sent == store
     assert sent.runtime.random.random() != random.Random(1).random()
+
+
+@pytest.mark.audit("A5")
+@pytest.mark.parametrize("name", ["team#1/clicks", "what?/clicks", "100%25/clicks", "a b/clicks"])
+def test_a_path_is_taken_as_it_is_written(name: str, tmp_path: Path) -> None:
+    """A URL's rules would end it at the first `#` or `?`, and two lakes would become one."""
+    assert open_store(f"s3://lake/{name}").root == f"s3://lake/{name}"
+    assert open_store(f"{tmp_path}/{name}").root == f"{tmp_path}/{name}"
+    assert open_store(f"file://{tmp_path}/{name}").root == f"{tmp_path}/{name}"
+    assert open_store(f"file:{tmp_path}/{name}").root == f"{tmp_path}/{name}"

@@ -25,6 +25,7 @@ from kcl_dagster.worker.retention import loss_in
 from kcl_dagster.worker.succession import SuccessionRules, choose_heirs
 from kcl_dagster.worker.throughput import Throughput
 
+FIRST = 1_700_000_000_000
 KEY = LeaseKey("s0")
 STREAM = StreamIdentifier.single("clicks")
 KEYS = [LeaseKey(f"s{index}") for index in range(6)]
@@ -60,7 +61,7 @@ def test_whatever_others_left_pending_is_no_pin_of_ours(state: bytes | None, bat
 def test_a_pinned_batch_is_planned_exactly_whatever_the_wish(
     pin: Pin, checkpoint: Checkpoint, through: Checkpoint, until: Checkpoint | None
 ) -> None:
-    plan = Planner(STREAM, lambda _: None).plan(pinned(pin, checkpoint, through), until)
+    plan = Planner(STREAM, lambda _: None, lambda: FIRST).plan(pinned(pin, checkpoint, through), until)
     assert (plan.after, plan.through, plan.number, plan.first) == (checkpoint, through, pin.number, pin.first)
 
 
@@ -68,8 +69,10 @@ def test_a_pinned_batch_is_planned_exactly_whatever_the_wish(
 def test_an_open_range_has_the_next_number_and_never_ends_before_it_begins(
     checkpoint: Checkpoint, until: Checkpoint | None, batch: int
 ) -> None:
-    plan = Planner(STREAM, lambda _: 17).plan(Lease(KEY, "s0", checkpoint=checkpoint, batch=batch), until)
-    assert plan.number == batch + 1
+    plan = Planner(STREAM, lambda _: 17, lambda: FIRST).plan(
+        Lease(KEY, "s0", checkpoint=checkpoint, batch=batch), until
+    )
+    assert plan.number == (batch + 1 if batch else FIRST)
     assert plan.through is None or (plan.through == until and plan.after < plan.through)
     following = next_range(Progress(plan, through=Checkpoint("2000"), records=1))
     assert following is not None

@@ -2,10 +2,12 @@
 
 import contextlib
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -334,8 +336,8 @@ def test_what_a_table_may_still_be_given_keeps_its_number() -> None:
     world.stream.put(A, "a")
     run.round()
     lease = world.lease(A)
-    assert (lease.batch, lease.pending_checkpoint) == (1, Checkpoint("100"))
-    sink.parts[A, 1] = [(A, 100, "a")]  # by the former owner
+    assert lease.pending_checkpoint == Checkpoint("100")
+    sink.parts[A, lease.batch] = [(A, 100, "a")]  # by the former owner
     work(world, run, 5)
     assert world.lease(A).pending_checkpoint is None
     assert world.lease(A).checkpoint == lease.pending_checkpoint
@@ -458,6 +460,8 @@ def test_a_piece_says_what_it_is_a_piece_of_whoever_writes_it() -> None:
     world.assign(run)
     world.stream.put(A, *"abcdefgh")
     run.sink.refuses = fails_on("a", "h")
+    numbers: list[int] = []
+    run.sink.hooks.append(lambda batch: numbers.append(batch.parts[0].number))
     for _ in range(4):
         run.round()
     assert run.kinds().count(EventKind.BATCH_NARROWED) >= 2
@@ -465,6 +469,40 @@ def test_a_piece_says_what_it_is_a_piece_of_whoever_writes_it() -> None:
     world.assign(second)
     second.round()
     (piece,) = second.sink.batches[0].parts
-    assert (piece.instead_of, piece.number) == (1, world.lease(A).batch)
+    assert (piece.instead_of, piece.number) == (numbers[0], world.lease(A).batch)
     work(world, second, 20)
     assert all(part.instead_of is None for batch in second.sink.batches[1:] for part in batch.parts)
+
+
+@pytest.mark.audit("A4")
+def test_a_piece_whose_pin_got_no_answer_is_not_stored_under_the_number_of_the_whole() -> None:
+    """The pin of the first half is written, its answer is lost, and DynamoDB is away until the worker gives up."""
+    world, run = world_with({"action": "skip", "attempts": 1})
+    world.assign(run)
+    world.stream.put(A, *"abc!")
+    run.sink.refuses = fails_on("!")
+    piece = re.compile(r'"instead_of":\d')
+    is_away = False
+
+    def lose_the_answer(method: str, request: Mapping[str, Any]) -> None:
+        nonlocal is_away
+        if is_away:
+            raise EndpointConnectionError(endpoint_url="https://dynamodb")
+        if method == "update_item" and piece.search(str(request)):
+            is_away = True
+            run.client.service.update_item(**request)
+            raise ReadTimeoutError(endpoint_url="https://dynamodb")
+
+    run.client.before.append(lose_the_answer)
+    run.round()
+    assert is_away
+    run.client.before.clear()
+    pinned = world.lease(A)
+    assert pinned.pending_checkpoint is not None
+
+    run.sink.refuses = None  # the next attempt would store whatever it is given
+    run.worker.step_batch()
+
+    assert all(part.number >= pinned.batch for batch in run.sink.batches for part in batch.parts)
+    work(world, run)
+    world.check_exactly_once()
