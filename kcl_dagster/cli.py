@@ -215,9 +215,9 @@ def _standing(report: TickReport) -> str:
 
 
 def _runs(application: Application) -> RunView:
-    """The runs of the Dagster instance that DAGSTER_HOME names; none without one."""
+    """The runs of the Dagster instance that DAGSTER_HOME names; unknown without one."""
     if not os.environ.get("DAGSTER_HOME"):
-        return RunView()
+        return RunView(unknown="DAGSTER_HOME is not set, so Dagster's runs are unknown")
     from dagster import DagsterInstance
 
     from kcl_dagster.orchestration.runs import run_view

@@ -1,7 +1,10 @@
 """How many workers there should be, and which slots run them.
 
-One active run per slot. The number follows the open shards, and lag and throughput within `min` and `max`, one step
-per cool-down; never more workers than shards that can be read, but for the moment in which one replaces another.
+One active run per slot. A living worker whose row names a slot serves it, whether or not this Dagster instance
+knows the worker's run: another deployment of the application may have launched it.
+
+The number follows the open shards, and lag and throughput within `min` and `max`, one step per cool-down; never
+more workers than shards that can be read, but for the moment in which one replaces another.
 A worker beyond its lifetime is replaced, one at a time: its successor is up before it is asked to leave.
 """
 
@@ -20,6 +23,8 @@ from kcl_dagster.model.worker import slot_name
 _STEP: Final = 0.25
 # A run of this age without a live row is not counted on: its process hangs, or is gone and nobody has noticed.
 _SILENT_SECONDS: Final = 120.0
+# A run that waits in the queue for longer is not counted on: the queue may be another deployment's, or stuck.
+QUEUED_SECONDS: Final = 120.0
 # A worker that was launched this recently is expected to report soon.
 EXPECTED_SECONDS: Final = 60.0
 # Room above the configured throughput of a worker before another is asked for.
@@ -71,7 +76,9 @@ def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker
     held = [slot for slot in slots.held if slots.is_up(slot)]
     launch = dict.fromkeys(slots.free[: max(0, target - len(keep))], why)
     drain: dict[WorkerId, str] = {slots.worker(slot).id: f"an operator paused {slot}" for slot in held}
-    cancel = tuple(slot for slot in (*surplus, *slots.held) if sight.slots[slot].status == "queued")
+    enough = len(keep) >= target and all(slots.is_up(slot) for slot in keep)
+    unwanted = [*surplus, *slots.held, *slots.overtaken, *(slots.waiting if enough else ())]
+    cancel = tuple(slot for slot in unwanted if slots.is_queued(slot))
     if all(slots.is_up(slot) for slot in keep):
         for slot in surplus:
             if slots.is_up(slot):
@@ -113,25 +120,32 @@ def decide_target(
 
 
 class _Slots:
-    """Slots by what their runs do.
+    """Slots by what their runs and workers do.
 
     `serving`: has a worker or soon will, the ones to keep first. `leaving`: its worker drains. `silent`: is said to
-    run, but its worker does not write its row; it holds its slot and is otherwise not counted on. `held`: would
-    serve, but an operator paused the slot.
+    run, but its worker does not write its row; it holds its slot and is otherwise not counted on. `waiting`: its
+    run has been queued for too long to count on it. `held`: would serve, but an operator paused the slot.
+    `overtaken`: its run is queued although a worker that this instance did not launch serves the slot.
     """
 
     def __init__(self, settings: FleetSettings, sight: FleetSight) -> None:
         self._settings = settings
         self._sight = sight
         living = {seen.row.run_id: seen for seen in sight.workers if seen.alive}
-        self._workers = {slot: living[run.run_id] for slot, run in sight.slots.items() if run.run_id in living}
-        self.leaving = [slot for slot in sorted(sight.slots) if self._is_leaving(slot)]
-        self.silent = [slot for slot in sorted(sight.slots) if self._is_silent(slot)]
-        others = set(sight.slots) - set(self.leaving) - set(self.silent)
+        own = {slot: living[run.run_id] for slot, run in sight.slots.items() if run.run_id in living}
+        foreign = _by_slot(sight.workers, own)
+        self._workers = {**foreign, **own}
+        self.overtaken = sorted(slot for slot in foreign if self.is_queued(slot))
+        taken = sorted({*sight.slots, *foreign})
+        self.leaving = [slot for slot in taken if self._is_leaving(slot)]
+        self.silent = [slot for slot in taken if self._is_silent(slot)]
+        others = set(taken) - set(self.leaving) - set(self.silent)
         self.held = sorted(others & set(sight.paused))
-        self.serving = sorted(others - set(self.held), key=lambda slot: (bool(self.why_leave(slot)), slot))
+        self.waiting = sorted(slot for slot in others - set(self.held) if self._is_waiting(slot))
+        serving = others - set(self.held) - set(self.waiting)
+        self.serving = sorted(serving, key=lambda slot: (bool(self.why_leave(slot)), slot))
         names = (slot_name(index) for index in range(settings.max_workers))
-        self.free = [slot for slot in names if slot not in sight.slots and slot not in sight.paused]
+        self.free = [slot for slot in names if slot not in taken and slot not in sight.paused]
 
     def worker(self, slot: str) -> WorkerSight:
         return self._workers[slot]
@@ -139,10 +153,14 @@ class _Slots:
     def is_up(self, slot: str) -> bool:
         return slot in self._workers and self._workers[slot].ready
 
+    def is_queued(self, slot: str) -> bool:
+        run = self._sight.slots.get(slot)
+        return run is not None and run.status == "queued"
+
     def why_leave(self, slot: str) -> str:
-        """Not empty for a worker that is beyond its lifetime."""
-        run = self._sight.slots[slot]
-        if run.status != "running" or self._age(slot) <= self._settings.lifetime:
+        """Not empty for a worker that is beyond its lifetime. A worker of another deployment ends by itself."""
+        run = self._sight.slots.get(slot)
+        if run is None or run.status != "running" or self._age(slot) <= self._settings.lifetime:
             return ""
         return f"it has run for {self._age(slot) / 3600:.1f} hours"
 
@@ -171,9 +189,24 @@ class _Slots:
         return self._sight.now - self._sight.slots[slot].started_at
 
     def _is_leaving(self, slot: str) -> bool:
+        run = self._sight.slots.get(slot)
         drains = slot in self._workers and self._workers[slot].drains
-        return drains or self._sight.slots[slot].status == "canceling"
+        return drains or (run is not None and run.status == "canceling")
 
     def _is_silent(self, slot: str) -> bool:
-        started = self._sight.slots[slot].status in {"starting", "running"}
+        run = self._sight.slots.get(slot)
+        started = run is not None and run.status in {"starting", "running"}
         return started and slot not in self._workers and self._age(slot) > _SILENT_SECONDS
+
+    def _is_waiting(self, slot: str) -> bool:
+        return self.is_queued(slot) and slot not in self._workers and self._age(slot) > QUEUED_SECONDS
+
+
+def _by_slot(workers: Sequence[WorkerSight], own: Mapping[str, WorkerSight]) -> dict[str, WorkerSight]:
+    """The living workers of slots whose run has no living worker of its own; where a slot has several, one that
+    stays before one that leaves."""
+    found: dict[str, WorkerSight] = {}
+    for seen in sorted(workers, key=lambda seen: (not seen.drains, seen.id)):
+        if seen.alive and seen.row.slot is not None and seen.row.slot not in own:
+            found[seen.row.slot] = seen
+    return found

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.worker import SHARDS_TOLD, WorkerRow, WorkerState
 
 WORKER: Final = "worker/"  # prefix of the keys under which rows are observed
 
@@ -41,6 +41,9 @@ class WorkerSight:
     proven: bool = True
     """This leader saw it move, or it wrote its row a moment ago. A new leader cannot tell a worker that has just
     died from one that lives, so it begins no handoff to one that is not proven."""
+
+    replaced: bool = False
+    """Another run has its slot, and that run's worker is up."""
 
     @property
     def id(self) -> WorkerId:
@@ -157,3 +160,20 @@ def ceilings_of(row: WorkerRow) -> Mapping[str, float]:
 def lag_of(sights: Sequence[WorkerSight]) -> int | None:
     """The furthest behind of the living, in milliseconds."""
     return max((s.row.lag_ms for s in sights if s.alive and s.row.lag_ms is not None), default=None)
+
+
+def scalable_lag_of(sights: Sequence[WorkerSight], paused: Collection[LeaseKey] = ()) -> int | None:
+    """As `lag_of`, of the shards that more workers would help: neither stopped nor paused. None: not known."""
+    lags = [_scalable_lag(seen.row, paused) for seen in sights if seen.alive]
+    return max((lag for lag in lags if lag is not None), default=None)
+
+
+def _scalable_lag(row: WorkerRow, paused: Collection[LeaseKey]) -> int | None:
+    excluded = {*paused, *(row.stopped or ())}
+    behind = row.behind or {}
+    if row.lag_ms is None or excluded.isdisjoint(behind):
+        return row.lag_ms
+    lags = [lag for key, lag in behind.items() if key not in excluded]
+    if not lags and len(behind) >= SHARDS_TOLD:
+        return None  # shards that its row does not name may be behind
+    return max(lags, default=0)

@@ -11,7 +11,6 @@ from kcl_dagster.leader.load import LoadBook
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.standing import Standing
-from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.reading import ScanResult
 
 
@@ -105,7 +104,7 @@ class Observer:
             stood=lambda row: self.standing.stood_for(liveness.observed_key(row), liveness.observed_version(row)),
             moved=lambda row: row.id in self._moving,
         )
-        workers = tuple(_judged(rule, row, ended, runs) for row in scan.workers)
+        workers = _without_replaced([rule.judge(row, ended) for row in scan.workers], runs)
         over = {worker for worker, run in self._runs.items() if run in ended}
         ages: dict[LeaseKey, float] = {}
         unserved: dict[LeaseKey, str] = {}
@@ -201,11 +200,22 @@ def _without_suspects(workers: Sequence[WorkerSight], silent: Collection[WorkerI
     )
 
 
-def _judged(rule: LivenessRule, row: WorkerRow, ended: frozenset[str], runs: RunView) -> WorkerSight:
-    """As the rule says; and a worker whose slot has gone to another run gives its leases away."""
-    seen = rule.judge(row, ended)
-    run = runs.slots.get(row.slot) if row.slot is not None else None
-    if not seen.alive or run is None or row.run_id is None or run.run_id == row.run_id:
-        return seen
-    row = replace(row, drain_requested=True)
-    return replace(seen, row=row, accepts=False, why=f"run {run.run_id} has its slot")
+def _without_replaced(workers: Sequence[WorkerSight], runs: RunView) -> tuple[WorkerSight, ...]:
+    """A worker gives its leases away when another run has its slot and that run's worker is up.
+
+    A run that is queued or starting replaces no worker: its queue may never move, and the worker may belong to
+    another deployment of the application.
+    """
+    up = {seen.row.run_id for seen in workers if seen.alive and seen.ready}
+
+    def judged(seen: WorkerSight) -> WorkerSight:
+        run = runs.slots.get(seen.row.slot) if seen.row.slot is not None else None
+        if run is None or seen.row.run_id is None or run.run_id == seen.row.run_id or run.run_id not in up:
+            return seen
+        why = f"run {run.run_id} has its slot"
+        if not seen.alive:
+            return replace(seen, replaced=True)
+        row = replace(seen.row, drain_requested=True)
+        return replace(seen, row=row, accepts=False, why=why, replaced=True)
+
+    return tuple(judged(seen) for seen in workers)

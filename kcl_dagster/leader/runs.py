@@ -35,3 +35,6 @@ class RunView:
     finished: Callable[[Collection[str]], Collection[str]] = _none_is_known
     launches: bool = True
     """Whether somebody acts on what the leader wants launched. A leader outside of the orchestrator does not."""
+
+    unknown: str = ""
+    """Why the orchestrator could not be asked for its runs; empty when it was asked."""

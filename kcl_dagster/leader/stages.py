@@ -19,7 +19,7 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.leader import expiry, handoff
 from kcl_dagster.leader.failures import twice
 from kcl_dagster.leader.fleet import FleetPlan, FleetSight, decide_fleet
-from kcl_dagster.leader.liveness import lag_of
+from kcl_dagster.leader.liveness import lag_of, scalable_lag_of
 from kcl_dagster.leader.memory import LAUNCH, TARGET, Memory
 from kcl_dagster.leader.moving import MoveOutcome, decide
 from kcl_dagster.leader.observation import Observer, Sight
@@ -165,16 +165,19 @@ class Tick:
             return
         if not self.runs.launches:
             return
+        if self.runs.unknown:
+            self.notes.append(f"{self.runs.unknown}: a slot whose run is queued or starting is taken for free")
         clock = self.leader.runtime.clock
         sight, book, standing = self.sight, self.observer.book, self.memory.standing
+        paused = self.leader.control.leases
         plan = decide_fleet(
             self.leader.application.fleet,
             FleetSight(
                 slots=self.runs.slots,
                 workers=sight.workers if sight is not None else (),
                 open_leases=len(sight.unfinished) if sight is not None and self._is_synced() else None,
-                unserved=len(sight.unserved) if sight is not None else 0,
-                lag_ms=lag_of(sight.workers) if sight is not None else None,
+                unserved=sum(key not in paused for key in sight.unserved) if sight is not None else 0,
+                lag_ms=scalable_lag_of(sight.workers, paused) if sight is not None else None,
                 kbps=sum(book.kbps(lease) or 0.0 for lease in sight.unfinished) if sight is not None else 0.0,
                 target=self.memory.target,
                 target_stood=standing.stood_for(TARGET, str(self.memory.target)),
@@ -205,9 +208,7 @@ class Tick:
         """Workers that live on although their run is over, or their slot has another: for those who do not notice
         by themselves."""
         for seen in sight.workers:
-            run = self.runs.slots.get(seen.row.slot) if seen.row.slot is not None else None
-            is_replaced = run is not None and seen.row.run_id not in {None, run.run_id}
-            if seen.beats and (seen.run_is_over or is_replaced) and seen.id not in self.observer.sent_away:
+            if seen.beats and (seen.run_is_over or seen.replaced) and seen.id not in self.observer.sent_away:
                 self.notes.append(f"{seen.id} is asked to leave: its run is over, or its slot has another")
                 if not self.dry:
                     self.leader.tables.workers.request_drain(seen.id)

@@ -2,10 +2,13 @@
 
 import itertools
 
+import pytest
+
 from kcl_dagster.application import Application, FleetSettings
-from kcl_dagster.leader.runs import SlotRun
-from kcl_dagster.model.lease import WorkerId
-from tests.integration.leader.town import TICK, Town
+from kcl_dagster.leader.runs import RunView, SlotRun
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.tables.control import Control
+from tests.integration.leader.town import TICK, Town, shard_id
 
 
 def town_of(shards: int = 8, **settings: float) -> Town:
@@ -174,3 +177,83 @@ def test_a_worker_that_outlives_its_run_is_asked_to_leave() -> None:
     assert len(asked) == 1
     town.step(10)
     assert not heir.heartbeat.drain_requested
+
+
+# --- two deployments of one application ---
+
+
+@pytest.mark.audit("B7")
+def test_runs_that_wait_in_another_deployments_queue_take_nothing_from_workers_that_read() -> None:
+    town = town_of()
+    grown(town)
+    town.step(3)
+    owners = town.owners()
+    town.leader.resign()
+    second = town.open_leader("another-deployment")
+    queue: dict[str, SlotRun] = {}
+    for _ in range(120):
+        town.clock.advance(TICK)
+        for worker in town.workers.values():
+            worker.step()
+        report = second.tick(RunView(dict(queue), lambda _: ()))
+        for launch in report.launches:
+            waiting = WorkerId(f"{launch.slot}:waiting")
+            queue[launch.slot] = SlotRun(f"run-{launch.generation}", waiting, "queued", town.clock.now())
+        assert report.leading
+        assert report.unserved == {}
+    assert queue == {}
+    assert town.owners() == owners
+    assert not any(worker.heartbeat.drain_requested for worker in town.workers.values())
+
+
+@pytest.mark.audit("B7")
+def test_a_run_replaces_the_worker_of_its_slot_when_its_own_worker_is_up() -> None:
+    town = town_of(shards=4)
+    grown(town)
+    town.step(2)
+    [old] = town.workers.values()
+    town.runs["worker-000"] = SlotRun("new-run", WorkerId("worker-000:new-run"), "starting", town.clock.now())
+    town.step(4)
+    assert len(old.shards()) == 4
+    assert not old.heartbeat.drain_requested
+    new = town.start("worker-000", "new-run")
+    town.until(lambda _: len(new.shards()) == 4, within=60.0)
+    assert old.heartbeat.drain_requested
+
+
+# --- shards that more workers would not help ---
+
+
+@pytest.mark.audit("B12")
+def test_a_stopped_shard_asks_for_no_workers() -> None:
+    town = town_of()
+    grown(town)
+    worker, other = town.workers.values()
+    stuck, healthy = LeaseKey(shard_id(0)), LeaseKey(shard_id(1))
+    other.heartbeat.lag_ms = 0
+    for _ in range(60):
+        worker.heartbeat.lag_ms = 3_600_000
+        worker.heartbeat.behind = {stuck: 3_600_000, healthy: 0}
+        worker.heartbeat.stopped = (stuck,)
+        report = town.step()
+        assert report.launches == ()
+    assert (report.target_workers, report.lag_ms) == (2, 3_600_000)
+    worker.heartbeat.behind = {stuck: 3_600_000, healthy: 300_000}
+    town.until(lambda report: report.target_workers == 3, within=90.0)
+
+
+@pytest.mark.audit("B12")
+def test_a_fleet_shrinks_although_a_shard_is_stopped_and_another_one_paused() -> None:
+    town = town_of()
+    grown(town)
+    third = town.start("worker-002")
+    town.step(3)
+    town.leader.memory.target = 3
+    stuck = LeaseKey(shard_id(0))
+    town.leader.tables.control.save(Control(leases=frozenset({LeaseKey(shard_id(1))})))
+    for worker in town.workers.values():
+        worker.heartbeat.lag_ms = 0
+    holder = next(worker for worker in town.workers.values() if shard_id(0) in worker.shards())
+    holder.heartbeat.lag_ms, holder.heartbeat.behind, holder.heartbeat.stopped = 900_000, {stuck: 900_000}, (stuck,)
+    town.until(lambda report: report.target_workers == 2, within=150.0)
+    town.until(lambda _: third.heartbeat.drain_requested, within=30.0)

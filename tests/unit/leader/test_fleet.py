@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_dagster.application import FleetSettings
-from kcl_dagster.leader.fleet import FleetSight, decide_fleet, decide_target
+from kcl_dagster.leader.fleet import QUEUED_SECONDS, FleetSight, decide_fleet, decide_target
 from kcl_dagster.leader.launches import FIRST_PAUSE, LONGEST_PAUSE, LaunchBook
 from kcl_dagster.leader.liveness import WorkerSight
 from kcl_dagster.leader.memory import Memory
@@ -195,6 +195,46 @@ def test_what_always_holds(
     assert all(plan.drain.values())
     assert set(plan.drain) <= {seen.id for seen in sight.workers if not seen.drains}
     assert not (plan.launch and plan.drain), "a fleet grows or shrinks"
+
+
+# --- workers that another deployment launched ---
+
+
+def foreign(index: int, **more: Any) -> WorkerSight:
+    """The worker of a run that this Dagster instance does not know."""
+    return worker(index, run_id=f"foreign-{index}", **more)
+
+
+@pytest.mark.audit("B7")
+def test_a_living_worker_serves_its_slot_whoever_launched_it() -> None:
+    plan = decide_fleet(SETTINGS, FleetSight({}, [foreign(0), foreign(1)], open_leases=8, target=2, now=NOW))
+    assert (plan.launch, plan.drain, plan.cancel, plan.expected) == ({}, {}, (), 0)
+
+
+@pytest.mark.audit("B7")
+def test_a_queued_run_is_cancelled_where_a_worker_of_another_deployment_serves_its_slot() -> None:
+    slots = {slot_name(index): run(index, "queued", age=5.0) for index in range(2)}
+    plan = decide_fleet(SETTINGS, FleetSight(slots, [foreign(0), foreign(1)], open_leases=8, target=2, now=NOW))
+    assert (plan.launch, plan.drain, plan.cancel) == ({}, {}, ("worker-000", "worker-001"))
+
+
+@pytest.mark.audit("B7")
+def test_too_many_workers_of_another_deployment_drain_like_any() -> None:
+    workers = [foreign(index) for index in range(4)]
+    plan = decide_fleet(SETTINGS, FleetSight({}, workers, open_leases=8, target=2, target_stood=600.0, now=NOW))
+    assert set(plan.drain) == {"worker-002:run-2", "worker-003:run-3"}
+
+
+@pytest.mark.audit("B7")
+def test_a_run_that_waits_in_the_queue_is_counted_on_for_a_bounded_time() -> None:
+    def waiting(age: float) -> FleetSight:
+        return FleetSight({"worker-000": run(0, "queued", age=age)}, open_leases=4, target=1, now=NOW)
+
+    assert decide_fleet(SETTINGS, waiting(QUEUED_SECONDS)).launch == {}
+    late = decide_fleet(SETTINGS, waiting(QUEUED_SECONDS + 1))
+    assert (list(late.launch), late.cancel) == (["worker-001"], ())
+    up = replace(waiting(QUEUED_SECONDS + 1), workers=[foreign(1)])
+    assert decide_fleet(SETTINGS, up).cancel == ("worker-000",)
 
 
 # --- launches -----------------------------------------------------------------------------------------------------
