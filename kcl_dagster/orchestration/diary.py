@@ -1,11 +1,14 @@
 """What a worker run writes into Dagster's event log: rolled up, never one event per batch."""
 
 import functools
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from dagster import (
@@ -16,9 +19,13 @@ from dagster import (
     TableSchema,
 )
 
+from kcl_dagster.orchestration.episodes import Episodes
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclRecordsMetadataSet
+from kcl_dagster.worker.delivery import LAST_SECONDS, DeliveryQueue, DeliveryThread, Offer, at_once, counted
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport
+
+logger = logging.getLogger(__name__)
 
 # An event costs 8 KB on disk, and the page of a run with thousands of them gets heavy. Somebody watches a worker
 # start; from then on the pause doubles, until an event every half hour (0.4 MB a day) is plenty.
@@ -55,7 +62,8 @@ class Tally:
 class Diary:
     """Collects batch reports and worker events of one run. Called from several threads of the worker.
 
-    `write` tells Dagster, `log` is the run's logger: both work on any thread and take milliseconds.
+    `write` and `log` write to Dagster's storage, which may be slow, hang or raise. Inside of `in_background` they
+    are called by one thread of their own, and no method here waits for them or raises what they raise.
     """
 
     asset: AssetKey
@@ -77,8 +85,38 @@ class Diary:
     _alarms: dict[EventKind, tuple[float, int]] = field(default_factory=dict)
     """When each kind was told last, and how many it has happened to since."""
 
+    _episodes: Episodes = field(default_factory=Episodes)
+    _offer: Offer = at_once
+
     def __post_init__(self) -> None:
         self._total.since = self._recent.since = self.monotonic()
+
+    @contextmanager
+    def in_background(self, last_seconds: float = LAST_SECONDS) -> Iterator[None]:
+        """Deliver everything on a thread of its own. The end of the block waits `last_seconds` at most for what is
+        still queued."""
+        queue = DeliveryQueue(on_dropped=self._say_dropped)
+        thread = DeliveryThread(queue, "kcl-events", last_seconds)
+        try:
+            with thread:
+                self._offer = queue.offer
+                yield
+        finally:
+            if thread.undelivered:
+                missing = counted(thread.undelivered)
+                logger.warning("Dagster's storage did not accept %s events of %s", missing, self.slot)
+
+    def info(self, message: str, *arguments: object) -> None:
+        """A line for the run's log."""
+        self._offer("log line", partial(self.log.info, message, *arguments))
+
+    def warning(self, message: str, *arguments: object) -> None:
+        """A line for the run's log."""
+        self._offer("log line", partial(self.log.warning, message, *arguments))
+
+    def _say_dropped(self, dropped: Mapping[str, int]) -> None:
+        text = "Dagster's storage was away or too slow: %s events of this run were not written"
+        self.log.warning(text, counted(dropped))
 
     @property
     def _calm_pace(self) -> float:
@@ -103,6 +141,7 @@ class Diary:
 
     def batch(self, report: BatchReport) -> None:
         """After each round. Writes when something was stored for the first time, then ever more seldom."""
+        self._write_due_lines()
         with self._lock:
             first = self._total.records == 0 and report.records > 0
             for tally in (self._total, self._recent):
@@ -117,26 +156,47 @@ class Diary:
             metadata = self._metadata()
             self._columns_told = self._columns is not None
             self._recent = Tally(since=self.monotonic())
-        self.write(AssetMaterialization(self.asset, partition=self.slot, metadata=metadata))
+        event = AssetMaterialization(self.asset, partition=self.slot, metadata=metadata)
+        self._offer("batch", partial(self.write, event))
 
     def event(self, event: WorkerEvent) -> None:
         what = event.message
         if event.lease is not None and str(event.lease) not in what:
             what = f"{event.lease}: {what}"
-        (self.log.warning if event.is_trouble else self.log.info)("%s: %s", event.kind.value, what)
+        with self._lock:
+            lines = list(self._episodes.lines(event, what, self.monotonic()))
+        for line in lines:
+            self._write_line(event.kind, line, warning=event.is_trouble)
+        self._write_due_lines()
+        evaluation = self._alarm_of(event, what)
+        if evaluation is not None:
+            self._offer(event.kind.value, partial(self.write, evaluation), important=True)
+
+    def _write_due_lines(self) -> None:
+        with self._lock:
+            lines = list(self._episodes.due(self.monotonic()))
+        for kind, line in lines:
+            self._write_line(kind, line)
+
+    def _write_line(self, kind: EventKind, line: str, *, warning: bool = False) -> None:
+        write = self.log.warning if warning else self.log.info
+        self._offer(kind.value, partial(write, "%s: %s", kind.value, line))
+
+    def _alarm_of(self, event: WorkerEvent, what: str) -> AssetCheckEvaluation | None:
+        """The failed check that is to be written about an event, if one is due."""
         evaluation = self.alarm(event.kind, what)
         if evaluation is None:
-            return
+            return None
         with self._lock:
             now = self.monotonic()
             told, unheard = self._alarms.get(event.kind, (float("-inf"), 0))
             if now - told < ALARM_PACE_SECONDS and event.kind is not EventKind.DATA_LOST:
                 self._alarms[event.kind] = (told, unheard + int(event.facts.get("count", 1)))
-                return
+                return None
             self._alarms[event.kind] = (now, 0)
         if unheard:
-            evaluation = self.alarm(event.kind, f"{what}, after {unheard} others") or evaluation
-        self.write(evaluation)
+            return self.alarm(event.kind, f"{what}, after {unheard} others") or evaluation
+        return evaluation
 
     def metadata(self) -> Mapping[str, Any]:
         """The same keys at every event, so that they plot as one line each."""

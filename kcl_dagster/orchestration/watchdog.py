@@ -2,7 +2,7 @@
 
 Stopping Dagster does not stop the runs it launched: only a terminal's Ctrl-C reaches them. A worker whose code
 server, run record or `dagster dev` is gone would go on renewing its leases for ever. The worker asks these every
-few seconds, on its housekeeping thread.
+few seconds, on the thread that also writes its heartbeat, so none of them waits for an answer.
 """
 
 import os
@@ -10,6 +10,7 @@ import os
 from dagster import DagsterInstance, DagsterRunStatus
 
 from kcl_dagster.orchestration import processes
+from kcl_dagster.worker.latest import Latest, Start, on_a_thread
 from kcl_dagster.worker.surroundings import Watch
 
 
@@ -34,18 +35,19 @@ def dev_is_gone() -> Watch:
     return check
 
 
-def run_is_over(instance: DagsterInstance, run_id: str) -> Watch:
-    """Dagster no longer counts the run as going on: canceled by force, failed by the monitor, or deleted."""
+def run_is_over(instance: DagsterInstance, run_id: str, start: Start = on_a_thread) -> Watch:
+    """Dagster no longer counts the run as going on: canceled by force, failed by the monitor, or deleted.
 
-    def check() -> str | None:
-        try:
-            run = instance.get_run_by_id(run_id)
-        except Exception:
-            return None
+    The run is looked up in the background, as Dagster's storage may hang: what the watch returns is the answer to
+    the look-up before, and while there is no answer the run is taken to go on.
+    """
+
+    def look_up() -> str | None:
+        run = instance.get_run_by_id(run_id)
         if run is None:
             return f"run {run_id} was deleted"
         if run.status is not DagsterRunStatus.STARTED:
             return f"run {run_id} is {run.status.value}"
         return None
 
-    return check
+    return Latest(look_up, start).ask

@@ -21,6 +21,7 @@ from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.seats.sparkseats import SparkSeats
 from kcl_dagster.spark.sharing import check_sharing
 from kcl_dagster.spark.storage import S3Options, open_store
+from kcl_dagster.telemetry.logs import queued_logs
 from kcl_dagster.telemetry.worker import open_telemetry
 from kcl_dagster.worker.batch import Sink
 from kcl_dagster.worker.dead_letter import DeadLetters, FiledDeadLetters
@@ -57,7 +58,11 @@ class WorkerRun:
         late: Late[SparkEngine | SparkSeats] = Late(partial(self._open, sink))
         identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
         try:
-            with open_telemetry(application, identity, runtime, self.kcl.client, self.diary.log) as telemetry:
+            with (
+                self.diary.in_background(),
+                open_telemetry(application, identity, runtime, self.kcl.client, self.diary) as telemetry,
+                queued_logs(),
+            ):
                 reason = telemetry.worker(self._surroundings(late, sink), runtime).run(stop)
             if late.why_failed() is not None:
                 late.get()

@@ -1,20 +1,25 @@
 """Log lines that machines read: one JSON object each, with application, worker and shard.
 
 What a worker tells goes to the logger `kcl_dagster.events`, with its facts as the attribute `kcl` of the record.
-`json_lines` writes that, and everything else that `kcl_dagster` logs, to a stream.
+`json_lines` writes that, and everything else that `kcl_dagster` logs, to a stream. `queued_logs` keeps a slow stream
+or handler from delaying the threads of a worker.
 """
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, TextIO
 
+from kcl_dagster.worker.delivery import DeliveryQueue, DeliveryThread, counted
 from kcl_dagster.worker.events import WorkerEvent
 
 FIELDS: Final = "kcl"
 ROOT: Final = "kcl_dagster"
+# Whose lines the threads of a worker cause. Dagster can be set up to keep them in its storage.
+QUEUED: Final = (ROOT, "botocore", "boto3", "urllib3")
 events = logging.getLogger(f"{ROOT}.events")
 # Without a handler Python would write warnings to standard error, where a run's log says them already.
 events.addHandler(logging.NullHandler())
@@ -66,3 +71,49 @@ def json_lines(stream: TextIO, fields: Mapping[str, str], level: int = logging.I
     finally:
         root.removeHandler(handler)
         root.setLevel(before)
+
+
+@contextmanager
+def queued_logs(names: Sequence[str] = QUEUED) -> Iterator[None]:
+    """Hand what these loggers log to their handlers on a thread of its own, as long as the block lasts. Lines that
+    find no room in the queue are dropped, and their number is logged."""
+    queue = DeliveryQueue(
+        on_dropped=lambda dropped: logging.getLogger(ROOT).warning("%s log lines were dropped", counted(dropped))
+    )
+    with DeliveryThread(queue, "kcl-logs"), ExitStack() as stack:
+        for name in names:
+            stack.enter_context(_queued(logging.getLogger(name), queue))
+        yield
+
+
+@contextmanager
+def _queued(logger: logging.Logger, queue: DeliveryQueue) -> Iterator[None]:
+    handlers, propagates = list(logger.handlers), logger.propagate
+    logger.handlers, logger.propagate = [_Queued(queue, logger, handlers, propagates=propagates)], False
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = handlers, propagates
+
+
+class _Queued(logging.Handler):
+    """Offers each record to a queue, whose thread passes it to the handlers that would have had it."""
+
+    def __init__(
+        self, queue: DeliveryQueue, logger: logging.Logger, handlers: Sequence[logging.Handler], *, propagates: bool
+    ) -> None:
+        super().__init__()
+        self._queue = queue
+        self._handlers = handlers
+        self._above = logger.parent if propagates else None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        record.msg, record.args = record.getMessage(), None  # the arguments may change until it is written
+        self._queue.offer(record.levelname.lower(), partial(self._pass_on, record))
+
+    def _pass_on(self, record: logging.LogRecord) -> None:
+        for handler in self._handlers:
+            if record.levelno >= handler.level:
+                handler.handle(record)
+        if self._above is not None:
+            self._above.callHandlers(record)

@@ -119,7 +119,7 @@ class WorkerTelemetry:
             settings.renewal_interval,
             settings.handoff_timeout,
             runtime.clock,
-            on_event,
+            worker.tell,
             worker.for_each,
             self.renewal,
         )

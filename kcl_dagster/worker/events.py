@@ -1,10 +1,15 @@
 """What a worker tells whoever runs it. Facts, after they happened; nobody's answer is awaited."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
 from kcl_dagster.model.lease import LeaseKey
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class EventKind(StrEnum):
@@ -65,8 +70,20 @@ class WorkerEvent:
 
 OnEvent = Callable[[WorkerEvent], None]
 """Called on the thread the event happened on, possibly in the middle of a renewal: must be quick, must not raise,
-and must not call the worker."""
+and must not call the worker. A receiver that may be slow is put behind a `worker.delivery.DeliveryQueue`."""
 
 
 def ignore(_: WorkerEvent) -> None:
     """For whoever does not listen."""
+
+
+def unfailing(receive: Callable[[T], object]) -> Callable[[T], None]:
+    """The receiver; what it raises is logged, because no thread of a worker may end for it."""
+
+    def received(fact: T) -> None:
+        try:
+            receive(fact)
+        except Exception:
+            log.exception("a receiver of worker events failed")
+
+    return received

@@ -21,7 +21,7 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.worker.batch import D, R, Reader
 from kcl_dagster.worker.concurrency import ForEach, several_at_once
 from kcl_dagster.worker.discovery import Discoverer
-from kcl_dagster.worker.events import EventKind, WorkerEvent
+from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, unfailing
 from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.holdings import Holdings
@@ -90,28 +90,27 @@ class Worker(Generic[D]):
         self._background = background
         self.for_each = for_each
         self.settings = WorkerSettings.of(surroundings.application)
-        self._tell = surroundings.on_event
+        self.tell: OnEvent = unfailing(surroundings.on_event)
+        self._on_batch = unfailing(surroundings.on_batch)
         self.stop = StopSignal()
-        self.heartbeat = Heartbeat(
-            surroundings.workers, identity, self._clock, surroundings.utilization, self._tell
-        )
+        self.heartbeat = Heartbeat(surroundings.workers, identity, self._clock, surroundings.utilization, self.tell)
         self.holdings = Holdings(
             surroundings.leases,
             identity.worker,
             self.settings.lease_duration,
             self.settings.renewal_interval,
             runtime,
-            self._tell,
+            self.tell,
         )
         self.renewer = Renewer(
             self.holdings,
             self.settings.renewal_interval,
             self.settings.handoff_timeout,
             self._clock,
-            self._tell,
+            self.tell,
             for_each,
         )
-        self.discoverer = Discoverer(surroundings.leases, identity.worker, self.holdings, self._tell)
+        self.discoverer = Discoverer(surroundings.leases, identity.worker, self.holdings, self.tell)
         self.protocol = self._make_protocol(runtime)
         self._lag = Lag(self._clock, self.settings.round_patience)
         self._beat_due = Every(self.settings.heartbeat)
@@ -119,9 +118,9 @@ class Worker(Generic[D]):
         self._watch_due = Every(WATCH_SECONDS)
         self._leader_due = Every(self.settings.lease_duration / LOOKS_PER_LEASE)
         rules = TakingRules(self.settings.lease_duration, surroundings.application.policy.max_leases_per_worker)
-        self.taker = Taker(surroundings.leases, identity.worker, rules, runtime, self._tell)
+        self.taker = Taker(surroundings.leases, identity.worker, rules, runtime, self.tell)
         self.succession = Succession(
-            surroundings.leases, surroundings.application, identity.worker, self._clock, self._tell
+            surroundings.leases, surroundings.application, identity.worker, self._clock, self.tell
         )
         self._started: float | None = None
         self._draining_since: float | None = None
@@ -141,7 +140,7 @@ class Worker(Generic[D]):
             return ProcessorProtocol(
                 reading, self.holdings, around.processors, planner, shard_ends, around.dead_letters
             )
-        poison = PoisonHandling(self.holdings, failures, around.dead_letters, around.sink, self._clock, self._tell)
+        poison = PoisonHandling(self.holdings, failures, around.dead_letters, around.sink, self._clock, self.tell)
         return BatchProtocol(
             self._reading(around.engine, failures),
             self.holdings,
@@ -168,7 +167,7 @@ class Worker(Generic[D]):
             failures=failures,
             retention=RetentionWatch(around.retention_of, self._clock),
             clock=self._clock,
-            on_event=self._tell,
+            on_event=self.tell,
             confirm=around.confirm_stream,
         )
 
@@ -224,7 +223,7 @@ class Worker(Generic[D]):
         self.heartbeat.behind = self._lag.worst(SHARDS_TOLD)
         self.heartbeat.stopped = report.stopped[:SHARDS_TOLD]
         if report.leases:
-            self._around.on_batch(report)
+            self._on_batch(report)
         return report
 
     def step_renewal(self) -> float:
@@ -272,7 +271,7 @@ class Worker(Generic[D]):
             if leader.silent_for() >= self.settings.leaderless:
                 return self.taker.step(leader.control())
         except KclError as error:
-            self._tell(WorkerEvent(EventKind.DISCOVERY_FAILED, f"looking for a leader: {error}"))
+            self.tell(WorkerEvent(EventKind.DISCOVERY_FAILED, f"looking for a leader: {error}"))
             return []
         self.taker.forget()
         return []
@@ -311,7 +310,7 @@ class Worker(Generic[D]):
     def _request_stop(self, reason: StopReason, detail: str = "") -> None:
         if not self.stop.is_requested():
             self.stop.request(reason, detail)
-            self._tell(WorkerEvent(EventKind.STOPPING, str(self.stop)))
+            self.tell(WorkerEvent(EventKind.STOPPING, str(self.stop)))
 
     def shut_down(self) -> None:
         """Let go of everything, so that the next owner need not wait. Nothing else may be running any more.
@@ -329,4 +328,4 @@ class Worker(Generic[D]):
             try:
                 self.holdings.release(key, heirs.get(key), unless_pinned=unless_pinned)
             except KclError as error:  # it expires by itself
-                self._tell(WorkerEvent(EventKind.RENEWAL_FAILED, f"not released: {error}", key))
+                self.tell(WorkerEvent(EventKind.RENEWAL_FAILED, f"not released: {error}", key))

@@ -25,7 +25,8 @@ OnBatch = Callable[[BatchReport], None]
 """Called on the main thread after each round that had leases to read; must not raise."""
 
 Watch = Callable[[], str | None]
-"""Why this worker should stop, if it should: its parent died, its run was cancelled, ..."""
+"""Why this worker should stop, if it should: its parent died, its run was cancelled, ... Called on the thread that
+writes the heartbeat: must not wait and must not raise. `worker.latest.Latest` asks questions that may hang."""
 
 
 class LeaderWatch(Protocol):

@@ -7,13 +7,17 @@ no CPU limit may use the whole machine.
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
+from kcl_dagster.worker.latest import Latest, Start, on_a_thread
 from kcl_dagster.worker.utilization.probe import FULL, Unmeasurable, busy_percent
 
 ADDRESS = "ECS_CONTAINER_METADATA_URI_V4"  # environment variable
 FEWEST_UNITS = 2  # what Docker gives a container that asks for none
-TIMEOUT_SECONDS = 5.0
+TIMEOUT_SECONDS = 2.0  # the agent answers in milliseconds
+MOST_BYTES = 1 << 20  # of one document; those of a task with ten containers have 50 KB
+# The endpoint is a link-local address: a proxy cannot reach it, and would see what the task runs.
+_direct = build_opener(ProxyHandler({}))
 
 ReadJson = Callable[[str], Mapping[str, Any]]
 """The document at an address. Raises OSError or ValueError."""
@@ -46,19 +50,42 @@ def _share(task: Mapping[str, Any], me: str) -> float:
 
 
 def read_json(address: str) -> Mapping[str, Any]:
-    with urlopen(address, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310 (the agent's own address)
-        document: Mapping[str, Any] = json.load(answer)
+    with _direct.open(address, timeout=TIMEOUT_SECONDS) as answer:
+        document: Mapping[str, Any] = json.loads(answer.read(MOST_BYTES))
     return document
 
 
 class EcsProbe:
-    """The endpoint compares with a sample of its own, a second before."""
+    """The endpoint compares with a sample of its own, a second before.
 
-    def __init__(self, address: str, read: ReadJson = read_json) -> None:
+    The first reading waits for the endpoint and shows whether it can be used. Later readings are the answer to the
+    question before, because the thread that samples also writes the heartbeat and must not wait.
+    """
+
+    def __init__(self, address: str, read: ReadJson = read_json, start: Start = on_a_thread) -> None:
         self._address = address
         self._read = read
+        self._latest: Latest[float | Unmeasurable] = Latest(self._outcome, start)
+        self._was_read = False
 
     def percent(self) -> float:
+        if not self._was_read:
+            self._was_read = True
+            return self._measure()
+        outcome = self._latest.take()
+        if outcome is None:
+            raise Unmeasurable("ECS metadata: no answer yet")
+        if isinstance(outcome, Unmeasurable):
+            raise outcome
+        return outcome
+
+    def _outcome(self) -> float | Unmeasurable:
+        try:
+            return self._measure()
+        except Unmeasurable as error:
+            return error
+
+    def _measure(self) -> float:
         try:
             documents = [self._read(self._address + path) for path in ("/stats", "/task", "")]
             return percent(*documents)

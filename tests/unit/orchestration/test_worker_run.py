@@ -1,18 +1,25 @@
 """What a worker run finds out before it reads a record."""
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dagster import AssetKey
 from pyspark.errors import PySparkException
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 
 import kcl_dagster as kcl
+from kcl_dagster.emulator import Emulator
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.worker_run import WorkerRun
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.layout import create_tables
+from kcl_dagster.tables.places import Layout
+from kcl_dagster.worker.stop import StopSignal
 from tests.unit.spark.test_session import Session
 
 
@@ -61,3 +68,35 @@ def test_a_worker_does_not_begin_where_it_would_fail_later(
     run = WorkerRun(clicks, resource, lambda: session, "worker-000", "run", diary)
     with pytest.raises(ConfigurationError, match=problem):
         run._open(run._sink())
+
+
+class Lines:
+    """A run's log that notes on which thread it is written to."""
+
+    def __init__(self) -> None:
+        self.threads: dict[str, str] = {}
+
+    def info(self, message: str, *arguments: object) -> None:
+        self.threads[message % arguments] = threading.current_thread().name
+
+    warning = info
+
+
+@pytest.mark.audit("C1")
+def test_a_run_writes_its_events_on_a_thread_of_their_own(
+    aws: Emulator, consumer: Consumer, resource: kcl.KclResource
+) -> None:
+    """Spark cannot be started here, so the worker ends as soon as it has noticed."""
+    runtime = Runtime()
+    create_tables(aws.client("dynamodb"), consumer.application, Layout.single(consumer.application), runtime)
+
+    def fail() -> SparkSession:
+        raise ConfigurationError("there is no Spark here")
+
+    lines = Lines()
+    diary = Diary(AssetKey("things"), "worker-000", lambda _: None, lines, lambda *_: None)
+    run = WorkerRun(consumer, resource, fail, "worker-000", "0123456789", diary)
+    with pytest.raises(ConfigurationError, match="no Spark here"):
+        run.work(StopSignal())
+    assert any("stopping" in line for line in lines.threads)
+    assert set(lines.threads.values()) == {"kcl-events"}

@@ -48,8 +48,8 @@ class RealTime(World):
         self.runtime = Runtime()
 
 
-def threaded(world: RealTime, name: str) -> Run:
-    run = world.worker(name)
+def threaded(world: RealTime, name: str, **extra: Any) -> Run:
+    run = world.worker(name, **extra)
     run.worker._background = Threads
     return run
 

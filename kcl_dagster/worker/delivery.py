@@ -1,0 +1,197 @@
+"""Delivery to receivers that may be slow, hang or fail: Dagster's storage, a log.
+
+A worker's threads keep leases, so they may not wait for a receiver. They offer a call to a bounded queue, and one
+thread of the queue makes the calls in order. What finds no room, or fails repeatedly, is dropped and counted by
+kind. When the receiver accepts calls again, it gets one call that says how many were dropped.
+"""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from kcl_dagster.runtime import Clock, SystemClock
+
+CAPACITY: Final = 1000  # calls; with some KB each this is a few MB while a receiver is away
+RESERVED: Final = 100  # of the capacity, for calls that are important
+ATTEMPTS: Final = 3  # then the next call has its turn: the receiver may refuse this one alone
+FIRST_PAUSE: Final = 1.0  # seconds after a failure, doubled with every further one
+LONGEST_PAUSE: Final = 30.0  # seconds; a receiver that is back is noticed within half a minute
+LAST_SECONDS: Final = 5.0  # for what is still queued when a worker ends
+IDLE_SECONDS: Final = 60.0  # between two steps of a thread that nothing is offered to
+
+Call = Callable[[], object]
+Offer = Callable[..., bool]
+"""`offer(kind, call, important=False)`: True if the call will be, or has been, tried."""
+
+
+def at_once(_: str, call: Call, *, important: bool = False) -> bool:  # noqa: ARG001
+    """An `Offer` that makes the call on the caller's thread, which then waits for the receiver."""
+    call()
+    return True
+
+
+@dataclass(slots=True)
+class _Waiting:
+    kind: str
+    call: Call
+    attempts: int = 0
+
+
+class DeliveryQueue:
+    """`offer` from any thread. `step` from one thread, or from one strand of a simulation."""
+
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        on_dropped: Callable[[Mapping[str, int]], object] | None = None,
+        *,
+        capacity: int = CAPACITY,
+        new_lock: Callable[[], threading.Lock] = threading.Lock,
+    ) -> None:
+        """`on_dropped` is called by `step`, after a call that succeeded, with the number of dropped calls by kind.
+        If it raises, it is called again later."""
+        self._clock = clock or SystemClock()
+        self._on_dropped = on_dropped
+        self._capacity = capacity
+        self._lock = new_lock()
+        self._waiting: deque[_Waiting] = deque()
+        self._dropped: Counter[str] = Counter()
+        self._failures = 0
+        self._is_closed = False
+        self.woken: Callable[[], object] = _ignore
+        """Called after each offer that was accepted: a thread that waits may go on."""
+
+    def offer(self, kind: str, call: Call, *, important: bool = False) -> bool:
+        """Queue a call. Never waits, never raises. False: it was dropped, because the queue is full or closed."""
+        with self._lock:
+            reserved = 0 if important else min(RESERVED, self._capacity // 10)
+            accepted = not self._is_closed and len(self._waiting) < self._capacity - reserved
+            if accepted:
+                self._waiting.append(_Waiting(kind, call))
+            else:
+                self._dropped[kind] += 1
+        if accepted:
+            self.woken()
+        return accepted
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Calls that were dropped and not reported yet, by kind."""
+        with self._lock:
+            return dict(self._dropped)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the queue is closed and holds nothing any more."""
+        return self._is_closed and not self._waiting
+
+    def step(self) -> float:
+        """Make the call that has waited longest. Seconds until the next step is worthwhile. Never raises an
+        Exception; blocks for as long as the call does."""
+        with self._lock:
+            first = self._waiting[0] if self._waiting else None
+        if first is None:
+            return IDLE_SECONDS
+        try:
+            first.call()
+        except Exception:
+            return self._failed(first)
+        self._failures = 0
+        self._remove(first)
+        self._report_dropped()
+        return 0.0 if self._waiting else IDLE_SECONDS
+
+    def close(self) -> None:
+        """Accept no further calls, and pause no more after failures."""
+        with self._lock:
+            self._is_closed = True
+        self.woken()
+
+    def abandon(self) -> Mapping[str, int]:
+        """Drop what is still queued. All calls that were dropped and never reported, by kind."""
+        with self._lock:
+            self._dropped.update(waiting.kind for waiting in self._waiting)
+            self._waiting.clear()
+            return dict(self._dropped)
+
+    def _failed(self, first: _Waiting) -> float:
+        first.attempts += 1
+        self._failures += 1
+        if first.attempts >= ATTEMPTS or self._is_closed:
+            self._remove(first)
+            with self._lock:
+                self._dropped[first.kind] += 1
+        if self._is_closed:
+            return 0.0
+        doubled = FIRST_PAUSE * 2.0 ** min(self._failures - 1, 10)
+        return float(min(LONGEST_PAUSE, doubled))
+
+    def _remove(self, first: _Waiting) -> None:
+        with self._lock:
+            if self._waiting and self._waiting[0] is first:  # else it was abandoned while the call was being made
+                self._waiting.popleft()
+
+    def _report_dropped(self) -> None:
+        with self._lock:
+            dropped = Counter(self._dropped)
+        if not dropped or self._on_dropped is None:
+            return
+        try:
+            self._on_dropped(dict(dropped))
+        except Exception:
+            self._failures += 1
+            return
+        with self._lock:
+            self._dropped -= dropped
+
+
+def _ignore() -> None:
+    """No thread waits for offers."""
+
+
+class DeliveryThread:
+    """Steps a queue between `with` and the end of its block. The end waits `LAST_SECONDS` at most."""
+
+    def __init__(self, queue: DeliveryQueue, name: str, last_seconds: float = LAST_SECONDS) -> None:
+        self._queue = queue
+        self._last_seconds = last_seconds
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.undelivered: Mapping[str, int] = {}
+        """After the block: calls that were dropped and never reported, by kind."""
+
+    def _run(self) -> None:
+        while not self._queue.is_finished:
+            self._wake.clear()
+            pause = self._queue.step()
+            if pause > 0 and not self._queue.is_finished:
+                self._wait(pause)
+
+    def _wait(self, pause: float) -> None:
+        """An offer ends the pause of an idle thread, and only the end of the block the pause after a failure."""
+        if pause >= IDLE_SECONDS:
+            self._wake.wait(pause)
+        else:
+            self._closing.wait(pause)
+
+    def __enter__(self) -> Self:
+        self._queue.woken = self._wake.set
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._queue.close()
+        self._closing.set()
+        self._thread.join(self._last_seconds)
+        self.undelivered = self._queue.abandon()
+
+
+def counted(dropped: Mapping[str, int]) -> str:
+    """`3 (2 lease lost, 1 batch)`: how many calls of which kinds were dropped."""
+    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(dropped.items(), key=lambda kind: -kind[1]))
+    return f"{sum(dropped.values())} ({kinds})"

@@ -1,0 +1,50 @@
+"""Answers to questions that may hang: each is asked on a thread of its own, and the caller gets the last answer."""
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+Start = Callable[[Callable[[], None]], None]
+"""Runs a function without waiting for it."""
+
+
+def on_a_thread(function: Callable[[], None]) -> None:
+    """Run a function on a thread that does not keep the process alive."""
+    threading.Thread(target=function, name="kcl-question", daemon=True).start()
+
+
+class Latest(Generic[T]):
+    """The last answer to a question. `ask` never waits; one caller at a time."""
+
+    def __init__(self, question: Callable[[], T], start: Start = on_a_thread) -> None:
+        """An exception that the question raises leaves the last answer as it is."""
+        self._question = question
+        self._start = start
+        self._answer: T | None = None
+        self._is_asking = False
+
+    def ask(self) -> T | None:
+        """Ask again, unless an answer is still awaited. The last answer; None before the first one."""
+        if not self._is_asking:
+            self._is_asking = True
+            try:
+                self._start(self._find_out)
+            except RuntimeError:  # the machine has no thread to give; the next call tries again
+                self._is_asking = False
+        return self._answer
+
+    def take(self) -> T | None:
+        """As `ask`, and forget the answer: None until there is another one."""
+        answer, self._answer = self._answer, None
+        self.ask()
+        return answer
+
+    def _find_out(self) -> None:
+        try:
+            self._answer = self._question()
+        except Exception:  # noqa: S110 (the next question may be answered)
+            pass
+        finally:
+            self._is_asking = False
