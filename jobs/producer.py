@@ -96,13 +96,13 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=225, help="records a second")
     parser.add_argument("--users", type=int, default=450)
     parser.add_argument("--ledger", type=Path, required=True, help="where acknowledgements are written")
-    parser.add_argument("--watch", type=int, help="end with this process")
+    parser.add_argument("--watch", metavar="PID@STARTED", help="end with this process")
     options = parser.parse_args()
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    watched = processes.find(options.watch) if options.watch else None
+    watched = processes.parse(options.watch) if options.watch else None
     if options.watch:
         threading.Thread(target=_end_with, args=(watched, stop), daemon=True).start()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kcl_dagster import aws
-from kcl_dagster.emulator.sidecar import Endpoint, SidecarError, ensure_sidecar, find_sidecar
+from kcl_dagster.emulator.sidecar import Endpoint, SidecarError, end_sidecar, ensure_sidecar, find_sidecar
 from kcl_dagster.errors import EmulatorError
 from kcl_dagster.orchestration import detached, processes, reaper
 from resources.lake import directory, lake, ledger
@@ -35,6 +35,11 @@ def client(service: str, endpoint_url: str) -> aws.Client:
     )
 
 
+def stop(endpoint: Endpoint) -> None:
+    """End it at once: it has nothing to save."""
+    end_sidecar(endpoint)
+
+
 def start(watch_pid: int) -> Endpoint:
     """An embedded AWS that ends with `watch_pid` and has the clickstream's stream; the running one if there is."""
     try:
@@ -52,10 +57,10 @@ def is_running() -> bool:
     return find_sidecar(directory()) is not None
 
 
-def producer_command(endpoint_url: str, watch_pid: int) -> list[str]:
+def producer_command(endpoint_url: str, watched: processes.Process) -> list[str]:
     return [
         *(sys.executable, "-m", "jobs.producer", "--stream", STREAM, "--endpoint-url", endpoint_url),
-        *("--rate", str(RATE), "--ledger", str(ledger()), "--watch", str(watch_pid)),
+        *("--rate", str(RATE), "--ledger", str(ledger()), "--watch", watched.identity),
     ]
 
 
@@ -85,9 +90,9 @@ def endpoint_under_dev() -> str | None:
         if not is_running():
             clean()
             endpoint_url = start(root.pid).url
-            reaper.start(root.pid)
+            reaper.start(root)
             detached.start(
-                producer_command(endpoint_url, root.pid),
+                producer_command(endpoint_url, root),
                 environment={**os.environ, **environment()},
                 log=directory() / "logs" / "producer.log",
             )

@@ -47,7 +47,7 @@ def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         while not ready.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         found = json.loads(ready.read_text())
-        yield Endpoint(found["endpoint"], found["pid"], found["region"])
+        yield Endpoint(found["endpoint"], found["pid"], found["region"], found["started"])
         process.terminate()
 
 

@@ -1,7 +1,5 @@
 """The demo's eyes and hands: who holds which lease, which process that is, and what can be done to it."""
 
-import os
-import signal
 from itertools import pairwise
 from typing import Any
 
@@ -42,19 +40,17 @@ class Fleet:
         except KclError:
             return {}
 
-    def workers(self) -> dict[str, int]:
+    def workers(self) -> dict[str, processes.Process]:
         """Worker slots whose runs are going on, and their processes."""
         found = {}
         for run_id, tags in self._dagster.started_runs().items():
             slot = tags.get("dagster/partition")
             if tags.get("kcl/application") == self._application.name and slot:
                 pid = self._dagster.pid_of(run_id)
-                if pid is not None and processes.find(pid) is not None:
-                    found[slot] = pid
+                process = processes.find(pid) if pid is not None else None
+                if process is not None:
+                    found[slot] = process
         return found
-
-    def kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
 
     def split(self) -> str:
         """Split the widest open shard in the middle."""

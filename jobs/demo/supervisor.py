@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from assets import APPLICATION
@@ -68,7 +68,7 @@ class Supervisor:
             self._prepare()
             marker = f"{MARKER_VARIABLE}={self._settings.marker}"
             os.environ[MARKER_VARIABLE] = self._settings.marker
-            reaper.start(os.getpid(), marker)
+            reaper.start(processes.current(), marker)
             verdict: Verdict | None = None
             try:
                 self._start(stack)
@@ -97,7 +97,7 @@ class Supervisor:
     def _start(self, stack: ExitStack) -> None:
         self._tell.line("starting the embedded AWS")
         endpoint = embedded.start(os.getpid())
-        stack.callback(self._stop_emulator, endpoint.pid)
+        stack.callback(embedded.stop, endpoint)
         self._tell.line(
             f"AWS answers at {endpoint.url}; everything the demo writes is under {self._settings.directory}"
         )
@@ -111,7 +111,7 @@ class Supervisor:
         }
         self._producer = Child.start(
             "producer",
-            embedded.producer_command(endpoint.url, os.getpid()),
+            embedded.producer_command(endpoint.url, processes.current()),
             environment,
             self._settings.logs / "producer.log",
         )
@@ -178,7 +178,7 @@ class Supervisor:
                 self._fail(f"{child.name} ended by itself; its last words are in {child.log}")
         for parent in self._parents:
             if not parent.is_alive():
-                self._end = f"{parent.command.split()[0]} (pid {parent.pid}) is gone"
+                self._end = f"{parent.arguments[0]} (pid {parent.pid}) is gone"
                 raise Ended
 
     def _fail(self, why: str) -> None:
@@ -203,10 +203,10 @@ class Supervisor:
             elif step is Step.MERGE:
                 self._tell.event(f"merged {' and '.join(self._fleet.merge())}")
             else:
-                slot, pid = max(self._fleet.workers().items())
-                self._fleet.kill(pid)
-                self._tell.event(f"killed {slot} (pid {pid}) with SIGKILL")
-        except (KclError, ProcessLookupError) as error:
+                slot, process = max(self._fleet.workers().items())
+                process.send(signal.SIGKILL)
+                self._tell.event(f"killed {slot} (pid {process.pid}) with SIGKILL")
+        except KclError as error:
             self._tell.line(f"{step}: {error}; trying again")
             return False
         return True
@@ -254,15 +254,8 @@ class Supervisor:
         # JVMs have left the group.
         self._dagster.stop(signal.SIGKILL, group=True)
         for process in family:
-            if process.is_alive():
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+            process.send(signal.SIGKILL)
         self._dagster.wait(TERMINATE_SECONDS)
-
-    def _stop_emulator(self, pid: int) -> None:
-        """It has nothing to save."""
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -284,5 +277,5 @@ def _parents_through_make() -> list[processes.Process]:
     if "MAKELEVEL" not in os.environ:
         return []
     above = processes.ancestors(os.getpid(), processes.snapshot())
-    makes = [number for number, p in enumerate(above) if "make" in Path(p.command.partition(" ")[0]).name]
+    makes = [number for number, p in enumerate(above) if p.arguments and "make" in Path(p.arguments[0]).name]
     return above[: makes[0] + 1] if makes else []

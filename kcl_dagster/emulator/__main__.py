@@ -12,11 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-from kcl_dagster.emulator import extra
+import psutil
+
+from kcl_dagster.emulator import extra, watch
 from kcl_dagster.emulator.embedded import LOOPBACK
 from kcl_dagster.emulator.kinesis import Limits
 from kcl_dagster.emulator.kinesis.service import DEFAULT_REGION
-from kcl_dagster.emulator.watch import is_alive
 
 WATCH_SECONDS = 0.5
 EXIT_FAILED = 2
@@ -55,7 +56,8 @@ async def _run(options: argparse.Namespace) -> int:
         _announce(options.ready_file, endpoint, options.region)
     watching = None
     if options.watch_pid is not None:
-        watching = loop.create_task(_watch(options.watch_pid, options.grace_seconds, stop))
+        watched = watch.find(options.watch_pid, options.watch_started)
+        watching = loop.create_task(_watch(watched, options.grace_seconds, stop))
     await stop.wait()
     if watching is not None:
         watching.cancel()
@@ -65,9 +67,9 @@ async def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _watch(pid: int, grace_seconds: float, stop: asyncio.Event) -> None:
-    """End some seconds after `pid`: whoever it leaves behind can still finish its last requests."""
-    while is_alive(pid):
+async def _watch(process: psutil.Process | None, grace_seconds: float, stop: asyncio.Event) -> None:
+    """End some seconds after `process`: what it leaves behind can still finish its last requests."""
+    while process is not None and watch.lives(process):
         await asyncio.sleep(WATCH_SECONDS)
     await asyncio.sleep(grace_seconds)
     stop.set()
@@ -76,7 +78,9 @@ async def _watch(pid: int, grace_seconds: float, stop: asyncio.Event) -> None:
 def _announce(ready_file: Path, endpoint: str, region: str) -> None:
     """Write the file in one step: a reader sees all of it or nothing."""
     partial = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
-    partial.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid(), "region": region}))
+    pid = os.getpid()
+    facts = {"endpoint": endpoint, "pid": pid, "started": watch.started(pid), "region": region}
+    partial.write_text(json.dumps(facts))
     partial.replace(ready_file)
 
 
@@ -106,6 +110,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=_port, default=0, help="port to listen on (default: any free one)")
     parser.add_argument("--ready-file", type=Path, help="JSON with endpoint and pid, written once it listens")
     parser.add_argument("--watch-pid", type=int, help="end when this process has ended")
+    parser.add_argument("--watch-started", type=float, help="when that started, in epoch seconds")
     parser.add_argument("--grace-seconds", type=float, default=5.0, help="how long after it (default %(default)s)")
     parser.add_argument("--no-limits", action="store_true", help="no throttling, iterators do not expire")
     parser.add_argument("--region", default=DEFAULT_REGION, help="the region to play (default %(default)s)")

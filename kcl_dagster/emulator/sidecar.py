@@ -11,15 +11,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
+
+from kcl_dagster.emulator import watch
 from kcl_dagster.emulator.control import HEALTH
 from kcl_dagster.emulator.embedded import environment
 from kcl_dagster.emulator.kinesis.service import DEFAULT_REGION
-from kcl_dagster.emulator.watch import is_alive
 
 READY_FILE = "emulator.json"
 LOCK_FILE = "emulator.lock"
@@ -40,6 +42,8 @@ class Endpoint:
     url: str
     pid: int
     region: str = DEFAULT_REGION
+    started: float | None = field(default=None, compare=False)
+    """When the process started, in epoch seconds: tells it from a later one with its id."""
 
     def environment(self) -> dict[str, str]:
         """What other processes need in their environment."""
@@ -66,9 +70,18 @@ def find_sidecar(state_dir: Path) -> Endpoint | None:
     endpoint = _read(state_dir / READY_FILE)
     if endpoint is not None:
         _reap(endpoint.pid)
-    if endpoint is None or not is_alive(endpoint.pid) or _pid_behind(endpoint.url) != endpoint.pid:
+    if endpoint is None or not watch.is_alive(endpoint.pid) or _pid_behind(endpoint.url) != endpoint.pid:
         return None
     return endpoint
+
+
+def end_sidecar(endpoint: Endpoint) -> None:
+    """End an emulator at once; it has nothing to save. A later process with its id is left alone."""
+    process = watch.find(endpoint.pid, endpoint.started) if endpoint.started is not None else None
+    if process is not None:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            process.kill()
+        _reap(endpoint.pid, wait=True)
 
 
 def _start(state_dir: Path, watch_pid: int, port: int, limits: bool) -> Endpoint:
@@ -76,6 +89,9 @@ def _start(state_dir: Path, watch_pid: int, port: int, limits: bool) -> Endpoint
     ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "kcl_dagster.emulator", "--port", str(port)]
     command += ["--ready-file", str(ready), "--watch-pid", str(watch_pid)]
+    watched = watch.started(watch_pid)
+    if watched is not None:
+        command += ["--watch-started", f"{watched:.2f}"]
     if not limits:
         command.append("--no-limits")
     log = state_dir / LOG_FILE
@@ -86,7 +102,7 @@ def _start(state_dir: Path, watch_pid: int, port: int, limits: bool) -> Endpoint
         if endpoint is not None:
             return endpoint
         _reap(pid)
-        if not is_alive(pid):
+        if not watch.is_alive(pid):
             raise SidecarError(log.read_text(errors="replace").strip() or f"the emulator ended, see {log}")
         time.sleep(LOOK_SECONDS)
     os.kill(pid, signal.SIGKILL)
@@ -114,17 +130,8 @@ def _reap(pid: int, *, wait: bool = False) -> None:
 def _end_leftover(state_dir: Path) -> None:
     """An emulator that lives but does not answer would keep its port."""
     endpoint = _read(state_dir / READY_FILE)
-    if endpoint is not None and is_alive(endpoint.pid) and _is_emulator(endpoint.pid):
-        os.kill(endpoint.pid, signal.SIGKILL)
-        _reap(endpoint.pid, wait=True)
-
-
-def _is_emulator(pid: int) -> bool:
-    """The pid in a stale file may belong to a stranger by now."""
-    try:
-        return b"kcl_dagster.emulator" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+    if endpoint is not None:
+        end_sidecar(endpoint)
 
 
 def _pid_behind(url: str) -> int | None:
@@ -142,7 +149,7 @@ def _pid_behind(url: str) -> int | None:
 def _read(ready: Path) -> Endpoint | None:
     try:
         facts = json.loads(ready.read_text())
-        return Endpoint(str(facts["endpoint"]), int(facts["pid"]), str(facts["region"]))
+        return Endpoint(str(facts["endpoint"]), int(facts["pid"]), str(facts["region"]), float(facts["started"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

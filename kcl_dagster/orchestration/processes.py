@@ -1,42 +1,109 @@
-"""Which processes live, and whose children they are. Read-only; from /proc, or from ps where there is none."""
+"""Which processes live, and which process started which.
+
+A process is a pid and the moment at which it started: a pid alone may belong to another process by now, which must
+neither be waited for nor be ended.
+"""
 
 import os
 import re
-import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Final, Self
 
-PROC = Path("/proc")
+import psutil
 
-# The command whose end means that its user is done: a script called `dagster` or `dg`, or the module.
-_DEV_COMMAND = re.compile(r"(^|/| -m )(dagster|dg) dev( |$)")
+# `dagster dev` and `dg dev` set it in their own process, so only what they start has it from its beginning.
+DEV_VARIABLE: Final = "DAGSTER_IS_DEV_CLI"
+DEV_COMMANDS: Final = frozenset({"dagster", "dg"})
+
+# The kernel gives the start in ticks since boot; processes that compute the boot time apart may differ by a second.
+START_TOLERANCE_SECONDS: Final = 2.0
+_ATTRIBUTES: Final = ("pid", "ppid", "create_time", "cmdline", "status")
+_PYTHON: Final = re.compile(r"python[0-9.]*(\.exe)?")
+_FLAGS_WITH_VALUE: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that is neither gone nor a zombie. `started` tells a pid from its reuse."""
+    """A process that is neither gone nor a zombie. `started` is in epoch seconds."""
 
     pid: int
     parent: int
-    started: str
-    command: str
+    started: float
+    arguments: tuple[str, ...]
+    handle: psutil.Process = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, handle: psutil.Process) -> Self | None:
+        """None for a process that is gone, or a zombie, which an unreaped parent would keep for ever."""
+        try:
+            facts = handle.as_dict(_ATTRIBUTES, ad_value=None)
+        except psutil.NoSuchProcess:
+            return None
+        if facts["status"] in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD} or facts["create_time"] is None:
+            return None
+        return cls(facts["pid"], facts["ppid"] or 0, facts["create_time"], tuple(facts["cmdline"] or ()), handle)
+
+    @property
+    def command(self) -> str:
+        return " ".join(self.arguments)
+
+    @property
+    def identity(self) -> str:
+        """What another process needs to find this one: see `parse`."""
+        return f"{self.pid}@{self.started:.2f}"
 
     def is_alive(self) -> bool:
-        now = find(self.pid)
-        return now is not None and now.started == self.started
+        """False also when another process has the pid. Clocks that are set do not matter."""
+        try:
+            return bool(self.handle.is_running()) and self.handle.status() not in {
+                psutil.STATUS_ZOMBIE,
+                psutil.STATUS_DEAD,
+            }
+        except psutil.NoSuchProcess:
+            return False
+
+    def is_same(self, other: "Process | None") -> bool:
+        return other is not None and bool(self.handle == other.handle)
+
+    def send(self, signal_number: int) -> None:
+        """Send a signal, unless the process is gone or may not be signalled."""
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            self.handle.send_signal(signal_number)
 
 
-def find(pid: int) -> Process | None:
-    """The living process with this id. A zombie does not count: an unreaped parent would keep it for ever."""
-    return _from_proc(pid) if PROC.is_dir() else _from_ps().get(pid)
+def find(pid: int, started: float | None = None) -> Process | None:
+    """The living process with this id; None if it did not start at `started`, where that is given."""
+    try:
+        process = Process.of(psutil.Process(pid))
+    except (psutil.NoSuchProcess, ValueError):
+        return None
+    if process is None or started is None or abs(process.started - started) <= START_TOLERANCE_SECONDS:
+        return process
+    return None
+
+
+def current() -> Process:
+    """This process."""
+    found = Process.of(psutil.Process())
+    assert found is not None
+    return found
+
+
+def parse(identity: str) -> Process | None:
+    """The living process that `identity` names. Raises ValueError for what is no identity."""
+    pid, at, started = identity.partition("@")
+    if not at:
+        msg = f"{identity!r} is not of the form PID@STARTED"
+        raise ValueError(msg)
+    return find(int(pid), float(started))
 
 
 def snapshot() -> dict[int, Process]:
     """Every living process we may see, by id."""
-    if not PROC.is_dir():
-        return _from_ps()
-    found = (_from_proc(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit())
+    found = (Process.of(handle) for handle in psutil.process_iter())
     return {process.pid: process for process in found if process is not None}
 
 
@@ -69,46 +136,52 @@ def ancestors(pid: int, processes: Mapping[int, Process]) -> list[Process]:
 
 
 def dev_root(pid: int | None = None) -> Process | None:
-    """The outermost `dagster dev` or `dg dev` above a process (ours by default), or None in production."""
-    above = ancestors(os.getpid() if pid is None else pid, snapshot())
-    commands = [process for process in above if is_dev_command(process.command)]
-    return commands[-1] if commands else None
+    """The `dagster dev` or `dg dev` that started a process (ours by default), or None in production.
+
+    Every process between the two has Dagster's variable from its beginning, and the root itself is `dagster dev` by
+    its arguments. A terminal multiplexer, an editor or a shell above them is never taken for it, whatever its
+    command line contains.
+    """
+    pid = os.getpid() if pid is None else pid
+    if not _has_variable(pid, DEV_VARIABLE):
+        return None
+    for process in ancestors(pid, snapshot()):
+        if is_dev_command(process.arguments):
+            return process
+        if not _has_variable(process.pid, DEV_VARIABLE):
+            return None
+    return None
 
 
-def is_dev_command(command: str) -> bool:
-    """Whether a command line is `dagster dev` or `dg dev`, however it was started."""
-    return _DEV_COMMAND.search(command) is not None
+def is_dev_command(arguments: Sequence[str]) -> bool:
+    """Whether these are the arguments of `dagster dev` or `dg dev`: as a script, by Python, or as a module."""
+    if not arguments:
+        return False
+    program, *rest = arguments
+    if _PYTHON.fullmatch(PurePath(program).name):
+        while rest and rest[0].startswith("-") and rest[0] != "-m":
+            rest = rest[2:] if rest[0] in _FLAGS_WITH_VALUE else rest[1:]
+        if rest[:1] == ["-m"]:
+            return len(rest) > 2 and rest[1] in DEV_COMMANDS and rest[2] == "dev"
+        if not rest:
+            return False
+        program, *rest = rest
+    return PurePath(program).name.removesuffix(".exe") in DEV_COMMANDS and rest[:1] == ["dev"]
 
 
 def carries(pid: int, marker: str) -> bool:
-    """Whether the process was started with `marker` (NAME=value) in its environment. Linux only; else False."""
+    """Whether the process was started with `marker` (NAME=value) in its environment. False if that is unknown."""
+    name, _, value = marker.partition("=")
+    return _environment(pid).get(name) == value
+
+
+def _has_variable(pid: int, name: str) -> bool:
+    """Of another process: from its start. Of ours: now."""
+    return name in (os.environ if pid == os.getpid() else _environment(pid))
+
+
+def _environment(pid: int) -> Mapping[str, str]:
     try:
-        return marker.encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-
-
-def _from_proc(pid: int) -> Process | None:
-    directory = PROC / str(pid)
-    try:
-        stat = (directory / "stat").read_text()
-        command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return None
-    # The second field is the name in brackets and may itself hold brackets and spaces.
-    fields = stat[stat.rindex(")") + 2 :].split()
-    state, parent, started = fields[0], int(fields[1]), fields[19]
-    return None if state in "ZX" else Process(pid, parent, started, command)
-
-
-def _from_ps() -> dict[int, Process]:
-    listing = subprocess.run(
-        ["ps", "-A", "-ww", "-o", "pid=,ppid=,stat=,lstart=,command="], capture_output=True, text=True, check=False
-    )
-    found = {}
-    for line in listing.stdout.splitlines():
-        pid, parent, state, *rest = line.split(None, 8)
-        if "Z" not in state:
-            *started, command = rest if len(rest) > 5 else [*rest, ""]
-            found[int(pid)] = Process(int(pid), int(parent), " ".join(started), command)
-    return found
+        return psutil.Process(pid).environ()
+    except (psutil.Error, OSError):
+        return {}

@@ -1,8 +1,9 @@
 """Ends everything that a process started once that process is gone, whatever way it went.
 
-`python -m kcl_dagster.orchestration.reaper PID [NAME=value]` runs detached beside `dagster dev` (or the demo).
-A killed `dagster dev` leaves its webserver, daemon, code server and runs behind; nobody but an outsider can
-end those. The optional marker finds, by their environment, processes whose parents died before we saw them.
+`python -m kcl_dagster.orchestration.reaper PID@STARTED [NAME=value]` runs detached beside `dagster dev` (or the
+demo). A killed `dagster dev` leaves its webserver, daemon, code server and runs behind; only a process outside of
+that family can end them. The optional marker finds, by their environment, processes whose parents died before the
+reaper saw them. It has to be unique to the family.
 """
 
 import os
@@ -20,15 +21,18 @@ DRAIN_SECONDS = 4.0  # workers notice by themselves, commit, and release their l
 TERMINATE_SECONDS = 2.0  # between SIGTERM and SIGKILL; all in all well under ten seconds
 
 
-def start(root: int, marker: str | None = None) -> int:
+def start(root: Process, marker: str | None = None) -> int:
     """Start a detached reaper for `root`. Returns its process id; it ends by itself with the last relative."""
-    command = [sys.executable, "-m", "kcl_dagster.orchestration.reaper", str(root), *([marker] if marker else [])]
-    return detached.start(command)
+    module = "kcl_dagster.orchestration.reaper"
+    return detached.start([sys.executable, "-m", module, root.identity, *([marker] if marker else [])])
 
 
-def reap(root: int, marker: str | None = None) -> None:
-    """Watch `root`; when it is gone, let its family drain, then terminate, then kill. Blocks until all are gone."""
-    family = _watch(root, marker)
+def reap(root: Process | None, marker: str | None = None) -> None:
+    """Watch `root`; when it is gone, let its family drain, then terminate, then kill. Blocks until all are gone.
+
+    `root` None: it was gone before the reaper could look. Only what carries the marker is ended then.
+    """
+    family = _watch(root, marker) if root is not None else {}
     for signal_number, patience in (
         (None, DRAIN_SECONDS),
         (signal.SIGTERM, TERMINATE_SECONDS),
@@ -43,28 +47,30 @@ def reap(root: int, marker: str | None = None) -> None:
             time.sleep(LOOK_SECONDS)
 
 
-def _watch(root: int, marker: str | None) -> dict[int, Process]:
+def _watch(root: Process, marker: str | None) -> dict[int, Process]:
     family: dict[int, Process] = {}
-    process = processes.find(root)
     next_snapshot = 0.0
-    while process is not None and process.is_alive():
+    while root.is_alive():
         if time.monotonic() >= next_snapshot:
             everyone = processes.snapshot()
             # A child of a dead relative hangs below init; its own children are still found below it.
-            relatives = {root: process, **{p: f for p, f in family.items() if _same(everyone.get(p), f)}}
-            family = {pid: found for r in relatives for pid, found in processes.descendants(r, everyone).items()}
-            family |= {pid: found for pid, found in relatives.items() if pid != root}
-            family |= _marked(everyone, marker)
+            relatives = {root.pid: root, **{p: f for p, f in family.items() if f.is_same(everyone.get(p))}}
+            if root.is_same(everyone.get(root.pid)):
+                family = {
+                    pid: found for r in relatives for pid, found in processes.descendants(r, everyone).items()
+                }
+                family |= {pid: found for pid, found in relatives.items() if pid != root.pid}
+                family |= _marked(everyone, marker)
             next_snapshot = time.monotonic() + SNAPSHOT_SECONDS
         time.sleep(LOOK_SECONDS)
-    family.pop(root, None)
+    family.pop(root.pid, None)
     return family
 
 
 def _survivors(family: dict[int, Process], marker: str | None) -> dict[int, Process]:
-    """Who is left of the family, with what it started meanwhile. Never this process itself."""
+    """The living of the family, and what they started meanwhile. Never this process itself."""
     everyone = processes.snapshot()
-    left = {pid: known for pid, known in family.items() if _same(everyone.get(pid), known)}
+    left = {pid: known for pid, known in family.items() if known.is_same(everyone.get(pid))}
     for pid in list(left):
         left |= processes.descendants(pid, everyone)
     left |= _marked(everyone, marker)
@@ -78,23 +84,15 @@ def _marked(everyone: dict[int, Process], marker: str | None) -> dict[int, Proce
     return {pid: process for pid, process in everyone.items() if processes.carries(pid, marker)}
 
 
-def _same(now: Process | None, then: Process) -> bool:
-    return now is not None and now.started == then.started
-
-
 def _send(signal_number: int, family: Iterable[Process]) -> None:
     for process in family:
-        if process.is_alive():
-            try:
-                os.kill(process.pid, signal_number)
-            except ProcessLookupError:
-                continue
+        process.send(signal_number)
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    reap(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
+    reap(processes.parse(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Demo:
 
     def find(self, part: str) -> Process:
         """The first of the family, by age, with this in its command."""
-        return min((p for p in self.family().values() if part in p.command), key=lambda p: int(p.started))
+        return min((p for p in self.family().values() if part in p.command), key=lambda p: p.started)
 
 
 @contextmanager

@@ -106,4 +106,4 @@ def carriers(marker: str) -> list[Process]:
 
 
 def _is_java(process: Process) -> bool:
-    return process.command.split(" ", 1)[0].endswith("java")
+    return bool(process.arguments) and process.arguments[0].endswith("java")

@@ -18,7 +18,7 @@ from kcl_dagster.application import Retrieval
 from kcl_dagster.emulator import Emulator, environment
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey
-from kcl_dagster.orchestration import reaper
+from kcl_dagster.orchestration import processes, reaper
 from kcl_dagster.orchestration.processes import Process
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.listing import list_shards
@@ -115,7 +115,7 @@ class Supervisor:
     def _prepare(self, stack: ExitStack) -> Emulator:
         self._marker = f"{MARKER_VARIABLE}={os.getpid()}-{time.monotonic_ns()}"
         os.environ[MARKER_VARIABLE] = self._marker.partition("=")[2]
-        reaper.start(os.getpid(), self._marker)
+        reaper.start(processes.current(), self._marker)
         stack.callback(self._kill_everybody)
         emulator = stack.enter_context(Emulator(seed=self._settings.seed))
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):

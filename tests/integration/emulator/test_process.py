@@ -183,6 +183,25 @@ def test_a_stale_ready_file_is_not_believed(sidecar_dir: Path, stale: str) -> No
     assert is_alive(endpoint.pid)
 
 
+@pytest.mark.audit("D3")
+def test_a_process_that_only_looks_like_the_emulator_is_not_ended(
+    sidecar_dir: Path, watched: subprocess.Popen[bytes]
+) -> None:
+    """An editor, say, that got the pid in a stale file and has kcl_dagster.emulator in its command line."""
+    code = "import time; time.sleep(60)"
+    editor = subprocess.Popen([sys.executable, "-c", code, "kcl_dagster.emulator"])
+    sidecar_dir.mkdir()
+    facts = {"endpoint": "http://127.0.0.1:9", "pid": editor.pid, "started": 1.0, "region": "us-east-1"}
+    (sidecar_dir / READY_FILE).write_text(json.dumps(facts))
+    try:
+        endpoint = ensure_sidecar(sidecar_dir, watched.pid)
+        assert endpoint.pid != editor.pid
+        assert editor.poll() is None
+    finally:
+        editor.kill()
+        editor.wait()
+
+
 def test_it_ends_after_the_process_it_was_started_for(sidecar_dir: Path, watched: subprocess.Popen[bytes]) -> None:
     endpoint = ensure_sidecar(sidecar_dir, watched.pid)
     watched.kill()
