@@ -1,9 +1,16 @@
-"""The emulator's own interface under `/_kcl/`: health, faults, clock."""
+"""The emulator's own interface under `/_kcl/`: health, faults, clock.
+
+A browser on the same machine can be led to send requests here by any web page. So what changes something, or tells
+more than that the emulator lives, is refused for a page of another origin, and under a name that is not known to be
+this machine's: a page may have its own name resolve to 127.0.0.1.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -14,6 +21,8 @@ from kcl_dagster.emulator.http.messages import Request, Response
 HEALTH = "/_kcl/health"
 FAULTS = "/_kcl/faults"
 CLOCK = "/_kcl/clock"
+
+LOCALHOST = "localhost"
 
 _rules = TypeAdapter(FaultRule | list[FaultRule])
 
@@ -27,9 +36,12 @@ class Control:
         self._pid = pid
 
     def handle(self, request: Request) -> Response:
+        if (request.method, request.path) == ("GET", HEALTH):
+            return _answer({"status": "ok", "pid": self._pid})
+        foreign = _foreign(request)
+        if foreign is not None:
+            return _answer({"error": f"refused: {foreign}"}, 403)
         match request.method, request.path:
-            case "GET", path if path == HEALTH:
-                return _answer({"status": "ok", "pid": self._pid})
             case "GET", path if path == FAULTS:
                 return self._list_faults()
             case "POST", path if path == FAULTS:
@@ -63,6 +75,34 @@ class Control:
         except (ValueError, TypeError, KeyError) as error:
             return _answer({"error": f'expected {{"advance_seconds": number >= 0}}: {error}'}, 400)
         return _answer({"now": self._clock()})
+
+
+def _foreign(request: Request) -> str | None:
+    """Why the request may come from a web page that is not the emulator's."""
+    host = request.headers.get("host", "")
+    origin = request.headers.get("origin")
+    if origin is not None and origin != f"http://{host}":
+        return f"its Origin is {origin!r}"
+    if request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
+        return "a web page of another site sent it"
+    if not _is_local(host):
+        return f"its Host is {host!r}: use an address or {LOCALHOST}"
+    return None
+
+
+def _is_local(host: str) -> bool:
+    """Names other than localhost can be made to resolve to any address; addresses cannot."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    if name == LOCALHOST or name.endswith(f".{LOCALHOST}"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _answer(value: dict[str, Any], status: int = 200) -> Response:

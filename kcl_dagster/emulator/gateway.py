@@ -7,7 +7,7 @@ import inspect
 import itertools
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 DYNAMODB_PREFIX = "DynamoDB_20120810."
 CONTROL_PREFIX = "/_kcl/"
 
+_MIB = 1024 * 1024
+LARGEST_CONTROL_BODY = _MIB
+LARGEST_API_BODY = (
+    32 * _MIB
+)  # PutRecords takes 10 MiB of data, which JSON makes a third larger; BatchWriteItem 16 MB
+LARGEST_S3_BODY = 256 * _MIB  # of one request; clients send larger objects in parts
+
 # moto keeps the buckets of the whole process in one place, by account.
 _s3_accounts = itertools.count(1)
 
@@ -38,6 +45,13 @@ class _Route:
     service: str
     operation: str
     serve: Callable[[], Answer]
+
+
+def largest_body(target: str, headers: Mapping[str, str]) -> int:
+    """How many bytes the body of a request may have. Everything is kept in memory."""
+    if target.startswith(CONTROL_PREFIX):
+        return LARGEST_CONTROL_BODY
+    return LARGEST_API_BODY if "x-amz-target" in headers else LARGEST_S3_BODY
 
 
 class Gateway:

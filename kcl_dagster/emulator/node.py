@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kcl_dagster.emulator.clock import AdjustableClock
 from kcl_dagster.emulator.faults import Faults
-from kcl_dagster.emulator.gateway import Gateway
+from kcl_dagster.emulator.gateway import Gateway, largest_body
 from kcl_dagster.emulator.http.server import HttpServer
 from kcl_dagster.emulator.kinesis import KinesisService, Limits
 from kcl_dagster.emulator.kinesis.service import DEFAULT_ACCOUNT, Clock
@@ -20,7 +20,7 @@ class Node:
             self.clock, limits, account=DEFAULT_ACCOUNT, region=region, transition_seconds=transition_seconds
         )
         self._gateway = Gateway(self.kinesis, self.faults, self.clock, DEFAULT_ACCOUNT, region)
-        self._server = HttpServer(self._gateway)
+        self._server = HttpServer(self._gateway, largest_body)
 
     async def start(self, host: str, port: int) -> str:
         """Listen; answer the endpoint's URL. Raises OSError if the port is taken."""

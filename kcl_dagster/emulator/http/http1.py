@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 
 from kcl_dagster.emulator.http.exchange import serve
-from kcl_dagster.emulator.http.messages import Handler, Header, Request, Response
+from kcl_dagster.emulator.http.messages import BodyLimit, Handler, Header, Request, Response
 
 LARGEST_HEAD = 64 * 1024
 PIECE_BYTES = 256 * 1024  # handed to the socket at once: what it does not take is copied by asyncio
 END_OF_HEAD = b"\r\n\r\n"
+LONGEST_CHUNK_LINE = 1024  # its size and extensions, which no AWS client sends
+MOST_UNREAD = 1024 * 1024  # bytes that a client sent ahead of an answer; more of them stay in its socket
+TOO_LARGE = b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_CHUNK_SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
+_LENGTH = re.compile(r"[0-9]{1,18}")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 BODILESS = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
@@ -21,17 +27,24 @@ class BadRequest(Exception):
     """The peer does not speak HTTP/1.1."""
 
 
+class TooLarge(Exception):
+    """The body is larger than the service takes."""
+
+
 class Http1Connection:
     """One connection; requests are served one after the other."""
 
-    def __init__(self, transport: asyncio.Transport, handler: Handler) -> None:
+    def __init__(self, transport: asyncio.Transport, handler: Handler, limit: BodyLimit) -> None:
         self._transport = transport
         self._handler = handler
+        self._limit = limit
         self._buffer = bytearray()
+        self._searched = 0  # bytes of the buffer in which no head ends
         self._head: _Head | None = None
-        self._waiting: deque[Request] = deque()
+        self._chunks: _Chunks | None = None
         self._task: asyncio.Task[None] | None = None
         self._busy = False
+        self._serving = False
         self._body = memoryview(b"")
         self._after_body: Callable[[], None] | None = None
         self._paused = False
@@ -40,16 +53,9 @@ class Http1Connection:
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        try:
-            while (request := self._next_request()) is not None:
-                self._waiting.append(request)
-        except BadRequest as error:
-            self._transport.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-            self._transport.close()
-            self._buffer.clear()
-            if not str(error):
-                return
         self._serve_next()
+        if self._busy and len(self._buffer) > MOST_UNREAD:
+            self._transport.pause_reading()
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -61,7 +67,7 @@ class Http1Connection:
         self._pump()
 
     def connection_lost(self) -> None:
-        self._waiting.clear()
+        self._buffer.clear()
         self._body = memoryview(b"")
         self._after_body = None
         self._writable.set()
@@ -80,6 +86,8 @@ class Http1Connection:
     def done(self) -> None:
         """An exchange was answered."""
         self._busy = False
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
         self._serve_next()
 
     def _pump(self) -> None:
@@ -91,23 +99,49 @@ class Http1Connection:
             after()
 
     def _serve_next(self) -> None:
-        while self._waiting and not self._busy and not self._transport.is_closing():
-            self._busy = True
-            self._task = serve(self._handler, _Exchange(self._waiting.popleft(), self._transport, self))
+        """Serve what has arrived, one request after the other. A request that is answered at once calls `done`
+        within `serve`, so this loop goes on instead of calling itself."""
+        if self._serving:
+            return
+        self._serving = True
+        try:
+            while not self._busy and not self._transport.is_closing():
+                request = self._next_request()
+                if request is None:
+                    break
+                self._busy = True
+                self._task = serve(self._handler, _Exchange(request, self._transport, self))
+        except BadRequest:
+            self._refuse(BAD_REQUEST)
+        except TooLarge:
+            self._refuse(TOO_LARGE)
+        finally:
+            self._serving = False
+
+    def _refuse(self, answer: bytes) -> None:
+        self._transport.write(answer)
+        self._transport.close()
+        self._buffer.clear()
 
     def _next_request(self) -> Request | None:
         if self._head is None:
-            end = self._buffer.find(END_OF_HEAD)
+            end = self._buffer.find(END_OF_HEAD, self._searched)
+            if max(end, len(self._buffer) if end < 0 else 0) > LARGEST_HEAD:
+                raise BadRequest("head too large")
             if end < 0:
-                if len(self._buffer) > LARGEST_HEAD:
-                    raise BadRequest("head too large")
+                self._searched = max(0, len(self._buffer) - len(END_OF_HEAD) + 1)
                 return None
             self._head = _Head(bytes(self._buffer[:end]))
+            self._searched = 0
             del self._buffer[: end + len(END_OF_HEAD)]
+            limit = self._limit(self._head.target, self._head.headers)
+            if self._head.length > limit:
+                raise TooLarge
+            self._chunks = _Chunks(limit) if self._head.chunked else None
             if self._head.headers.get("expect", "").lower() == "100-continue":
                 self._transport.write(CONTINUE)
         head = self._head
-        body = _take_chunks(self._buffer) if head.chunked else _take(self._buffer, head.length)
+        body = _take(self._buffer, head.length) if self._chunks is None else self._chunks.take(self._buffer)
         if body is None:
             return None
         self._head = None
@@ -130,11 +164,14 @@ class _Head:
                 raise BadRequest(f"not a header: {line!r}")
             self.raw_headers.append((name, value.strip()))
         self.headers = {name.lower(): value for name, value in self.raw_headers}
-        self.chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
+        encoding = self.headers.get("transfer-encoding", "").lower()
+        if encoding not in {"", "chunked"}:
+            raise BadRequest(f"transfer-encoding {encoding!r}")
+        self.chunked = encoding == "chunked"
         length = self.headers.get("content-length", "0")
-        if not length.isdigit():
+        if not _LENGTH.fullmatch(length):
             raise BadRequest(f"content-length {length!r}")
-        self.length = int(length)
+        self.length = 0 if self.chunked else int(length)
 
 
 def _take(buffer: bytearray, length: int) -> bytes | None:
@@ -145,30 +182,58 @@ def _take(buffer: bytearray, length: int) -> bytes | None:
     return body
 
 
-def _take_chunks(buffer: bytearray) -> bytes | None:
-    """The whole chunked body, or None while some of it is still to come."""
-    pieces = []
-    at = 0
-    while True:
-        end = buffer.find(b"\r\n", at)
-        if end < 0:
+class _Chunks:
+    """A chunked body as it arrives. Every byte is looked at once, however small the chunks and the packets."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._pieces: list[bytes] = []
+        self._length = 0
+        self._left: int | None = None  # of the chunk that is being read, with the end of its line
+        self._ended = False
+
+    def take(self, buffer: bytearray) -> bytes | None:
+        """The whole body, or None while some of it is still to come. Takes from the buffer what it has read."""
+        while not self._ended:
+            if self._left is None:
+                line = _take_line(buffer)
+                if line is None:
+                    return None
+                self._begin(line)
+            elif len(buffer) < self._left:
+                return None
+            else:
+                piece = _take(buffer, self._left)
+                assert piece is not None
+                if not piece.endswith(b"\r\n"):
+                    raise BadRequest("a chunk is longer than it says")
+                self._pieces.append(piece[:-2])
+                self._left = None
+        if _take_line(buffer) is None:  # trailers are not used by AWS clients without TLS
             return None
-        try:
-            size = int(bytes(buffer[at:end]).partition(b";")[0], 16)
-        except ValueError as error:
-            raise BadRequest("chunk size") from error
-        at = end + 2
-        if size == 0:
-            break
-        if len(buffer) < at + size + 2:
-            return None
-        pieces.append(bytes(buffer[at : at + size]))
-        at += size + 2
-    end = buffer.find(b"\r\n", at)  # trailers are not used by AWS clients without TLS
+        return b"".join(self._pieces)
+
+    def _begin(self, line: bytes) -> None:
+        text = line.partition(b";")[0].strip()
+        if not _CHUNK_SIZE.fullmatch(text):
+            raise BadRequest("chunk size")
+        size = int(text, 16)
+        self._length += size
+        if self._length > self._limit:
+            raise TooLarge
+        self._ended = size == 0
+        self._left = size + 2
+
+
+def _take_line(buffer: bytearray) -> bytes | None:
+    end = buffer.find(b"\r\n", 0, LONGEST_CHUNK_LINE)
     if end < 0:
+        if len(buffer) >= LONGEST_CHUNK_LINE:
+            raise BadRequest("a line without end")
         return None
+    line = bytes(buffer[:end])
     del buffer[: end + 2]
-    return b"".join(pieces)
+    return line
 
 
 class _Exchange:

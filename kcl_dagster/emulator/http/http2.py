@@ -21,7 +21,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from kcl_dagster.emulator.http.exchange import serve
-from kcl_dagster.emulator.http.messages import Handler, Header, Request, Response
+from kcl_dagster.emulator.http.messages import BodyLimit, Handler, Header, Request, Response
 
 # PutRecords carries up to 10 MiB. The default window of 64 KiB would cost a round trip for each 64 KiB of it.
 RECEIVE_WINDOW = 16 * 1024 * 1024
@@ -31,12 +31,13 @@ MOST_STREAMS = 1024
 class Http2Connection:
     """One connection; streams are served side by side."""
 
-    def __init__(self, transport: asyncio.Transport, handler: Handler) -> None:
+    def __init__(self, transport: asyncio.Transport, handler: Handler, limit: BodyLimit) -> None:
         self.transport = transport
         self.writable = asyncio.Event()
         self.writable.set()
         self.h2 = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
         self._handler = handler
+        self._limit = limit
         self._requests: dict[int, _Incoming] = {}
         self._exchanges: dict[int, _Exchange] = {}
         # Given as initial values: settings that are changed later count only once the peer has confirmed them.
@@ -85,12 +86,14 @@ class Http2Connection:
         self._exchanges.pop(stream, None)
 
     def request_received(self, event: RequestReceived) -> None:
-        self._requests[event.stream_id] = _Incoming(event.headers)
+        self._requests[event.stream_id] = _Incoming(event.headers, self._limit)
 
     def body_received(self, event: DataReceived) -> None:
         incoming = self._requests.get(event.stream_id)
-        if incoming is not None:
-            incoming.body += event.data
+        if incoming is not None and not incoming.add(event.data):
+            del self._requests[event.stream_id]  # the rest of the body is read and thrown away
+            self._exchanges[event.stream_id] = exchange = _Exchange(incoming.request(), event.stream_id, self)
+            exchange.send(Response(413), b"")
         if event.flow_controlled_length:
             self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
 
@@ -124,16 +127,26 @@ class Http2Connection:
 class _Incoming:
     """A request whose body is still arriving."""
 
-    def __init__(self, headers: Any) -> None:
+    def __init__(self, headers: Any, limit: BodyLimit) -> None:
         self._headers: list[Header] = [(str(name), str(value)) for name, value in headers]
-        self.body = bytearray()
+        by_name = dict(self._headers)
+        self._largest = limit(by_name.get(":path", ""), by_name)
+        self._body = bytearray()
+
+    def add(self, data: bytes) -> bool:
+        """False: the body is larger than it may be, and is not kept any more."""
+        self._body += data
+        if len(self._body) <= self._largest:
+            return True
+        self._body = bytearray()
+        return False
 
     def request(self) -> Request:
         by_name = dict(self._headers)
         plain = [(name, value) for name, value in self._headers if not name.startswith(":")]
         if ":authority" in by_name:
             plain.append(("host", by_name[":authority"]))
-        return Request(by_name[":method"], by_name[":path"], dict(plain), plain, bytes(self.body))
+        return Request(by_name[":method"], by_name[":path"], dict(plain), plain, bytes(self._body))
 
 
 class _Exchange:

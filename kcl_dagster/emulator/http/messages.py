@@ -36,4 +36,7 @@ class Dropped(Exception):
     """Raised by a handler to close the connection without an answer."""
 
 
+BodyLimit = Callable[[str, dict[str, str]], int]
+"""The largest body in bytes that a request may have, by its target and its headers."""
+
 Handler = Callable[[Request], Response | Awaitable[Response]]

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 from kcl_dagster.emulator.http.http1 import Http1Connection
 from kcl_dagster.emulator.http.http2 import Http2Connection
-from kcl_dagster.emulator.http.messages import Handler
+from kcl_dagster.emulator.http.messages import BodyLimit, Handler
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 BACKLOG = 1024
@@ -23,8 +23,9 @@ class Codec(Protocol):
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, handler: Handler, connections: set[_Connection]) -> None:
+    def __init__(self, handler: Handler, limit: BodyLimit, connections: set[_Connection]) -> None:
         self._handler = handler
+        self._limit = limit
         self._connections = connections
         self._codec: Codec | None = None
         self._first = b""
@@ -41,11 +42,11 @@ class _Connection(asyncio.Protocol):
         self._first += data
         assert self._transport is not None
         if self._first.startswith(PREFACE):
-            self._codec = Http2Connection(self._transport, self._handler)
+            self._codec = Http2Connection(self._transport, self._handler, self._limit)
         elif PREFACE.startswith(self._first):
             return
         else:
-            self._codec = Http1Connection(self._transport, self._handler)
+            self._codec = Http1Connection(self._transport, self._handler, self._limit)
         first, self._first = self._first, b""
         self._codec.data_received(first)
 
@@ -70,8 +71,9 @@ class _Connection(asyncio.Protocol):
 class HttpServer:
     """Serves until closed. To be used on one event loop."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, limit: BodyLimit) -> None:
         self._handler = handler
+        self._limit = limit
         self._connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
@@ -79,7 +81,7 @@ class HttpServer:
         """Listen; answer the port. Raises OSError if it is taken."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: _Connection(self._handler, self._connections), host, port, backlog=BACKLOG
+            lambda: _Connection(self._handler, self._limit, self._connections), host, port, backlog=BACKLOG
         )
         return int(self._server.sockets[0].getsockname()[1])
 

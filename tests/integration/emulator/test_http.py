@@ -16,6 +16,7 @@ import pytest
 from botocore.eventstream import EventStreamBuffer
 
 from kcl_dagster.emulator import Emulator, FaultRule
+from kcl_dagster.emulator.gateway import LARGEST_API_BODY
 from tests.integration.emulator.h2client import H2Client
 
 pytestmark = pytest.mark.server
@@ -95,6 +96,26 @@ def test_what_is_not_http_is_turned_away(aws: Emulator, garbage: bytes) -> None:
     with _connection(aws) as raw:
         raw.sendall(garbage)
         assert raw.recv(1024).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.audit("D9")
+def test_a_body_of_any_size_is_not_taken(aws: Emulator) -> None:
+    with _connection(aws) as raw:
+        raw.sendall(HEAD + LIST + b"content-length: 999999999999\r\n\r\n")
+        assert raw.recv(1024).startswith(b"HTTP/1.1 413 ")
+    with H2Client(aws.endpoint_url) as client:
+        assert client.wait(client.send("PutRecord", {"Data": bytes(LARGEST_API_BODY + 1)})).status == 413
+        assert client.call("ListStreams")["StreamNames"] == []
+
+
+@pytest.mark.audit("D9")
+def test_a_web_page_cannot_steer_it(aws: Emulator) -> None:
+    request = b"POST /_kcl/faults HTTP/1.1\r\nhost: localhost\r\norigin: https://evil.example\r\n"
+    with _connection(aws) as raw:
+        raw.sendall(request + b'content-length: 28\r\n\r\n{"error": "InternalFailure"}')
+        [(status, _)] = _responses(raw, 1)
+    assert status == 403
+    assert not aws.faults.rules
 
 
 def test_an_unknown_service_is_named(aws: Emulator) -> None:
