@@ -71,7 +71,8 @@ class StreamSettings(_Settings):
     """Part of the lease keys of an application of several streams; looked up when left out."""
 
     creation_epoch: Annotated[int, Field(gt=0)] | None = None
-    """As `account`: tells a stream from another one of its name that came before it. Looked up when left out."""
+    """As `account`: tells a stream from another one of its name that came before it. The second in which the stream
+    was created when left out; a Java application may have chosen another number."""
 
     start: StartAt = StartAt()
     """Where a shard without a checkpoint begins."""

@@ -1,10 +1,12 @@
 """Leases of streams that the application does not have, or that do not exist any more.
 
 A stream that was taken out of the application keeps its leases, and with them its checkpoints: it may come back.
-Their owners are told to stop. Leases of a stream that was deleted, or deleted and created anew, are deleted.
+Their owners are told to stop. Leases of a stream that was deleted, or deleted and created anew, are deleted, if
+this application wrote down when it began with the stream: the creation epoch in the key of other leases is whatever
+a Java application or a configuration chose.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kcl_dagster.errors import KclError, StreamNotFound
@@ -13,6 +15,7 @@ from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.starts import StartTable
 
 # How often the service must have said that a stream is gone before its leases are deleted, and how far apart.
 CONFIRMATIONS: Final = 2
@@ -22,8 +25,9 @@ ASK_SECONDS: Final = 60.0
 class FormerStreams:
     """Takes leases of former streams out of use. Multi-stream applications only."""
 
-    def __init__(self, leases: LeaseTable, streams: Streams, clock: Clock) -> None:
+    def __init__(self, leases: LeaseTable, starts: StartTable, streams: Streams, clock: Clock) -> None:
         self._leases = leases
+        self._starts = starts
         self._streams = streams
         self._clock = clock
         self._gone: dict[StreamIdentifier, int] = {}
@@ -42,18 +46,27 @@ class FormerStreams:
             if self._clock.monotonic() >= deadline:
                 break
             try:
-                notes += self._retire(stream, leases)
+                notes += self._retire(stream, leases, deadline)
             except KclError as error:
                 problems.append(f"former stream {stream}: {error}")
         return notes, problems
 
-    def _retire(self, stream: StreamIdentifier, leases: Sequence[Lease]) -> list[str]:
+    def _retire(self, stream: StreamIdentifier, leases: Sequence[Lease], deadline: float) -> list[str]:
         if self._is_gone(stream):
-            deleted = sum(self._leases.delete(lease, forced=True) for lease in leases)
+            deleted = self._each(lambda lease: self._leases.delete(lease, forced=True), leases, deadline)
             return [f"stream {stream} is gone: {deleted} of its leases were deleted"]
         owned = [lease for lease in leases if lease.owner is not None]
-        released = sum(self._leases.release(lease) is not None for lease in owned)
+        released = self._each(lambda lease: self._leases.release(lease) is not None, owned, deadline)
         return [f"stream {stream} is not read any more: {released} leases were released"] if released else []
+
+    def _each(self, write: Callable[[Lease], bool], leases: Sequence[Lease], deadline: float) -> int:
+        """How many writes were applied until `deadline`; the rest is seen again."""
+        applied = 0
+        for lease in leases:
+            if self._clock.monotonic() >= deadline:
+                break
+            applied += write(lease)
+        return applied
 
     def _is_gone(self, stream: StreamIdentifier) -> bool:
         now = self._clock.monotonic()
@@ -63,8 +76,11 @@ class FormerStreams:
         return self._gone.get(stream, 0) >= CONFIRMATIONS
 
     def _is_missing(self, stream: StreamIdentifier) -> bool:
-        """Also true when another stream has its name now."""
+        """Whether the stream that this application began with is gone; also where another one has its name now."""
+        start = self._starts.get(str(stream))
+        if start is None:
+            return False
         try:
-            return int(self._streams.describe(stream.name).created) != stream.creation_epoch
+            return int(self._streams.describe(stream.name).created) != start.stream_created
         except StreamNotFound:
             return True

@@ -26,7 +26,7 @@ from kcl_dagster.leader.observation import Observer, Sight
 from kcl_dagster.leader.report import Launch, StageOutcome, TickReport
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.syncing import SyncOutcome
-from kcl_dagster.model.lease import Lease
+from kcl_dagster.model.lease import Lease, WorkerId
 
 if TYPE_CHECKING:
     from kcl_dagster.leader.tick import Leader
@@ -150,8 +150,10 @@ class Tick:
     def _sync(self) -> str | None:
         sight = self._seen()
         share = self.leader.application.timings.tick_budget * _SYNC_SHARE
-        self.synced = self.leader.syncer.run(sight.leases, self.started + share, dry=self.dry)
-        self.sight = sight.with_created(self.synced.created).without(lease.key for lease in self.synced.former)
+        rows = [seen.row for seen in sight.workers]
+        self.synced = self.leader.syncer.run(sight.leases, self.started + share, rows, dry=self.dry)
+        not_ours = (*self.synced.former, *self.synced.disputed)
+        self.sight = sight.with_created(self.synced.created).without(lease.key for lease in not_ours)
         problems = self.synced.errors
         if not self.dry:
             notes, more = self.leader.former.run(self.synced.former, self.started + share)
@@ -200,7 +202,7 @@ class Tick:
             self.sight = sight.with_draining(plan.drain)
         if not self.dry:
             for worker in plan.drain:
-                self.leader.tables.workers.request_drain(worker)
+                self._request_drain(worker)
         if sight is not None:
             self._send_away(sight)
 
@@ -210,8 +212,7 @@ class Tick:
         for seen in sight.workers:
             if seen.beats and (seen.run_is_over or seen.replaced) and seen.id not in self.observer.sent_away:
                 self.notes.append(f"{seen.id} is asked to leave: its run is over, or its slot has another")
-                if not self.dry:
-                    self.leader.tables.workers.request_drain(seen.id)
+                if not self.dry and self._request_drain(seen.id):
                     self.observer.sent_away.add(seen.id)
 
     def _stand_down(self) -> None:
@@ -222,7 +223,7 @@ class Tick:
             if seen.alive and seen.row.slot is not None and not seen.row.drain_requested:
                 self.notes.append(f"{seen.id} is asked to drain: the application is paused")
                 if not self.dry:
-                    self.leader.tables.workers.request_drain(seen.id)
+                    self._request_drain(seen.id)
 
     def _launch(self, slot: str, because: str) -> None:
         clock, standing = self.leader.runtime.clock, self.memory.standing
@@ -272,10 +273,18 @@ class Tick:
         """Paused leases are taken from whoever has them, who notices with its next write, and given to nobody."""
         paused = self.leader.control.leases
         for lease in sight.unfinished:
-            if lease.key in paused and lease.actual_owner is not None and not self.dry:
+            if lease.key in paused and lease.actual_owner is not None and not self.dry and not self._is_late():
                 self.notes.append(f"{lease.key} is paused: it is taken from {lease.actual_owner}")
                 self._evict(lease)
         return sight.without(paused)
+
+    def _is_late(self) -> bool:
+        """What is left is seen again at the next tick."""
+        return self.leader.runtime.clock.monotonic() >= self.deadline
+
+    def _request_drain(self, worker: WorkerId) -> bool:
+        """Whether it was asked; not once the tick has run out of time."""
+        return not self._is_late() and self.leader.tables.workers.request_drain(worker)
 
     def _evict(self, lease: Lease) -> None:
         """Twice where it is being handed over: the first release gives it to its next owner."""

@@ -11,6 +11,7 @@ from typing import Final
 from kcl_dagster.application import Application, Position, StartAt, StreamSettings
 from kcl_dagster.errors import KclError, StreamError, StreamRecreated
 from kcl_dagster.leader.audit import Hole, active_ranges, find_hole, lack_range
+from kcl_dagster.leader.liveness import CLOCK_TOLERANCE
 from kcl_dagster.leader.report import DataLossEvent, StreamSight
 from kcl_dagster.leader.streams import Streams
 from kcl_dagster.leader.sync import SyncPlan, plan_first_sync, plan_sync
@@ -18,6 +19,7 @@ from kcl_dagster.model.checkpoint import LATEST
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.expressions import Request
 from kcl_dagster.tables.leases import LeaseTable
@@ -26,6 +28,9 @@ from kcl_dagster.tables.starts import StartPosition, StartTable
 
 # A sync that should have repaired something and did not is not tried again before this.
 RETRY_SECONDS: Final = 10.0
+# A timestamp this near to the oldest record may have left the stream by the time the service answers.
+HORIZON_SECONDS: Final = 60.0
+_SECONDS_PER_HOUR: Final = 3600.0
 # A shard must be missing from this many complete listings before its lease is believed to be stranded.
 GONE_CONFIRMATIONS: Final = 2
 
@@ -37,6 +42,9 @@ class StreamState:
     settings: StreamSettings
     identifier: StreamIdentifier | None = None
     start: StartPosition | None = None
+    horizon: float = 0.0
+    """Epoch seconds: the stream has no older record, or not for long."""
+
     due_at: float = 0.0
     retry_at: float = 0.0
     synced_finished: frozenset[LeaseKey] = frozenset()
@@ -46,6 +54,9 @@ class StreamState:
     open_shards: int = 0
     missing: dict[LeaseKey, int] = field(default_factory=dict)
     """In how many complete listings in a row the shard of a lease was missing."""
+
+    disputed: frozenset[StreamIdentifier] = frozenset()
+    """Identifiers in lease keys that may mean this very stream."""
 
     knows_roots: bool = False
     """Whether the shards that were open at the start were compared with the leases."""
@@ -63,10 +74,12 @@ class StreamOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SyncOutcome:
-    """All streams. `former` leases belong to streams that the application does not have (any more)."""
+    """All streams. `former` leases belong to streams that the application does not have (any more); `disputed` ones
+    to a stream that it has, under a creation epoch that it does not expect."""
 
     streams: tuple[StreamOutcome, ...] = ()
     former: tuple[Lease, ...] = ()
+    disputed: tuple[Lease, ...] = ()
 
     @property
     def created(self) -> list[Lease]:
@@ -101,8 +114,13 @@ class Syncer:
         self._states = {settings.name: StreamState(settings) for settings in application.streams}
         self._next = 0
 
-    def run(self, leases: Sequence[Lease], deadline: float, *, dry: bool = False) -> SyncOutcome:
-        """Sync the streams that are due, until `deadline` (monotonic). The rest comes first next time."""
+    def run(
+        self, leases: Sequence[Lease], deadline: float, workers: Sequence[WorkerRow] = (), *, dry: bool = False
+    ) -> SyncOutcome:
+        """Sync the streams that are due, until `deadline` (monotonic). The rest comes first next time.
+
+        `workers`: all rows, also of workers that are gone. They tell when a Java fleet was last alive.
+        """
         grouped: dict[str, list[Lease]] = {}
         for lease in leases:
             grouped.setdefault(str(lease.stream) if lease.stream is not None else "", []).append(lease)
@@ -110,14 +128,20 @@ class Syncer:
         def one(state: StreamState) -> StreamOutcome | None:
             if self._clock.monotonic() >= deadline:
                 return None
-            return self._guarded(state, grouped, dry=dry)
+            return self._guarded(state, grouped, workers, deadline, dry=dry)
 
         order = list(self._states.values())
         order = order[self._next :] + order[: self._next]
         outcomes = list(self._parallel(one, order))
         reached = next((index for index, outcome in enumerate(outcomes) if outcome is None), 0)
         self._next = (self._next + reached) % len(order)
-        return SyncOutcome(tuple(outcome for outcome in outcomes if outcome is not None), self._former(leases))
+        former = self._former(leases)
+        disputed = {stream for state in self._states.values() for stream in state.disputed}
+        return SyncOutcome(
+            tuple(outcome for outcome in outcomes if outcome is not None),
+            tuple(lease for lease in former if lease.stream not in disputed),
+            tuple(lease for lease in leases if lease.stream in disputed),
+        )
 
     def listing(self, lease: Lease) -> tuple[Shard, ...]:
         """The last complete listing of a lease's stream; empty if there was none in this process."""
@@ -159,20 +183,30 @@ class Syncer:
             return False
         return True
 
-    def _guarded(self, state: StreamState, grouped: dict[str, list[Lease]], *, dry: bool) -> StreamOutcome:
+    def _guarded(
+        self,
+        state: StreamState,
+        grouped: dict[str, list[Lease]],
+        workers: Sequence[WorkerRow],
+        deadline: float,
+        *,
+        dry: bool,
+    ) -> StreamOutcome:
         name = state.settings.name
         try:
-            state = self._identified(state)
+            state = self._identified(state, grouped, workers)
             identifier = state.identifier
             assert identifier is not None
-            leases = grouped.get(str(identifier) if identifier.is_multi else "", [])
-            return self._sync(state, identifier, leases, dry=dry)
+            leases = grouped.get(_group_of(identifier), [])
+            return self._sync(state, identifier, leases, deadline, dry=dry)
         except KclError as error:
             return StreamOutcome(StreamSight(name, state.open_shards), error=f"stream {name}: {error}")
 
-    def _identified(self, state: StreamState) -> StreamState:
+    def _identified(
+        self, state: StreamState, grouped: dict[str, list[Lease]], workers: Sequence[WorkerRow]
+    ) -> StreamState:
         """Who the stream is. Asked again with every audit: a stream may be deleted and created anew."""
-        if state.identifier is not None and self._clock.monotonic() < state.due_at:
+        if state.identifier is not None and not state.disputed and self._clock.monotonic() < state.due_at:
             return state
         settings = state.settings
         facts = self._streams.describe(settings.name)
@@ -184,6 +218,10 @@ class Syncer:
             identifier = StreamIdentifier.single(settings.name)
         if identifier != state.identifier:
             self._states[settings.name] = state = StreamState(settings, identifier)
+        self._refuse_disputed(state, identifier, epoch, grouped)
+        now = facts.answered if facts.answered is not None else self._clock.now()
+        oldest = now - facts.retention_hours * _SECONDS_PER_HOUR
+        state.horizon = max(facts.created, oldest + HORIZON_SECONDS)
         # Read again each time: a reset decides anew where a stream starts.
         state.start = self._starts.get(str(identifier)) or state.start
         if state.start is not None and state.start.stream_created != epoch:
@@ -192,12 +230,48 @@ class Syncer:
                 f"{self._application.name} belong to the old one. Reset them with `kcl-dagster reset`"
             )
         if state.start is None:
-            now = facts.answered if facts.answered is not None else self._clock.now()
-            state.start = _start_now(identifier, settings.start, epoch, now)
+            tip = min(now, _last_read_by_java(grouped.get(_group_of(identifier), []), workers) or now)
+            state.start = _start_now(identifier, settings.start, epoch, now, tip)
         return state
 
+    def _refuse_disputed(
+        self, state: StreamState, identifier: StreamIdentifier, epoch: int, grouped: dict[str, list[Lease]]
+    ) -> None:
+        """Raise a StreamError where leases name this stream with an epoch that is not its creation time.
+
+        A Java application chooses the epoch itself. Leases beside its own would read the stream a second time, from
+        another position. Leases of which this application knows that they belong to a deleted stream are no reason.
+        """
+        state.disputed = frozenset()
+        if not identifier.is_multi or state.settings.creation_epoch or _group_of(identifier) in grouped:
+            return
+        others = {
+            lease.stream
+            for leases in grouped.values()
+            for lease in leases[:1]
+            if lease.stream is not None
+            and (lease.stream.name, lease.stream.account) == (identifier.name, identifier.account)
+        }
+        starts = {other: self._starts.get(str(other)) for other in others}
+        state.disputed = frozenset(
+            other for other, start in starts.items() if start is None or start.stream_created == epoch
+        )
+        if state.disputed:
+            epochs = sorted(other.creation_epoch or 0 for other in state.disputed)
+            raise StreamError(
+                f"its leases name the creation epoch {', '.join(map(str, epochs))}, and the stream was created in "
+                f"second {epoch}. To go on with their checkpoints, set creation_epoch={epochs[-1]} in its "
+                f"StreamSettings; to begin anew, set creation_epoch={epoch}"
+            )
+
     def _sync(
-        self, state: StreamState, identifier: StreamIdentifier, leases: Sequence[Lease], *, dry: bool
+        self,
+        state: StreamState,
+        identifier: StreamIdentifier,
+        leases: Sequence[Lease],
+        deadline: float,
+        *,
+        dry: bool,
     ) -> StreamOutcome:
         now = self._clock.monotonic()
         hole = find_hole(active_ranges(leases)) if leases else None
@@ -216,17 +290,23 @@ class Syncer:
             return StreamOutcome(
                 _sight(state, hole), error=f"{problem}; the listing is read again at the next tick"
             )
-        created = self._create(plan, dry=dry)
+        created = self._create(plan, deadline, dry=dry)
         lost = self._stranded(state, plan) if leases and not dry else ()
-        if not dry:
-            self._fill_in_ranges(state, leases)
+        if created:
+            hole = find_hole(active_ranges([*leases, *created]))
+        sight = _sight(state, hole, created)
+        if dry:
+            return StreamOutcome(sight, tuple(created), lost)
+        if self._clock.monotonic() >= deadline and len(created) < len(plan.creates):
+            # `due_at` stays, so the next tick goes on.
+            done = f"{len(created)} of {len(plan.creates)} new leases are made"
+            return StreamOutcome(sight, tuple(created), lost, f"stream {identifier}: {done}; the next tick goes on")
+        if self._fill_in_ranges(state, leases, deadline):
             state.knows_roots = True
             state.synced_finished = finished
             state.due_at = now + self._application.timings.shard_audit
             state.retry_at = now + RETRY_SECONDS
-        if created:
-            hole = find_hole(active_ranges([*leases, *created]))
-        return StreamOutcome(_sight(state, hole, created), tuple(created), lost)
+        return StreamOutcome(sight, tuple(created), lost)
 
     def _plan(
         self, state: StreamState, identifier: StreamIdentifier, leases: Sequence[Lease], start: StartPosition
@@ -234,7 +314,7 @@ class Syncer:
         as_kcl = self._application.policy.name == "kcl"
         name = state.settings.name
         if not leases:
-            opened = list(self._streams.shards(name, _opened_at(start)))
+            opened = list(self._streams.shards(name, _opened_at(start, state.horizon)))
             hole = find_hole(shard.hash_range for shard in opened)
             if hole is not None:
                 raise StreamError(
@@ -248,18 +328,26 @@ class Syncer:
         if start.position is Position.LATEST and not as_kcl and (begins_anew or not state.knows_roots):
             # Once a process, because a leader may have died while it made the first leases; and where nothing leads
             # to an open shard, because what did may have been deleted, and its shard closed since.
-            roots = frozenset(shard.id for shard in self._streams.shards(name, _opened_at(start)))
+            opened_at = _opened_at(start, state.horizon)
+            roots = frozenset(shard.id for shard in self._streams.shards(name, opened_at))
             plan = plan_sync(shards, leases, start.position, identifier, roots=roots, as_kcl=as_kcl)
         if not plan.inconsistent and shards:
             state.shards, state.open_shards = shards, sum(shard.is_open for shard in shards)
         return plan
 
-    def _create(self, plan: SyncPlan, *, dry: bool) -> list[Lease]:
-        """In order, and stopping at the first failure: a child must not exist before its parent's lease."""
+    def _create(self, plan: SyncPlan, deadline: float, *, dry: bool) -> list[Lease]:
+        """In order, and stopping at the first failure: a child must not exist before its parent's lease. Until
+        `deadline` (monotonic), but for one lease."""
         if dry:
             return list(plan.creates)
         guard = self._guard() if self._guard is not None and plan.creates else None
-        return [lease for lease in plan.creates if self._leases.create(lease, guard)]
+        created: list[Lease] = []
+        for index, lease in enumerate(plan.creates):
+            if index and self._clock.monotonic() >= deadline:
+                break
+            if self._leases.create(lease, guard):
+                created.append(lease)
+        return created
 
     @staticmethod
     def _stranded(state: StreamState, plan: SyncPlan) -> tuple[DataLossEvent, ...]:
@@ -274,34 +362,63 @@ class Syncer:
             if state.missing[lease.key] >= GONE_CONFIRMATIONS
         )
 
-    def _fill_in_ranges(self, state: StreamState, leases: Sequence[Lease]) -> None:
+    def _fill_in_ranges(self, state: StreamState, leases: Sequence[Lease], deadline: float) -> bool:
+        """Until `deadline` (monotonic); whether all was done."""
         ranges = {shard.id: shard.hash_range for shard in state.shards}
         for lease in lack_range(leases):
+            if self._clock.monotonic() >= deadline:
+                return False
             if lease.shard_id in ranges:
                 self._leases.update_hash_range(lease.key, ranges[lease.shard_id])
+        return True
 
 
-def _start_now(identifier: StreamIdentifier, start: StartAt, created: int, now: float) -> StartPosition:
-    """`now` by the service's clock: a moment that lies in its future would lose what comes before it."""
+def _group_of(identifier: StreamIdentifier) -> str:
+    return str(identifier) if identifier.is_multi else ""
+
+
+def _last_read_by_java(leases: Sequence[Lease], workers: Sequence[WorkerRow]) -> float | None:
+    """Epoch seconds: since when a Java worker may not have read shards whose leases still say LATEST. None: there
+    is no such lease, or no row of a Java worker.
+
+    A Java worker writes no checkpoint before the first record, and its row every thirty seconds. So what arrived
+    before its last row was read, or there was none; what arrived after it may not have been read.
+    """
+    rows = {row.id: row.last_update for row in workers if row.slot is None and row.last_update is not None}
+    owners = [lease.actual_owner for lease in leases if lease.checkpoint == LATEST]
+    if not rows or not owners:
+        return None
+    newest = max(rows.values())
+    return min(newest if owner is None else rows.get(owner, newest) for owner in owners) - CLOCK_TOLERANCE
+
+
+def _start_now(identifier: StreamIdentifier, start: StartAt, created: int, now: float, tip: float) -> StartPosition:
+    """`now` by the service's clock: a moment that lies in its future would lose what comes before it. `tip`: what
+    LATEST means; a moment before `now` where a Java fleet stopped before that."""
     moment: int | None = None
-    if start.position is Position.LATEST:
-        moment = int(now * 1000)
-    elif start.timestamp is not None:
+    if start.timestamp is not None:
         if start.timestamp.timestamp() > now:
             raise StreamError(
                 f"its start at {start.timestamp} lies in the future; leases are made when it has come"
             )
         moment = int(start.timestamp.timestamp() * 1000)
+    elif start.position is Position.LATEST or tip < now:
+        # Leases of a Java fleet may say LATEST whatever our own start is.
+        moment = int(tip * 1000)
     return StartPosition(str(identifier), start.position, moment, created)
 
 
-def _opened_at(start: StartPosition) -> StartAt:
+def _opened_at(start: StartPosition, horizon: float) -> StartAt:
     """Where the first shards are looked for. LATEST means the moment that was written down: shards that were closed
-    between that moment and now belong to the application, too."""
-    if start.timestamp_ms is None:
-        return StartAt(
-            position=Position.TRIM_HORIZON if start.position is Position.AT_TIMESTAMP else start.position
-        )
+    between that moment and now belong to the application, too.
+
+    A moment before `horizon` means the oldest shards: Kinesis may refuse a timestamp older than its records.
+    """
+    if start.position is Position.TRIM_HORIZON or start.timestamp_ms is None:
+        is_past = start.position is Position.AT_TIMESTAMP
+        return StartAt(position=Position.TRIM_HORIZON if is_past else start.position)
+    if start.timestamp_ms / 1000 <= horizon:
+        return StartAt(position=Position.TRIM_HORIZON)
     return StartAt(position=Position.AT_TIMESTAMP, timestamp=_moment(start.timestamp_ms))
 
 

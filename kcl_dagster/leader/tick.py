@@ -87,7 +87,7 @@ class Leader:
         )
         self.mover = Mover(tables.leases, application.policy, runtime.clock, parallel)
         self.cleaner = Cleaner(tables.leases, tables.workers, runtime.clock)
-        self.former = FormerStreams(tables.leases, streams, runtime.clock)
+        self.former = FormerStreams(tables.leases, tables.starts, streams, runtime.clock)
         self.launches = LaunchBook(application.fleet.lifetime)
         self.failures = FailureCount()
         self.policy = policies.configured(application, runtime.random)

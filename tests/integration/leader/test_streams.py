@@ -7,8 +7,13 @@ import pytest
 from botocore.exceptions import ClientError
 
 from kcl_dagster.application import Application, BatchSettings, FleetSettings, Position, StartAt, StreamSettings
-from kcl_dagster.model.checkpoint import LATEST, TRIM_HORIZON
-from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.leader.liveness import CLOCK_TOLERANCE
+from kcl_dagster.model.checkpoint import LATEST, TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.tables.layout import create_tables
+from kcl_dagster.tables.places import Layout
 from tests.integration.leader.town import Town, Worker, shard_id
 
 FLEET = FleetSettings(max_workers=3, shards_per_worker=100)
@@ -340,3 +345,152 @@ def test_a_stream_that_only_throttles_leaves_the_other_stages_their_time() -> No
     assert not report.stage("sync").ok  # type: ignore[union-attr]
     assert town.clock.monotonic() - began < town.application.timings.tick_budget / 2
     assert set(town.owners().values()) == {heir.id}
+
+
+# --- leases under a creation epoch that somebody chose ------------------------------------------------------------
+
+
+def with_epoch(epoch: int | None, *more: str) -> Application:
+    """The stream `clicks` under a creation epoch of the configuration's choice, and more streams."""
+    chosen = StreamSettings(name="clicks", creation_epoch=epoch)
+    return Application(name="many-app", streams=(chosen, *more), multi_stream=True, fleet=FLEET)
+
+
+def java_lease(town: Town, epoch: int) -> Lease:
+    """What an application of the KCL leaves behind that made the epoch up."""
+    account = town.kinesis.describe_stream_summary(StreamName="clicks")["StreamDescriptionSummary"]["StreamARN"]
+    stream = StreamIdentifier("clicks", account.split(":")[4], epoch)
+    key = LeaseKey(stream.lease_key(shard_id(0)))
+    lease = Lease(key, shard_id(0), checkpoint=Checkpoint("4711"), stream=stream)
+    assert town.leases.create(lease)
+    return lease
+
+
+@pytest.mark.audit("A6")
+@pytest.mark.parametrize("epoch", [7, 2**40])
+def test_leases_of_a_stream_with_a_configured_epoch_are_kept_when_it_is_taken_out(epoch: int) -> None:
+    town = Town(with_epoch(epoch, "orders"), shards={"orders": 1, "clicks": 2})
+    worker = running(town)
+    worker.progress(shard_id(1), "815")
+    town.application = many("orders")
+    town.restart_leader()
+    town.step(40)
+    assert by_stream(town) == {"orders": 1, "clicks": 2}
+    assert "815" in {str(lease.checkpoint) for lease in town.scan().values()}
+    town.kinesis.delete_stream(StreamName="clicks")
+    town.step(40)
+    assert by_stream(town) == {"orders": 1}
+
+
+@pytest.mark.audit("A6")
+@pytest.mark.parametrize("epoch", [7, 2**40])
+def test_leases_of_a_java_fleet_with_an_epoch_of_its_own_are_never_deleted(epoch: int) -> None:
+    town = Town(many("orders"), shards={"orders": 1})
+    town.kinesis.create_stream(StreamName="clicks", ShardCount=1)
+    town.tick()
+    lease = java_lease(town, epoch)
+    town.step(40)
+    town.kinesis.delete_stream(StreamName="clicks")
+    town.step(40)
+    assert town.lease(lease.key).checkpoint == Checkpoint("4711")
+
+
+@pytest.mark.audit("A6")
+@pytest.mark.parametrize("epoch", [7, 2**40])
+def test_a_stream_is_not_read_beside_the_leases_that_a_java_fleet_made_for_it(epoch: int) -> None:
+    """Leases under the stream's true creation time would read it again, from the configured start."""
+    town = Town(with_epoch(None), shards={"clicks": 1})
+    lease = java_lease(town, epoch)
+    worker = town.start("worker-000")
+    for _ in range(30):
+        report = town.step()
+        assert f"set creation_epoch={epoch}" in (report.stage("sync").error or "")  # type: ignore[union-attr]
+    assert list(town.scan()) == [lease.key]
+    assert town.lease(lease.key).counter == 0
+    town.application = with_epoch(epoch)
+    town.restart_leader()
+    town.step(3)
+    assert worker.shards() == [shard_id(0)]
+    assert town.lease(lease.key).checkpoint == Checkpoint("4711")
+
+
+# --- where an application goes on that began as a Java one --------------------------------------------------------
+
+
+def idle_java_fleet(town: Town, owner: str | None, reports: dict[str, float]) -> None:
+    """Two idle shards at LATEST, and workers that wrote their rows for the last time some seconds ago."""
+    for number in range(2):
+        lease = Lease(LeaseKey(shard_id(number)), shard_id(number), checkpoint=LATEST)
+        town.leases.create(lease)
+        if owner is not None:
+            assert town.leases.assign(lease, WorkerId(owner))
+    end = town.clock.now() + max([0.0, *reports.values()])
+    for name, ago in sorted(reports.items(), key=lambda report: -report[1]):
+        town.clock.advance(end - max(0.0, ago) - town.clock.now())
+        town.workers_table.put(WorkerRow(WorkerId(name), int(end - ago), averages={}))
+    town.clock.advance(end - town.clock.now())
+
+
+@pytest.mark.audit("A10")
+@pytest.mark.parametrize(
+    ("owner", "reports", "since"),
+    [
+        pytest.param("java-1", {"java-1": 600.0, "java-2": 500.0}, 600.0, id="its owner's last row"),
+        pytest.param(None, {"java-1": 600.0, "java-2": 500.0}, 500.0, id="released: the last row of any"),
+        pytest.param("java-3", {"java-1": 600.0}, 600.0, id="the owner has no row"),
+        pytest.param("java-1", {"java-1": -50.0}, None, id="a clock that is ahead is not believed"),
+        pytest.param(None, {}, None, id="no row at all"),
+    ],
+)
+@pytest.mark.parametrize("position", [Position.LATEST, Position.TRIM_HORIZON])
+def test_an_idle_shard_of_a_java_fleet_is_read_from_when_that_was_last_alive(
+    position: Position, owner: str | None, reports: dict[str, float], since: float | None
+) -> None:
+    streams = (StreamSettings(name="orders", start=StartAt(position=position)),)
+    town = Town(Application(name="java-app", streams=streams, fleet=FLEET), shards=2)
+    town.clock.advance(7200.0)
+    create_tables(town.dynamodb, town.application, Layout.single(town.application), town.runtime)
+    idle_java_fleet(town, owner, reports)
+    now = town.clock.now()
+    town.tick()
+    [start] = town.leader.tables.starts.all().values()
+    assert start.position is position
+    if since is None and position is Position.TRIM_HORIZON:
+        assert start.timestamp_ms is None
+        return
+    assert start.timestamp_ms is not None
+    allowed = (0.0, 0.0) if since is None else (since, since + CLOCK_TOLERANCE + 1)
+    assert allowed[0] <= now - start.timestamp_ms / 1000 <= allowed[1] + 1
+    assert in_order(town) == [shard_id(0), shard_id(1)]
+
+
+@pytest.mark.audit("B14")
+def test_a_start_that_is_older_than_the_stream_asks_for_its_oldest_shards() -> None:
+    """AWS may refuse a timestamp that is older than the retention, or than the stream."""
+    began = 1_798_761_600.0
+    start = StartAt(position=Position.AT_TIMESTAMP, timestamp=datetime.fromtimestamp(began, UTC))
+    streams = (StreamSettings(name="orders", start=start),)
+    town = Town(Application(name="past-app", streams=streams, fleet=FLEET), shards=1)
+    oldest = town.clock.now()
+
+    def refuses(method: str, request: dict[str, Any]) -> bool:
+        moment = request.get("ShardFilter", {}).get("Timestamp")
+        return moment is not None and moment.timestamp() < oldest
+
+    town.kinesis.fails = refuses
+    town.split(shard_id(0))
+    town.clock.advance(26 * 3600.0)
+    oldest = town.clock.now() - 24 * 3600.0
+    assert town.tick().ok
+    assert in_order(town) == [shard_id(1), shard_id(2)]
+
+
+@pytest.mark.audit("B14")
+def test_a_start_that_the_stream_still_has_is_asked_for_by_its_time() -> None:
+    start = StartAt(position=Position.AT_TIMESTAMP, timestamp=datetime.fromtimestamp(1_798_761_600 + 30, UTC))
+    streams = (StreamSettings(name="orders", start=start),)
+    town = Town(Application(name="past-app", streams=streams, fleet=FLEET), shards=1)
+    town.split(shard_id(0))
+    town.clock.advance(23 * 3600.0)
+    assert town.tick().ok
+    assert in_order(town) == [shard_id(1), shard_id(2)]

@@ -8,6 +8,9 @@ from kcl_dagster.application import Application, FleetSettings, Timings
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.standby import lead
+from kcl_dagster.model.checkpoint import TRIM_HORIZON
+from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.tables.control import Control
 from tests.integration.leader.town import TICK, Town, shard_id
 
 LEASE_TABLE = "orders-app"
@@ -158,6 +161,98 @@ def test_a_tick_that_runs_out_of_time_is_continued_by_the_next() -> None:
     for _ in range(3):
         last = town.tick()
     assert last.unserved == {}
+
+
+def slow_town(shards: int, budget: float = 8.0, latency: float = 0.05) -> Town:
+    """Many shards behind requests that take their time."""
+    timings = Timings(tick_budget=budget)
+    fleet = FleetSettings(max_workers=1, shards_per_worker=1000)
+    town = Town(Application(name="orders-app", streams="orders", timings=timings, fleet=fleet), shards=shards)
+    town.dynamodb.latency = latency
+    return town
+
+
+def spent(town: Town) -> tuple[float, TickReport]:
+    began = town.clock.monotonic()
+    report = town.tick()
+    return town.clock.monotonic() - began, report
+
+
+@pytest.mark.audit("C5")
+def test_leases_of_many_new_shards_are_made_over_several_ticks_and_served_from_the_first() -> None:
+    town = slow_town(shards=400)  # 20 s of requests, one after the other
+    worker = town.start("worker-000")
+    made: list[int] = []
+    while len(made) < 10 and (not made or made[-1] < 400):
+        town.dynamodb.latency = 0.0
+        worker.step()
+        town.dynamodb.latency = 0.05
+        seconds, report = spent(town)
+        assert seconds <= 8.0 + 3.2 + 0.5, "a tick's budget, and one chunk of moves"
+        assert report.moves
+        town.clock.advance(TICK)
+        made.append(len(town.scan()))
+    assert made[-1] == 400
+    assert made == sorted(set(made)), "each tick makes some"
+    assert "new leases are made; the next tick goes on" in (town.reports[0].stage("sync").error or "")  # type: ignore[union-attr]
+    town.dynamodb.latency = 0.0
+    assert town.step(3).ok
+    assert set(town.owners().values()) == {worker.id}
+
+
+@pytest.mark.audit("C5")
+def test_many_leases_of_a_former_stream_are_let_go_over_several_ticks() -> None:
+    def application(*streams: str) -> Application:
+        timings = Timings(tick_budget=8.0)
+        fleet = FleetSettings(max_workers=1, shards_per_worker=1000)
+        return Application(name="many-app", streams=streams, multi_stream=True, timings=timings, fleet=fleet)
+
+    town = Town(application("orders", "clicks"), shards={"orders": 2, "clicks": 200})
+    town.tick()
+    town.start("worker-000")
+    town.step()
+    town.application = application("orders")
+    town.restart_leader()
+    town.dynamodb.latency = 0.05
+    owned: list[int] = []
+    while not owned or (owned[-1] > 2 and len(owned) < 10):
+        seconds, _ = spent(town)
+        assert seconds <= 8.0
+        owned.append(sum(owner is not None for owner in town.owners().values()))
+    assert len(owned) > 1
+    assert owned[-1] == 2
+
+
+@pytest.mark.audit("C5")
+def test_many_paused_leases_are_taken_away_over_several_ticks() -> None:
+    town = slow_town(shards=200, latency=0.0)
+    town.tick()
+    town.start("worker-000")
+    town.step()
+    town.leader.tables.control.save(Control(leases=frozenset(town.scan())))
+    town.dynamodb.latency = 0.06
+    owned = [200]
+    while owned[-1] and len(owned) < 10:
+        seconds, _ = spent(town)
+        assert seconds <= 8.5
+        owned.append(sum(owner is not None for owner in town.owners().values()))
+    assert len(owned) > 2
+    assert owned[-1] == 0
+
+
+@pytest.mark.audit("C5")
+def test_many_leases_without_hash_range_are_completed_over_several_ticks() -> None:
+    town = slow_town(shards=100, latency=0.0)
+    for shard in town.listed():
+        town.leases.create(Lease(LeaseKey(shard.id), shard.id, checkpoint=TRIM_HORIZON))
+    town.dynamodb.latency = 0.06
+    lacking = [100]
+    while lacking[-1] and len(lacking) < 10:
+        seconds, _ = spent(town)
+        assert seconds <= 8.0
+        lacking.append(sum(lease.hash_range is None for lease in town.scan().values()))
+    assert len(lacking) > 2
+    assert lacking[-1] == 0
 
 
 def test_a_leader_that_is_only_busy_keeps_leading() -> None:
