@@ -5,10 +5,12 @@ and raises only `kcl_dagster.errors`; `retried` repeats what is safe to repeat i
 """
 
 import functools
+import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import boto3
@@ -43,6 +45,7 @@ CONNECT_SECONDS: Final = 2.0  # a reachable endpoint accepts in milliseconds; mo
 READ_SECONDS: Final = 5.0  # well above DynamoDB's worst case, well below a lease duration
 FIRST_PAUSE: Final = 0.05  # seconds; about one round trip, doubled with every attempt
 LONGEST_PAUSE: Final = 2.0  # seconds; a throttled table recovers within its one-second accounting
+LONGEST_SESSION_NAME: Final = 64  # characters; STS refuses longer names
 
 _THROTTLING: Final = frozenset(
     {
@@ -276,66 +279,120 @@ def _resource(parameters: Mapping[str, Any]) -> str:
 
 # --- clients ---------------------------------------------------------------------------------------------------
 
+_NOT_IN_SESSION_NAMES: Final = re.compile(r"[^\w+=,.@-]", re.ASCII)
 _making = threading.Lock()  # botocore sessions are not safe to make clients from in two threads at once
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach one service of AWS, and with whose rights.
+
+    With a role, every client assumes it and renews its credentials before they expire: with the keys if there are
+    any, else with what the environment, profile, machine or pod provides. Without a role the same credentials sign
+    the requests themselves. A value that can be sent to an executor.
+    """
+
+    region: str | None = None
+    endpoint_url: str | None = None
+    profile: str | None = None
+    role_arn: str | None = None
+    external_id: str | None = None
+    session_name: str | None = None
+    """Names the sessions of the role in CloudTrail; see `session_name`."""
+
+    sts_endpoint_url: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if (self.access_key is None) != (self.secret_key is None):
+            raise ConfigurationError("an access key and its secret belong together: one of them is missing")
+        if self.session_token is not None and self.access_key is None:
+            raise ConfigurationError("a session token belongs to an access key and its secret, which are missing")
+
+    def client(
+        self,
+        service: str,
+        *,
+        connect_seconds: float = CONNECT_SECONDS,
+        read_seconds: float = READ_SECONDS,
+        connections: int = 32,
+    ) -> Client:
+        """A boto3 client with explicit timeouts and without botocore's own retries.
+
+        botocore would repeat a conditional write whose answer it lost, and report the repetition's failure as if
+        the write had failed. Who repeats what is decided above, request by request.
+
+        Raises ConfigurationError when no client can be made of these settings. Sends nothing.
+        """
+        config = Config(
+            connect_timeout=connect_seconds,
+            read_timeout=read_seconds,
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            max_pool_connections=connections,
+            user_agent_extra="kcl-dagster",
+        )
+        try:
+            with _making:
+                make: Callable[..., Client] = _session(self._identity).client
+                # With a role, the keys sign the AssumeRole request and nothing else.
+                keys = {} if self.role_arn is not None else _keys(self)
+                return make(service, region_name=self.region, endpoint_url=self.endpoint_url, config=config, **keys)
+        except botocore_errors.NoRegionError as error:
+            raise ConfigurationError(
+                f"no AWS region for {service}: set region_name, AWS_DEFAULT_REGION or the region of the profile"
+            ) from error
+        except (botocore_errors.BotoCoreError, ValueError) as error:  # ValueError: not the URL of an endpoint
+            raise ConfigurationError(f"cannot talk to {service}: {error}") from error
+
+    @property
+    def _identity(self) -> "Access":
+        """What decides whose rights a client has: without a role, only the profile."""
+        if self.role_arn is None:
+            return Access(region=self.region, profile=self.profile)
+        return replace(self, endpoint_url=None)
 
 
 def client(
     service: str,
     *,
-    region: str | None = None,
-    endpoint_url: str | None = None,
-    profile: str | None = None,
-    role_arn: str | None = None,
-    external_id: str | None = None,
-    sts_endpoint_url: str | None = None,
-    access_key: str | None = None,
-    secret_key: str | None = None,
     connect_seconds: float = CONNECT_SECONDS,
     read_seconds: float = READ_SECONDS,
     connections: int = 32,
+    **access: str | None,
 ) -> Client:
-    """A boto3 client with explicit timeouts and without botocore's own retries.
-
-    botocore would repeat a conditional write whose answer it lost, and report the repetition's failure as if the
-    write had failed. Who repeats what is decided above, request by request.
-    """
-    config = Config(
-        connect_timeout=connect_seconds,
-        read_timeout=read_seconds,
-        retries={"total_max_attempts": 1, "mode": "standard"},
-        max_pool_connections=connections,
-        user_agent_extra="kcl-dagster",
+    """`Access.client` of an access that is described by its fields: `client("kinesis", region="eu-west-1")`."""
+    return Access(**access).client(
+        service, connect_seconds=connect_seconds, read_seconds=read_seconds, connections=connections
     )
-    try:
-        with _making:
-            make: Callable[..., Client] = _session(profile, region, role_arn, external_id, sts_endpoint_url).client
-            return make(
-                service,
-                region_name=region,
-                endpoint_url=endpoint_url,
-                aws_access_key_id=access_key,
-                aws_secret_access_key=secret_key,
-                config=config,
-            )
-    except botocore_errors.NoRegionError as error:
-        raise ConfigurationError(
-            f"no AWS region for {service}: set region_name, AWS_DEFAULT_REGION or the region of the profile"
-        ) from error
-    except (botocore_errors.BotoCoreError, ValueError) as error:  # ValueError: not the URL of an endpoint
-        raise ConfigurationError(f"cannot talk to {service}: {error}") from error
 
 
-@functools.lru_cache(maxsize=16)
-def _session(
-    profile: str | None, region: str | None, role_arn: str | None, external_id: str | None, sts: str | None
-) -> boto3.Session:
+def session_name(application: str) -> str:
+    """The name of an application's role sessions, as CloudTrail shows it. Two applications never share one."""
+    name = _NOT_IN_SESSION_NAMES.sub("-", f"kcl-dagster-{application}")
+    if len(name) <= LONGEST_SESSION_NAME and name == f"kcl-dagster-{application}":
+        return name
+    digest = hashlib.sha256(application.encode()).hexdigest()[:8]
+    return f"{name[: LONGEST_SESSION_NAME - len(digest) - 1]}-{digest}"
+
+
+def _keys(access: Access) -> dict[str, str | None]:
+    return {
+        "aws_access_key_id": access.access_key,
+        "aws_secret_access_key": access.secret_key,
+        "aws_session_token": access.session_token,
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def _session(access: Access) -> boto3.Session:
     """Sessions load service descriptions and credentials, so they are kept: one for each way to sign."""
-    core = botocore.session.Session(profile=profile)
-    if role_arn is not None:
-        base = botocore.session.Session(profile=profile)
-        provider = _Role(base, role_arn, external_id, region, sts)
-        core.get_component("credential_provider").insert_before("env", provider)
-    return boto3.Session(botocore_session=core, region_name=region)
+    core = botocore.session.Session(profile=access.profile)
+    if access.role_arn is not None:
+        base = botocore.session.Session(profile=access.profile)
+        core.get_component("credential_provider").insert_before("env", _Role(base, access))
+    return boto3.Session(botocore_session=core, region_name=access.region)
 
 
 class _Role(CredentialProvider):
@@ -344,23 +401,27 @@ class _Role(CredentialProvider):
     METHOD = "kcl-dagster-role"
     CANONICAL_NAME = None
 
-    def __init__(
-        self, base: botocore.session.Session, arn: str, external_id: str | None, region: str | None, sts: str | None
-    ) -> None:
+    def __init__(self, base: botocore.session.Session, access: Access) -> None:
         super().__init__()
-        self._base, self._arn, self._external_id, self._region, self._sts = base, arn, external_id, region, sts
+        self._base, self._access = base, access
 
     def load(self) -> Credentials | None:
+        access = self._access
+
         def sts_client(service: str, **settings: Any) -> Any:
             limits = Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS)
-            settings.update(region_name=self._region, endpoint_url=self._sts, config=limits)
+            settings.update(region_name=access.region, endpoint_url=access.sts_endpoint_url, config=limits)
             return self._base.create_client(service, **settings)
 
-        source = self._base.get_credentials()
-        if source is None:
+        source: Credentials | None
+        if access.access_key is not None and access.secret_key is not None:
+            source = Credentials(access.access_key, access.secret_key, access.session_token)
+        else:
+            source = self._base.get_credentials()
+        if source is None or access.role_arn is None:
             return None
-        extra = {"RoleSessionName": "kcl-dagster"}
-        if self._external_id is not None:
-            extra["ExternalId"] = self._external_id
-        fetcher = AssumeRoleCredentialFetcher(sts_client, source, self._arn, extra_args=extra)
+        extra = {"RoleSessionName": access.session_name or "kcl-dagster"}
+        if access.external_id is not None:
+            extra["ExternalId"] = access.external_id
+        fetcher = AssumeRoleCredentialFetcher(sts_client, source, access.role_arn, extra_args=extra)
         return DeferredRefreshableCredentials(fetcher.fetch_credentials, self.METHOD)

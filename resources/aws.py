@@ -4,6 +4,7 @@ import os
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.testing import EmulatorResource
 from resources import embedded
 
 
@@ -14,9 +15,7 @@ def kcl_resource() -> kcl.KclResource:
         return kcl.KclResource(region_name=os.environ.get("AWS_REGION"), role_arn=os.environ.get("KCL_ROLE_ARN"))
     if choice != "embedded":
         raise ConfigurationError(f"KCL_AWS is {choice!r}: say embedded or real")
-    return kcl.KclResource(
+    return EmulatorResource(
         endpoint_url=os.environ.get("KCL_AWS_ENDPOINT") or embedded.endpoint_under_dev() or embedded.NOWHERE,
         region_name=embedded.REGION,
-        aws_access_key_id=embedded.CREDENTIAL,
-        aws_secret_access_key=embedded.CREDENTIAL,
     )

@@ -62,10 +62,10 @@ def look(
 ) -> Observation:
     """An observation without a leader's memory. `patient`: block until the leader has renewed its lock before our
     eyes, which takes seconds, or has let it expire."""
-    dynamodb: Any = kcl.client("dynamodb")
+    dynamodb: Any = kcl.client("dynamodb", application.name)
     runtime = runtime or system()
     layout = detect_layout(dynamodb, application)
-    kinesis: Any = kcl.client("kinesis")
+    kinesis: Any = kcl.client("kinesis", application.name)
     scan = LeaseTable(dynamodb, application, layout, runtime).scan()
     workers = WorkerTable(dynamodb, application, layout, runtime).list()
     alive = {row.id for row in workers}

@@ -8,7 +8,6 @@ from pydantic import Field
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.runs import APPLICATION_TAG
-from kcl_dagster.orchestration.sinks import s3_connection
 from kcl_dagster.orchestration.translator import identifier
 
 MEBIBYTE: Final = 1024 * 1024
@@ -54,7 +53,7 @@ def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> Job
         from kcl_dagster.spark.sinks.compaction import compact, compact_delta
         from kcl_dagster.spark.storage import S3Options
 
-        connection: dict[str, Any] = s3_connection(getattr(context.resources, kcl_key))
+        connection: dict[str, Any] = getattr(context.resources, kcl_key).connection("s3", application.name)
         s3, target = S3Options(**connection), config.target_mebibytes * MEBIBYTE
         if choice.kind == "parquet":
             by = f"the compaction in run {context.run_id}"

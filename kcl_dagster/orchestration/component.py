@@ -94,7 +94,16 @@ class ConnectionModel(Described):
     """Profile of the shared AWS configuration."""
 
     role_arn: str | None = None
-    """Role to assume for every call."""
+    """Role to assume for Kinesis, DynamoDB and CloudWatch."""
+
+    external_id: str | None = None
+    """External id that the role asks for."""
+
+    s3_role_arn: str | None = None
+    """Role to assume for the lake; left out, the credentials of the run itself."""
+
+    s3_external_id: str | None = None
+    """External id that the role of the lake asks for."""
 
 
 @dataclass
@@ -295,12 +304,7 @@ class KclApplicationComponent(Component, Described):
             return build_kcl_definitions(self.consumer(), streams=streams)
         # A name of its own: the components of a project share their resources, and need not share a connection.
         kcl_key = f"{identifier(self.application)}_kcl"
-        connection = KclResource(
-            region_name=self.connection.region_name,
-            endpoint_url=self.connection.endpoint_url,
-            profile_name=self.connection.profile_name,
-            role_arn=self.connection.role_arn,
-        )
+        connection = KclResource(**asdict(self.connection))
         return build_kcl_definitions(
             self.consumer(), resources={kcl_key: connection}, kcl_key=kcl_key, streams=streams
         )

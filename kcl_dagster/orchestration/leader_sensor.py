@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from dagster import (
@@ -61,7 +62,7 @@ class _Seat:
         if now >= self.retention_due:
             self.retention_due = now + RETENTION_ASKED_SECONDS
             names = [stream.name for stream in self.application.streams]
-            self.kept |= retentions(kcl.client("kinesis"), names, self.runtime)
+            self.kept |= retentions(kcl.client("kinesis", self.application.name), names, self.runtime)
         return self.kept
 
     def cursor(self, before: str | None) -> str:
@@ -75,15 +76,16 @@ class _Seat:
     def open(self, kcl: KclResource, deployment: str) -> Leader:
         """The leader; made with the first tick that can reach the tables. Raises a KclError until then."""
         if self.leader is None:
+            client = partial(kcl.client, application=self.application.name)
             self.leader = open_leader(
                 self.application,
-                dynamodb=kcl.client("dynamodb"),
-                kinesis=kcl.client("kinesis"),
+                dynamodb=client("dynamodb"),
+                kinesis=client("kinesis"),
                 runtime=self.runtime,
                 # Names the deployment, not the process: a reloaded code server leads on without waiting.
                 identity=f"dagster:{deployment[:12]}",
             )
-            self.telemetry = open_leader_telemetry(self.application, self.runtime, kcl.client)
+            self.telemetry = open_leader_telemetry(self.application, self.runtime, client)
         return self.leader
 
 
@@ -172,7 +174,7 @@ def _seat(consumer: Consumer, kcl: KclResource, translator: KclTranslator, insta
     """Clients, tables and what the leader has seen outlive a tick; a changed application gets another leader."""
     application = consumer.application
     deployment = _deployment(instance)
-    connections = [sorted(kcl.connection(service).items()) for service in ("kinesis", "dynamodb")]
+    connections = [sorted(kcl.connection(service, application.name).items()) for service in ("kinesis", "dynamodb")]
     key = json.dumps([application.model_dump(mode="json"), connections, deployment])
     with _seating:
         seat = _seats.get(key)

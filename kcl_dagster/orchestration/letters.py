@@ -35,13 +35,12 @@ def build_kcl_dead_letter_job(
 
     @op(name=f"replay_{name}", required_resource_keys={kcl_key, spark_key})
     def replay_letters(context: OpExecutionContext, config: LettersConfig) -> None:
-        from kcl_dagster.orchestration.sinks import s3_connection
         from kcl_dagster.spark.letters import Recipient, ToProcessors, ToSink, replay
         from kcl_dagster.spark.sharing import check_sharing
         from kcl_dagster.spark.storage import S3Options, open_store
 
         choice = consumer.sink
-        connection: dict[str, Any] = s3_connection(getattr(context.resources, kcl_key))
+        connection: dict[str, Any] = getattr(context.resources, kcl_key).connection("s3", application.name)
         recipient: Recipient
         if choice.processors is not None:
             recipient = ToProcessors(choice.processors)

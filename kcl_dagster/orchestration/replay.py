@@ -143,7 +143,7 @@ def _window(partitions_def: TimeWindowPartitionsDefinition, partition: str) -> R
 def _refuse_early(consumer: Consumer, kcl: KclResource, windows: Sequence[ReplayWindow], runtime: Runtime) -> None:
     """Before Spark is started and anything is read."""
     for settings in consumer.application.streams:
-        facts = describe(kcl.client("kinesis"), settings.name, runtime=runtime)
+        facts = describe(kcl.client("kinesis", consumer.application.name), settings.name, runtime=runtime)
         for window in windows:
             refuse_unreadable(window, facts, runtime.clock.now())
 
@@ -162,11 +162,13 @@ def _replay_window(
     from kcl_dagster.spark.engine import EngineSettings, SparkEngine
     from kcl_dagster.spark.fetch import Connection
 
-    kinesis, application = kcl.client("kinesis"), consumer.application
+    application = consumer.application
+    kinesis = kcl.client("kinesis", application.name)
     settings = EngineSettings(limits=limits_of(share), opens_aggregates=application.batch.deaggregate)
-    engine = SparkEngine(spark, Connection(**kcl.connection("kinesis")), settings, runtime=runtime)
-    connection = kcl.connection("s3")
-    s3 = {name: value for name, value in connection.items() if name not in ("role_arn", "external_id")}
+    engine = SparkEngine(
+        spark, Connection(**kcl.connection("kinesis", application.name)), settings, runtime=runtime
+    )
+    s3 = kcl.connection("s3", application.name)
     since = {"Type": "FROM_TIMESTAMP", "Timestamp": window.start_ms / 1000}
     states: list[ShardReplay] = []
     try:

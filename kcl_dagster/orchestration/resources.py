@@ -1,19 +1,30 @@
-"""`KclResource`: how to reach Kinesis and DynamoDB, as a Dagster resource."""
+"""`KclResource`: how to reach Kinesis, DynamoDB, CloudWatch and S3, as a Dagster resource."""
 
 import functools
-from typing import Any
+import os
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any, Final
 
-from dagster import ConfigurableResource
+from dagster import ConfigurableResource, EnvVar
 from pydantic import Field
 
 from kcl_dagster import aws
+from kcl_dagster.errors import ConfigurationError
+
+SECRETS: Final = {"aws_secret_access_key": "AWS_SECRET_ACCESS_KEY", "aws_session_token": "AWS_SESSION_TOKEN"}
+"""Fields that must not be literals, and the variable that a refusal proposes."""
+
+_IS_SECRET: Final[dict[str, Any]] = {"dagster__is_secret": True}
+_resolving: ContextVar[bool] = ContextVar("kcl_resource_is_resolving", default=False)
 
 
 class KclResource(ConfigurableResource[Any]):
-    """Credentials, region and endpoint of the streams and the lease tables.
+    """Credentials, region and endpoints of the streams, the lease tables, the metrics and the lake.
 
-    With nothing set, boto3's usual sources apply: environment, profile, instance role. Clients are cached for the
-    life of the process, because a leader asks for them every few seconds.
+    With nothing set, boto3's usual sources apply: environment, profile, the role of the machine or pod. Secrets are
+    taken from the environment only: a literal would be stored and shown by Dagster, and is refused. Clients are
+    cached for the life of the process, because a leader asks for them every few seconds.
 
     Example:
         .. code-block:: python
@@ -29,30 +40,90 @@ class KclResource(ConfigurableResource[Any]):
     )
     kinesis_endpoint_url: str | None = Field(default=None, description="Another endpoint for Kinesis only.")
     dynamodb_endpoint_url: str | None = Field(default=None, description="Another endpoint for DynamoDB only.")
+    cloudwatch_endpoint_url: str | None = Field(default=None, description="Another endpoint for CloudWatch only.")
+    s3_endpoint_url: str | None = Field(default=None, description="Another endpoint for S3 only.")
+    sts_endpoint_url: str | None = Field(default=None, description="Another endpoint for STS only.")
     profile_name: str | None = Field(default=None, description="Profile of the shared AWS configuration.")
-    role_arn: str | None = Field(default=None, description="Role to assume for every call.")
-    external_id: str | None = Field(default=None, description="External id that the role asks for.")
+    role_arn: str | None = Field(
+        default=None, description="Role to assume for Kinesis, DynamoDB and CloudWatch. S3 has one of its own."
+    )
+    kinesis_role_arn: str | None = Field(default=None, description="Another role for Kinesis only.")
+    dynamodb_role_arn: str | None = Field(default=None, description="Another role for DynamoDB only.")
+    cloudwatch_role_arn: str | None = Field(default=None, description="Another role for CloudWatch only.")
+    external_id: str | None = Field(default=None, description="External id that these roles ask for.")
+    s3_role_arn: str | None = Field(
+        default=None, description="Role to assume for the lake; left out, the credentials of the run itself."
+    )
+    s3_external_id: str | None = Field(default=None, description="External id that the role of the lake asks for.")
     aws_access_key_id: str | None = Field(default=None, description="Access key; prefer the usual sources.")
-    aws_secret_access_key: str | None = Field(default=None, description="Secret of the access key.")
+    aws_secret_access_key: str | None = Field(
+        default=None, description="Secret of the access key, as an EnvVar.", json_schema_extra=_IS_SECRET
+    )
+    aws_session_token: str | None = Field(
+        default=None, description="Token of a temporary access key, as an EnvVar.", json_schema_extra=_IS_SECRET
+    )
 
-    def connection(self, service: str) -> dict[str, str]:
-        """The keyword arguments of `kcl_dagster.aws.client` for a service, without those that are not set.
-        Plain strings: they travel to the executors."""
-        endpoints = {"kinesis": self.kinesis_endpoint_url, "dynamodb": self.dynamodb_endpoint_url}
+    def __init__(self, **values: Any) -> None:
+        # Not a validator: pydantic's message would show the secret.
+        for name, variable in SECRETS.items():
+            if _is_literal(values.get(name)):
+                raise ConfigurationError(
+                    f"{name} of KclResource is a literal, which Dagster stores and shows: say "
+                    f'EnvVar("{variable}"), or leave it out and boto3 takes it from the environment'
+                )
+        super().__init__(**values)
+
+    def _with_updated_values(self, values: Mapping[str, Any] | None) -> Any:
+        """Dagster makes the resource again, from plain text, when it has looked up the variables."""
+        token = _resolving.set(True)
+        try:
+            return super()._with_updated_values(values)
+        finally:
+            _resolving.reset(token)
+
+    def connection(self, service: str, application: str | None = None) -> dict[str, str]:
+        """The fields of `kcl_dagster.aws.Access` for a service, without those that are not set. `application` names
+        the sessions of a role. Plain strings: they travel to the executors."""
+        is_lake = service == "s3"
+        role = getattr(self, f"{service}_role_arn", None) or (None if is_lake else self.role_arn)
         settings = {
             "region": self.region_name,
-            "endpoint_url": endpoints.get(service) or self.endpoint_url,
+            "endpoint_url": getattr(self, f"{service}_endpoint_url", None) or self.endpoint_url,
             "profile": self.profile_name,
-            "role_arn": self.role_arn,
-            "external_id": self.external_id,
             "access_key": self.aws_access_key_id,
             "secret_key": self.aws_secret_access_key,
+            "session_token": self.aws_session_token,
         }
-        return {name: value for name, value in settings.items() if value is not None}
+        if role is not None:
+            settings |= {
+                "role_arn": role,
+                "external_id": self.s3_external_id if is_lake else self.external_id,
+                "session_name": None if application is None else aws.session_name(application),
+                "sts_endpoint_url": self.sts_endpoint_url or self.endpoint_url,
+            }
+        return {name: _plain(value) for name, value in settings.items() if value is not None}
 
-    def client(self, service: str) -> Any:
+    def client(self, service: str, application: str | None = None) -> Any:
         """A low-level client: `kinesis`, `dynamodb`, `s3`. Cheap after the first call; safe on any thread."""
-        return _client(service, tuple(sorted(self.connection(service).items())))
+        return _client(service, tuple(sorted(self.connection(service, application).items())))
+
+
+def _is_literal(value: Any) -> bool:
+    """Whether a value was written into the code or a run's configuration. While Dagster resolves the resource, what
+    an environment variable holds is not."""
+    if value is None or isinstance(value, EnvVar):
+        return False
+    return not (_resolving.get() and value in os.environ.values())
+
+
+def _plain(value: str) -> str:
+    """The value of an EnvVar, for a resource that is used without Dagster."""
+    if not isinstance(value, EnvVar):
+        return value
+    found = value.get_value()
+    if found is None:
+        raise ConfigurationError(f"the environment variable {value.env_var_name} of KclResource is not set")
+    return found
 
 
 @functools.lru_cache(maxsize=64)

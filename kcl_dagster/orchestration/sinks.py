@@ -2,12 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kcl_dagster.worker.batch import Batch, Sink
-
-if TYPE_CHECKING:
-    from kcl_dagster.orchestration.resources import KclResource
 
 Transform = Callable[[Any], Any]
 """From the records of a batch, a Spark DataFrame, to what the sink stores. Runs once per batch, in the driver;
@@ -174,9 +171,3 @@ def foreach_batch(store: Callable[[Any, Batch], None]) -> SinkChoice:
         return ForeachBatchSink(store, transform=transform)
 
     return SinkChoice("python", getattr(store, "__qualname__", repr(store)), open_sink)
-
-
-def s3_connection(kcl: "KclResource") -> dict[str, Any]:
-    """S3 answers where the rest of AWS does. The role is the streams' account's, not the lake's."""
-    connection = kcl.connection("s3")
-    return {key: value for key, value in connection.items() if key not in ("role_arn", "external_id")}

@@ -13,7 +13,6 @@ from kcl_dagster.model.worker import worker_id
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.resources import KclResource
-from kcl_dagster.orchestration.sinks import s3_connection
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine, local_slots
 from kcl_dagster.spark.executors import check_executors, check_stream
@@ -60,7 +59,7 @@ class WorkerRun:
         try:
             with (
                 self.diary.in_background(),
-                open_telemetry(application, identity, runtime, self.kcl.client, self.diary) as telemetry,
+                open_telemetry(application, identity, runtime, self._client, self.diary) as telemetry,
                 queued_logs(),
             ):
                 reason = telemetry.worker(self._surroundings(late, sink), runtime).run(stop)
@@ -80,7 +79,7 @@ class WorkerRun:
         choice = self.consumer.sink
         if choice.processors is not None:
             return None
-        return choice.open(self.diary.noting_columns(self.consumer.transform), s3_connection(self.kcl))
+        return choice.open(self.diary.noting_columns(self.consumer.transform), self._connection("s3"))
 
     def _surroundings(self, late: "Late[SparkEngine | SparkSeats]", sink: Sink[Any] | None) -> Surroundings[Any]:
         runtime = system()
@@ -92,8 +91,8 @@ class WorkerRun:
         opened: Any = late
         return open_surroundings(
             self.consumer.application,
-            dynamodb=self.kcl.client("dynamodb"),
-            kinesis=self.kcl.client("kinesis"),
+            dynamodb=self._client("dynamodb"),
+            kinesis=self._client("kinesis"),
             engine=None if sink is None else LateEngine[Any](opened),
             sink=sink,
             processors=LateSeats[Any](opened) if sink is None else None,
@@ -107,7 +106,7 @@ class WorkerRun:
 
     def _open(self, sink: Sink[Any] | None) -> SparkEngine | SparkSeats:
         choice, session = self.consumer.sink, self.open_session()
-        connection = Connection(**self.kcl.connection("kinesis"))
+        connection = Connection(**self._connection("kinesis"))
         if local_slots(session) is None:
             check_executors(session)  # again for ours; nobody has asked those of other resources
             check_stream(session, connection, self.consumer.application.streams[0].name)
@@ -119,6 +118,12 @@ class WorkerRun:
 
     def _dead_letters(self) -> DeadLetters | None:
         path = self.consumer.application.batch.failure.dead_letter_path
-        return (
-            None if path is None else FiledDeadLetters(open_store(path, S3Options(**s3_connection(self.kcl))).put)
-        )
+        if path is None:
+            return None
+        return FiledDeadLetters(open_store(path, S3Options(**self._connection("s3"))).put)
+
+    def _connection(self, service: str) -> dict[str, str]:
+        return self.kcl.connection(service, self.consumer.application.name)
+
+    def _client(self, service: str) -> Any:
+        return self.kcl.client(service, self.consumer.application.name)

@@ -9,15 +9,14 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kcl_dagster.aws import Client
-from kcl_dagster.aws import client as make_client
+from kcl_dagster.aws import Access, Client
 from kcl_dagster.errors import BatchError, KclError
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.schema import ARROW_SCHEMA, LEASE_KEY, PROGRESS, PROGRESS_TYPE
@@ -44,32 +43,15 @@ CONNECTIONS: Final = 128  # one per reader thread
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """How executors reach Kinesis. Without keys they use what their machine, pod or role provides."""
+class Connection(Access):
+    """How executors reach Kinesis. Without keys they use what their machine, pod or role provides; with a role they
+    assume it by themselves, so that its credentials are renewed where they are used.
 
-    region: str | None = None
-    endpoint_url: str | None = None
-    profile: str | None = None
-    role_arn: str | None = None
-    external_id: str | None = None
-    sts_endpoint_url: str | None = None
-    access_key: str | None = field(default=None, repr=False)
-    secret_key: str | None = field(default=None, repr=False)
+    Keys travel inside Spark's serialised tasks. They appear in no plan, log line or configuration of Spark.
+    """
 
     def kinesis(self) -> Client:
-        client = make_client(
-            "kinesis",
-            region=self.region,
-            endpoint_url=self.endpoint_url,
-            profile=self.profile,
-            role_arn=self.role_arn,
-            external_id=self.external_id,
-            sts_endpoint_url=self.sts_endpoint_url,
-            access_key=self.access_key,
-            secret_key=self.secret_key,
-            read_seconds=READ_SECONDS,
-            connections=CONNECTIONS,
-        )
+        client = self.client("kinesis", read_seconds=READ_SECONDS, connections=CONNECTIONS)
         install(client)
         return client
 

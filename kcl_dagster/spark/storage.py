@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
-from kcl_dagster.aws import Client, RequestRefused, Unanswered, call, mapped_errors, retried
-from kcl_dagster.aws import client as make_client
+from kcl_dagster.aws import Access, Client, RequestRefused, Unanswered, call, mapped_errors, retried
 from kcl_dagster.errors import AccessDenied, ConfigurationError, ServiceError
 from kcl_dagster.runtime import Runtime, system
 
@@ -83,15 +82,9 @@ class StoringSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class S3Options:
-    """How executors reach S3. Without keys they use what their machine, pod or role provides."""
-
-    region: str | None = None
-    endpoint_url: str | None = None
-    profile: str | None = None
-    role_arn: str | None = None
-    access_key: str | None = field(default=None, repr=False)
-    secret_key: str | None = field(default=None, repr=False)
+class S3Options(Access):
+    """How driver and executors reach S3. Without keys they use what their machine, pod or role provides. If there
+    is a role, each process assumes it by itself."""
 
 
 def open_store(url: str, s3: S3Options | None = None) -> "LocalStore | S3Store":
@@ -346,15 +339,6 @@ def _s3_client(options: S3Options) -> Client:
     """One per process and way to sign; two threads that race make one too many, which is only garbage."""
     client = _s3_clients.get(options)
     if client is None:
-        client = make_client(
-            "s3",
-            region=options.region,
-            endpoint_url=options.endpoint_url,
-            profile=options.profile,
-            role_arn=options.role_arn,
-            access_key=options.access_key,
-            secret_key=options.secret_key,
-            read_seconds=S3_READ_SECONDS,
-        )
+        client = options.client("s3", read_seconds=S3_READ_SECONDS)
         _s3_clients[options] = client
     return client

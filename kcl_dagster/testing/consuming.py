@@ -27,6 +27,7 @@ from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.schema import COLUMNS, RECORD_DDL
+from kcl_dagster.testing.resource import EmulatorResource
 from kcl_dagster.worker.report import BatchReport, Outcome
 from kcl_dagster.worker.stop import StopReason, StopSignal
 
@@ -85,12 +86,8 @@ class EmbeddedAws:
 
     def resource(self) -> KclResource:
         """How a consumer reaches it."""
-        access = self.emulator.environment()
-        return KclResource(
-            endpoint_url=self.emulator.endpoint_url,
-            region_name=access["AWS_DEFAULT_REGION"],
-            aws_access_key_id=access["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=access["AWS_SECRET_ACCESS_KEY"],
+        return EmulatorResource(
+            endpoint_url=self.emulator.endpoint_url, region_name=self.emulator.environment()["AWS_DEFAULT_REGION"]
         )
 
 

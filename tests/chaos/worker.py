@@ -18,7 +18,6 @@ from dagster import AssetCheckEvaluation, AssetKey
 from pyspark.sql import DataFrame, SparkSession
 
 import kcl_dagster as kcl
-from kcl_dagster.emulator.embedded import CREDENTIAL
 from kcl_dagster.errors import SinkError
 from kcl_dagster.orchestration import watchdog
 from kcl_dagster.orchestration.consumer import Consumer
@@ -27,6 +26,7 @@ from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.spark.drafts import DraftedSink
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 from kcl_dagster.spark.storage import Store
+from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.worker.batch import Batch, Sink
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.stop import StopReason, StopSignal
@@ -106,6 +106,7 @@ def spark_session(plan: Plan, master: str) -> SparkSession:
         "spark.executor.extraJavaOptions": SHORT_LIVED,
     }
     if master.startswith("local-cluster"):
+        conf["spark.pyspark.python"] = sys.executable  # its executors run on this machine
         return start_session(SparkSettings(mode="cluster", url=master, conf=conf), "chaos")
     return start_session(SparkSettings(slots=2, memory="512m", conf=conf), "chaos")
 
@@ -118,12 +119,7 @@ def work(plan: Plan, spark: SparkSession, slot: str, run_id: str, stop: StopSign
         return AssetCheckEvaluation(asset, kind.name.lower(), passed=False, metadata={"message": message})
 
     diary = Diary(asset, slot, lambda event: log.info("%s", event), log, alarm)
-    kcl_resource = kcl.KclResource(
-        endpoint_url=plan.endpoint_url,
-        region_name=REGION,
-        aws_access_key_id=CREDENTIAL,
-        aws_secret_access_key=CREDENTIAL,
-    )
+    kcl_resource = EmulatorResource(endpoint_url=plan.endpoint_url, region_name=REGION)
     watches = (watchdog.parent_is_gone(), run_is_over(plan, run_id))
     run = WorkerRun(consumer(plan, slot, run_id), kcl_resource, lambda: spark, slot, run_id, diary, watches)
     return run.work(stop)

@@ -24,7 +24,7 @@ class Worktop:
     by: str
 
     def client(self, service: str) -> Any:
-        return self.kcl.client(service)
+        return self.kcl.client(service, self.application.name)
 
     @property
     def desk(self) -> Desk:
@@ -47,6 +47,5 @@ class Worktop:
         folder, _, name = path.rpartition("/")
         if not name:
             raise ConfigurationError(f"{path!r} names no file")
-        connection = self.kcl.connection("s3")
-        options = {key: value for key, value in connection.items() if key not in ("role_arn", "external_id")}
-        return open_store(folder or ("/" if path.startswith("/") else "."), S3Options(**options)), name
+        options = S3Options(**self.kcl.connection("s3", self.application.name))
+        return open_store(folder or ("/" if path.startswith("/") else "."), options), name

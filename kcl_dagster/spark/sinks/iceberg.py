@@ -208,6 +208,8 @@ def iceberg_options(s3: S3Options) -> dict[str, str]:
         "s3.endpoint": s3.endpoint_url,
         "s3.access-key-id": s3.access_key,
         "s3.secret-access-key": s3.secret_key,
+        "s3.session-token": s3.session_token,
         "s3.role-arn": s3.role_arn,
+        "s3.role-session-name": s3.session_name,
     }
     return {name: value for name, value in options.items() if value is not None}

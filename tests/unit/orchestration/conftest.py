@@ -13,16 +13,12 @@ from kcl_dagster.emulator import Emulator
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.runs import APPLICATION_TAG, SLOT_TAG
 from kcl_dagster.orchestration.translator import identifier
+from kcl_dagster.testing import EmulatorResource
 
 
 @pytest.fixture
 def resource(aws: Emulator) -> kcl.KclResource:
-    return kcl.KclResource(
-        endpoint_url=aws.endpoint_url,
-        region_name="us-east-1",
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
+    return EmulatorResource(endpoint_url=aws.endpoint_url, region_name="us-east-1")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import kcl_dagster as kcl
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.replay import build_kcl_replay_asset
 from kcl_dagster.spark.session import SparkSettings, start_session
+from kcl_dagster.testing import EmulatorResource
 
 RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"
@@ -30,12 +31,7 @@ def hours(first: str) -> dg.HourlyPartitionsDefinition:
 
 
 def resource_at(endpoint: str) -> kcl.KclResource:
-    return kcl.KclResource(
-        endpoint_url=endpoint,
-        region_name="us-east-1",
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
+    return EmulatorResource(endpoint_url=endpoint)
 
 
 def replaying(consumer: Consumer, lake: Path, endpoint: str, spark: SparkSession, first: str) -> dg.JobDefinition:

@@ -17,6 +17,7 @@ from kcl_dagster.orchestration.compaction import build_kcl_compaction_job
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.spark.sinks.delta import delta_options
 from kcl_dagster.spark.storage import S3Options, S3Store
+from kcl_dagster.testing import EmulatorResource
 from tests.integration.spark.ports import free_port
 
 LONG_AGO = 1_700_000_000
@@ -31,9 +32,8 @@ def consumer(sink: kcl.SinkChoice) -> Consumer:
 
 
 def launch(sink: kcl.SinkChoice, **connection: str) -> dict[str, int]:
-    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"} | connection
     result = build_kcl_compaction_job(consumer(sink)).execute_in_process(
-        resources={"kcl": kcl.KclResource(region_name="us-east-1", **keys)}, instance=dg.DagsterInstance.ephemeral()
+        resources={"kcl": EmulatorResource(**connection)}, instance=dg.DagsterInstance.ephemeral()
     )
     (told,) = [event.step_output_data.metadata for event in result.all_events if event.is_successful_output]
     return {name: int(str(value.value)) for name, value in told.items()}

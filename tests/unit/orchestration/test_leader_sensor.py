@@ -22,6 +22,7 @@ from kcl_dagster.orchestration import leader_sensor
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.runs import WORKER_TAG
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.testing.clock import FakeClock
 from tests.unit.orchestration.conftest import Bench
 
@@ -110,12 +111,7 @@ def test_a_missing_stream_fails_a_stage_and_not_the_tick(
 
 
 def test_an_unreachable_aws_is_said_and_not_raised(consumer: Consumer, instance: DagsterInstance) -> None:
-    nowhere = kcl.KclResource(
-        endpoint_url="http://127.0.0.1:9",
-        region_name="us-east-1",
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
+    nowhere = EmulatorResource(endpoint_url="http://127.0.0.1:9")
     answer = Bench(consumer, nowhere, instance).evaluate()
     assert isinstance(answer, SkipReason)
     assert "nothing answers at http://127.0.0.1:9" in str(answer.skip_message)

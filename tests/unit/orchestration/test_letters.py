@@ -12,6 +12,7 @@ import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.letters import build_kcl_dead_letter_job
+from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from tests.unit.spark.test_letters import box, letter, names
 from tests.unit.spark.test_session import Session
@@ -41,7 +42,7 @@ def launch(
     result = job.execute_in_process(
         run_config={"ops": {work: {"config": config}}},
         resources={
-            "kcl": kcl.KclResource(region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"),
+            "kcl": EmulatorResource(),
             "spark": spark or ResourceDefinition.none_resource(),
         },
         instance=DagsterInstance.ephemeral(),

@@ -19,6 +19,7 @@ from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.layout import create_tables
 from kcl_dagster.tables.places import Layout
+from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.worker.stop import StopSignal
 from tests.unit.spark.test_session import Session
 
@@ -63,8 +64,7 @@ def test_a_worker_does_not_begin_where_it_would_fail_later(
 
     session: Any = Answers(*answers)
     diary = Diary(AssetKey("clicks"), "worker-000", lambda _: None, logging.getLogger(__name__), lambda *_: None)
-    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
-    resource = kcl.KclResource(region_name="us-east-1", **keys)
+    resource = EmulatorResource()
     run = WorkerRun(clicks, resource, lambda: session, "worker-000", "run", diary)
     with pytest.raises(ConfigurationError, match=problem):
         run._open(run._sink())
