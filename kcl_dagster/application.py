@@ -270,8 +270,13 @@ class FailurePolicy(_Settings):
     attempts: Annotated[int, Field(ge=1)] = 5
     """How often a shard's batch is tried before the action."""
 
+    outage_attempts: Annotated[int, Field(ge=1)] = 10
+    """How often a batch is tried that the sink, AWS or Spark fails, before its shard is shown as stopped. It is
+    tried once a minute from then on, and goes on by itself when the outage ends; no record is set aside for it."""
+
     max_age: Seconds | None = None
-    """The action comes at once when the oldest record of the batch is older than this."""
+    """The action comes at once when the oldest record of the batch is older than this. In an outage the shard is
+    shown as stopped."""
 
     dead_letter_path: str | None = None
     """A directory or `s3://bucket/prefix`, for dead_letter."""
@@ -320,6 +325,10 @@ class BatchSettings(_Settings):
 
     on_data_loss: Literal["stop", "continue"] = "stop"
     """What a shard does when records left the stream before they were read."""
+
+    max_process_seconds: Seconds | None = None
+    """How long your code may work on one batch. A batch that takes longer is cancelled, and the failure policy
+    applies as if your code had raised an error. Without a limit a batch may take for ever; an event tells of it."""
 
     failure: FailurePolicy = FailurePolicy()
     """What to do with records that your code cannot process."""

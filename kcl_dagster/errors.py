@@ -24,7 +24,11 @@
     ├── BatchError                a batch could not be processed
     │   ├── BatchContentChanged   Spark would have evaluated other records than were pinned
     │   ├── BrokenAggregate       a KPL record with a good checksum and a bad body
-    │   └── SinkError             the sink refused the batch
+    │   ├── ProcessLost           Spark lost a process that worked on the batch
+    │   ├── ProcessingTimeout     the consumer's code ran for longer than it may
+    │   ├── RecordRefused         a record holds a value that the sink cannot store
+    │   ├── SinkError             the sink refused the batch
+    │   └── TransformError        the consumer's code broke the rules of a transform
     └── EmulatorError             the embedded AWS could not start
 
 The message says what happened, to which application, shard or worker, and what to do.
@@ -143,8 +147,24 @@ class BrokenAggregate(BatchError):
     """A KPL aggregate has a good checksum and a body that cannot be parsed."""
 
 
+class ProcessLost(BatchError):
+    """Spark lost a process that worked on the batch: a machine ended, or the batch crashed the process."""
+
+
+class ProcessingTimeout(BatchError):
+    """The consumer's code ran for longer than `batch.max_process_seconds`."""
+
+
+class RecordRefused(BatchError):
+    """A record of the batch holds a value that the sink cannot store. The failure policy applies to it."""
+
+
 class SinkError(BatchError):
     """The sink refused the batch."""
+
+
+class TransformError(BatchError):
+    """The consumer's code did what a transform may not do, whatever the records are."""
 
 
 class EmulatorError(KclError):

@@ -134,6 +134,9 @@ class BatchModel(Described):
     on_data_loss: Literal["stop", "continue"] = _BATCH.on_data_loss
     """What a shard does when records left the stream before they were read."""
 
+    max_process_seconds: float | None = _BATCH.max_process_seconds
+    """How long your code may work on one batch, before it is cancelled and counts as failed."""
+
 
 @dataclass
 class FailureModel(Described):
@@ -145,6 +148,9 @@ class FailureModel(Described):
     attempts: int = _FAILURE.attempts
     """How often a shard's batch is tried before the action."""
 
+    outage_attempts: int = _FAILURE.outage_attempts
+    """How often a batch is tried that the sink, AWS or Spark fails, before its shard is shown as stopped."""
+
     max_age: float | None = _FAILURE.max_age
     """Seconds; the action comes at once when the oldest record of the batch is older than this."""
 
@@ -155,6 +161,7 @@ class FailureModel(Described):
         return FailurePolicy(
             action=FailureAction(self.action),
             attempts=self.attempts,
+            outage_attempts=self.outage_attempts,
             max_age=self.max_age,
             dead_letter_path=self.dead_letter_path,
         )

@@ -1,4 +1,7 @@
-"""What Spark raises, told apart: the batch changed under us, our sink failed, or user code did."""
+"""Maps what Spark and table formats raise to the tree of `kcl_dagster.errors`; `worker.error_class` does the rest.
+
+What is left as it is was raised by the consumer's code.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +10,8 @@ from typing import Final
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, PythonException
 
-from kcl_dagster.errors import BatchContentChanged, BatchError, SinkError
+from kcl_dagster.errors import BatchContentChanged, BatchError, ProcessLost, RecordRefused, SinkError
+from kcl_dagster.worker.error_text import redacted
 
 CONTENT_CHANGED: Final = "KCL_BATCH_CONTENT_CHANGED"
 """In the message of the error that a guard raises inside Spark."""
@@ -15,10 +19,13 @@ CONTENT_CHANGED: Final = "KCL_BATCH_CONTENT_CHANGED"
 SINK_FAILED: Final = "KCL_SINK_FAILED"
 """In the message of the error that our writers raise inside Spark."""
 
+RECORD_REFUSED: Final = "KCL_RECORD_REFUSED"
+"""In the message of the error that our writers raise inside Spark for a value that no file can hold."""
+
 LONGEST_LINE: Final = 500  # characters, of what an operator reads in an event
 
 # What Spark says when a process of its own ended, and took a task with it. Executors are lost to machines and to
-# limits of memory; a Python process that user code crashes looks the same, and no record is set aside for that.
+# limits of memory; a Python process that a record crashes looks the same, but is lost again at every attempt.
 _LOST_PROCESSES: Final = (
     "ExecutorLostFailure",
     "Python worker exited unexpectedly",
@@ -64,13 +71,15 @@ def write_failures(sink: str) -> Iterator[None]:
             raise BatchContentChanged(
                 "Spark would have evaluated other records than were pinned; the batch has to be read again"
             ) from error
+        if RECORD_REFUSED in str(error):
+            raise RecordRefused(f"{sink}: {_marked_line(error, RECORD_REFUSED)}") from error
         if SINK_FAILED in str(error):
-            raise SinkError(f"sink {sink}: {_marked_line(error)}") from error
+            raise SinkError(f"sink {sink}: {_marked_line(error, SINK_FAILED)}") from error
         if _is_from_py4j(error):
             raise BatchError(f"Spark went away while {sink} was written: {first_line(error)}") from error
         lost = _lost_process(error)
         if lost is not None:
-            raise BatchError(f"Spark lost a process while {sink} was written: {lost}") from error
+            raise ProcessLost(f"Spark lost a process while {sink} was written: {lost}") from error
         raise
 
 
@@ -80,7 +89,7 @@ def _lost_process(error: BaseException) -> str | None:
         return None
     for line in str(error).splitlines():
         if any(sign in line for sign in _LOST_PROCESSES):
-            return line.strip()[:LONGEST_LINE]
+            return redacted(line.strip())[:LONGEST_LINE]
     return None
 
 
@@ -96,10 +105,18 @@ def _is_from_py4j(error: BaseException) -> bool:
     return frame is not None and str(frame.tb_frame.f_globals.get("__name__")).startswith("py4j.")
 
 
+def of_table(table: str, error: Exception) -> BatchError:
+    """What a table's own library raised. No code of the consumer runs in there, so it is the sink's, or a record's
+    where a value could not be converted."""
+    text = f"{table}: {type(error).__name__}: {redacted(str(error))}"
+    return RecordRefused(text) if isinstance(error, UnicodeError | ArithmeticError) else SinkError(text)
+
+
 def first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return redacted(line)
 
 
-def _marked_line(error: BaseException) -> str:
-    line = next(line for line in str(error).splitlines() if SINK_FAILED in line)
-    return line.split(SINK_FAILED, 1)[1].lstrip(": ").strip()
+def _marked_line(error: BaseException, mark: str) -> str:
+    line = next(line for line in str(error).splitlines() if mark in line)
+    return line.split(mark, 1)[1].lstrip(": ").strip()

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.spark.transform import Transform
+from kcl_dagster.spark.transform import Transform, guarded
 
 _OF_TIME: Final = re.compile(r"(month|day|hour)\((\w+)\)")
 _SECONDS_PER_DAY: Final = 86_400
@@ -27,6 +27,7 @@ def partitioned(transform: Transform, partition_by: Sequence[str]) -> tuple[Tran
     """
     if isinstance(partition_by, str):
         raise ConfigurationError(f"partition_by is a list of columns: [{partition_by!r}]")
+    transform = guarded(transform)
     wanted: dict[str, tuple[str, str]] = {}
     names = []
     for entry in partition_by:

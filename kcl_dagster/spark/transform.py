@@ -1,5 +1,6 @@
 """The user's transform, applied so that every output row still says which lease it belongs to."""
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,9 +9,10 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import KclError, TransformError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.schema import LEASE_KEY, PROGRESS
+from kcl_dagster.worker.error_text import redacted
 
 Transform = Callable[[DataFrame], DataFrame]
 """User code: from the records of a batch to what is stored. Must give the same rows for the same records, also
@@ -20,6 +22,21 @@ later and on another machine: a batch that is interrupted is processed again and
 def unchanged(records: DataFrame) -> DataFrame:
     """The transform of those who have none."""
     return records
+
+
+def guarded(transform: Transform) -> Transform:
+    """The transform, whose errors are never mistaken for ours: user code may raise whatever class it can import."""
+    if transform is unchanged:
+        return transform
+
+    @functools.wraps(transform)
+    def called(records: DataFrame) -> DataFrame:
+        try:
+            return transform(records)
+        except KclError as error:
+            raise TransformError(f"the transform raised {type(error).__name__}: {redacted(str(error))}") from error
+
+    return called
 
 
 def apply(transform: Transform, records: DataFrame, leases: Sequence[LeaseKey]) -> list[DataFrame]:
@@ -37,10 +54,10 @@ def apply(transform: Transform, records: DataFrame, leases: Sequence[LeaseKey]) 
 
 def _checked(output: object) -> DataFrame:
     if not hasattr(output, "columns") or not hasattr(output, "mapInArrow"):
-        raise ConfigurationError(f"a transform must return a DataFrame, this one returned {type(output).__name__}")
+        raise TransformError(f"a transform must return a DataFrame, this one returned {type(output).__name__}")
     frame: DataFrame = output  # type: ignore[assignment]  # Classic and Connect frames have no common base at run time
     if PROGRESS in frame.columns:
-        raise ConfigurationError(f"a transform may not return a column named {PROGRESS}")
+        raise TransformError(f"a transform may not return a column named {PROGRESS}")
     return frame
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from kcl_dagster.errors import KclError, SinkError
 from kcl_dagster.worker.batch import Part, PoisonRecord
+from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.seating import ProcessorFailed
 
 FORMAT_VERSION = 1
@@ -51,9 +52,6 @@ class DeadLetter(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self)
 
 
-MAX_ERROR_TEXT = 8192  # a Spark error quotes its plan; its beginning is what is read
-
-
 def dead_letter(
     record: PoisonRecord, part: Part, *, worker: str, attempts: int, failed_at_ms: int, error: BaseException
 ) -> DeadLetter:
@@ -73,7 +71,7 @@ def dead_letter(
         attempts=attempts,
         failed_at_ms=failed_at_ms,
         error_type=error.kind if isinstance(error, ProcessorFailed) else type(error).__qualname__,
-        error=(error.text if isinstance(error, ProcessorFailed) else str(error))[:MAX_ERROR_TEXT],
+        error=full(error),
     )
 
 

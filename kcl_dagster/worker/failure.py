@@ -1,25 +1,31 @@
 """What to do about batches that fail. Pure bookkeeping; the protocol carries the verdicts out.
 
-Two kinds of failure. When the world fails (AWS, the sink, an executor), the same leases are tried again after a
-pause. When user code fails, its leases are tried one at a time, so that the healthy ones go on; the culprit is
-retried with backoff until the policy's attempts or age are used up. Then the policy decides: stop there (and keep
-trying, slowly), or narrow the range, half by half, to the record that fails, and dead-letter or skip that one.
+The class of the error decides (`kcl_dagster.worker.error_class`). When a record or the consumer's code fails,
+the leases of the batch are tried one at a time, so that the healthy ones go on; the culprit is retried with
+backoff until the policy's attempts or age are used up. Then the policy decides: stop there (and keep trying,
+slowly), or narrow the range, half by half, to the record that fails, and dead-letter or skip that one. When the
+sink or the platform fails, the same leases are tried together again, then in halves, so that one lease that
+cannot be stored does not hold up the others; a lease that has used up `outage_attempts` is stopped and tried
+once a minute.
 Order is never given up: nothing after a failing record is read before it was dealt with.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
 from kcl_dagster.application import FailureAction, FailurePolicy
-from kcl_dagster.errors import KclError
+from kcl_dagster.errors import ProcessLost
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock
+from kcl_dagster.worker.error_class import class_of, depends_on_records
+from kcl_dagster.worker.error_text import brief
 
 FIRST_PAUSE = 0.5  # seconds; a task that failed by chance is back before anybody notices
 LONGEST_PAUSE = 60.0  # a repaired sink or a new deploy is noticed within a minute
+TOGETHER_ATTEMPTS = 5  # an outage of ten seconds costs its leases nothing but time; a longer one splits the batch
 
 
 class Verdict(StrEnum):
@@ -30,19 +36,16 @@ class Verdict(StrEnum):
     SKIP = "skip"
 
 
-def is_user_failure(error: BaseException) -> bool:
-    """Whatever is not one of our errors came from user code."""
-    return not isinstance(error, KclError)
-
-
 @dataclass(slots=True)
 class _Trouble:
-    attempts: int = 0  # that user code failed, alone
+    attempts: int = 0  # that a record or the code failed, alone
+    outages: int = 0  # in a row, of the sink or the platform, alone or with others
+    losses: int = 0  # in a row, of processes that worked on this lease alone
     pauses: int = 0  # of whatever reason
     retry_at: float = 0.0
-    suspect: bool = False  # tried alone
+    group: int | None = None  # leases of one number are tried together; None: with the healthy ones
     until: Checkpoint | None = None  # the end of the range that is being narrowed
-    announced: bool = False
+    stopped: str | None = None  # why, once that was announced
 
 
 class Failures:
@@ -54,74 +57,114 @@ class Failures:
         self._chance = chance
         self._troubles: dict[LeaseKey, _Trouble] = {}
         self._suspects_turn = True
+        self._last_group = 0
 
     @property
     def action(self) -> FailureAction:
         return self._policy.action
 
     def next_group(self, keys: Sequence[LeaseKey]) -> list[LeaseKey]:
-        """The leases of the next batch: all that are well together, and in turn with them one suspect alone."""
+        """The leases of the next batch: all that are well together, and in turn with them one group of suspects."""
         now = self._clock.monotonic()
         ready = [key for key in keys if key not in self._troubles or self._troubles[key].retry_at <= now]
-        suspects = [key for key in ready if self._is_suspect(key)]
-        well = [key for key in ready if not self._is_suspect(key)]
+        suspects: dict[int, list[LeaseKey]] = {}
+        well: list[LeaseKey] = []
+        for key in ready:
+            group = self._group(key)
+            if group is None:
+                well.append(key)
+            else:
+                suspects.setdefault(group, []).append(key)
         if suspects and (self._suspects_turn or not well):
             self._suspects_turn = False
-            return [min(suspects, key=lambda key: self._troubles[key].retry_at)]
+            return min(suspects.values(), key=lambda group: self._troubles[group[0]].retry_at)
         self._suspects_turn = True
         return well
 
-    def failed(self, keys: Sequence[LeaseKey], error: BaseException) -> None:
-        """A batch of these leases failed as a whole, or one lease could not be fetched."""
+    def failed(
+        self, keys: Sequence[LeaseKey], error: BaseException, oldest_age: float | None = None
+    ) -> list[LeaseKey]:
+        """Count a failed batch of these leases, or a lease that could not be fetched. `oldest_age`: of the oldest
+        record, in seconds. Returns the lease that an outage has stopped with this failure, if it did."""
         now = self._clock.monotonic()
         troubles = [self._troubles.setdefault(key, _Trouble()) for key in keys]
-        by_user = is_user_failure(error)
-        for trouble in troubles:
-            trouble.suspect = trouble.suspect or by_user
-        if by_user and len(keys) > 1:
-            for trouble in troubles:
-                trouble.retry_at = now  # who it was shows when each is tried alone
-            return
+        is_outage = class_of(error).is_outage
+        if not is_outage and len(keys) > 1:
+            self._isolate(troubles, now)
+            return []
         pause = self._pause(max((trouble.pauses for trouble in troubles), default=0))
         for trouble in troubles:
-            trouble.attempts += by_user
             trouble.pauses += 1
             trouble.retry_at = now + pause  # the same for all: they failed together and come back together
+            is_loss = isinstance(error, ProcessLost) and len(keys) == 1
+            trouble.losses = trouble.losses + 1 if is_loss else 0
+            trouble.outages = trouble.outages + 1 if is_outage else 0
+            trouble.attempts += not is_outage
+        outages = min((trouble.outages for trouble in troubles), default=0)
+        if len(troubles) > 1 and outages >= self._policy.outage_attempts:
+            self._isolate(troubles, now)
+        elif not is_outage or outages >= min(TOGETHER_ATTEMPTS, (self._policy.outage_attempts + 1) // 2):
+            self._split(troubles)
+        is_stopped = is_outage and len(keys) == 1 and self._is_stopped(troubles[0], error, oldest_age)
+        return list(keys) if is_stopped else []
+
+    def _is_stopped(self, trouble: _Trouble, error: BaseException, oldest_age: float | None) -> bool:
+        """Whether an outage stops the lease now, and had not stopped it before."""
+        if trouble.outages < self._policy.outage_attempts and not self._is_old(oldest_age):
+            return False
+        is_news = trouble.stopped is None
+        trouble.stopped = brief(error)
+        return is_news
+
+    def _isolate(self, troubles: Sequence[_Trouble], now: float) -> None:
+        """Which one it was shows when each is tried alone."""
+        for trouble in troubles:
+            trouble.group, trouble.retry_at = self._new_group(), now
+
+    def _split(self, troubles: Sequence[_Trouble]) -> None:
+        """Try the first half apart from the second."""
+        half = (len(troubles) + 1) // 2
+        for some in (troubles[:half], troubles[half:]):
+            group = self._new_group()
+            for trouble in some:
+                trouble.group = group
 
     def verdict(self, key: LeaseKey, error: BaseException, oldest_age: float | None, can_narrow: bool) -> Verdict:
         """After `failed`, for a batch of one lease. `oldest_age`: of its oldest record, in seconds."""
         trouble = self._troubles[key]
-        if not is_user_failure(error):
+        if class_of(error).is_outage:
+            # A process that is lost again and again, right after a fetch that succeeded, is lost to the batch.
+            is_over = isinstance(error, ProcessLost) and trouble.losses >= self._policy.attempts
+            is_narrowing = isinstance(error, ProcessLost) and trouble.until is not None and can_narrow
+        else:
+            is_over = trouble.attempts >= self._policy.attempts or self._is_old(oldest_age)
+            is_narrowing = trouble.until is not None and can_narrow
+        if not is_over and not is_narrowing:
             return Verdict.RETRY
-        is_old = self._policy.max_age is not None and oldest_age is not None and oldest_age > self._policy.max_age
-        is_narrowing = trouble.until is not None and can_narrow
-        if trouble.attempts < self._policy.attempts and not is_old and not is_narrowing:
-            return Verdict.RETRY
-        if self._policy.action is FailureAction.STOP:
+        if self._policy.action is FailureAction.STOP or not depends_on_records(error):
             return Verdict.STOP
-        if can_narrow:
-            return Verdict.NARROW
-        return _FINAL[self._policy.action]
+        return Verdict.NARROW if can_narrow else _FINAL[self._policy.action]
 
     def narrowed(self, key: LeaseKey, until: Checkpoint) -> None:
         """The failing range was cut; `until` is where it ended before."""
-        trouble = self._troubles[key]
+        trouble = self._troubles.setdefault(key, _Trouble(group=self._new_group()))
         trouble.until = trouble.until or until
-        trouble.attempts = trouble.pauses = 0
+        trouble.attempts = trouble.pauses = trouble.outages = trouble.losses = 0
         trouble.retry_at = self._clock.monotonic()
 
-    def announce(self, key: LeaseKey) -> bool:
+    def announce(self, key: LeaseKey, why: str) -> bool:
         """True the first time a shard is found to be stopped."""
         trouble = self._troubles[key]
-        first, trouble.announced = not trouble.announced, True
-        return first
+        is_news, trouble.stopped = trouble.stopped is None, why
+        return is_news
 
     def succeeded(self, key: LeaseKey, through: Checkpoint) -> None:
         trouble = self._troubles.get(key)
         if trouble is None:
             return
         if trouble.until is not None and through < trouble.until:
-            self._troubles[key] = _Trouble(suspect=True, until=trouble.until, retry_at=self._clock.monotonic())
+            now = self._clock.monotonic()
+            self._troubles[key] = _Trouble(group=self._new_group(), until=trouble.until, retry_at=now)
         else:
             del self._troubles[key]
 
@@ -137,12 +180,20 @@ class Failures:
         """Forget leases that are no longer held."""
         self._troubles = {key: trouble for key, trouble in self._troubles.items() if key in keys}
 
-    def stopped(self) -> list[LeaseKey]:
-        return sorted(key for key, trouble in self._troubles.items() if trouble.announced)
+    def stopped(self) -> Mapping[LeaseKey, str]:
+        """The stopped leases, in order, and why."""
+        return {key: why for key in sorted(self._troubles) if (why := self._troubles[key].stopped) is not None}
 
-    def _is_suspect(self, key: LeaseKey) -> bool:
+    def _is_old(self, oldest_age: float | None) -> bool:
+        return self._policy.max_age is not None and oldest_age is not None and oldest_age > self._policy.max_age
+
+    def _group(self, key: LeaseKey) -> int | None:
         trouble = self._troubles.get(key)
-        return trouble is not None and trouble.suspect
+        return trouble.group if trouble is not None else None
+
+    def _new_group(self) -> int:
+        self._last_group += 1
+        return self._last_group
 
     def _pause(self, pauses_before: int) -> float:
         longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(pauses_before, 16))

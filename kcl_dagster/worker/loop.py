@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Generic, Protocol
 
-from kcl_dagster.errors import KclError
+from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.taking import TakingRules
@@ -125,6 +125,7 @@ class Worker(Generic[D]):
         self._started: float | None = None
         self._draining_since: float | None = None
         self._stop_seen: float | None = None
+        self._fatal: ConfigurationError | None = None
 
     def _make_protocol(self, runtime: Runtime) -> Rounds:
         around, application = self._around, self._around.application
@@ -176,7 +177,8 @@ class Worker(Generic[D]):
     def run(self, stop: StopSignal | None = None) -> StopReason:
         """Work until `stop` is requested or there is a reason of the worker's own; then let go of everything.
 
-        Raises a ServiceError when not even the first heartbeat could be written: nothing was begun then.
+        Raises a ServiceError when not even the first heartbeat could be written: nothing was begun then. Raises
+        ConfigurationError when the settings cannot work, after everything was let go of.
         """
         self.stop = stop or self.stop
         self.start()
@@ -191,6 +193,8 @@ class Worker(Generic[D]):
                     self.protocol.close()
         finally:
             self.shut_down()
+        if self._fatal is not None:
+            raise self._fatal
         return self.stop.reason or StopReason.ASKED
 
     def _rest(self) -> None:
@@ -224,6 +228,9 @@ class Worker(Generic[D]):
         self.heartbeat.stopped = report.stopped[:SHARDS_TOLD]
         if report.leases:
             self._on_batch(report)
+        if report.fatal is not None:
+            self._fatal = report.fatal
+            self._request_stop(StopReason.MISCONFIGURED, str(report.fatal))
         return report
 
     def step_renewal(self) -> float:

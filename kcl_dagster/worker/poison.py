@@ -9,8 +9,10 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Fetched, Part, Progress, Remembering, Sink, Withdrawing
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
+from kcl_dagster.worker.error_class import class_of, depends_on_records
+from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
-from kcl_dagster.worker.failure import Failures, Verdict, is_user_failure
+from kcl_dagster.worker.failure import Failures, Verdict
 from kcl_dagster.worker.holdings import Holding, Holdings
 from kcl_dagster.worker.pending import Pin
 from kcl_dagster.worker.report import Outcome
@@ -45,8 +47,8 @@ class PoisonHandling:
                 return Outcome.COMMITTED
             match verdict:
                 case Verdict.STOP:
-                    if self.failures.announce(key):
-                        message = f"batch {part.number} keeps failing: {error}"
+                    if self.failures.announce(key, brief(error)):
+                        message = f"batch {part.number} keeps failing ({class_of(error)}): {full(error)}"
                         self._tell(EventKind.SHARD_STOPPED, message, holding, after=str(part.after))
                 case Verdict.NARROW if middle is not None:
                     self._narrow(progress, holding, middle)
@@ -59,7 +61,7 @@ class PoisonHandling:
                 case Verdict.SKIP:
                     self._retire(progress, holding, part)
                     self._go_on_behind(holding, part)
-                    self._tell(EventKind.RECORD_SKIPPED, str(error), holding, sequence=part.through.sequence)
+                    self._tell(EventKind.RECORD_SKIPPED, full(error), holding, sequence=part.through.sequence)
                     return Outcome.SET_ASIDE
                 case _:
                     pass
@@ -76,7 +78,7 @@ class PoisonHandling:
         self.failures.succeeded(holding.key, part.through)
 
     def _middle(self, fetched: Fetched[Any], progress: Progress, error: Exception) -> Checkpoint | None:
-        if not is_user_failure(error) or self.failures.action is FailureAction.STOP:
+        if not depends_on_records(error) or self.failures.action is FailureAction.STOP:
             return None
         middle = fetched.midpoint(progress.range.lease)
         if middle is None or progress.through is None or not progress.range.after < middle < progress.through:

@@ -17,6 +17,8 @@ from kcl_dagster.application import FailureAction
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import Part, PoisonRecord, Progress, Range, Read
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
+from kcl_dagster.worker.error_class import depends_on_records
+from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import Verdict
 from kcl_dagster.worker.holdings import Holding, Holdings
@@ -97,7 +99,7 @@ class ProcessorProtocol:
         try:
             last_words()
         except Exception as error:
-            self.reading.tell(EventKind.BATCH_FAILED, described(error), key)
+            self.reading.tell(EventKind.BATCH_FAILED, full(error), key)
 
     def _go_on(self, this: Round, found: Sequence[Progress], abandon: Callable[[], bool]) -> None:
         """Deliver what was read, to all processors, and see what came of it."""
@@ -171,7 +173,7 @@ class ProcessorProtocol:
             self.letters.write(letter)
             self.reading.tell(EventKind.RECORD_DEAD_LETTERED, letter.name, holding.key, sequence=sequence)
         else:
-            self.reading.tell(EventKind.RECORD_SKIPPED, str(error), holding.key, sequence=sequence)
+            self.reading.tell(EventKind.RECORD_SKIPPED, full(error), holding.key, sequence=sequence)
         return True
 
     def _part(self, progress: Progress) -> Part:
@@ -194,9 +196,9 @@ class ProcessorProtocol:
         try:
             process.end(self.shard_ends.create_children(holding.lease, progress))
         except Exception as error:
-            self.reading.failures.failed([key], error)
+            self.reading.failed(this, [key], error)
             kind = EventKind.SHARD_END_WAITS if isinstance(error, ShardEndWaits) else EventKind.BATCH_FAILED
-            self.reading.tell(kind, described(error), key)
+            self.reading.tell(kind, full(error), key)
             return
         self._processes.pop(key).leave()
         self.reading.parents.finished(key)
@@ -209,24 +211,17 @@ class ProcessorProtocol:
         process = self._processes.pop(key, None)
         if process is not None:
             process.leave()
-        failures.failed([key], error)
-        this.report(key, Outcome.FAILED, progress, error)
-        this.error = described(error)
+        age = self.reading.age_of(progress)
+        this.error = full(error)
         self.reading.tell(EventKind.BATCH_FAILED, this.error, key)
-        age = None
-        if progress.first_arrival_ms is not None:
-            age = self.reading.clock.now() - progress.first_arrival_ms / 1000
+        self.reading.failed(this, [key], error, age)
+        this.report(key, Outcome.FAILED, progress, error)
         if failures.verdict(key, error, age, can_narrow=False) is Verdict.RETRY:
             return
-        if failures.action is not FailureAction.STOP and key not in self._careful:
+        if failures.action is not FailureAction.STOP and depends_on_records(error) and key not in self._careful:
             self._careful.add(key)
-        elif failures.announce(key):
+        elif failures.announce(key, brief(error)):
             self.reading.tell(EventKind.SHARD_STOPPED, f"keeps failing: {this.error}", key)
-
-
-def described(error: BaseException) -> str:
-    """For an operator: by the processor's own error, wherever it was raised."""
-    return str(error) if isinstance(error, ProcessorFailed) else f"{type(error).__name__}: {error}"
 
 
 def is_processor(candidate: Any) -> bool:

@@ -23,6 +23,7 @@ from kcl_dagster.errors import BatchError, KclError
 from kcl_dagster.model.checkpoint import SHARD_END
 from kcl_dagster.worker.batch import Batch, D, Fetched, Part, Progress, Sink
 from kcl_dagster.worker.concurrency import ForEach, errors_of, one_by_one
+from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.holdings import Holding, Holdings
 from kcl_dagster.worker.pending import Pin, pin_of
@@ -163,8 +164,9 @@ class BatchProtocol(Generic[D]):
 
     def _failed(self, this: Round, fetched: Fetched[D], found: Sequence[Progress], error: Exception) -> None:
         keys = [progress.range.lease for progress in found]
-        this.error = f"{type(error).__name__}: {error}"
-        self.reading.failures.failed(keys, error)
+        this.error = full(error)
+        ages = [age for progress in found if (age := self.reading.age_of(progress)) is not None]
+        self.reading.failed(this, keys, error, max(ages, default=None))
         for progress in found:
             this.report(progress.range.lease, Outcome.FAILED, progress, error)
         if len(found) > 1:
@@ -204,7 +206,7 @@ class BatchProtocol(Generic[D]):
         try:
             children = self.shard_ends.create_children(holding.lease, progress)
         except KclError as error:
-            self.reading.failures.failed([key], error)
+            self.reading.failed(this, [key], error)
             kind = EventKind.SHARD_END_WAITS if isinstance(error, ShardEndWaits) else EventKind.FETCH_FAILED
             self.reading.tell(kind, str(error), key)
             return False

@@ -1,16 +1,18 @@
 """The first half of every round: which leases are read, and whether what was read can be gone on with."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, Literal
 
-from kcl_dagster.errors import BatchError, DataLoss, KclError
+from kcl_dagster.errors import BatchError, ConfigurationError, DataLoss, KclError
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Budget, Progress, R, Range, Read, Reader
+from kcl_dagster.worker.error_class import ErrorClass, class_of
+from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.holdings import Holding, Holdings
@@ -45,6 +47,9 @@ class Round:
     fetch_began: float = 0.0
     """Epoch seconds."""
 
+    fatal: ConfigurationError | None = None
+    """Why this worker cannot work at all."""
+
     def report(
         self, key: LeaseKey, outcome: Outcome, progress: Progress | None = None, error: Exception | None = None
     ) -> None:
@@ -62,10 +67,11 @@ class Round:
             bytes=progress.bytes if progress else 0,
             broken_aggregates=progress.broken_aggregates if progress else 0,
             millis_behind=progress.millis_behind if progress else None,
-            error=None if error is None else f"{type(error).__name__}: {error}",
+            error=None if error is None else brief(error),
         )
 
     def finished(self, failures: Failures) -> BatchReport:
+        stopped = failures.stopped()
         return BatchReport(
             leases=tuple(self.leases[key] for key in sorted(self.leases)),
             fetch_seconds=self.seconds.get("fetch", 0.0),
@@ -75,7 +81,9 @@ class Round:
             error=self.error,
             held=self.held,
             blocked=self.blocked,
-            stopped=tuple(failures.stopped()),
+            stopped=tuple(stopped),
+            why_stopped=stopped,
+            fatal=self.fatal,
         )
 
 
@@ -124,7 +132,7 @@ class Reading(Generic[R]):
             try:
                 this.ranges[key] = plan_range(readable[key])
             except KclError as error:
-                self.failures.failed([key], error)
+                self.failed(this, [key], error)
                 self.tell(EventKind.FETCH_FAILED, f"its start could not be looked up: {error}", key)
             else:
                 this.holdings[key] = readable[key]
@@ -148,8 +156,8 @@ class Reading(Generic[R]):
                 return self.engine.fetch(list(this.ranges.values()), self._budget(this))
         except Exception as error:
             # No user code runs in a fetch, so whatever it was, the same leases are tried together again.
-            failure = error if isinstance(error, KclError) else BatchError(f"{type(error).__name__}: {error}")
-            self.failures.failed(list(this.ranges), failure)
+            failure = error if isinstance(error, KclError) else BatchError(brief(error))
+            self.failed(this, list(this.ranges), failure)
             this.error = f"fetch failed: {failure}"
             self.tell(EventKind.FETCH_FAILED, str(failure))
             for key in this.ranges:
@@ -193,7 +201,7 @@ class Reading(Generic[R]):
         key, stops = planned.lease, self.settings.on_data_loss == "stop"
         if stops:
             self.not_read(this, key, error)
-        if planned.through is not None and (not stops or self.failures.announce(key)):
+        if planned.through is not None and (not stops or self.failures.announce(key, brief(error))):
             until = str(int(planned.through.sequence) + 1)
             self.tell(EventKind.DATA_LOST, str(error), key, since=str(planned.after), until=until)
         return [] if stops else [Progress(planned, through=planned.through)]
@@ -231,7 +239,11 @@ class Reading(Generic[R]):
         stops = self.settings.on_data_loss == "stop"
         if stops:
             self.not_read(this, key, DataLoss(f"{key}: {loss}"))
-        is_news = self.failures.announce(key) if stops else self._told.get(holding.token) != loss.place
+        is_news = (
+            self.failures.announce(key, f"DataLoss: {loss}")
+            if stops
+            else self._told.get(holding.token) != loss.place
+        )
         if is_news:
             self._told[holding.token] = loss.place
             self.tell(EventKind.DATA_LOST, str(loss), key, since=loss.since, until=loss.until or "")
@@ -247,9 +259,25 @@ class Reading(Generic[R]):
             self.holdings.saw_tip(key, this.holdings[key].token, progress.last_arrival_ms / 1000)
 
     def not_read(self, this: Round, key: LeaseKey, error: Exception) -> None:
-        self.failures.failed([key], error if isinstance(error, KclError) else BatchError(str(error)))
         self.tell(EventKind.FETCH_FAILED, str(error), key)
+        self.failed(this, [key], error if isinstance(error, KclError) else BatchError(brief(error)))
         this.report(key, Outcome.NOT_READ, error=error)
+
+    def failed(
+        self, this: Round, keys: Sequence[LeaseKey], error: Exception, oldest_age: float | None = None
+    ) -> None:
+        """Count a failure, and tell of the shards that it stops. After an error of the configuration the worker
+        ends."""
+        if isinstance(error, ConfigurationError) and class_of(error) is ErrorClass.CONFIGURATION:
+            this.fatal = this.fatal or error
+        for key in self.failures.failed(keys, error, oldest_age):
+            message = f"it keeps failing ({class_of(error)}), and is tried once a minute: {full(error)}"
+            self.tell(EventKind.SHARD_STOPPED, message, key)
+
+    def age_of(self, progress: Progress) -> float | None:
+        """Of the oldest record read, in seconds."""
+        oldest = progress.first_arrival_ms
+        return None if oldest is None else self.clock.now() - oldest / 1000
 
     def tell(self, kind: EventKind, message: str, key: LeaseKey | None = None, **facts: str | float) -> None:
         self.on_event(WorkerEvent(kind, message, key, facts))

@@ -1,8 +1,10 @@
 """What came of a batch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
@@ -72,6 +74,12 @@ class BatchReport:
 
     stopped: tuple[LeaseKey, ...] = field(default=())
     """Shards that keep failing and do not go on."""
+
+    why_stopped: Mapping[LeaseKey, str] = field(default_factory=dict)
+    """The error of each of them, in a line."""
+
+    fatal: ConfigurationError | None = None
+    """The settings cannot work, so the worker has to end."""
 
     @property
     def records(self) -> int:

@@ -7,6 +7,7 @@ class StopReason(StrEnum):
     ASKED = "asked to stop"
     DRAINED = "drained"
     LIFETIME = "end of lifetime"
+    MISCONFIGURED = "the settings cannot work"
     ORPHANED = "nobody is responsible for this worker any more"
 
 

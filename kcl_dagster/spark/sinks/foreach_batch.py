@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame
 
 from kcl_dagster.spark.failures import write_failures
-from kcl_dagster.spark.transform import Transform, unchanged
+from kcl_dagster.spark.transform import Transform, guarded, unchanged
 from kcl_dagster.worker.batch import Batch
 
 StoreBatch = Callable[[DataFrame, Batch], None]
@@ -21,7 +21,7 @@ class ForeachBatchSink:
 
     def __init__(self, store: StoreBatch, *, transform: Transform = unchanged) -> None:
         self._store = store
-        self._transform = transform
+        self._transform = guarded(transform)
 
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from kcl_dagster.errors import KclError, SinkError
+from kcl_dagster.spark.failures import of_table
 from kcl_dagster.spark.sinks.writing import WrittenFile
 from kcl_dagster.worker.batch import Part
 
@@ -39,13 +40,13 @@ def owner_key(part: Part) -> str:
 
 @contextmanager
 def table_errors(table: str) -> Iterator[None]:
-    """For what a table's own library does. No user code runs in there, so whatever it raises is the sink's."""
+    """For what a table's own library does; see `spark.failures.of_table`."""
     try:
         yield
     except KclError:
         raise
     except Exception as error:
-        raise SinkError(f"{table}: {type(error).__name__}: {error}") from error
+        raise of_table(table, error) from error
 
 
 @dataclass(frozen=True, slots=True)

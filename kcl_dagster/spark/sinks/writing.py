@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from kcl_dagster.errors import ConfigurationError, KclError, SinkError
+from kcl_dagster.errors import ConfigurationError, KclError, RecordRefused, SinkError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.drafts import Drafted
-from kcl_dagster.spark.failures import SINK_FAILED
+from kcl_dagster.spark.failures import RECORD_REFUSED, SINK_FAILED
 from kcl_dagster.spark.origins import made, origin_of
 from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.schema import LEASE_KEY, RECORDS, ddl
@@ -179,6 +179,7 @@ class _WriteFiles:
         open_files: dict[tuple[Any, ...], tuple[str, ParquetFile]] = {}
         schema: pa.Schema | None = None
         for batch in self.unseal(batches) if self.unseal is not None else batches:
+            _refuse_invalid(batch)
             rows_in_utc = _in_utc(batch)
             schema = schema or rows_in_utc.schema
             for key, rows in _split(rows_in_utc, (LEASE_KEY, *self.partition_by)):
@@ -216,6 +217,16 @@ class _WriteFiles:
             )
         folders = [f"{name}={_folder(value)}" for name, value in zip(self.partition_by, values, strict=True)]
         return "/".join([*folders, self.names[lease]])
+
+
+def _refuse_invalid(batch: pa.RecordBatch) -> None:
+    """Spark's strings may hold any bytes; a Parquet file with such a text cannot be read by others, compacted, or
+    added to a table."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise RecordRefused(f"{RECORD_REFUSED}: column {name} has an invalid value: {error}") from error
 
 
 def _split(batch: pa.RecordBatch, keys: tuple[str, ...]) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kcl_dagster.errors import BatchError, SinkError
 from kcl_dagster.spark.sinks.parquet import ParquetSink
-from kcl_dagster.worker.failure import is_user_failure
+from kcl_dagster.worker.error_class import ErrorClass, class_of
 from tests.integration.spark.test_sinks import part, write
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -32,7 +32,7 @@ def test_a_python_process_that_is_killed(spark: SparkSession, tmp_path: Path) ->
     with pytest.raises(BatchError, match="Spark lost a process") as caught:
         write(ParquetSink(str(tmp_path), transform=transform), spark, part(1, 1000, 1001, 1))
     assert not isinstance(caught.value, SinkError)
-    assert not is_user_failure(caught.value)
+    assert class_of(caught.value) is ErrorClass.PLATFORM
 
 
 def test_what_the_same_code_raises_is_its_own(spark: SparkSession, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_what_the_same_code_raises_is_its_own(spark: SparkSession, tmp_path: Pat
 
     with pytest.raises(Exception, match="ExecutorLostFailure") as caught:
         write(ParquetSink(str(tmp_path), transform=transform), spark, part(1, 1000, 1001, 1))
-    assert is_user_failure(caught.value)
+    assert class_of(caught.value) is ErrorClass.CODE
 
 
 @pytest.mark.server
@@ -54,4 +54,4 @@ def test_an_executor_that_is_killed(tmp_path: Path) -> None:
         [sys.executable, str(PROGRAM), str(tmp_path)], capture_output=True, text=True, timeout=240
     )
     assert answer.returncode == 0, answer.stderr[-3000:]
-    assert answer.stdout.splitlines()[-1].startswith("BatchError: Spark lost a process"), answer.stdout
+    assert answer.stdout.splitlines()[-1].startswith("ProcessLost: Spark lost a process"), answer.stdout

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.aws import client
 from kcl_dagster.emulator import Endpoint
-from kcl_dagster.errors import ConfigurationError, SinkError
+from kcl_dagster.errors import ConfigurationError, SinkError, TransformError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
@@ -255,7 +255,7 @@ def test_errors_of_user_code_are_not_the_sinks(place: Place, spark: SparkSession
 
 @pytest.mark.parametrize("output", [lambda frame: None, lambda frame: "x"])
 def test_a_transform_that_returns_no_frame_is_named(output: Any, spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="must return a DataFrame"):
+    with pytest.raises(TransformError, match="must return a DataFrame"):
         write(ParquetSink(str(tmp_path), transform=output), spark, part(1, 1000, 1001, 1))
 
 

@@ -98,10 +98,10 @@ def test_an_engine_that_cannot_be_opened_ends_the_worker() -> None:
     world.assign(run)
     run.worker.start()
     run.worker.step_discovery()
-    run.worker.step_batch()  # fails as a fetch does, and is no reason to raise
-    run.worker.step_watches()
-    assert run.worker.stop.reason is StopReason.ORPHANED
+    run.worker.step_batch()
+    assert run.worker.stop.reason is StopReason.MISCONFIGURED
     assert "there is no Java" in str(run.worker.stop)
-    run.worker.run()
+    with pytest.raises(JavaMissing):
+        run.worker.run()
     assert world.lease(A).owner is None
     assert late.if_opened() is None

@@ -1,0 +1,94 @@
+"""What goes wrong in real sinks and transforms, and the class it gets."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from kcl_dagster.errors import BatchError, ConfigurationError, RecordRefused, SinkError
+from kcl_dagster.spark.sinks.delta import DeltaSink
+from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
+from kcl_dagster.spark.sinks.iceberg import IcebergSink
+from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.worker.error_class import ErrorClass, class_of
+from kcl_dagster.worker.error_text import full
+from tests.integration.spark.test_sinks import part, write
+
+pytestmark = pytest.mark.spark
+
+Open = Callable[[Path, Callable[[DataFrame], DataFrame]], Any]
+
+
+def iceberg(folder: Path, transform: Callable[[DataFrame], DataFrame]) -> IcebergSink:
+    catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": str(folder / "lake")}
+    return IcebergSink("lake.clicks", catalog, transform=transform)
+
+
+SINKS: dict[str, Open] = {
+    "parquet": lambda folder, transform: ParquetSink(str(folder), transform=transform),
+    "delta": lambda folder, transform: DeltaSink(str(folder), transform=transform),
+    "iceberg": iceberg,
+}
+
+
+def latin(records: DataFrame) -> DataFrame:
+    """The README's transform, over a payload with one byte of Latin-1."""
+    data = F.when(F.col("sequence_number") == "1001", F.unhex(F.lit("636166E9"))).otherwise(F.col("data"))
+    return records.withColumn("data", data).selectExpr("lease_key", "cast(data as string) as json")
+
+
+@pytest.mark.audit("B1")
+@pytest.mark.parametrize("kind", SINKS)
+def test_a_text_that_no_file_can_hold_is_the_records_failure(
+    kind: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    sink = SINKS[kind](tmp_path, latin)
+    with pytest.raises(RecordRefused, match="column json") as caught:
+        write(sink, spark, part(1, 1000, 1001, 1))
+    assert class_of(caught.value) is ErrorClass.RECORD
+    write(sink, spark, part(1, 1000, 1000, 1))  # the record before it can be stored
+
+
+def to_pandas(records: DataFrame) -> Any:
+    return records.toPandas()
+
+
+def raises(error: Exception) -> Callable[[DataFrame], DataFrame]:
+    def transform(records: DataFrame) -> DataFrame:
+        raise error
+
+    return transform
+
+
+@pytest.mark.audit("B1")
+@pytest.mark.parametrize(
+    "transform",
+    [to_pandas, *(raises(kind("mine")) for kind in (SinkError, BatchError, ConfigurationError, ValueError))],
+)
+def test_whatever_a_transform_raises_or_returns_is_the_codes_failure(
+    transform: Callable[[DataFrame], DataFrame], spark: SparkSession, tmp_path: Path
+) -> None:
+    for sink in (ParquetSink(str(tmp_path), transform=transform), ForeachBatchSink(print, transform=transform)):
+        if transform is to_pandas and isinstance(sink, ForeachBatchSink):
+            continue  # there the function stores whatever the transform returns
+        with pytest.raises(Exception, match=r"mine|must return a DataFrame") as caught:
+            write(sink, spark, part(1, 1000, 1001, 1))
+        assert class_of(caught.value) is ErrorClass.CODE
+
+
+@pytest.mark.audit("F3")
+def test_an_error_in_an_executor_is_told_with_its_place(spark: SparkSession, tmp_path: Path) -> None:
+    def price(data: bytes) -> int:
+        raise ValueError("my bug 42")
+
+    udf = F.udf(price, "int", useArrow=False)
+    sink = ParquetSink(str(tmp_path), transform=lambda df: df.withColumn("price", udf("data")))
+    with pytest.raises(Exception, match="my bug 42") as caught:
+        write(sink, spark, part(1, 1000, 1001, 1))
+    text = full(caught.value)
+    assert text.startswith("ValueError: my bug 42\n")
+    assert f'File "{__file__}", line ' in text
+    assert "in price" in text

@@ -1,0 +1,35 @@
+"""Each error has a class, and the class decides."""
+
+import pytest
+
+from kcl_dagster import errors
+from kcl_dagster.worker.error_class import ErrorClass, class_of, depends_on_records
+from kcl_dagster.worker.seating import ProcessorFailed, SeatLost
+
+CASES: list[tuple[BaseException, ErrorClass, bool]] = [
+    (errors.RecordRefused("x"), ErrorClass.RECORD, True),
+    (ValueError("x"), ErrorClass.CODE, True),
+    (UnicodeDecodeError("utf-8", b"\xe9", 0, 1, "invalid"), ErrorClass.CODE, True),
+    (ProcessorFailed("KeyError", "x"), ErrorClass.CODE, True),
+    (errors.ProcessingTimeout("x"), ErrorClass.CODE, True),
+    (errors.TransformError("x"), ErrorClass.CODE, False),
+    (errors.SinkError("x"), ErrorClass.SINK, False),
+    (errors.BatchError("x"), ErrorClass.PLATFORM, False),
+    (errors.ProcessLost("x"), ErrorClass.PLATFORM, True),
+    (SeatLost("x"), ErrorClass.PLATFORM, False),
+    (errors.BatchContentChanged("x"), ErrorClass.PLATFORM, False),
+    (errors.Throttled("x"), ErrorClass.PLATFORM, False),
+    (errors.AccessDenied("x"), ErrorClass.PLATFORM, False),
+    (errors.DataLoss("x"), ErrorClass.PLATFORM, False),
+    (errors.LeaseLost("shard", "x"), ErrorClass.PLATFORM, False),
+    (errors.ConfigurationError("x"), ErrorClass.CONFIGURATION, False),
+    (errors.JavaMissing("x"), ErrorClass.CONFIGURATION, False),
+    (errors.PackageMissing("x"), ErrorClass.CONFIGURATION, False),
+]
+
+
+@pytest.mark.audit("B1")
+@pytest.mark.parametrize(("error", "expected", "by_records"), CASES, ids=lambda case: type(case).__name__)
+def test_the_class_of_an_error(error: BaseException, expected: ErrorClass, by_records: bool) -> None:
+    assert class_of(error) is expected
+    assert depends_on_records(error) is by_records
