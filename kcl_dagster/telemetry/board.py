@@ -1,12 +1,15 @@
-"""Counters and gauges of one process, and how OpenMetrics writes them down."""
+"""Counters and gauges of one process, and their page in the format of OpenMetrics."""
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
-CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
+from prometheus_client.openmetrics.exposition import generate_latest
+
+__all__ = ["CONTENT_TYPE", "Board", "Family", "Labels", "Render"]
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -56,34 +59,19 @@ class Board:
         with self._lock:
             self._values.get(family, {}).pop(tuple(sorted(labels.items())), None)
 
+    def collect(self) -> Iterator[Metric]:
+        """As `prometheus_client` asks for them."""
+        for family in sorted(self._values, key=lambda one: one.name):
+            metric = Metric(family.name, family.help, family.kind, family.unit)
+            for labels, value in sorted(self._values[family].items()):
+                metric.add_sample(family.sample, {**self.common, **dict(labels)}, value)
+            if metric.samples:
+                yield metric
+
     def render(self) -> str:
         with self._lock:
-            return "".join(_lines(self._values, tuple(self.common.items())))
-
-
-def _lines(values: Mapping[Family, Mapping[Labels, float]], common: Labels) -> Iterator[str]:
-    for family in sorted(values, key=lambda one: one.name):
-        series = values[family]
-        if not series:
-            continue
-        yield f"# TYPE {family.name} {family.kind}\n"
-        if family.unit:
-            yield f"# UNIT {family.name} {family.unit}\n"
-        yield f"# HELP {family.name} {_escaped(family.help)}\n"
-        for labels, value in sorted(series.items()):
-            shown = ",".join(f'{name}="{_escaped(text)}"' for name, text in (*common, *labels))
-            yield f"{family.sample}{{{shown}}} {_number(value)}\n"
-    yield "# EOF\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def _number(value: float) -> str:
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return str(int(value)) if value == int(value) else repr(value)
+            page: bytes = generate_latest(self)  # type: ignore[no-untyped-call]
+        return page.decode()
 
 
 Render = Callable[[], str]

@@ -1,7 +1,9 @@
 """The page that Prometheus and its like scrape: `http://127.0.0.1:9400/metrics`."""
 
+import asyncio
+import socket
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http import HTTPStatus
 from types import TracebackType
 from typing import Final, Self
 
@@ -9,64 +11,91 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.telemetry.board import CONTENT_TYPE, Render
 
 PATH: Final = "/metrics"
-REQUEST_SECONDS: Final = 5.0  # a scraper that says nothing does not keep a thread
+REQUEST_SECONDS: Final = 5.0  # from the connection to the last byte of the answer
+MOST_CONNECTIONS: Final = 64  # the oldest is closed for the next; scrapers need one each, for milliseconds
+LARGEST_HEAD: Final = 16 * 1024
 JOIN_SECONDS: Final = 2.0
 
 
 class MetricsEndpoint:
-    """Serves between `with` and the end of its block, on threads of its own. Answers from memory."""
+    """Serves between `with` and the end of its block, on one thread of its own. Answers from memory.
 
-    def __init__(self, render: Render, host: str, port: int) -> None:
+    Clients can neither take more threads nor more than a fixed number of connections. Every connection is for one
+    request and ends after `request_seconds`, however slowly its client sends or reads.
+    """
+
+    def __init__(self, render: Render, host: str, port: int, request_seconds: float = REQUEST_SECONDS) -> None:
         """Port 0 is any free one. Raises ConfigurationError where it cannot listen."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._server = _Server((host, port), _handler(render))
+            self._socket = socket.create_server((host, port), family=family)
         except OSError as error:
             raise ConfigurationError(
                 f"metrics cannot be served at {host}:{port}: {error.strerror or error}"
             ) from None
-        self._thread = threading.Thread(target=self._serve, name="kcl-metrics", daemon=True)
+        self._render = render
+        self._request_seconds = request_seconds
+        self._open: dict[asyncio.StreamWriter, None] = {}  # oldest first
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="kcl-metrics", daemon=True)
 
     @property
     def url(self) -> str:
-        host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}{PATH}"
-
-    def _serve(self) -> None:
-        self._server.serve_forever(poll_interval=0.2)
+        host, port = self._socket.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
 
     def __enter__(self) -> Self:
+        self._url = self.url
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(JOIN_SECONDS)
 
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False  # a scraper that hangs must not hold up the end of a worker
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connected, sock=self._socket, limit=LARGEST_HEAD)
+        await self._stop.wait()
+        server.close()
+        for writer in self._open:
+            writer.transport.abort()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) >= MOST_CONNECTIONS:
+            next(iter(self._open)).transport.abort()
+        self._open[writer] = None
+        try:
+            async with asyncio.timeout(self._request_seconds):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(head))
+                writer.close()
+                await writer.wait_closed()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+            writer.transport.abort()
+        finally:
+            del self._open[writer]
+
+    def _answer(self, head: bytes) -> bytes:
+        method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        if method not in {"GET", "HEAD"}:
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"")
+        if path != PATH:
+            return _response(HTTPStatus.NOT_FOUND, "text/plain", b"")
+        body = self._render().encode()
+        return _response(HTTPStatus.OK, CONTENT_TYPE, body, with_body=method == "GET")
 
 
-def _handler(render: Render) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = REQUEST_SECONDS
-
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] != PATH:
-                self.send_error(404)
-                return
-            body = render().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - its base's name
-            """A scrape every few seconds is not news."""
-
-    return Handler
+def _response(status: HTTPStatus, kind: str, body: bytes, *, with_body: bool = True) -> bytes:
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode() + (body if with_body else b"")

@@ -1,8 +1,8 @@
 """Log lines that machines read: one JSON object each, with application, worker and shard.
 
 What a worker tells goes to the logger `kcl_dagster.events`, with its facts as the attribute `kcl` of the record.
-`json_lines` writes that, and everything else that `kcl_dagster` logs, to a stream. `queued_logs` keeps a slow stream
-or handler from delaying the threads of a worker.
+`json_lines` writes that, and everything else that `kcl_dagster` logs, to a stream. `queued_logs` keeps a slow
+stream or handler from delaying the threads of a worker.
 """
 
 import json

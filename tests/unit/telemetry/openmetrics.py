@@ -34,22 +34,26 @@ def parse(text: str) -> Page:
     """Raises AssertionError, naming the line."""
     assert text.endswith("# EOF\n"), "a page ends with # EOF"
     page, family, begun = Page(), "", False
+    seen: set[str] = set()
     for line in text.removesuffix("# EOF\n").splitlines():
         assert line, "empty lines are not allowed"
         if line.startswith("#"):
             _, keyword, name, rest = line.split(" ", 3)
             assert keyword in {"TYPE", "UNIT", "HELP"}, line
+            if name != family:
+                assert name not in seen, f"{line}: the family is there already, and may not be in two places"
+                seen.add(name)
+                family, begun = name, False
+            assert not begun, f"{line}: after the family's first sample"
             if keyword == "TYPE":
-                assert name not in page.kinds, f"{line}: the family is there already, and may not be in two places"
+                assert name not in page.kinds, f"{line}: a second type"
                 assert rest in SUFFIXES, line
                 page.kinds[name] = rest
-                family, begun = name, False
-            assert name == family, f"{line}: not of the family {family}"
-            assert not begun, f"{line}: after the family's first sample"
             if keyword == "UNIT":
                 assert name.endswith(f"_{rest}"), line
         else:
             begun = True
+            assert family in page.kinds, f"{line}: before the type of {family}"
             match = SAMPLE.fullmatch(line)
             assert match is not None, line
             name, value = match[1], match[match.lastindex or 0]

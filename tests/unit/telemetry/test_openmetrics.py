@@ -2,7 +2,9 @@
 
 import http.client
 import socket
-from contextlib import closing
+import struct
+import threading
+from contextlib import ExitStack, closing, suppress
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -10,7 +12,7 @@ import pytest
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.telemetry.board import CONTENT_TYPE, Board, Family
-from kcl_dagster.telemetry.endpoint import MetricsEndpoint
+from kcl_dagster.telemetry.endpoint import MOST_CONNECTIONS, MetricsEndpoint
 from tests.unit.telemetry.openmetrics import parse
 
 READ = Family("kcl_read", "counter", "Things read.")
@@ -71,6 +73,79 @@ def test_a_scraper_that_says_nothing_holds_nobody_up() -> None:
         host, port = endpoint.url.split("/")[2].split(":")
         with socket.create_connection((host, int(port)), timeout=10), urlopen(endpoint.url, timeout=10) as answer:
             assert answer.status == 200
+
+
+def dripping(endpoint: MetricsEndpoint) -> socket.socket:
+    """A client that has begun a request and does not end it."""
+    host, port = endpoint.url.split("/")[2].split(":")
+    client = socket.create_connection((host, int(port)), timeout=10)
+    client.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+    return client
+
+
+@pytest.mark.audit("D8")
+def test_clients_cannot_take_more_than_a_fixed_number_of_connections_and_no_threads() -> None:
+    with MetricsEndpoint(board().render, "127.0.0.1", 0) as endpoint, ExitStack() as clients:
+        threads = threading.active_count()
+        slow = [clients.enter_context(dripping(endpoint)) for _ in range(MOST_CONNECTIONS * 3)]
+        with urlopen(endpoint.url, timeout=10) as answer:
+            assert answer.status == 200
+        assert threading.active_count() == threads
+        for client in slow[:MOST_CONNECTIONS]:  # the oldest made way
+            assert ended(client)
+
+
+def ended(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.audit("D8")
+@pytest.mark.parametrize("request_text", [b"", b"more\r\nX-Slower: a"])
+def test_a_client_that_sends_slowly_is_cut_off(request_text: bytes) -> None:
+    with (
+        MetricsEndpoint(board().render, "127.0.0.1", 0, request_seconds=0.05) as endpoint,
+        dripping(endpoint) as client,
+    ):
+        with suppress(OSError):  # it may have been cut off already
+            client.sendall(request_text)
+        assert ended(client)
+
+
+@pytest.mark.audit("D8")
+@pytest.mark.parametrize(
+    "request_text",
+    [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\n\r\n", b"\x16\x03\x01\r\n\r\n", b"a" * 20_000 + b"\r\n\r\n"],
+)
+def test_a_client_that_hangs_up_leaves_no_traceback(
+    request_text: bytes, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with MetricsEndpoint(board().render, "127.0.0.1", 0) as endpoint:
+        host, port = endpoint.url.split("/")[2].split(":")
+        for _ in range(20):
+            with socket.create_connection((host, int(port)), timeout=10) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by reset
+                client.sendall(request_text)
+        with urlopen(endpoint.url, timeout=10) as answer:
+            assert answer.status == 200
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
+
+
+@pytest.mark.audit("D8")
+@pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("POST", 405)])
+def test_other_methods(method: str, status: int) -> None:
+    shown = board()
+    shown.declare(READ)
+    with (
+        MetricsEndpoint(shown.render, "127.0.0.1", 0) as endpoint,
+        closing(http.client.HTTPConnection(endpoint.url.split("/")[2], timeout=10)) as client,
+    ):
+        client.request(method, "/metrics")
+        answer = client.getresponse()
+        assert (answer.status, answer.read()) == (status, b"")
 
 
 def test_a_port_that_is_taken_is_said() -> None:
