@@ -25,6 +25,15 @@ def put_worker(place: Place, worker: WorkerId, values: Mapping[str, Value]) -> R
     return update.request()
 
 
+def beat_worker(place: Place, worker: WorkerId, values: Mapping[str, Value]) -> Request:
+    """Write a heartbeat into a row that exists. Fails without one: a heartbeat that arrives after the worker has
+    deleted its row does not write the row again."""
+    update = Update(place.table, place.key, s(worker)).set(values).require(PRESENT)
+    if place.key == a.LEASE_KEY:
+        update.set({a.ENTITY_TYPE: s(a.WORKER)}).require(f"{a.ENTITY_TYPE} = :{a.ENTITY_TYPE}")
+    return update.request()
+
+
 def delete_worker(place: Place, row: WorkerRow) -> Request:
     """Fails if the worker has written since."""
     update = Update(place.table, place.key, s(row.id)).require(PRESENT)

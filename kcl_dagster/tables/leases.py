@@ -20,6 +20,10 @@ from kcl_dagster.tables.sending import Applied, Refused
 
 __all__ = ["LeaseTable", "ScanResult"]
 
+CaughtUp = Callable[[Lease], None]
+"""Called by the owner's transitions with the lease as the table has it, when an earlier write of the same call
+turned out to be applied. If the call fails later, at most one further write separates that lease from the table."""
+
 LOST_IN_A_ROW: Final = 5  # an owner gives up catching up with its own lost answers; the next renewal goes on
 
 
@@ -37,12 +41,20 @@ class LeaseTable(LeaseReader):
 
     # --- transitions of the owner -------------------------------------------------------------------------------
 
-    def renew(self, lease: Lease, throughput_kbps: float | None = None, *, tip_seen: int | None = None) -> Lease:
+    def renew(
+        self,
+        lease: Lease,
+        throughput_kbps: float | None = None,
+        *,
+        tip_seen: int | None = None,
+        caught_up: CaughtUp | None = None,
+    ) -> Lease:
         """One more sign of life. The returned lease tells whether a handoff has begun. Raises LeaseLost."""
         return self._until_answered(
             lease,
             lambda known, deadline: self._renew_once(known, throughput_kbps, tip_seen, deadline),
             lambda known, now: outcomes.may_have_renewed(known, now) or _is_handed_over_by(known, now),
+            caught_up,
         )
 
     def checkpoint(
@@ -54,6 +66,7 @@ class LeaseTable(LeaseReader):
         children: frozenset[str] = frozenset(),
         throughput_kbps: float | None = None,
         tip_seen: int | None = None,
+        caught_up: CaughtUp | None = None,
     ) -> Lease:
         """Record progress; nothing is pending afterwards. Counts as a renewal. Raises LeaseLost.
 
@@ -72,10 +85,17 @@ class LeaseTable(LeaseReader):
                 tip_seen=tip_seen,
             ),
             lambda known: outcomes.checkpointed(known, checkpoint),
+            caught_up,
         )
 
     def prepare(
-        self, lease: Lease, pending: Checkpoint, *, state: bytes | None = None, batch: int | None = None
+        self,
+        lease: Lease,
+        pending: Checkpoint,
+        *,
+        state: bytes | None = None,
+        batch: int | None = None,
+        caught_up: CaughtUp | None = None,
     ) -> Lease:
         """Announce the batch through `pending`; progress stays. Counts as a renewal. Raises as `checkpoint`."""
         _refuse_to_go_back(lease, pending)
@@ -83,6 +103,7 @@ class LeaseTable(LeaseReader):
             lease,
             lambda known: requests.prepare_checkpoint(self._table, known, pending, state=state, batch=batch),
             lambda known: outcomes.prepared(known, pending, state, batch),
+            caught_up,
         )
 
     def transfer(self, lease: Lease) -> Lease | None:
@@ -168,7 +189,11 @@ class LeaseTable(LeaseReader):
         return self.get(key) is not None and isinstance(self._write(request, judge), Applied)
 
     def _advance(
-        self, lease: Lease, request_for: Callable[[Lease], Request], judge_for: Callable[[Lease], Judge]
+        self,
+        lease: Lease,
+        request_for: Callable[[Lease], Request],
+        judge_for: Callable[[Lease], Judge],
+        caught_up: CaughtUp | None,
     ) -> Lease:
         def write(known: Lease, deadline: float) -> Lease | Refused:
             outcome = self._write(request_for(known), judge_for(known), deadline)
@@ -181,7 +206,7 @@ class LeaseTable(LeaseReader):
             # The KCL never looks: for its checkpoints, any other counter means that the lease is lost.
             return not self._as_kcl and _only_renewed(known, now)
 
-        return self._until_answered(lease, write, is_behind)
+        return self._until_answered(lease, write, is_behind, caught_up)
 
     def _renew_once(
         self, lease: Lease, throughput_kbps: float | None, tip_seen: int | None, deadline: float
@@ -200,6 +225,7 @@ class LeaseTable(LeaseReader):
         lease: Lease,
         write: Callable[[Lease, float], Lease | Refused],
         is_behind: Callable[[Lease, Lease], bool],
+        caught_up: CaughtUp | None,
     ) -> Lease:
         """Write as the owner, and again from where the table stands if we only missed an answer to ourselves."""
         deadline = self._sender.deadline()
@@ -212,6 +238,8 @@ class LeaseTable(LeaseReader):
             if now is None or not is_behind(known, now):
                 raise LeaseLost(lease.key, _why_lost(known, now))
             known = now
+            if caught_up is not None:
+                caught_up(known)
         raise OutcomeUnknown(f"lease {lease.key}: {LOST_IN_A_ROW} answers in a row were lost")
 
 

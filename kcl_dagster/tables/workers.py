@@ -9,7 +9,7 @@ from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables import coordination
-from kcl_dagster.tables.attributes import Item, s
+from kcl_dagster.tables.attributes import Item, Value, s
 from kcl_dagster.tables.outcomes import Verdict
 from kcl_dagster.tables.places import Layout, LayoutKind
 from kcl_dagster.tables.rows import why_not_writable, worker_row_from_item, worker_row_values
@@ -44,6 +44,23 @@ class WorkerTable:
 
         Raises ValueError for what the KCL would not write, UnreadableItem if the id is another row's key.
         """
+        try:
+            item = self._sender.overwrite(coordination.put_worker(self._place, row.id, self._values(row)))
+        except aws.ConditionFailed as error:
+            raise _no_worker(row.id) from error
+        return self._row(item) or row
+
+    def beat(self, row: WorkerRow) -> WorkerRow | None:
+        """As `put`, but only if the row exists; None: it does not, and was not written."""
+        try:
+            item = self._sender.overwrite(coordination.beat_worker(self._place, row.id, self._values(row)))
+        except aws.ConditionFailed as error:
+            if error.item is not None:
+                raise _no_worker(row.id) from error
+            return None
+        return self._row(item) or row
+
+    def _values(self, row: WorkerRow) -> dict[str, Value]:
         problem = why_not_writable(row, self._clock.now())
         if problem is not None:
             msg = f"the row of worker {row.id} {problem}"
@@ -51,13 +68,7 @@ class WorkerTable:
         values = worker_row_values(row)
         if self._hides_support:
             values = {name: value for name, value in values.items() if name not in {"sup", "slu"}}
-        try:
-            item = self._sender.overwrite(coordination.put_worker(self._place, row.id, values))
-        except aws.ConditionFailed as error:
-            raise UnreadableItem(
-                row.id, "entityType", "says it is no worker's: a worker may not have the id of another row"
-            ) from error
-        return self._row(item) or row
+        return values
 
     def get(self, worker: WorkerId) -> WorkerRow | None:
         return self._row(self._sender.get(self._place.table, {self._place.key: s(worker)}))
@@ -89,6 +100,12 @@ class WorkerTable:
 
     def _row(self, item: Item | None) -> WorkerRow | None:
         return None if item is None else worker_row_from_item(item, key=self._place.key)
+
+
+def _no_worker(worker: WorkerId) -> UnreadableItem:
+    return UnreadableItem(
+        worker, "entityType", "says it is no worker's: a worker may not have the id of another row"
+    )
 
 
 def readable_workers(items: Iterable[Item], key: str) -> RowsRead:

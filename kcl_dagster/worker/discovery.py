@@ -2,34 +2,56 @@
 
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.runtime import Clock, SystemClock
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.holdings import Holdings
+from kcl_dagster.worker.outage import Outage
+
+LONGEST_PAUSE = 2.0  # seconds between two steps that fail; what was assigned meanwhile waits for that long
 
 
 class Discoverer:
     """Asks the owner index (or scans, where there is none) and verifies each lease with a consistent read: the
     index may be late. A lease in handoff is left alone until its former owner has let go of it."""
 
-    def __init__(self, table: LeaseTable, worker: WorkerId, holdings: Holdings, on_event: OnEvent = ignore) -> None:
+    def __init__(
+        self,
+        table: LeaseTable,
+        worker: WorkerId,
+        holdings: Holdings,
+        on_event: OnEvent = ignore,
+        clock: Clock | None = None,
+    ) -> None:
         self._table = table
         self._worker = worker
         self._holdings = holdings
         self._on_event = on_event
+        self._outage = Outage(EventKind.DISCOVERY_FAILED, clock or SystemClock(), on_event, LONGEST_PAUSE)
         self.is_acquiring = False
         """Leases that come together are to be read together: a round that begins now would take some of them."""
 
     def step(self) -> list[LeaseKey]:
-        """The leases acquired now. A lease that cannot be read or renewed is left for the next step."""
+        """The leases acquired now. A lease that cannot be read or renewed is left for a later step."""
+        if self._outage.rests_for() > 0:
+            return []
+        self._outage.begin(())
+        try:
+            return self._acquire_new()
+        finally:
+            self._outage.end()
+
+    def _acquire_new(self) -> list[LeaseKey]:
         try:
             assigned = self._table.owned_by(self._worker)
         except KclError as error:
-            self._on_event(WorkerEvent(EventKind.DISCOVERY_FAILED, str(error)))
+            self._outage.failed(error)
             return []
-        new = sorted(set(assigned) - self._holdings.keys())
+        self._outage.keep(assigned)
+        new = self._outage.begin(sorted(set(assigned) - self._holdings.keys()))
         self.is_acquiring = bool(new)
         try:
-            return [key for key in new if self._acquire(key)]
+            return [key for key in new if self._outage.may_try() and self._acquire(key)]
         finally:
             self.is_acquiring = False
 
@@ -38,11 +60,14 @@ class Discoverer:
             lease = self._table.get(key)
             if lease is not None and lease.checkpoint_owner == self._worker:
                 self._pass_on(lease)
-                return False
-            return lease is not None and self._holdings.acquire(lease) is not None
+                acquired = False
+            else:
+                acquired = lease is not None and self._holdings.acquire(lease) is not None
         except KclError as error:
-            self._on_event(WorkerEvent(EventKind.DISCOVERY_FAILED, str(error), key))
+            self._outage.failed(error, key)
             return False
+        self._outage.succeeded(key)
+        return acquired
 
     def _pass_on(self, lease: Lease) -> None:
         """Asked for before it was begun: there is nothing to finish first."""

@@ -1,5 +1,6 @@
 """The worker's row: that it lives, how it is doing, and whether it was asked to leave."""
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -66,6 +67,7 @@ class Heartbeat:
         self._on_event = on_event
         self._row = WorkerRow(identity.worker, None, slot=identity.slot, run_id=identity.run_id, zone=identity.zone)
         self._is_written = False
+        self._over = threading.Event()
         self.state = WorkerState.STARTING
         self.lag_ms: int | None = None
         self.behind: Mapping[LeaseKey, int] = {}
@@ -76,10 +78,12 @@ class Heartbeat:
         self._utilization.step()
 
     def write(self) -> None:
-        """Put the row. Raises a ServiceError; the next beat says the same."""
+        """Write the row. Raises a ServiceError; the next beat says the same. Does nothing after `stop`."""
+        if self._over.is_set():
+            return
         averages = self._utilization.averages()
         operating_range = self._utilization.operating_range()
-        self._row = replace(
+        row = replace(
             self._row,
             last_update=int(self._clock.now()),
             averages=averages,
@@ -90,8 +94,16 @@ class Heartbeat:
             behind=self.behind,
             stopped=self.stopped,
         )
-        self._is_written = True  # even if the answer is lost
-        self.drain_requested = self._table.put(self._row).drain_requested
+        self._row = row
+        written = self._table.beat(row) if self._is_written else None
+        if written is None:
+            # The first beat, or a leader took this worker for dead and deleted its row. While `stop` deletes it, a
+            # beat that was under way must not make it again.
+            if self._over.is_set():
+                return
+            self._is_written = True  # even if the answer is lost
+            written = self._table.put(row)
+        self.drain_requested = written.drain_requested
 
     def step(self) -> bool:
         """One beat; False when it failed, which is an event and no more: leases do not depend on it."""
@@ -103,10 +115,16 @@ class Heartbeat:
         return True
 
     def stop(self) -> None:
-        """Remove the row, so that nothing is assigned to this worker any more."""
+        """Remove the row, so that nothing is assigned to this worker any more. No beat writes it again, not even
+        one that is under way on a thread that did not end in time."""
+        self._over.set()
         if not self._is_written:
             return
         try:
-            self._table.delete(self._row)
+            if not self._table.delete(self._row):
+                # A beat was under way: the row is not the one that was written last, or not the last one yet.
+                current = self._table.get(self._row.id)
+                if current is not None and current.run_id == self._row.run_id:
+                    self._table.delete(current)
         except KclError as error:
             self._on_event(WorkerEvent(EventKind.HEARTBEAT_FAILED, f"row not deleted: {error}"))

@@ -17,7 +17,7 @@ from kcl_dagster.errors import LeaseLost
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.leases import CaughtUp, LeaseTable
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.throughput import Throughput
 
@@ -152,7 +152,9 @@ class Holdings:
             self._ready(held)
             sent = self._runtime.clock.monotonic()
             with self._dropping(held):
-                renewed = self._table.renew(held.lease, self._published(key), tip_seen=_newer_tip(held))
+                renewed = self._table.renew(
+                    held.lease, self._published(key), tip_seen=_newer_tip(held), caught_up=_catching_up(held)
+                )
             self._wrote(held, renewed, sent)
 
     def settled(self, key: LeaseKey, token: int) -> Lease:
@@ -170,7 +172,9 @@ class Holdings:
             self._ready(held, token)
             sent = self._runtime.clock.monotonic()
             with self._dropping(held):
-                prepared = self._table.prepare(held.lease, pending, state=state, batch=batch)
+                prepared = self._table.prepare(
+                    held.lease, pending, state=state, batch=batch, caught_up=_catching_up(held)
+                )
             self._wrote(held, prepared, sent)
 
     def checkpoint(
@@ -188,6 +192,7 @@ class Holdings:
                     children=children,
                     throughput_kbps=self._published(key),
                     tip_seen=_newer_tip(held),
+                    caught_up=_catching_up(held),
                 )
             self._wrote(held, written, sent)
 
@@ -303,7 +308,8 @@ class Holdings:
 
     def _settle(self, held: _Held) -> None:
         """Learn what became of a write whose answer was lost. Only that one write may separate us from the
-        table: anything else means that the lease had another owner in between."""
+        table, as `_catching_up` kept what was learnt before it: anything else means that the lease had another
+        owner in between."""
         current = self._table.get(held.lease.key)
         known = held.lease
         if (
@@ -363,6 +369,15 @@ class Holdings:
 
     def _tell(self, kind: EventKind, message: str, key: LeaseKey) -> None:
         self._on_event(WorkerEvent(kind, message, key))
+
+
+def _catching_up(held: _Held) -> CaughtUp:
+    """Keeps what a call learns before it fails: what is in doubt afterwards is one write and no more."""
+
+    def caught_up(lease: Lease) -> None:
+        held.lease = lease
+
+    return caught_up
 
 
 def _newer_tip(held: _Held) -> int | None:

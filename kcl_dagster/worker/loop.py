@@ -26,6 +26,7 @@ from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.lag import Lag
+from kcl_dagster.worker.outage import Outage
 from kcl_dagster.worker.parents import Parents
 from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.processing import ProcessorProtocol
@@ -110,7 +111,7 @@ class Worker(Generic[D]):
             self.tell,
             for_each,
         )
-        self.discoverer = Discoverer(surroundings.leases, identity.worker, self.holdings, self.tell)
+        self.discoverer = Discoverer(surroundings.leases, identity.worker, self.holdings, self.tell, self._clock)
         self.protocol = self._make_protocol(runtime)
         self._lag = Lag(self._clock, self.settings.round_patience)
         self._beat_due = Every(self.settings.heartbeat)
@@ -331,8 +332,14 @@ class Worker(Generic[D]):
     def _let_go(self, *, unless_pinned: bool = False) -> None:
         held = self.holdings.keys()
         heirs = self.succession.heirs(held)
-        for key in sorted(held):
+        outage = Outage(EventKind.RENEWAL_FAILED, self._clock, self.tell)
+        for key in outage.begin(sorted(held)):
+            if not outage.may_try():
+                break
             try:
                 self.holdings.release(key, heirs.get(key), unless_pinned=unless_pinned)
             except KclError as error:  # it expires by itself
-                self.tell(WorkerEvent(EventKind.RENEWAL_FAILED, f"not released: {error}", key))
+                outage.failed(KclError(f"not released: {error}"), key)
+            else:
+                outage.succeeded(key)
+        outage.end()

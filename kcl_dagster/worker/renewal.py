@@ -4,6 +4,7 @@ One step after another on the renewal thread, whatever the batch thread does. A 
 lease that is due.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kcl_dagster.errors import KclError, LeaseLost
@@ -12,6 +13,9 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.concurrency import ForEach, one_by_one
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.holdings import Holdings
+from kcl_dagster.worker.outage import LONGEST_PAUSE, Outage
+
+PAUSE_SHARE = 0.25  # of the renewal interval: the longest pause between two steps while renewals fail
 
 
 @dataclass(slots=True)
@@ -45,21 +49,34 @@ class Renewer:
         self._clock = clock
         self._on_event = on_event
         self._for_each = for_each
+        # A fleet with short leases pauses for less than the time in which it has to renew.
+        longest = min(LONGEST_PAUSE, interval * PAUSE_SHARE)
+        self._outage = Outage(EventKind.RENEWAL_FAILED, clock, on_event, longest)
 
     def step(self) -> RenewalReport:
         """Never raises what a table or a lost lease causes; that is in the report and in the events."""
         report = RenewalReport()
         report.lost += self._holdings.expire()
         self._for_each(lambda key: self._transfer(key, report), self._to_hand_over())
-        self._for_each(lambda key: self._renew(key, report), self._holdings.due(self._interval))
+        if self._outage.rests_for() == 0:
+            self._outage.keep(self._holdings.keys())
+            self._renew_in_turn(self._outage.begin(self._holdings.due(self._interval)), report)
+            self._outage.end()
         return report
+
+    def _renew_in_turn(self, due: Sequence[LeaseKey], report: RenewalReport) -> None:
+        """While nothing can be written, one lease is tried alone, and the others only if it was renewed."""
+        alone = 1 if self._outage.is_known else 0
+        for key in due[:alone]:
+            self._renew(key, report)
+        self._for_each(lambda key: self._renew(key, report), due[alone:])
 
     def seconds_until_due(self) -> float:
         """How long the thread may sleep at most."""
         oldest = self._holdings.oldest_write()
         if oldest is None:
             return self._interval
-        return max(0.0, oldest + self._interval - self._clock.monotonic())
+        return max(self._outage.rests_for(), oldest + self._interval - self._clock.monotonic())
 
     def _to_hand_over(self) -> list[LeaseKey]:
         at_rest = self._holdings.in_handoff()
@@ -67,15 +84,19 @@ class Renewer:
         return list(dict.fromkeys(at_rest + overdue))
 
     def _renew(self, key: LeaseKey, report: RenewalReport) -> None:
+        if not self._outage.may_try():
+            return
         try:
             self._holdings.renew(key)
         except LeaseLost:
             report.lost.append(key)
+            self._outage.succeeded(key)
         except KclError as error:
             report.failed.append(key)
-            self._on_event(WorkerEvent(EventKind.RENEWAL_FAILED, str(error), key))
+            self._outage.failed(error, key)
         else:
             report.renewed.append(key)
+            self._outage.succeeded(key)
 
     def _transfer(self, key: LeaseKey, report: RenewalReport) -> None:
         try:

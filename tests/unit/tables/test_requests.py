@@ -96,6 +96,8 @@ COORDINATION: dict[str, Request] = {
     "put worker, throughput only": c.put_worker(
         SINGLE.workers, ANNA, worker_row_values(WorkerRow(ANNA, 17, averages={}, operating_range={}))
     ),
+    "beat worker": c.beat_worker(SINGLE.workers, ANNA, worker_row_values(WorkerRow(ANNA, 17, averages={}))),
+    "beat worker, legacy": c.beat_worker(LEGACY.workers, ANNA, worker_row_values(WorkerRow(ANNA, 17, averages={}))),
     "delete worker": c.delete_worker(SINGLE.workers, ROW),
     "delete worker, legacy, never updated": c.delete_worker(LEGACY.workers, WorkerRow(ANNA, None)),
     "request drain": c.request_drain(SINGLE.workers, ANNA, wanted=True),

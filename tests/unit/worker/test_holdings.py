@@ -5,7 +5,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ReadTimeoutError
 
 from kcl_dagster.errors import KclError, LeaseLost
 from kcl_dagster.model.checkpoint import Checkpoint
@@ -162,6 +162,7 @@ def test_a_lease_stays_ours_while_the_table_does_not_answer(world: World) -> Non
     assert run.worker.holdings.get(A) is not None
     assert EventKind.RENEWAL_FAILED in run.kinds()
     run.client.before.clear()
+    world.clock.advance(1)
     assert run.worker.renewer.step().renewed == [A]
 
 
@@ -264,6 +265,7 @@ def test_discovery_survives_a_table_that_does_not_answer(world: World) -> None:
     run.client.before.append(refuse)
     assert run.worker.step_discovery() == []
     run.client.before.clear()
+    world.clock.advance(1)
     assert run.worker.step_discovery() == [A]
 
 
@@ -297,3 +299,54 @@ def test_counting_what_is_delivered_does_not_wait_for_a_write(world: World) -> N
     run.client.before.append(count)
     run.worker.holdings.renew(A)
     assert waited == [False]
+
+
+class LosesAnswers:
+    """Applies updates and loses their answers, as often as told; then does not answer reads of single items."""
+
+    def __init__(self, service: Any, losses: int) -> None:
+        self._service, self._losses = service, losses
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(**request: Any) -> Any:
+            if method == "get_item" and self._losses == 0:
+                raise ReadTimeoutError(endpoint_url="dynamodb")
+            answer = getattr(self._service, method)(**request)
+            if method == "update_item" and self._losses:
+                self._losses -= 1
+                raise ReadTimeoutError(endpoint_url="dynamodb")
+            return answer
+
+        return call
+
+
+@pytest.mark.audit("C6")
+@pytest.mark.parametrize(("number", "losses"), [(0, 1), (0, 2), (0, 3), (0, 4), (1, 1), (2, 1)])
+def test_a_lease_is_kept_however_many_answers_one_write_lost(world: World, number: int, losses: int) -> None:
+    """The table is some writes ahead of what the worker knows, and all of them are its own."""
+    run = holder(world)
+    mine = token(run)
+    counter = world.lease(A).counter
+    run.client.service = LosesAnswers(world.service, losses)  # type: ignore[assignment]
+    with pytest.raises(KclError):
+        every_write(run, mine)[number]()
+    assert world.lease(A).counter == counter + losses
+    run.client.service = world.service
+    run.worker.holdings.renew(A)
+    assert run.worker.holdings.is_ours(A, mine)
+    assert EventKind.LEASE_LOST not in run.kinds()
+
+
+@pytest.mark.audit("C6")
+def test_a_lease_that_had_another_owner_meanwhile_is_dropped_after_lost_answers(world: World) -> None:
+    run = holder(world)
+    mine = token(run)
+    run.client.service = LosesAnswers(world.service, 2)  # type: ignore[assignment]
+    with pytest.raises(KclError):
+        run.worker.holdings.renew(A)
+    run.client.service = world.service
+    world.assign(world.worker("w2"))
+    world.assign(run)
+    with pytest.raises(LeaseLost):
+        run.worker.holdings.renew(A)
+    assert not run.worker.holdings.is_ours(A, mine)

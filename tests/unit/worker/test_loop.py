@@ -1,5 +1,7 @@
 """From the first heartbeat to the last."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -168,3 +170,51 @@ def test_what_is_assigned_in_the_last_moment_is_given_back() -> None:
     run.worker.shut_down()
     assert world.lease(B).owner is None
     assert world.lease(A).checkpoint_owner == other.id  # on its way: not ours to give
+
+
+@pytest.mark.audit("C8")
+def test_a_heartbeat_that_is_under_way_while_the_row_is_deleted_does_not_write_it_again() -> None:
+    """The thread that wrote it did not end in time."""
+    world = World()
+    run = world.worker("w1")
+    run.worker.start()
+
+    def stop_meanwhile(method: str, _: Mapping[str, Any]) -> None:
+        if method == "update_item":
+            run.client.before.clear()
+            run.worker.heartbeat.stop()
+
+    world.clock.advance(5)
+    run.client.before.append(stop_meanwhile)
+    run.worker.step_heartbeat()
+    assert world.worker_table(world.service).list() == []
+    run.worker.step_heartbeat()
+    assert world.worker_table(world.service).list() == []
+
+
+@pytest.mark.audit("C8")
+def test_a_row_that_a_late_heartbeat_wrote_is_deleted_all_the_same() -> None:
+    world = World()
+    run = world.worker("w1")
+    run.worker.start()
+    [row] = world.worker_table(world.service).list()
+
+    def beat_meanwhile(method: str, _: Mapping[str, Any]) -> None:
+        if method == "delete_item":
+            run.client.before.clear()
+            world.worker_table(world.service).put(replace(row, last_update=int(world.clock.now()) + 5))
+
+    run.client.before.append(beat_meanwhile)
+    run.worker.shut_down()
+    assert world.worker_table(world.service).list() == []
+
+
+def test_a_worker_whose_row_a_leader_deleted_writes_it_again() -> None:
+    world = World()
+    run = world.worker("w1")
+    run.worker.start()
+    table = world.worker_table(world.service)
+    [row] = table.list()
+    assert table.delete(row)
+    assert run.worker.step_heartbeat()
+    assert [row.id for row in table.list()] == ["w1"]
