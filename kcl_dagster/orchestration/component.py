@@ -266,6 +266,12 @@ class KclApplicationComponent(Component, Described):
     telemetry: TelemetryModel | None = None
     """Log lines, OpenMetrics and CloudWatch; left out, none."""
 
+    exports: str | None = None
+    """The folder of the operations `export` and `import`: a path or `s3://bucket/prefix`."""
+
+    prune_after_days: int | None = None
+    """Delete finished worker runs that are that old, every night; left out, none."""
+
     connection: ConnectionModel | None = None
     """Left out, another component or definition must bring the resource `kcl`."""
 
@@ -307,14 +313,17 @@ class KclApplicationComponent(Component, Described):
         others = context.component_tree.get_all_components(KclApplicationComponent)
         first = min((other.application for other in others if other.stream == self.stream), default=None)
         streams = first in (None, self.application)
+        common: dict[str, Any] = {
+            "streams": streams,
+            "exports": self.exports,
+            "prune_after_days": self.prune_after_days,
+        }
         if self.connection is None:
-            return build_kcl_definitions(self.consumer(), streams=streams)
+            return build_kcl_definitions(self.consumer(), **common)
         # A name of its own: the components of a project share their resources, and need not share a connection.
         kcl_key = f"{identifier(self.application)}_kcl"
         connection = KclResource(**asdict(self.connection))
-        return build_kcl_definitions(
-            self.consumer(), resources={kcl_key: connection}, kcl_key=kcl_key, streams=streams
-        )
+        return build_kcl_definitions(self.consumer(), resources={kcl_key: connection}, kcl_key=kcl_key, **common)
 
 
 def _unchanged(records: Any) -> Any:

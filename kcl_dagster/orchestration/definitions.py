@@ -25,6 +25,8 @@ def build_kcl_definitions(
     kcl_key: str = "kcl",
     spark_key: str = "spark",
     streams: bool = True,
+    exports: str | None = None,
+    prune_after_days: int | None = None,
 ) -> Definitions:
     """The leader sensor, worker job, assets, checks and operations of each consumer.
 
@@ -37,6 +39,10 @@ def build_kcl_definitions(
         kcl_key: The name of the `KclResource`; applications of other accounts or regions need another.
         spark_key: The name of the Spark session.
         streams: False where the assets of the streams are described elsewhere.
+        exports: The folder of the operations `export` and `import`: a local path or `s3://bucket/prefix`. They use
+            no other. Left out, a folder in the storage of the Dagster instance, on the machine of the run.
+        prune_after_days: Delete finished worker runs, with their events, when they are that old, every night.
+            Left out, nothing is ever deleted.
 
     Merge the result with definitions of your own: `Definitions.merge(defs, ours)`.
 
@@ -54,8 +60,9 @@ def build_kcl_definitions(
     if not streams:
         specs = {key: spec for key, spec in specs.items() if key not in _streams(consumers, translator)}
     jobs = {consumer.application.name: build_worker_job(consumer, translator) for consumer in consumers}
-    operations = [made for c in consumers for made in build_kcl_operation_jobs(c, kcl_key=kcl_key)]
-    prunings = [build_kcl_prune_job(consumer, translator) for consumer in consumers]
+    operations = [made for c in consumers for made in build_kcl_operation_jobs(c, kcl_key=kcl_key, exports=exports)]
+    days = prune_after_days
+    prunings = [] if days is None else [(c, days, build_kcl_prune_job(c, days)) for c in consumers]
     letters = [
         build_kcl_dead_letter_job(consumer, kcl_key=kcl_key, spark_key=spark_key)
         for consumer in consumers
@@ -67,8 +74,8 @@ def build_kcl_definitions(
             *(build_worker_asset(c, translator, kcl_key=kcl_key, spark_key=spark_key) for c in consumers),
         ],
         asset_checks=[build_kcl_checks(c, translator, kcl_key=kcl_key) for c in consumers],
-        jobs=[*jobs.values(), *prunings, *operations, *letters],
-        schedules=[build_kcl_prune_schedule(c, p) for c, p in zip(consumers, prunings, strict=True)],
+        jobs=[*jobs.values(), *(pruning for _, _, pruning in prunings), *operations, *letters],
+        schedules=[build_kcl_prune_schedule(c, pruning, days) for c, days, pruning in prunings],
         sensors=[
             build_kcl_leader_sensor(c, job=jobs[c.application.name], translator=translator, kcl_key=kcl_key)
             for c in consumers

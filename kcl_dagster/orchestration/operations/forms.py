@@ -67,14 +67,16 @@ class Reset(Config):
 
 class Export(Config):
     path: str = Field(
-        default="leases.jsonl",
-        description="Where to write: s3://bucket/key, or a file of the machine on which the run is.",
+        default="",
+        description="A name for the file, in the folder of exports that the deployment configures; empty for one "
+        "with the time in it. A file that is there is not replaced.",
     )
 
 
 class Import(Config):
     path: str = Field(
-        default="leases.jsonl", description="What was exported: s3://bucket/key, or a file of the run's machine."
+        default="",
+        description="The name of a file in the folder of exports that the deployment configures.",
     )
     force: bool = Field(default=False, description="Replace leases that are there and differ, if nobody owns them.")
     dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")

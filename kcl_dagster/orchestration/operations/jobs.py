@@ -2,6 +2,7 @@
 
 import getpass
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from dagster import (
@@ -25,11 +26,16 @@ from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.runtime import Runtime, system
 
 OPERATION_TAG: Final = "kcl/operation"
+EXPORTS: Final = "kcl_exports"  # of all applications, in the storage of the Dagster instance
 USER_TAG: Final = "user"  # Dagster+ says there who launched a run
 
 
 def build_kcl_operation_jobs(
-    consumer: Consumer, *, kcl_key: str = "kcl", runtime: Callable[[], Runtime] = system
+    consumer: Consumer,
+    *,
+    kcl_key: str = "kcl",
+    runtime: Callable[[], Runtime] = system,
+    exports: str | None = None,
 ) -> Sequence[JobDefinition]:
     """The operations of an application as jobs, each with a form in the launchpad that is filled in already.
 
@@ -38,15 +44,19 @@ def build_kcl_operation_jobs(
 
     Args:
         kcl_key: Which resource is the `KclResource`. The operations have its rights.
+        exports: The folder that `export` writes to and `import` reads from. Left out, one in the storage of the
+            Dagster instance.
     """
-    return [_job(consumer, operation, kcl_key, runtime) for operation in OPERATIONS]
+    return [_job(consumer, operation, kcl_key, runtime, exports) for operation in OPERATIONS]
 
 
-def _job(consumer: Consumer, operation: Operation, kcl_key: str, runtime: Callable[[], Runtime]) -> JobDefinition:
+def _job(
+    consumer: Consumer, operation: Operation, kcl_key: str, runtime: Callable[[], Runtime], exports: str | None
+) -> JobDefinition:
     application = consumer.application
     name = f"{identifier(application.name)}__{operation.name}"
     work_name = f"{operation.name}_{identifier(application.name)}"  # a job and its op may not share a name
-    work = _op(consumer, operation, work_name, kcl_key, runtime)
+    work = _op(consumer, operation, work_name, kcl_key, runtime, exports)
 
     @job(
         name=name,
@@ -63,7 +73,12 @@ def _job(consumer: Consumer, operation: Operation, kcl_key: str, runtime: Callab
 
 
 def _op(
-    consumer: Consumer, operation: Operation, name: str, kcl_key: str, runtime: Callable[[], Runtime]
+    consumer: Consumer,
+    operation: Operation,
+    name: str,
+    kcl_key: str,
+    runtime: Callable[[], Runtime],
+    exports: str | None,
 ) -> OpDefinition:
     @op(
         name=name,
@@ -74,12 +89,14 @@ def _op(
     )
     def work(context: OpExecutionContext) -> None:
         form = None if operation.form is None else operation.form(**context.op_config)
+        folder = identifier(consumer.application.name)
         top = Worktop(
             consumer.application,
             getattr(context.resources, kcl_key),
             context.instance,
             runtime(),
             f"{context.run.tags.get(USER_TAG) or getpass.getuser()} by run {context.run_id[:8]}",
+            exports or str(Path(context.instance.storage_directory(), EXPORTS, folder)),
         )
         try:
             answer = operation.run(top, form)

@@ -1,6 +1,7 @@
 """The operations that write, or that carry leases in and out: from a form to an answer."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from dagster import MetadataValue
@@ -75,7 +76,8 @@ def do_reset(top: Worktop, form: forms.Reset) -> Answer:
 
 def do_export(top: Worktop, form: forms.Export) -> Answer:
     lines = list(export_leases(top.desk))
-    where = top.put(form.path, "".join(f"{line}\n" for line in lines))
+    moment = datetime.fromtimestamp(top.runtime.clock.now(), UTC)
+    where = top.put(form.path or f"leases-{moment:%Y%m%dT%H%M%SZ}.jsonl", "".join(f"{line}\n" for line in lines))
     return Answer([f"{len(lines)} leases in {where}"], {"leases": len(lines), "file": MetadataValue.path(where)})
 
 

@@ -1,7 +1,9 @@
 """Where an operation is done: the application, its clients, the Dagster instance, and who asks."""
 
+import re
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from dagster import DagsterInstance
 
@@ -10,7 +12,7 @@ from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.spark.storage import S3Options, open_store
+from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store, open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class Worktop:
     instance: DagsterInstance
     runtime: Runtime
     by: str
+    exports: str
+    """The only folder of this machine, or of S3, in which operations read and write files."""
 
     def client(self, service: str) -> Any:
         return self.kcl.client(service, self.application.name)
@@ -30,22 +34,33 @@ class Worktop:
     def desk(self) -> Desk:
         return Desk.open(self.application, self.client("dynamodb"), self.client("kinesis"), self.runtime, self.by)
 
-    def put(self, path: str, text: str) -> str:
-        store, name = self._file(path)
-        store.put(name, text.encode())
+    def put(self, name: str, text: str) -> str:
+        """Store a new file in the folder of exports. Raises ConfigurationError for one that is there."""
+        store = self._store(name)
+        if not store.put_new(name, text.encode()):
+            raise ConfigurationError(f"{store.root}/{name} exists, and is not replaced: choose another name")
         return f"{store.root}/{name}"
 
-    def get(self, path: str) -> str:
-        store, name = self._file(path)
+    def get(self, name: str) -> str:
+        store = self._store(name)
         try:
             text: str = store.get(name).decode()
         except (OSError, UnicodeDecodeError, KclError) as error:
-            raise ConfigurationError(f"{path} cannot be read: {error}") from error
+            raise ConfigurationError(f"{store.root}/{name} cannot be read: {error}") from error
         return text
 
-    def _file(self, path: str) -> tuple[Any, str]:
-        folder, _, name = path.rpartition("/")
-        if not name:
-            raise ConfigurationError(f"{path!r} names no file")
-        options = S3Options(**self.kcl.connection("s3", self.application.name))
-        return open_store(folder or ("/" if path.startswith("/") else "."), options), name
+    def _store(self, name: str) -> LocalStore | S3Store:
+        """The folder of exports, for a file in it or below it. Whoever opens the launchpad chooses the name."""
+        if not _NAME.fullmatch(name) or any(part.startswith(".") for part in name.split("/")):
+            raise ConfigurationError(
+                f"{name!r} is no name of a file below {self.exports}: letters, digits and . _ - =, folders with /"
+            )
+        store = open_store(self.exports, S3Options(**self.kcl.connection("s3")))
+        if isinstance(store, LocalStore):
+            root = Path(store.root).resolve()
+            if not (root / name).resolve().is_relative_to(root):
+                raise ConfigurationError(f"{name!r} leads out of {store.root} by a link")
+        return store
+
+
+_NAME: Final = re.compile(r"[\w.=-]+(/[\w.=-]+)*", re.ASCII)

@@ -1,4 +1,4 @@
-"""How much an application adds to Dagster's event log, which nothing but our pruning ever shrinks."""
+"""How much an application adds to Dagster's event log, which Dagster never shrinks by itself."""
 
 from pathlib import Path
 

@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.runs import RunView
@@ -198,7 +199,8 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a worker that is not there": ("drain", {"worker": "worker-009"}, "no worker or slot worker-009"),
     "a reset under a leader": ("reset", {"dry_run": False}, "may give them away at any moment"),
     "a place that is none": ("reset", {"to": "yesterday"}, "none of trim_horizon, latest"),
-    "a file that is not there": ("import", {"path": "/nowhere/leases.jsonl"}, "cannot be read"),
+    "a file that is not there": ("import", {"path": "nowhere/leases.jsonl"}, "cannot be read"),
+    "no file": ("import", {}, "is no name of a file below"),
     "a consumer of a stream of others": ("deregister", {"streams": ["others"]}, "does not read others"),
     "a shard that is not there": ("peek", {"shard": "shardId-000000000099"}, "has no shard"),
     "a stream of others": ("peek", {"stream": "others"}, "does not read others"),
@@ -240,25 +242,68 @@ def test_leases_are_put_back(paused: Office) -> None:
     assert {str(lease.checkpoint) for lease in paused.leases().values()} == {"LATEST"}
 
 
-def test_leases_travel_through_a_file(paused: Office, tmp_path: Path) -> None:
-    path = str(tmp_path / "kept" / "leases.jsonl")
-    exported = paused.run("export", path=path)
+def test_leases_travel_through_a_file(paused: Office) -> None:
+    exported = paused.run("export", path="kept/leases.jsonl")
     assert exported.value("leases") == 2
-    assert len(Path(path).read_text().splitlines()) == 2
+    assert len(Path(exported.value("file")).read_text().splitlines()) == 2
     for lease in paused.desk.scan().leases:
         paused.desk.leases.delete(lease, forced=True)
-    assert paused.run("import", path=path).value("created") == 2
+    assert paused.run("import", path="kept/leases.jsonl").value("created") == 2
     assert paused.leases() == {}
-    assert paused.run("import", path=path, dry_run=False).succeeded
+    assert paused.run("import", path="kept/leases.jsonl", dry_run=False).succeeded
     assert len(paused.leases()) == 2
 
 
-def test_leases_travel_through_s3(aws: Emulator, paused: Office) -> None:
+@pytest.mark.audit("D5")
+def test_an_export_without_a_name_is_a_new_file_in_the_storage_of_the_instance(paused: Office) -> None:
+    where = Path(paused.run("export").value("file"))
+    storage = Path(paused.bench.instance.storage_directory(), "kcl_exports")
+    assert where.parent == storage / identifier(paused.application.name)
+
+
+@pytest.mark.audit("D5")
+def test_an_export_replaces_no_file(paused: Office) -> None:
+    where = Path(paused.run("export", path="leases.jsonl").value("file"))
+    where.write_text("precious")
+    again = paused.run("export", path="leases.jsonl")
+    assert not again.succeeded
+    assert "exists, and is not replaced" in (again.refusal or "")
+    assert where.read_text() == "precious"
+
+
+@pytest.mark.audit("D5")
+@pytest.mark.parametrize("operation", ["export", "import"])
+@pytest.mark.parametrize(
+    "path",
+    ["{outside}", "../outside.jsonl", "a/../../outside.jsonl", "file://{outside}", "s3://bucket/key", "a//b", "~/x",
+     ".ssh/authorized_keys", "a\\b", "a\nb", "link/outside.jsonl"],
+)  # fmt: skip
+def test_only_the_folder_of_exports_is_read_and_written(
+    paused: Office, tmp_path: Path, operation: str, path: str
+) -> None:
+    outside = tmp_path / "outside.jsonl"
+    outside.write_text("precious")
+    folder = Path(paused.run("export", path="first").value("file")).parent
+    (folder / "link").symlink_to(tmp_path)
+    (folder.parent / "outside.jsonl").write_text("precious")
+    answer = paused.run(operation, path=path.format(outside=outside))
+    assert not answer.succeeded
+    assert "is no name of a file below" in (answer.refusal or "") or "leads out of" in (answer.refusal or "")
+    assert outside.read_text() == (folder.parent / "outside.jsonl").read_text() == "precious"
+
+
+@pytest.mark.audit("D5")
+def test_leases_travel_through_the_folder_of_s3_that_the_deployment_names(aws: Emulator, paused: Office) -> None:
     bucket = f"copies-{paused.application.name}"
     aws.client("s3").create_bucket(Bucket=bucket)
-    assert paused.run("export", path=f"s3://{bucket}/of/leases.jsonl").succeeded
-    answer = paused.run("import", path=f"s3://{bucket}/of/leases.jsonl")
+    bench = paused.bench
+    bench.definitions = kcl.build_kcl_definitions(
+        bench.consumer, resources={"kcl": bench.resource}, exports=f"s3://{bucket}/of"
+    )
+    assert paused.run("export", path="leases.jsonl").value("file") == f"s3://{bucket}/of/leases.jsonl"
+    answer = paused.run("import", path="leases.jsonl")
     assert (answer.value("unchanged"), answer.value("created")) == (2, 0)
+    assert not paused.run("export", path="leases.jsonl").succeeded
 
 
 def test_a_fan_out_consumer_is_removed(aws: Emulator, office: Office) -> None:

@@ -1,22 +1,30 @@
-"""Old events and runs go, everything else stays. On sqlite, as `dagster dev` has it."""
+"""Runs are deleted only where a deployment asks for it, and only those of the application. On sqlite."""
 
+import ast
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from dagster import AssetCheckEvaluation, AssetCheckKey, AssetKey, AssetMaterialization, DagsterInstance, job
+from dagster import (
+    AssetKey,
+    AssetMaterialization,
+    DagsterInstance,
+    Definitions,
+    ScheduleDefinition,
+    job,
+    validate_run_config,
+)
 
 import kcl_dagster as kcl
-from kcl_dagster.leader.report import StreamSight
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration import pruning
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.observation import Decision, Observation
-from kcl_dagster.orchestration.pruning import Pruned, build_kcl_prune_job, prune, told_about
-from kcl_dagster.orchestration.reporting import Reporter
+from kcl_dagster.orchestration.pruning import prune
 from kcl_dagster.orchestration.runs import APPLICATION_TAG
-from kcl_dagster.orchestration.translator import KclTranslator
 
-LEASES, OTHER = AssetKey(["app", "leases"]), AssetKey("somebody_elses")
+LEASES = AssetKey(["app", "leases"])
 
 
 @pytest.fixture
@@ -28,11 +36,17 @@ def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
 
 @pytest.fixture
 def consumer() -> Consumer:
-    return kcl.kcl_consumer(application="app", stream="stream", sink=kcl.parquet("unused"))(lambda records: records)
+    make = kcl.kcl_consumer(application="app", stream="stream", sink=kcl.parquet("unused"), name="things")
+
+    def things(records: Any) -> Any:
+        return records
+
+    return make(things)
 
 
-def materializations(instance: DagsterInstance, key: AssetKey) -> int:
-    return len(instance.fetch_materializations(key, limit=100).records)
+def definitions(consumer: Consumer, days: int | None = None) -> Definitions:
+    resources = {"kcl": kcl.KclResource(region_name="us-east-1")}
+    return kcl.build_kcl_definitions(consumer, resources=resources, prune_after_days=days)
 
 
 @job
@@ -40,48 +54,60 @@ def _never_executed() -> None:
     """Stands for the worker job in the run storage."""
 
 
-def test_only_old_events_of_the_application_and_its_finished_runs_go(instance: DagsterInstance) -> None:
-    for key in (LEASES, LEASES, OTHER):
-        instance.report_runless_asset_event(AssetMaterialization(key))
-    ours = instance.create_run_for_job(_never_executed, tags={APPLICATION_TAG: "app"})
-    over = instance.create_run_for_job(_never_executed, tags={APPLICATION_TAG: "app"})
-    others = instance.create_run_for_job(_never_executed, tags={APPLICATION_TAG: "another"})
-    for run in (over, others):
-        instance.report_run_failed(run)
-    later = datetime.now(UTC) + timedelta(minutes=1)
-    earlier = later - timedelta(hours=1)
-
-    assert prune(instance, "app", [LEASES], earlier) == Pruned(events=0, runs=0)
-    assert prune(instance, "app", [LEASES], later, dry_run=True) == Pruned(events=2, runs=1)
-    assert materializations(instance, LEASES) == 2
-    assert prune(instance, "app", [LEASES], later) == Pruned(events=2, runs=1)
-
-    assert (materializations(instance, LEASES), materializations(instance, OTHER)) == (0, 1)
-    assert {run.run_id for run in instance.get_runs()} == {ours.run_id, others.run_id}
-    assert prune(instance, "app", [LEASES], later) == Pruned(events=0, runs=0)
-    assert instance.get_latest_materialization_event(LEASES) is not None, "what the overview shows survives"
+def runs(instance: DagsterInstance) -> dict[str, str]:
+    """A running and a finished run of the application, and a finished one of another."""
+    found = {
+        name: instance.create_run_for_job(_never_executed, tags={APPLICATION_TAG: application})
+        for name, application in (("going on", "app"), ("over", "app"), ("another's", "another"))
+    }
+    for name in ("over", "another's"):
+        instance.report_run_failed(found[name])
+    return {name: run.run_id for name, run in found.items()}
 
 
-def test_the_job_keeps_two_weeks_and_can_be_tried_out(instance: DagsterInstance, consumer: Consumer) -> None:
+def test_only_finished_runs_of_the_application_go(instance: DagsterInstance) -> None:
     instance.report_runless_asset_event(AssetMaterialization(LEASES))
-    pruning = build_kcl_prune_job(consumer)
-    configured = {"ops": {"app_forget": {"config": {"days": 14, "dry_run": True}}}}
-    assert pruning.execute_in_process(run_config=configured, instance=instance).success
-    assert pruning.execute_in_process(instance=instance).success
-    assert materializations(instance, LEASES) == 1
-
-
-def test_whatever_the_leader_tells_can_be_forgotten(instance: DagsterInstance, consumer: Consumer) -> None:
-    seen = Observation(streams=[StreamSight("stream", 1)], decisions=[Decision("note", "a beginning")])
-    told = Reporter(consumer, KclTranslator()).events(seen, 0.0)
-    for event in told:
-        instance.report_runless_asset_event(event)
+    made = runs(instance)
     later = datetime.now(UTC) + timedelta(minutes=1)
-    keys = told_about(consumer, KclTranslator())
-    assert prune(instance, "app", [OTHER], later) == Pruned(events=0, runs=0)
-    assert prune(instance, "app", keys, later) == Pruned(events=len(told), runs=0)
-    checks = [(e.asset_key, e.check_name) for e in told if isinstance(e, AssetCheckEvaluation)]
-    latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(
-        [AssetCheckKey(*names) for names in checks]
-    )
-    assert len(latest) == len(checks), "what the page of a check shows survives"
+
+    assert prune(instance, "app", later - timedelta(hours=1)) == []
+    assert prune(instance, "app", later, dry_run=True) == [made["over"]]
+    assert len(instance.get_run_records()) == 3
+    assert prune(instance, "app", later) == [made["over"]]
+    assert {record.dagster_run.run_id for record in instance.get_run_records()} == {
+        made["going on"],
+        made["another's"],
+    }
+    assert prune(instance, "app", later) == []
+    assert instance.get_latest_materialization_event(LEASES) is not None
+
+
+@pytest.mark.audit("D13")
+def test_nothing_is_pruned_unless_a_deployment_asks_for_it(consumer: Consumer) -> None:
+    without = definitions(consumer)
+    assert not without.schedules
+    assert "app_prune" not in {made.name for made in without.jobs or ()}
+    asked = definitions(consumer, days=30)
+    [schedule] = asked.schedules or ()
+    assert isinstance(schedule, ScheduleDefinition)
+    assert schedule.name == "app_prune_nightly"
+    with pytest.raises(ConfigurationError, match="one day at least"):
+        definitions(consumer, days=0)
+
+
+@pytest.mark.audit("D13")
+def test_a_click_in_the_launchpad_only_counts(instance: DagsterInstance, consumer: Consumer) -> None:
+    made = runs(instance)
+    pruning_job = definitions(consumer, days=1).resolve_job_def("app_prune")
+    assert validate_run_config(pruning_job)
+    assert pruning_job.execute_in_process(instance=instance).success
+    assert instance.get_run_by_id(made["over"]) is not None
+
+
+@pytest.mark.audit("D13")
+def test_pruning_uses_what_dagster_makes_public() -> None:
+    tree = ast.parse(Path(pruning.__file__).read_text())
+    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert not [name for name in modules if "._" in name or name.startswith("sqlalchemy")]
+    for method in ("get_run_records", "delete_run"):
+        assert getattr(getattr(DagsterInstance, method), "_is_public", False)
