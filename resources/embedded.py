@@ -6,7 +6,6 @@ A process beside `dagster dev`, started with the first evaluation of the definit
 
 import fcntl
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from kcl_dagster import aws
 from kcl_dagster.emulator.sidecar import Endpoint, SidecarError, end_sidecar, ensure_sidecar, find_sidecar
 from kcl_dagster.errors import EmulatorError
 from kcl_dagster.orchestration import detached, processes, reaper
-from resources.lake import directory, lake, ledger
+from resources.lake import directory, emptied, lake, ledger, made
 
 STREAM = "clickstream"
 SHARDS = 4
@@ -74,10 +73,15 @@ def environment() -> dict[str, str]:
 
 
 def clean() -> None:
-    """Forget what earlier streams left in the lake: a new stream counts from the beginning."""
-    for path in (lake(), ledger().parent / "logs"):
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True)
+    """Forget what earlier streams left in the lake: a new stream counts from the beginning.
+
+    Raises ConfigurationError, and removes nothing, where a folder is not of the demo's making.
+    """
+    folders = (lake(), ledger().parent / "logs")
+    for path in folders:
+        made(path)
+    for path in folders:
+        emptied(path)
     ledger().unlink(missing_ok=True)
 
 

@@ -1,12 +1,40 @@
 """Where data lands: below KCL_LAKE if set, a path or s3://bucket/prefix, else in the demo's directory."""
 
 import os
+import shutil
 from pathlib import Path
+from typing import Final
+
+from kcl_dagster.errors import ConfigurationError
+
+MADE_HERE: Final = ".made-by-the-demo"  # only folders that hold it are ever emptied
 
 
 def directory() -> Path:
     """Everything that the deployment keeps on this machine."""
     return Path(os.environ.get("KCL_DEMO_DIRECTORY") or Path(__file__).parents[1] / ".demo")
+
+
+def made(path: Path) -> Path:
+    """Make a folder of the deployment's own, or find the one that it made before. Raises ConfigurationError for a
+    folder that it did not make."""
+    marker = path / MADE_HERE
+    if path.exists() and not marker.is_file() and any(path.iterdir()):
+        raise ConfigurationError(
+            f"{path} holds files and no {MADE_HERE}, so it is not the demo's: choose another directory"
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+    return path
+
+
+def emptied(path: Path) -> Path:
+    """The folder without what an earlier run left in it. Raises as `made`, and removes nothing then."""
+    made(path)
+    if path.is_symlink():
+        raise ConfigurationError(f"{path} is a link: the demo empties only folders that it made")
+    shutil.rmtree(path)
+    return made(path)
 
 
 def lake() -> Path:

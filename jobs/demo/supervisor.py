@@ -89,9 +89,9 @@ class Supervisor:
         if embedded.is_running():
             directory = self._settings.directory
             raise ConfigurationError(f"another demo is running in {directory}: stop it, or say --directory")
+        lake.made(self._settings.dagster_home)
         embedded.clean()
-        shutil.rmtree(self._settings.dagster_home, ignore_errors=True)
-        self._settings.dagster_home.mkdir(parents=True)
+        lake.emptied(self._settings.dagster_home)
         shutil.copy("dagster.yaml", self._settings.dagster_home / "dagster.yaml")
 
     def _start(self, stack: ExitStack) -> None:

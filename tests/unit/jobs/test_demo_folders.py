@@ -1,0 +1,56 @@
+"""The demo empties only folders that it made."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs.demo.settings import DemoSettings
+from jobs.demo.supervisor import Supervisor
+from jobs.demo.teller import Teller
+from kcl_dagster.errors import ConfigurationError
+from resources import embedded, lake
+
+FOLDERS = ("lake", "logs", "dagster")
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    monkeypatch.setenv("KCL_DEMO_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(embedded, "is_running", lambda: False)
+    teller: Teller = object()  # type: ignore[assignment]
+    return Supervisor(DemoSettings(tmp_path, "marker"), teller)
+
+
+@pytest.mark.audit("D11")
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_that_the_demo_did_not_make_keeps_its_files(
+    supervisor: Supervisor, tmp_path: Path, name: str
+) -> None:
+    precious = {folder: tmp_path / folder / "precious" for folder in FOLDERS}
+    supervisor._prepare()
+    for path in precious.values():
+        path.write_text("of an earlier demo")
+    (tmp_path / name / lake.MADE_HERE).unlink()
+    with pytest.raises(ConfigurationError, match="choose another directory"):
+        supervisor._prepare()
+    assert all(path.exists() for path in precious.values()), "nothing is removed when one folder is refused"
+
+
+@pytest.mark.audit("D11")
+def test_folders_of_an_earlier_demo_are_emptied(supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor._prepare()
+    for name in FOLDERS:
+        (tmp_path / name / "old").write_text("old")
+    supervisor._prepare()
+    assert not [name for name in FOLDERS if (tmp_path / name / "old").exists()]
+    assert (tmp_path / "dagster" / "dagster.yaml").exists()
+
+
+@pytest.mark.audit("D11")
+def test_a_link_to_a_folder_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = lake.made(tmp_path / "elsewhere")
+    (elsewhere / "precious").write_text("x")
+    (tmp_path / "lake").symlink_to(elsewhere)
+    with pytest.raises(ConfigurationError, match="is a link"):
+        lake.emptied(tmp_path / "lake")
+    assert (elsewhere / "precious").exists()
