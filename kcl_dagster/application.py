@@ -302,10 +302,11 @@ class BatchSettings(_Settings):
     """Time for reading. Fewer, larger batches cost less and make larger files."""
 
     max_records: Annotated[int, Field(ge=1)] = 100_000
-    """Of all shards of the worker together."""
+    """Of all shards of the worker together. Records inside of aggregates count: a batch may end inside of one."""
 
     max_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
-    """Of all shards of the worker together. The driver's heap should be five times this."""
+    """Payloads and keys of all shards of the worker together; exceeded only by a single record that is larger. The
+    driver's heap should be five times this."""
 
     idle_seconds: Seconds = 1.0
     """Pause between batches when every shard is at its tip."""

@@ -23,6 +23,7 @@ from kcl_dagster.spark.health import SessionHealth
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.sealing import SEALED_DDL
 from kcl_dagster.spark.storage import Store
+from kcl_dagster.streams.pacing import MAX_PAGE_BYTES
 from kcl_dagster.worker.batch import Budget, Range
 
 __all__ = ["EngineSettings", "SparkEngine", "local_slots"]
@@ -69,6 +70,9 @@ class SparkEngine:
             # A lease whose last batch failed is asked for again and stands in there with the range after it.
             parts.append((ahead, {range_.lease for range_ in ranges if range_ in ahead.ranges}))
             missing = [range_ for range_ in ranges if range_ not in ahead.ranges]
+            held = ahead.outcome.progress.values()
+            records, bytes_ = sum(found.records for found in held), sum(found.bytes for found in held)
+            budget = budget.beside(records, bytes_, len(missing), len(ranges))
         if missing:
             parts.append((self._read(missing, budget), {range_.lease for range_ in missing}))
         return FetchedBatch(parts)
@@ -82,7 +86,8 @@ class SparkEngine:
         self._ahead.close()
 
     def _read(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
-        tasks = min(len(ranges), self._most_tasks)
+        # Each task may keep a page at least: of a smaller part of the budget it could not tell what it will read.
+        tasks = max(1, min(len(ranges), self._most_tasks, budget.bytes // MAX_PAGE_BYTES))
         plan = self._plans.plan([ranges[task::tasks] for task in range(tasks)], budget)
         numbers = self._spark.range(0, tasks, 1, tasks)
         store = self._sink.drafts_into if isinstance(self._sink, DraftedSink) else None

@@ -7,9 +7,10 @@ Kinesis clients) is made once per worker. The driver's side is `kcl_dagster.spar
 import logging
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +28,7 @@ from kcl_dagster.streams.pacing import Allowance, ShardLimits
 from kcl_dagster.streams.parsing import install
 from kcl_dagster.streams.polling import Bookmark, ShardReader
 from kcl_dagster.streams.position import Bounds
+from kcl_dagster.streams.records import utf8_sizes
 from kcl_dagster.streams.unpacking import Columns, Unpacker
 from kcl_dagster.streams.window import WindowReader
 from kcl_dagster.worker.batch import Budget, Range
@@ -212,12 +214,15 @@ def _read(
         unpacker = Unpacker(bounds, range_.hash_range, opens_aggregates=plan.opens_aggregates)
         reader = _reader(plan, shard, bounds, client, runtime)
         columns, flushed = Columns(), 0
+        opening = range_.window.opening() if range_.window is not None else allowance
         for page in reader.pages(allowance, deadline, stop.is_set):
-            unpacker.unpack(page, columns)
+            is_whole = unpacker.unpack_from(reader, page, columns, opening)
             if len(columns) >= BATCH_ROWS or unpacker.bytes - flushed >= BATCH_BYTES:
                 for batch in _batches(range_, columns):
                     put(batch)
                 columns, flushed = Columns(), unpacker.bytes
+            if not is_whole:
+                break
         for batch in _batches(range_, columns):
             put(batch)
         put(_Done(range_, _trailer(reader, unpacker)))
@@ -237,10 +242,24 @@ def _reader(
         return WindowReader(client, stream, shard_id, bounds, window, runtime=runtime, limits=plan.limits)
     if shard.consumer_arn is not None:
         return FanoutReader(
-            client, shard.consumer_arn, stream, shard_id, bounds, runtime=runtime, bookmark=shard.bookmark
+            client,
+            shard.consumer_arn,
+            stream,
+            shard_id,
+            bounds,
+            runtime=runtime,
+            bookmark=shard.bookmark,
+            opens_aggregates=plan.opens_aggregates,
         )
     return ShardReader(
-        client, stream, shard_id, bounds, runtime=runtime, limits=plan.limits, bookmark=shard.bookmark
+        client,
+        stream,
+        shard_id,
+        bounds,
+        runtime=runtime,
+        limits=plan.limits,
+        bookmark=shard.bookmark,
+        opens_aggregates=plan.opens_aggregates,
     )
 
 
@@ -268,10 +287,21 @@ def _trailer(reader: ShardReader | FanoutReader | WindowReader, unpacker: Unpack
 
 
 def _batches(range_: Range, columns: Columns) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of at most BATCH_ROWS rows. A page of large records may exceed BATCH_BYTES."""
-    table = _record_batch(range_, columns)
-    for start in range(0, len(columns), BATCH_ROWS):
-        yield table.slice(start, BATCH_ROWS)
+    """Arrow batches of at most BATCH_ROWS rows, and of BATCH_BYTES and one row. A key that many records of an
+    aggregate share is one string until here, and in Arrow one for each."""
+    start = size = 0
+    sizes = map(len, columns.data), utf8_sizes(columns.partition_key), _sizes(columns.explicit_hash_key)
+    for stop, row in enumerate(map(sum, zip(*sizes, strict=True)), 1):
+        size += row
+        if stop - start == BATCH_ROWS or size >= BATCH_BYTES:
+            yield _record_batch(range_, columns.slice(start, stop))
+            start, size = stop, 0
+    if start < len(columns):
+        yield _record_batch(range_, columns.slice(start, len(columns)))
+
+
+def _sizes(texts: Sequence[str | None]) -> Iterable[int]:
+    return utf8_sizes([text or "" for text in texts]) if any(texts) else repeat(0, len(texts))
 
 
 def _record_batch(range_: Range, columns: Columns) -> pa.RecordBatch:

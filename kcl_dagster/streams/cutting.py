@@ -1,24 +1,32 @@
 """Which of the records that a shard gives belong to a range, and whether the shard still has all of them."""
 
-from kcl_dagster.errors import DataLoss
+from kcl_dagster.errors import BrokenAggregate, DataLoss
+from kcl_dagster.streams.deaggregation import MAGIC, Room, deaggregate
+from kcl_dagster.streams.pacing import Allowance
 from kcl_dagster.streams.position import Bounds
-from kcl_dagster.streams.records import StreamRecord, arrival_millis
+from kcl_dagster.streams.records import StreamRecord, arrival_millis, sizes_of
 
 
 class RangeCut:
     """Told every page of a shard in order, it keeps the range's records. Whole Kinesis records only: the edges
     inside an aggregate are cut where aggregates are opened."""
 
-    def __init__(self, bounds: Bounds, name: str, *, goes_on: bool) -> None:
-        """`name` is the shard's, for messages. `goes_on`: the first page follows a record that was read before."""
+    def __init__(self, bounds: Bounds, name: str, *, goes_on: bool, opens_aggregates: bool = True) -> None:
+        """`name` is the shard's, for messages. `goes_on`: the first page follows a record that was read before.
+        `opens_aggregates`: a range may begin inside of a record."""
         self.bounds = bounds
         self.last_sequence: str | None = None
         self.is_start_trimmed = False
         self.has_more = False
         """The last page had records beyond the range."""
 
+        self.rest_is_left = False
+        """Part of the last page belongs to the next range: it had no room in this one."""
+
         self._name = name
+        self._opens_aggregates = opens_aggregates
         self._saw_anchor = goes_on
+        self._last_arrival_ms: int | None = None  # of the last page
 
     @property
     def is_pinned(self) -> bool:
@@ -42,6 +50,7 @@ class RangeCut:
         self.has_more = False
         if not page:
             return page
+        self._last_arrival_ms = arrival_millis(page[-1])
         self._check_anchor(page[0]["SequenceNumber"])
         if self.last_sequence is None:
             begin = next((index for index, record in enumerate(page) if not self._is_early(record)), len(page))
@@ -52,9 +61,45 @@ class RangeCut:
             self.last_sequence = mine[-1]["SequenceNumber"]
         return mine
 
+    def claim(self, records: list[StreamRecord], allowance: Allowance) -> list[StreamRecord]:
+        """Those of the range's records that the allowance has room for. The record at which the range begins costs
+        nothing if it was processed to its end."""
+        anchors = self.anchors_in(records)
+        if anchors and self._has_rest(records[0]["Data"]):
+            anchors = 0
+        sizes = sizes_of(records[anchors:])
+        if self.is_pinned:
+            allowance.spend(len(sizes), sum(sizes))
+            return records
+        taken = anchors + allowance.claim(sizes)
+        self.rest_is_left = taken < len(records)
+        return records[:taken] if self.rest_is_left else records
+
+    def leave_rest(self, millis_behind: int | None, last_arrival_ms: int | None) -> int:
+        """The last page was taken up to a record that arrived then, or not at all; how far that is behind the
+        tip, when the end of the page is `millis_behind`."""
+        self.rest_is_left = True
+        left_ms = (self._last_arrival_ms or 0) - (last_arrival_ms or self._last_arrival_ms or 0)
+        return max(1, (millis_behind or 0) + left_ms)
+
+    def _has_rest(self, data: bytes) -> bool:
+        """Whether this is an aggregate, and the range begins inside of it."""
+        if not (self._opens_aggregates and data.startswith(MAGIC)):
+            return False
+        first = self.bounds.after.sub_sequence + 1
+        try:
+            aggregate = deaggregate(data, first=first, room=Room(1, len(data)))
+        except BrokenAggregate:
+            return False
+        return aggregate is not None and aggregate.last_index >= first
+
+    def anchors_in(self, records: list[StreamRecord]) -> int:
+        """How many of these records are the one at which the range begins: none or one."""
+        return int(bool(records) and records[0]["SequenceNumber"] == self.bounds.after.sequence)
+
     def is_only_anchor(self, records: list[StreamRecord]) -> bool:
         """Nothing but the record at which the range begins."""
-        return len(records) == 1 and records[0]["SequenceNumber"] == self.bounds.after.sequence
+        return len(records) == self.anchors_in(records) == 1
 
     def shard_ended(self) -> None:
         """There is no further page. Where there was none with records, the one at which the range begins is gone,

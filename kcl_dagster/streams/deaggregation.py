@@ -7,26 +7,41 @@ Two rules differ from the KCL on purpose, because its own lose data without a wo
 hash range is left out alone (the producer library sends it again), where the KCL leaves out the whole aggregate.
 And a message with a good digest that cannot be read is an error that names its cause, where the KCL delivers the
 part before the fault. `kcl=True` gives the KCL's behaviour, for comparisons.
+
+A few bytes of a message can stand for very much: a record is six bytes and names a key of any length. So an
+aggregate is opened in slices. Its message is checked to the end at every reading, in time that grows with its
+bytes, and only the records that are wanted and have room become objects.
 """
 
+import sys
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import md5
-from itertools import compress
+from itertools import accumulate, compress
 from typing import Any, Final, NamedTuple
 
 from kcl_dagster.errors import BrokenAggregate
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
+from kcl_dagster.streams.records import utf8_sizes
 
 MAGIC: Final = b"\xf3\x89\x9a\xc2"
 DIGEST_BYTES: Final = 16
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_RECORD_TAG: Final = 3 << 3 | _LENGTH  # in the message
+_KEYS_TAG: Final = 1 << 3 | _LENGTH  # in the message
+_HASH_KEYS_TAG: Final = 2 << 3 | _LENGTH
+_RECORD_TAG: Final = 3 << 3 | _LENGTH
 _KEY_TAG, _EXPLICIT_TAG, _DATA_TAG = 1 << 3 | _VARINT, 2 << 3 | _VARINT, 3 << 3 | _LENGTH  # in a record
 _LONGEST_HEAD: Final = 10  # bytes of a usual record before its data: tags, sizes of two bytes, indexes of one
 _MOST_DIGITS: Final = len(str(MAX_HASH_KEY))  # a producer may write any number of them, and Python reads only some
 _MAX_VARINT_BITS: Final = 63  # ten bytes of seven bits; anything longer is not a varint
+_ABSENT: Final = -1  # the index of a hash key that a record does not name
+# Records are taken from a message in windows of about this size: what is not wanted of one is dropped at its end.
+_WINDOW_BYTES: Final = 64 * 1024
+_WINDOW_RECORDS: Final = 4096
+_KEPT_KEYS: Final = 65_536  # of a table that are kept as text
 
 
 class SubRecord(NamedTuple):
@@ -63,17 +78,31 @@ class SubRecords:
         return self.places, self.partition_keys, self.explicit_hash_keys, self.data
 
 
+class Room(NamedTuple):
+    """What a slice of an aggregate may hold. `bytes` count payloads and keys, the key of each record anew."""
+
+    rows: int
+    bytes: int
+
+
+UNBOUNDED: Final = Room(sys.maxsize, sys.maxsize)
+
+
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """What an aggregate holds for one shard.
+    """What a slice of an aggregate holds for one shard.
 
-    `last_index` is the sub-sequence number of its last record, whichever shard that belongs to: a checkpoint
-    there covers the aggregate. `misplaced` counts records outside the shard's hash range.
+    `last_index` is the sub-sequence number of the aggregate's last record, whichever shard that belongs to: a
+    checkpoint there covers the aggregate. `reached` is that of the last record the slice covers; what follows it
+    had no room. `misplaced` counts records of the slice outside the shard's hash range, `bytes` is the size of the
+    others.
     """
 
     records: SubRecords
     last_index: int
+    reached: int
     misplaced: int = 0
+    bytes: int = 0
 
 
 def is_aggregate(data: bytes) -> bool:
@@ -96,90 +125,162 @@ def explicit_hash(digits: str) -> int:
     return int(significant or "0") if len(significant) <= _MOST_DIGITS else MAX_HASH_KEY + 1
 
 
-def deaggregate(data: bytes, hash_range: HashRange | None = None, *, kcl: bool = False) -> Aggregate | None:
+def deaggregate(
+    data: bytes,
+    hash_range: HashRange | None = None,
+    *,
+    first: int = 0,
+    last: int | None = None,
+    room: Room = UNBOUNDED,
+    kcl: bool = False,
+) -> Aggregate | None:
     """Open an aggregate, keeping what belongs to `hash_range`. None when `data` is not an aggregate.
 
-    Raises BrokenAggregate when the digest is right and the message is not; with `kcl`, such a message is None
-    (a plain record) if it does not parse at all, and the records before the fault if an index is wrong.
+    The slice begins at the record `first`, ends with `last` if that is given, and earlier where `room` is used up.
+    A room of one row and as many bytes as `data` has always admits one more record.
+
+    Raises BrokenAggregate when the digest is right and the message is not, wherever the fault is. With `kcl`, such
+    a message is None (a plain record) if it does not parse at all, and the records before the fault if an index is
+    wrong.
     """
     if not is_aggregate(data):
         return None
+    message = data[len(MAGIC) : -DIGEST_BYTES]
+    stop = first + room.rows if last is None else min(first + room.rows, last + 1)
     try:
-        message = _Message.parse(data[len(MAGIC) : -DIGEST_BYTES])
+        opened = _Slice.of(message, first, stop)
     except _Malformed as error:
         if kcl:
             return None
         raise BrokenAggregate(f"aggregate of {len(data)} bytes: {error}") from error
-    try:
-        records = message.resolve()
-    except _BadIndex as error:
+    fault = opened.fault(message)
+    if fault is not None:
         if not kcl:
-            raise BrokenAggregate(f"aggregate of {len(data)} bytes: {error}") from error
-        records = error.before
-    last_index = max(len(message.data) - 1, 0)
-    if hash_range is None:
-        return Aggregate(records, last_index)
-    mine = _within(records, hash_range)
-    misplaced = len(records) - len(mine)
-    if kcl and misplaced:
-        return Aggregate(SubRecords(), last_index, misplaced=len(records))
-    return Aggregate(mine, last_index, misplaced)
-
-
-def _within(records: SubRecords, hash_range: HashRange) -> SubRecords:
-    if hash_range.start == 0 and hash_range.end == MAX_HASH_KEY:
-        return records
-    # An aggregate repeats few keys, and hashing is the dear part.
-    pairs = list(zip(records.partition_keys, records.explicit_hash_keys, strict=True))
-    inside = {
-        (key, explicit): (explicit_hash(explicit) if explicit else hash_key(key)) in hash_range
-        for key, explicit in set(pairs)
-    }
-    if all(inside.values()):
-        return records
-    return records.only([inside[pair] for pair in pairs])
+            raise BrokenAggregate(f"aggregate of {len(data)} bytes: {fault.problem}")
+        opened.wanted = opened.wanted.part(0, max(fault.at - first, 0))
+    return opened.resolve(hash_range, room.bytes, whole_or_none=kcl)
 
 
 class _Malformed(Exception):
     """The message is not a valid aggregated record."""
 
 
-class _BadIndex(Exception):
-    """A record points outside a table."""
+class _Fault(NamedTuple):
+    """A record that points outside a table, or at what is no hash key."""
 
-    def __init__(self, problem: str, before: SubRecords) -> None:
-        super().__init__(problem)
-        self.before = before
+    at: int
+    problem: str
 
 
-@dataclass(slots=True)
-class _Message:
-    """A parsed message: two tables, and the records as columns that point into them."""
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Records as columns that point into tables."""
 
-    partition_keys: list[str] = field(default_factory=list)
-    explicit_hash_keys: list[str] = field(default_factory=list)
     keys: list[int] = field(default_factory=list)
-    explicits: list[int | None] = field(default_factory=list)
+    explicits: list[int] = field(default_factory=list)
     data: list[bytes] = field(default_factory=list)
 
-    @classmethod
-    def parse(cls, message: bytes) -> "_Message":
-        parsed = cls()
+    def part(self, start: int, stop: int) -> "_Window":
+        return _Window(self.keys[start:stop], self.explicits[start:stop], self.data[start:stop])
+
+    def extend(self, other: "_Window") -> None:
+        self.keys.extend(other.keys)
+        self.explicits.extend(other.explicits)
+        self.data.extend(other.data)
+
+
+class _Table:
+    """The keys of a message. A message can hold millions that no record names: of those beyond the first ones it
+    is only known where in the message they are."""
+
+    __slots__ = ("_message", "_starts", "_stops", "_texts")
+
+    def __init__(self, message: bytes) -> None:
+        self._message = message
+        self._texts: list[str] = []
+        self._starts = array("I")
+        self._stops = array("I")
+
+    def __len__(self) -> int:
+        return len(self._texts) + len(self._starts)
+
+    def add(self, start: int, stop: int) -> None:
+        try:
+            text = self._message[start:stop].decode()
+        except UnicodeDecodeError as error:
+            raise _Malformed(f"key at byte {start} is not UTF-8") from error
+        if len(self._texts) < _KEPT_KEYS:
+            self._texts.append(text)
+        else:
+            self._starts.append(start)
+            self._stops.append(stop)
+
+    def text(self, index: int) -> str:
+        if index < len(self._texts):
+            return self._texts[index]
+        index -= len(self._texts)
+        return self._message[self._starts[index] : self._stops[index]].decode()
+
+    def texts(self, indexes: Sequence[int]) -> list[str]:
+        """Those of many records: one that many records name is one object."""
+        try:
+            return [self._texts[index] for index in indexes]
+        except IndexError:
+            found = {index: self.text(index) for index in set(indexes)}
+            return [found[index] for index in indexes]
+
+
+class _Walk:
+    """Steps through a message once. The tables are complete when `windows` is at its end."""
+
+    def __init__(self, message: bytes) -> None:
+        self.partition_keys = _Table(message)
+        self.hash_keys = _Table(message)
+        self._message = message
+        self._window = _Window()
+
+    def windows(self) -> Iterator[_Window]:
+        """The message's records, in order. Raises _Malformed."""
+        message = self._message
         position, end = 0, len(message)
         while position < end:
-            position = parsed._usual_records(message, position, end)
+            position = self._usual_keys(position, end)
+            position = self._usual_records(message, position, end)
             if position < end:
-                position = parsed._field(message, position, end)
-        return parsed
+                position = self._field(position, end)
+            if len(self._window.keys) >= _WINDOW_RECORDS:
+                yield self._window
+                self._window = _Window()
+        yield self._window
+
+    def _usual_keys(self, position: int, end: int) -> int:
+        """Take the keys of less than 128 bytes that come next; where that ends."""
+        message, last = self._message, end - 2
+        while position <= last:
+            tag, start = message[position], position + 2
+            stop = start + message[start - 1]
+            if stop - start >= 0x80 or stop > end:
+                break
+            if tag == _KEYS_TAG:
+                self.partition_keys.add(start, stop)
+            elif tag == _HASH_KEYS_TAG:
+                self.hash_keys.add(start, stop)
+            else:
+                break
+            position = stop
+        return position
 
     def _usual_records(self, message: bytes, position: int, end: int) -> int:
         """Take the records that are as every known producer writes them: indexes below 128 first, then data of less
-        than 16 KiB and nothing more. Where that ends; a record in any other form, right or wrong, is left alone.
+        than 16 KiB and nothing more. Where that or the window ends; a record in any other form, right or wrong, is
+        left alone.
 
         All that is read of most records is read in this loop, so it calls nothing it can do without.
         """
-        keys, explicits, data = self.keys.append, self.explicits.append, self.data.append
-        last = end - _LONGEST_HEAD  # what begins here at the latest can be looked at without running past the end
+        window = self._window
+        keys, explicits, data = window.keys.append, window.explicits.append, window.data.append
+        # What begins here at the latest can be looked at without running past the end.
+        last = min(end - _LONGEST_HEAD, position + _WINDOW_BYTES)
         while position <= last and message[position] == _RECORD_TAG:
             start, high = position + 2, message[position + 2]
             size = message[position + 1]
@@ -191,7 +292,7 @@ class _Message:
             key = message[start + 1]
             if message[start] != _KEY_TAG or key >= 0x80:
                 break
-            explicit: int | None = None
+            explicit = _ABSENT
             start += 2
             if message[start] == _EXPLICIT_TAG:
                 explicit = message[start + 1]
@@ -214,8 +315,9 @@ class _Message:
             position = stop
         return position
 
-    def _field(self, message: bytes, position: int, end: int) -> int:
+    def _field(self, position: int, end: int) -> int:
         """Take one field in whatever form; where it ends."""
+        message = self._message
         tag, position = _varint(message, position, end)
         number, wire = tag >> 3, tag & 7
         if wire != _LENGTH or number not in (1, 2, 3):
@@ -224,66 +326,141 @@ class _Message:
         stop = position + size
         if stop > end:
             raise _Malformed(f"field {number} at byte {position} runs past the end")
-        if number == 3:
-            key, explicit, data = _record(message, position, stop)
-            self.keys.append(key)
-            self.explicits.append(explicit)
-            self.data.append(data)
+        if number == 1:
+            self.partition_keys.add(position, stop)
+        elif number == 2:
+            self.hash_keys.add(position, stop)
         else:
-            table = self.partition_keys if number == 1 else self.explicit_hash_keys
-            try:
-                table.append(message[position:stop].decode())
-            except UnicodeDecodeError as error:
-                raise _Malformed(f"key at byte {position} is not UTF-8") from error
+            key, explicit, data = _record(message, position, stop)
+            self._window.keys.append(key)
+            self._window.explicits.append(explicit)
+            self._window.data.append(data)
         return stop
 
-    def resolve(self) -> SubRecords:
-        count, tables = len(self.data), (self.partition_keys, self.explicit_hash_keys)
-        if any(key and not _is_hash_key(key) for key in self.explicit_hash_keys):
-            count = self._count_of_sound()
-        try:
-            records = self._resolved(count, *tables)
-        except IndexError:
-            count = self._count_of_sound()
-            records = self._resolved(count, *tables)
-        if count < len(self.data):
-            raise _BadIndex(self._fault(count) or "", records)
-        return records
 
-    def _resolved(self, count: int, partition_keys: list[str], explicit_keys: list[str]) -> SubRecords:
-        explicits = self.explicits[:count]
-        return SubRecords(
-            range(count),
-            [partition_keys[key] for key in self.keys[:count]],
-            [None if explicit is None else explicit_keys[explicit] for explicit in explicits],
-            self.data[:count],
+@dataclass(slots=True)
+class _Slice:
+    """The records of a message from `first` on that are wanted, and what has to be known of all others."""
+
+    partition_keys: _Table
+    hash_keys: _Table
+    first: int
+    count: int = 0
+    """Of all records of the message."""
+
+    highest_key: int = _ABSENT
+    highest_explicit: int = _ABSENT
+    wanted: _Window = field(default_factory=_Window)
+
+    @classmethod
+    def of(cls, message: bytes, first: int, stop: int) -> "_Slice":
+        walk = _Walk(message)
+        found = cls(walk.partition_keys, walk.hash_keys, first)
+        for window in walk.windows():
+            found._add(window, stop)
+        return found
+
+    def _add(self, window: _Window, stop: int) -> None:
+        count = len(window.keys)
+        if not count:
+            return
+        key, explicit = max(window.keys), max(window.explicits)
+        self.highest_key = max(self.highest_key, key)
+        self.highest_explicit = max(self.highest_explicit, explicit)
+        low, high = max(self.first - self.count, 0), max(stop - self.count, 0)
+        self.count += count
+        if low == 0 and high >= count and not self.wanted.keys:
+            self.wanted = window
+        elif low < high:
+            self.wanted.extend(window.part(low, high))
+
+    def fault(self, message: bytes) -> _Fault | None:
+        """The first record that points nowhere, or at what is no hash key."""
+        points_nowhere = self.highest_key >= len(self.partition_keys) or self.highest_explicit >= len(
+            self.hash_keys
         )
-
-    def _count_of_sound(self) -> int:
-        """How many records come before the first that points nowhere, or at what is no hash key."""
-        return next((index for index in range(len(self.data)) if self._fault(index)), len(self.data))
-
-    def _fault(self, index: int) -> str | None:
-        key, explicit = self.keys[index], self.explicits[index]
-        if key >= len(self.partition_keys):
-            return f"record {index} names partition key {key} of {len(self.partition_keys)}"
-        if explicit is None:
+        # Each key is looked at once: it may be as long as the message, and named by each of a thousand records.
+        unsound = bytearray(not _is_hash_key(self.hash_keys.text(i) or "0") for i in range(len(self.hash_keys)))
+        if not points_nowhere and not any(unsound):
             return None
-        if explicit >= len(self.explicit_hash_keys):
-            return f"record {index} names hash key {explicit} of {len(self.explicit_hash_keys)}"
-        explicit_key = self.explicit_hash_keys[explicit]
-        if explicit_key and not _is_hash_key(explicit_key):
-            return f"record {index} has hash key {explicit_key[:50]!r}"
+        start = 0
+        for window in _Walk(message).windows():
+            for index, (key, explicit) in enumerate(zip(window.keys, window.explicits, strict=True), start):
+                if key >= len(self.partition_keys):
+                    return _Fault(index, f"record {index} names partition key {key} of {len(self.partition_keys)}")
+                if explicit >= len(self.hash_keys):
+                    return _Fault(index, f"record {index} names hash key {explicit} of {len(self.hash_keys)}")
+                if explicit != _ABSENT and unsound[explicit]:
+                    return _Fault(index, f"record {index} has hash key {self.hash_keys.text(explicit)[:50]!r}")
+            start += len(window.keys)
         return None
+
+    def resolve(self, hash_range: HashRange | None, most_bytes: int, *, whole_or_none: bool) -> Aggregate:
+        """The records of the slice that belong to the range and have room. `whole_or_none`: none where one does not
+        belong to it."""
+        last_index = max(self.count - 1, 0)
+        keys, explicits, data = self.wanted.keys, self.wanted.explicits, self.wanted.data
+        places: Sequence[int] = range(self.first, self.first + len(data))
+        reached = last_index if self.first + len(data) >= self.count else self.first + len(data) - 1
+        inside = self._inside(hash_range)
+        misplaced = 0
+        if inside is not None:
+            if whole_or_none:
+                return Aggregate(SubRecords(), last_index, reached, len(data))
+            keys, explicits = list(compress(keys, inside)), list(compress(explicits, inside))
+            data = list(compress(data, inside))
+            places = list(compress(places, inside))
+            misplaced = len(inside) - len(data)
+        partition_keys = self.partition_keys.texts(keys)
+        hash_keys: Sequence[str | None] = [None] * len(data)
+        if self.highest_explicit != _ABSENT:
+            texts = {index: None if index == _ABSENT else self.hash_keys.text(index) for index in set(explicits)}
+            hash_keys = [texts[index] for index in explicits]
+        columns = [list(map(len, data)), utf8_sizes(partition_keys)]
+        if self.highest_explicit != _ABSENT:
+            columns.append(utf8_sizes([text or "" for text in hash_keys]))
+        size = sum(map(sum, columns))
+        if size > most_bytes:
+            sizes = list(map(sum, zip(*columns, strict=True)))
+            room = bisect_right(list(accumulate(sizes)), most_bytes)
+            size, reached = sum(sizes[:room]), places[room] - 1
+            places, data = places[:room], data[:room]
+            partition_keys, hash_keys = partition_keys[:room], hash_keys[:room]
+            misplaced = reached + 1 - self.first - room
+        records = SubRecords(places, partition_keys, hash_keys, data)
+        return Aggregate(records, last_index, reached, misplaced, size)
+
+    def _inside(self, hash_range: HashRange | None) -> list[bool] | None:
+        """Which records belong to the range; None if all do. A key is hashed once, however many records name it."""
+        if hash_range is None or (hash_range.start == 0 and hash_range.end == MAX_HASH_KEY):
+            return None
+        keys, explicits = self.wanted.keys, self.wanted.explicits
+        by_explicit = {
+            explicit: explicit_hash(self.hash_keys.text(explicit)) in hash_range
+            for explicit in set(explicits)
+            if explicit != _ABSENT and self.hash_keys.text(explicit)
+        }
+        by_key = (
+            {key: hash_key(self.partition_keys.text(key)) in hash_range for key in set(keys)}
+            if any(explicit not in by_explicit for explicit in set(explicits))
+            else {}
+        )
+        if all(by_explicit.values()) and all(by_key.values()):
+            return None
+        inside = [
+            by_explicit[explicit] if explicit in by_explicit else by_key[key]
+            for key, explicit in zip(keys, explicits, strict=True)
+        ]
+        return None if all(inside) else inside
 
 
 def _is_hash_key(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def _record(message: bytes, position: int, end: int) -> tuple[int, int | None, bytes]:
+def _record(message: bytes, position: int, end: int) -> tuple[int, int, bytes]:
     key: int | None = None
-    explicit: int | None = None
+    explicit = _ABSENT
     data: bytes | None = None
     while position < end:
         tag, position = _varint(message, position, end)

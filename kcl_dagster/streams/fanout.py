@@ -29,7 +29,7 @@ from kcl_dagster.streams.cutting import RangeCut
 from kcl_dagster.streams.pacing import Allowance
 from kcl_dagster.streams.polling import OPEN_PATIENCE_SECONDS, PINNED_PATIENCE_SECONDS, Bookmark, is_far_behind
 from kcl_dagster.streams.position import Bounds
-from kcl_dagster.streams.records import StreamRecord, child_shards, size_of
+from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shards
 
 # A consumer may subscribe to a shard again five seconds after its last subscription, which is then taken over.
 RESUBSCRIBE_SECONDS: Final = 5.1
@@ -53,6 +53,7 @@ class FanoutReader:
         runtime: Runtime,
         bookmark: Bookmark | None = None,
         in_background: bool = True,
+        opens_aggregates: bool = True,
     ) -> None:
         """`in_background`: wait for events on a thread of its own, so that a deadline is kept on a silent shard.
         Off for clients that answer at once and know one thread only."""
@@ -66,7 +67,8 @@ class FanoutReader:
         self._continuation = bookmark.iterator if bookmark else None
         self._not_before = self._now() + (bookmark.wait_seconds if bookmark else 0.0)
         self._name = f"{shard_id} of stream {stream}"
-        self._cut = RangeCut(bounds, self._name, goes_on=self._continuation is not None)
+        goes_on = self._continuation is not None
+        self._cut = RangeCut(bounds, self._name, goes_on=goes_on, opens_aggregates=opens_aggregates)
 
         self.millis_behind: int | None = bookmark.millis_behind if bookmark else None
         self.is_ended = False
@@ -133,9 +135,13 @@ class FanoutReader:
                             give_up = self._now() + patience
                         records = self._accept(event)
                         answered = answered or not (self._cut.is_only_anchor(records) and self.millis_behind)
+                        records = self._cut.claim(records, allowance)
+                        if self._cut.rest_is_left:
+                            self.leave_rest(arrival_millis(records[-1]) if records else None)
                         if records:
-                            allowance.spend(len(records), size_of(records))
                             yield records
+                        if self._cut.rest_is_left:
+                            return
                 finally:
                     events.close()
                 if self._now() >= give_up and not is_over():
@@ -146,6 +152,15 @@ class FanoutReader:
                 self._recover(error, give_up)
         if pinned and not self._cut.is_complete and not is_stopped():
             raise self._cut.lost_the_end()
+
+    def opened(self, rows: int, bytes_: int, records: int) -> None:
+        """The shard decides how much it pushes."""
+
+    def leave_rest(self, last_arrival_ms: int | None) -> None:
+        """As `ShardReader.leave_rest`."""
+        self.millis_behind = self._cut.leave_rest(self.millis_behind, last_arrival_ms)
+        self._continuation = None
+        self.is_ended, self.children = False, ()
 
     def _now(self) -> float:
         return self._runtime.clock.monotonic()

@@ -1,6 +1,12 @@
-"""How fast one shard may be read. Pure: told what was read and when, it says when to read again."""
+"""How fast one shard may be read, and how much a batch may read of all shards."""
 
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 # Kinesis allows five GetRecords a second on a shard, for all consumers together: one call is left for others.
@@ -10,6 +16,13 @@ READS_PER_SECOND: Final = 4.0
 BYTES_PER_SECOND: Final = 1.9 * 1024 * 1024
 # An empty shard is asked once a second: that leaves four fifths of the shard's reads to others.
 IDLE_SECONDS: Final = 1.0
+# The largest page of GetRecords, and the largest record that a stream can be set up for.
+MAX_PAGE_BYTES: Final = 10 * 1024 * 1024
+# The largest record of a stream that was not set up for larger ones.
+LIKELY_LARGEST_RECORD_BYTES: Final = 1024 * 1024
+# The first page of a shard tells how large its records are; few of them tell as much as many.
+FIRST_PAGE_RECORDS: Final = 20
+STOP_POLL_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +45,11 @@ class ShardLimits:
 
 
 class Allowance:
-    """The budget of a batch, shared by the readers of one task.
+    """The budget of a batch, shared by the readers of one task. Safe for threads.
 
-    Not thread-safe by itself: two readers that spend at once may both go over the edge by a page, which is all a
-    budget promises anyway.
+    What is kept never exceeds the budget, except for the first record of all, which is kept whatever its size. A
+    page holds up to ten megabytes however few records are asked for, so readers take turns: another one asks only
+    if all the pages that are under way would fit, and one alone may always ask.
     """
 
     def __init__(self, records: int, bytes_: int, readers: int) -> None:
@@ -43,16 +57,97 @@ class Allowance:
         self._bytes = bytes_
         self._page_records = max(records // max(readers, 1), 1)
         self._page_bytes = max(bytes_ // max(readers, 1), 1)
+        self._is_untouched = True
+        self._is_closed = False
+        self._asking = 0
+        self._waiting: deque[object] = deque()
+        self._changed = threading.Condition()
 
     @property
     def is_spent(self) -> bool:
-        return self._records <= 0 or self._bytes <= 0
+        """Whether there is no room for another record. There is always room for a first one."""
+        return self._is_closed or (not self._is_untouched and (self._records <= 0 or self._bytes <= 0))
+
+    @contextmanager
+    def turn(self, is_stopped: Callable[[], bool], *, pinned: bool = False) -> Iterator[bool]:
+        """Wait until another page may be asked for, in the order of arrival; False if none may any more. Until the
+        end of the block a page counts as under way. A pinned range has its turn although the budget is spent."""
+        granted, ticket = False, object()
+        with self._changed:
+            self._waiting.append(ticket)
+            try:
+                while not is_stopped() and (pinned or not self.is_spent):
+                    if self._waiting[0] is ticket and self._has_room_for_a_page():
+                        granted = True
+                        self._asking += 1
+                        break
+                    self._changed.wait(STOP_POLL_SECONDS)
+            finally:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()
+        try:
+            yield granted
+        finally:
+            if granted:
+                with self._changed:
+                    self._asking -= 1
+                    self._changed.notify_all()
+
+    def claim(self, sizes: Sequence[int]) -> int:
+        """Take records of these sizes, in order, as far as there is room; how many. If not all fit, the budget is
+        spent: what follows is read by the next batch."""
+        with self._changed:
+            if len(sizes) <= self._records and sum(sizes) <= self._bytes:
+                fitting = len(sizes)
+            else:
+                fitting = max(0, min(self._records, bisect_right(list(accumulate(sizes)), self._bytes)))
+                fitting = max(fitting, self._is_untouched and len(sizes) > 0)
+            self._is_closed = self._is_closed or fitting < len(sizes)
+            self._spend(fitting, sum(sizes[:fitting]))
+            return fitting
 
     def spend(self, records: int, bytes_: int) -> None:
+        """Take room that may be there or not: for records that have to be read."""
+        with self._changed:
+            self._spend(records, bytes_)
+
+    @contextmanager
+    def opening(self, claimed: int) -> Iterator["Opening"]:
+        """Room for the records inside of one record of `claimed` bytes, which was claimed before. One at a time."""
+        with self._changed:
+            opening = Opening(max(self._records, 0) + 1, max(self._bytes, 0) + claimed)
+            yield opening
+            self._is_closed = self._is_closed or not opening.is_whole
+            self._spend(max(opening.rows_taken - 1, 0), max(opening.bytes_taken - claimed, 0))
+
+    def page_limit(self, record_bytes: float, most: int, record_rows: float = 1.0) -> int:
+        """How many records to ask for, so that readers who ask at once stay near the budget together. A record
+        holds about `record_rows` user records of `record_bytes` altogether."""
+        by_bytes = int(min(self._page_bytes, self._bytes) / max(record_bytes, 1.0))
+        by_rows = int(min(self._page_records, self._records) / max(record_rows, 1.0))
+        return max(1, min(most, by_rows, by_bytes))
+
+    def first_page_limit(self) -> int:
+        """How many records to ask a shard for whose records are of unknown size."""
+        likely_largest = self._page_bytes // LIKELY_LARGEST_RECORD_BYTES
+        return max(1, min(FIRST_PAGE_RECORDS, likely_largest, self._page_records, self._records))
+
+    def _has_room_for_a_page(self) -> bool:
+        return not self._asking or (self._asking + 1) * MAX_PAGE_BYTES <= self._bytes
+
+    def _spend(self, records: int, bytes_: int) -> None:
+        self._is_untouched = self._is_untouched and not records
         self._records -= records
         self._bytes -= bytes_
+        self._changed.notify_all()
 
-    def page_limit(self, record_bytes: float, most: int) -> int:
-        """How many records to ask for, so that readers who ask at once stay near the budget together."""
-        by_bytes = int(min(self._page_bytes, self._bytes) / max(record_bytes, 1.0))
-        return max(1, min(most, self._page_records, self._records, by_bytes))
+
+@dataclass(slots=True)
+class Opening:
+    """Room for what is inside of one record, and how much of it was taken."""
+
+    rows: int
+    bytes: int
+    rows_taken: int = 0
+    bytes_taken: int = 0
+    is_whole: bool = True

@@ -15,11 +15,9 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.cutting import RangeCut
 from kcl_dagster.streams.pacing import Allowance, ShardLimits
 from kcl_dagster.streams.position import Bounds
-from kcl_dagster.streams.records import StreamRecord, child_shards, size_of
+from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shards, size_of
 
 MAX_PAGE_RECORDS: Final = 10_000  # GetRecords refuses a larger limit
-# Size of a record before the first page has told; a page holds 10 MiB at most whatever we ask for.
-ASSUMED_RECORD_BYTES: Final = 1024.0
 
 # A pinned range is read to its end although the budget is spent, but not for ever.
 PINNED_PATIENCE_SECONDS: Final = 120.0
@@ -48,7 +46,12 @@ class Bookmark:
     """
 
     iterator: str | None
-    record_bytes: float = ASSUMED_RECORD_BYTES
+    record_bytes: float | None = None
+    """Of a Kinesis record, with all that is inside of it; None while it is not known."""
+
+    record_rows: float = 1.0
+    """User records in a Kinesis record."""
+
     wait_seconds: float = 0.0  # the shard asks to be left alone for this long yet
     millis_behind: int | None = None  # as it last said, for a range that has no time to ask it
 
@@ -66,6 +69,7 @@ class ShardReader:
         runtime: Runtime,
         limits: ShardLimits,
         bookmark: Bookmark | None = None,
+        opens_aggregates: bool = True,
     ) -> None:
         self._client = client
         self._stream = stream
@@ -74,11 +78,17 @@ class ShardReader:
         self._runtime = runtime
         self._limits = limits
         self._iterator = bookmark.iterator if bookmark else None
-        self._record_bytes = bookmark.record_bytes if bookmark else ASSUMED_RECORD_BYTES
+        self._record_bytes = bookmark.record_bytes if bookmark else None
+        self._record_rows = bookmark.record_rows if bookmark else 1.0
         self._not_before = runtime.clock.monotonic() + (bookmark.wait_seconds if bookmark else 0.0)
         self._page_bytes = 0
         self._failures = 0  # since the last answer
-        self._cut = RangeCut(bounds, f"{shard_id} of stream {stream}", goes_on=self._iterator is not None)
+        self._cut = RangeCut(
+            bounds,
+            f"{shard_id} of stream {stream}",
+            goes_on=self._iterator is not None,
+            opens_aggregates=opens_aggregates,
+        )
 
         self.millis_behind: int | None = None
         self.is_ended = False
@@ -88,10 +98,11 @@ class ShardReader:
     @property
     def bookmark(self) -> Bookmark | None:
         """Where to go on; None when the next reader must find the place itself."""
-        if self._iterator is None:
+        if self._iterator is None and not self._cut.rest_is_left:
             return None
         wait = max(0.0, self._not_before - self._runtime.clock.monotonic())
-        return Bookmark(None if is_far_behind(self.millis_behind) else self._iterator, self._record_bytes, wait)
+        place = None if is_far_behind(self.millis_behind) else self._iterator
+        return Bookmark(place, self._record_bytes, self._record_rows, wait)
 
     def pages(
         self, allowance: Allowance, deadline: float, is_stopped: Callable[[], bool] = lambda: False
@@ -99,8 +110,8 @@ class ShardReader:
         """The records of the range, in order, in non-empty pages.
 
         Ends when the range is complete, when the shard ends, when `allowance` or the time until `deadline` (of
-        the monotonic clock) is used up, or when `is_stopped` says so. An open range gets one answer at least. A
-        pinned range knows neither allowance nor deadline.
+        the monotonic clock) is used up, or when `is_stopped` says so. An open range gets one answer at least,
+        unless other ranges have used up the allowance before. A pinned range knows neither allowance nor deadline.
 
         Whole Kinesis records: the edges inside an aggregate are the caller's to cut. Raises DataLoss when the
         records of a pinned range are gone, and Throttled, EndpointUnreachable or OutcomeUnknown when the shard
@@ -114,19 +125,30 @@ class ShardReader:
             if answered and not pinned and (allowance.is_spent or self._not_before >= deadline):
                 return
             self._wait()
-            answer = self._ask(MAX_PAGE_RECORDS if pinned else self._limit(allowance), give_up)
-            if answer is None:
-                continue
-            if pinned:
-                give_up = self._now() + patience
-            records = self._accept(answer)
-            # The checkpoint's own record is no answer, or a budget that others have spent would end here each time.
-            answered = answered or not (self._cut.is_only_anchor(records) and self.millis_behind)
-            if records:
-                allowance.spend(len(records), self._page_bytes)
-                yield records
-                if not pinned and is_far_behind(self.millis_behind) and not self._cut.is_only_anchor(records):
-                    return
+            with allowance.turn(is_stopped, pinned=pinned) as granted:
+                if not granted:
+                    break
+                answer = self._ask(self._limit(allowance), give_up)
+                if answer is None:
+                    continue
+                if pinned:
+                    give_up = self._now() + patience
+                records = self._cut.claim(self._accept(answer), allowance)
+                if self._cut.rest_is_left:
+                    self.leave_rest(arrival_millis(records[-1]) if records else None)
+                # The checkpoint's own record is no answer, or a small budget would end here each time.
+                answered = answered or not (self._cut.is_only_anchor(records) and self.millis_behind)
+                if records:
+                    yield records
+            if self._cut.rest_is_left:
+                return
+            if (
+                not pinned
+                and records
+                and is_far_behind(self.millis_behind)
+                and not self._cut.is_only_anchor(records)
+            ):
+                return
         if pinned and not self._cut.is_complete and not is_stopped():
             raise self._cut.lost_the_end()
 
@@ -135,9 +157,26 @@ class ShardReader:
         """Whether the record at which the range begins is no longer in the stream."""
         return self._cut.is_start_trimmed
 
+    def opened(self, rows: int, bytes_: int, records: int) -> None:
+        """Called after each page: what its `records` turned out to hold. Sets the size of the pages to come."""
+        self._record_rows = max(rows / records, 1.0)
+        self._record_bytes = max(bytes_ / records, self._record_bytes or 1.0)
+
+    def leave_rest(self, last_arrival_ms: int | None) -> None:
+        """Called when only part of the last page was taken, up to a record that arrived then. The rest belongs to
+        the next range, which finds its place itself."""
+        self.millis_behind = self._cut.leave_rest(self.millis_behind, last_arrival_ms)
+        self._iterator = None
+        self.is_ended, self.children = False, ()
+
     def _limit(self, allowance: Allowance) -> int:
         """With the record at which the range begins comes the next one, or that might leave between two pages."""
-        limit = allowance.page_limit(self._record_bytes, MAX_PAGE_RECORDS - 1)
+        if self._cut.is_pinned:
+            return MAX_PAGE_RECORDS
+        if self._record_bytes is None:
+            limit = allowance.first_page_limit()
+        else:
+            limit = allowance.page_limit(self._record_bytes, MAX_PAGE_RECORDS - 1, self._record_rows)
         begins = self._iterator is None and self._cut.last_sequence is None
         return limit + (begins and self._bounds.begins_at_record is not None)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from operator import itemgetter
+from operator import add, itemgetter
 from typing import Any, TypedDict
 
 from kcl_dagster.model.shard import ChildShard, HashRange
@@ -40,6 +40,20 @@ def millis(seconds: float | None) -> int | None:
 def size_of(records: Iterable[StreamRecord]) -> int:
     """Bytes of payload."""
     return sum(map(len, map(_data, records)))
+
+
+def sizes_of(records: Sequence[StreamRecord]) -> list[int]:
+    """Bytes of each record's payload and partition key: what it takes up when it is kept."""
+    keys = utf8_sizes([record["PartitionKey"] for record in records])
+    return list(map(add, map(len, map(_data, records)), keys))
+
+
+def utf8_sizes(texts: Sequence[str]) -> list[int]:
+    """Bytes of each text. Equal ones are measured once: they may be long, and many."""
+    if all(map(str.isascii, texts)):
+        return list(map(len, texts))
+    sizes = {text: len(text.encode()) for text in set(texts)}
+    return [sizes[text] for text in texts]
 
 
 _data = itemgetter("Data")

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from typing import Protocol
 
 from kcl_dagster.errors import BrokenAggregate
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.shard import HashRange
-from kcl_dagster.streams.deaggregation import MAGIC, Aggregate, deaggregate
+from kcl_dagster.streams.deaggregation import MAGIC, Aggregate, Room, deaggregate
+from kcl_dagster.streams.pacing import Allowance
 from kcl_dagster.streams.position import Bounds
-from kcl_dagster.streams.records import StreamRecord, arrival_seconds, millis
+from kcl_dagster.streams.records import StreamRecord, arrival_seconds, millis, sizes_of
 
 
 @dataclass(slots=True)
@@ -28,6 +30,19 @@ class Columns:
     def __len__(self) -> int:
         return len(self.data)
 
+    def slice(self, start: int, stop: int) -> "Columns":
+        return Columns(*(getattr(self, name)[start:stop] for name in self.__slots__))
+
+
+class PageReader(Protocol):
+    """What gives pages: `ShardReader`, `FanoutReader`, `WindowReader`."""
+
+    def opened(self, rows: int, bytes_: int, records: int) -> None:
+        """All of the last page, of so many `records`, was taken, and this much was inside of it."""
+
+    def leave_rest(self, last_arrival_ms: int | None) -> None:
+        """Of the last page only a part was taken, up to a record that arrived then."""
+
 
 class Unpacker:
     """Opens the records of one range and keeps count. One per range; fed in order, on one thread."""
@@ -45,47 +60,102 @@ class Unpacker:
         self.broken_aggregates = 0
         self.misplaced = 0
 
-    def unpack(self, page: Sequence[StreamRecord], into: Columns) -> None:
-        """Append the user records of a page that belong to the range. No record may lie beyond the pinned end."""
+    def unpack_from(
+        self, reader: PageReader, page: Sequence[StreamRecord], into: Columns, allowance: Allowance
+    ) -> bool:
+        """`unpack`, and tell the reader that gave the page what became of it. False when the range ends there."""
+        rows, bytes_ = self.records, self.bytes
+        is_whole = self.unpack(page, into, allowance)
+        if is_whole:
+            reader.opened(self.records - rows, self.bytes - bytes_, len(page))
+        else:
+            reader.leave_rest(self.last_arrival_ms)
+        return is_whole
+
+    def unpack(self, page: Sequence[StreamRecord], into: Columns, allowance: Allowance | None = None) -> bool:
+        """Append the user records of a page that belong to the range. No record may lie beyond the pinned end.
+
+        What is inside of aggregates is taken as far as `allowance` has room for it, beside what the page's records
+        have claimed there themselves. False when that was not all: the range ends where `through` says, be it
+        inside of an aggregate. A pinned range is taken whole, since it was given room when it was read first.
+        """
         begin = 0
         while self.first is None and begin < len(page):
-            self._unpack_one(page[begin], into)
+            if not self._unpack_one(page[begin], into, allowance):
+                return False
             begin += 1
         rest = page[begin:] if begin else page
         if not rest:
-            return
+            return True
         data = [record["Data"] for record in rest]
         if self._opens_aggregates and any(map(bytes.startswith, data, repeat(MAGIC))):
-            for record in rest:
-                self._unpack_one(record, into)
-        else:
-            self._add_plain(rest, data, into)
+            return all(self._unpack_one(record, into, allowance) for record in rest)
+        self._add_plain(rest, data, into)
+        return True
 
-    def _unpack_one(self, record: StreamRecord, into: Columns) -> None:
+    def _unpack_one(self, record: StreamRecord, into: Columns, allowance: Allowance | None) -> bool:
+        """Whether all of it was taken."""
         data, sequence = record["Data"], record["SequenceNumber"]
-        aggregate: Aggregate | None = None
-        problem: str | None = None
-        if self._opens_aggregates and data.startswith(MAGIC):
-            try:
-                aggregate = deaggregate(data, self._hash_range)
-            except BrokenAggregate as error:
-                problem = str(error)
-        last_index = aggregate.last_index if aggregate else 0
-        if self.first is None and self._bounds.is_before(sequence, last_index):
-            return  # the record at which the range begins
+        if not (self._opens_aggregates and data.startswith(MAGIC)):
+            self._add_one(record, None, into)
+            return True
+        try:
+            aggregate = self._opened(record, allowance)
+        except BrokenAggregate as error:
+            self._add_one(record, str(error), into)
+            return True
+        if aggregate is None:
+            self._add_one(record, None, into)
+            return True
+        if self._is_before(sequence, aggregate.last_index):
+            return True
+        is_whole = aggregate.reached >= aggregate.last_index
+        if not self._bounds.is_before(sequence, aggregate.reached):
+            arrival = self._begin(record)
+            self._reach(sequence, aggregate.reached, arrival)
+            self._add_parts(aggregate, sequence, arrival, into)
+        return is_whole or self._bounds.through is not None
+
+    def _opened(self, record: StreamRecord, allowance: Allowance | None) -> Aggregate | None:
+        """The part of an aggregate that belongs to the range and has room. Raises BrokenAggregate."""
+        data, sequence, bounds = record["Data"], record["SequenceNumber"], self._bounds
+        is_anchor = sequence == bounds.after.sequence
+        first = bounds.after.sub_sequence + 1 if is_anchor else 0
+        last = bounds.through.sub_sequence if bounds.through and sequence == bounds.through.sequence else None
+        if allowance is None or bounds.through is not None:
+            return deaggregate(data, self._hash_range, first=first, last=last)
+        claimed = sizes_of([record])[0]
+        with allowance.opening(claimed) as opening:
+            aggregate = deaggregate(data, self._hash_range, first=first, room=Room(opening.rows, opening.bytes))
+            if aggregate is not None:
+                opening.rows_taken, opening.bytes_taken = len(aggregate.records), aggregate.bytes
+                opening.is_whole = aggregate.reached >= aggregate.last_index
+            return aggregate
+
+    def _is_before(self, sequence: str, last_index: int) -> bool:
+        """Whether the record was processed before: it is the one at which the range begins."""
+        return self.first is None and self._bounds.is_before(sequence, last_index)
+
+    def _begin(self, record: StreamRecord) -> float | None:
+        """When a record of the range arrived."""
         arrival = arrival_seconds([record])[0]
         if self.first is None:
-            self.first, self.first_arrival_ms = sequence, millis(arrival)
-        self._reach(sequence, last_index, arrival)
-        if aggregate is not None:
-            self._add_parts(aggregate, sequence, arrival, into)
-        else:
-            self.broken_aggregates += problem is not None
-            into.data.append(data)
-            into.partition_key.append(record["PartitionKey"])
-            into.explicit_hash_key.append(None)
-            into.sub_sequence_number.append(0)
-            self._fill(into, 1, [sequence], [arrival], problem, len(data))
+            self.first, self.first_arrival_ms = record["SequenceNumber"], millis(arrival)
+        return arrival
+
+    def _add_one(self, record: StreamRecord, problem: str | None, into: Columns) -> None:
+        """A record as it came."""
+        data, sequence = record["Data"], record["SequenceNumber"]
+        if self._is_before(sequence, 0):
+            return
+        arrival = self._begin(record)
+        self._reach(sequence, 0, arrival)
+        self.broken_aggregates += problem is not None
+        into.data.append(data)
+        into.partition_key.append(record["PartitionKey"])
+        into.explicit_hash_key.append(None)
+        into.sub_sequence_number.append(0)
+        self._fill(into, 1, [sequence], [arrival], problem, len(data))
 
     def _add_plain(self, page: Sequence[StreamRecord], data: Sequence[bytes], into: Columns) -> None:
         """The rest of a range, where nothing has to be opened or left out: most of what a consumer ever reads."""
@@ -102,14 +172,6 @@ class Unpacker:
     def _add_parts(self, aggregate: Aggregate, sequence: str, arrival: float | None, into: Columns) -> None:
         self.misplaced += aggregate.misplaced
         records = aggregate.records
-        if self._is_cut(sequence):
-            bounds = self._bounds
-            records = records.only(
-                [
-                    not (bounds.is_before(sequence, place) or bounds.is_beyond(sequence, place))
-                    for place in records.places
-                ]
-            )
         into.data += records.data
         into.partition_key += records.partition_keys
         into.explicit_hash_key += records.explicit_hash_keys
@@ -131,13 +193,6 @@ class Unpacker:
         into.problem += [problem] * rows
         self.records += rows
         self.bytes += bytes_
-
-    def _is_cut(self, sequence: str) -> bool:
-        """Whether the range begins or ends at this record, perhaps inside it."""
-        bounds = self._bounds
-        return sequence == self.first or (
-            bounds.through is not None and int(sequence) == int(bounds.through.sequence)
-        )
 
     def _reach(self, sequence: str, last_index: int, arrival: float | None) -> None:
         end = self._bounds.through

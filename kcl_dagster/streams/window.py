@@ -4,7 +4,7 @@ Where a piece ends depends on its records alone, never on pages, pauses or budge
 after the window, or where the piece is large enough. So whoever reads a window again gets the same pieces.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,14 +12,14 @@ from kcl_dagster.aws import Client
 from kcl_dagster.errors import DataLoss, Throttled
 from kcl_dagster.model.shard import ChildShard
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.streams.pacing import Allowance, ShardLimits
+from kcl_dagster.streams.deaggregation import is_aggregate
+from kcl_dagster.streams.pacing import FIRST_PAGE_RECORDS, Allowance, ShardLimits
 from kcl_dagster.streams.polling import MAX_PAGE_RECORDS, Bookmark, ShardReader
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord, arrival_millis
 
-# The first page of a piece tells how large records are. More of them could be ten megabytes at once, for which
-# Kinesis makes everybody wait who reads the shard.
-FIRST_PAGE_RECORDS: Final = 20
+# User records of a piece: those inside of aggregates are many more than their bytes tell.
+PIECE_RECORDS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,11 @@ class Window:
 
     until_ms: int
     most_bytes: int
+
+    def opening(self) -> Allowance:
+        """How much may come out of the aggregates of a piece, beside what they take up themselves. A piece that
+        holds more ends inside of an aggregate, at the same record at every reading."""
+        return Allowance(PIECE_RECORDS, self.most_bytes, 1)
 
 
 class WindowReader:
@@ -89,14 +94,24 @@ class WindowReader:
             raise Throttled(f"{self._name} did not give its records in time: others read it, too")
         self.is_ended = True
 
+    def opened(self, rows: int, bytes_: int, records: int) -> None:
+        """A page is as large as the shard's pace allows, whatever is inside of its records."""
+
+    def leave_rest(self, last_arrival_ms: int | None) -> None:
+        """As `ShardReader.leave_rest`: the next piece begins where this one was cut."""
+        self._reader.leave_rest(last_arrival_ms)
+        self._is_full, self.is_ended = True, False
+
     def _is_at_tip(self) -> bool:
         """Whatever arrives from now on is behind the window, which is over."""
         return self._reader.millis_behind == 0
 
     def _cut(self, page: list[StreamRecord]) -> list[StreamRecord]:
-        if page and page[0]["SequenceNumber"] == self._anchor:
+        if page and page[0]["SequenceNumber"] == self._anchor and not is_aggregate(page[0]["Data"]):
             page = page[1:]  # of the piece before; it was read only to see that it is still there
         for index, record in enumerate(page):
+            if record["SequenceNumber"] == self._anchor:
+                continue  # an aggregate: the piece before may have ended inside of it
             arrived = arrival_millis(record)
             if arrived is not None and arrived >= self._window.until_ms:
                 self.is_ended = True
@@ -117,17 +132,14 @@ class _SmallPages(Allowance):
 
     def __init__(self, page_bytes: float) -> None:
         super().__init__(MAX_PAGE_RECORDS, int(page_bytes), 1)
-        self._is_first = True
 
     @property
     def is_spent(self) -> bool:
         return False
 
-    def spend(self, records: int, bytes_: int) -> None:
-        """Another page follows."""
+    def claim(self, sizes: Sequence[int]) -> int:
+        """All of it, and another page may follow."""
+        return len(sizes)
 
-    def page_limit(self, record_bytes: float, most: int) -> int:
-        if self._is_first:
-            self._is_first = False
-            return FIRST_PAGE_RECORDS
-        return super().page_limit(record_bytes, most)
+    def first_page_limit(self) -> int:
+        return FIRST_PAGE_RECORDS

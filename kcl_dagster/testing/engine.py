@@ -123,8 +123,10 @@ class MemoryEngine:
         unpacker = Unpacker(bounds, range_.hash_range, opens_aggregates=self._opens_aggregates)
         reader = self._reader(range_, bounds)
         columns = Columns()
+        opening = range_.window.opening() if range_.window is not None else allowance
         for page in reader.pages(allowance, deadline):
-            unpacker.unpack(page, columns)
+            if not unpacker.unpack_from(reader, page, columns, opening):
+                break
         self._remember(range_, reader.bookmark, unpacker.through or range_.after)
         return _progress(range_, reader, unpacker), columns
 
@@ -133,7 +135,16 @@ class MemoryEngine:
         if range_.window is not None:
             return WindowReader(self._client, name, shard, bounds, range_.window, runtime=runtime, limits=limits)
         bookmark = self._bookmark(range_)
-        return ShardReader(self._client, name, shard, bounds, runtime=runtime, limits=limits, bookmark=bookmark)
+        return ShardReader(
+            self._client,
+            name,
+            shard,
+            bounds,
+            runtime=runtime,
+            limits=limits,
+            bookmark=bookmark,
+            opens_aggregates=self._opens_aggregates,
+        )
 
     def _bookmark(self, range_: Range) -> Bookmark | None:
         """The iterator that stands at the beginning of this range, if the last fetch ended there."""

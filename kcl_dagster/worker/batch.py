@@ -62,11 +62,26 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When a fetch stops reading open ranges: whichever comes first. For the whole batch, not for each shard."""
+    """When a fetch stops reading open ranges: whichever comes first. For the whole batch, not for each shard.
+
+    `records` and `bytes` count user records with their keys, and are not exceeded by open ranges, except by a first
+    record that is larger. When there is not room for all ranges, they are served in the order in which they are
+    asked for.
+    """
 
     records: int
     bytes: int
     seconds: float
+
+    def beside(self, records: int, bytes_: int, missing: int, ranges: int) -> "Budget":
+        """What is left beside a fetch that holds so much, for the `missing` ones of so many ranges: the rest, and
+        no less than their part, or a fetch that always holds everything would keep them from being read."""
+        part = missing / ranges
+        return Budget(
+            max(1, self.records - records, int(self.records * part)),
+            max(1, self.bytes - bytes_, int(self.bytes * part)),
+            self.seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +121,11 @@ class Progress:
 
     broken_aggregates: int = 0
     """Aggregates whose body could not be parsed; each was kept as the raw record it came in."""
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the shard was read at all: the batch may have had no room for it."""
+        return self.through is not None or self.millis_behind is not None or self.ended
 
 
 @dataclass(frozen=True, slots=True)

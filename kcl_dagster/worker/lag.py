@@ -25,7 +25,7 @@ class Lag:
         for lease in leases:
             if lease.outcome is Outcome.FINISHED:
                 self._behind.pop(lease.lease, None)
-            elif lease.outcome in _READ:
+            elif lease.outcome in _READ and lease.millis_behind is not None:
                 self._behind[lease.lease] = (lease.millis_behind or 0, now)
             else:
                 self._behind.setdefault(lease.lease, (lease.millis_behind or 0, now))

@@ -113,6 +113,10 @@ class Reading(Generic[R]):
     _begun: set[int] = field(default_factory=set)
     """Tokens of the leases that were read before."""
 
+    _rounds: int = 0
+    _answered: dict[int, int] = field(default_factory=dict)
+    """In which round a lease was last read, by token. One batch may not have room for a record of every shard."""
+
     _told: dict[int, tuple[str, str | None]] = field(default_factory=dict)
     """From where to where the last loss was that was told of, by token."""
 
@@ -128,7 +132,10 @@ class Reading(Generic[R]):
         self._begun &= tokens
         self._told = {token: place for token, place in self._told.items() if token in tokens}
         readable = {h.key: h for h in held if self._is_readable(h, this)}
-        for key in self.failures.next_group(sorted(readable)):
+        self._rounds += 1
+        self._answered = {token: last for token, last in self._answered.items() if token in tokens}
+        waiting = sorted(readable.values(), key=lambda holding: (self._answered.get(holding.token, 0), holding.key))
+        for key in self.failures.next_group([holding.key for holding in waiting]):
             try:
                 this.ranges[key] = plan_range(readable[key])
             except KclError as error:
@@ -177,6 +184,8 @@ class Reading(Generic[R]):
         sound = []
         for key, planned in this.ranges.items():
             progress, error = fetched.progress.get(key), fetched.failures.get(key)
+            if progress is None or progress.is_answered:
+                self._answered[this.holdings[key].token] = self._rounds
             if isinstance(error, DataLoss) and planned.is_pinned:
                 sound += self._gone_on_from(this, planned, error)
             elif error is not None:

@@ -199,6 +199,74 @@ def test_a_task_that_is_abandoned_stops_its_readers(kinesis: FakeKinesis, monkey
             assert not thread.is_alive()
 
 
+MEGABYTE = 1024 * 1024
+
+
+class LargeRecords:
+    """Shards that are full of records of one size, in pages of ten megabytes as the service gives them."""
+
+    def __init__(self, size: int) -> None:
+        self.payload = b"x" * size
+        self.given = 0
+        self._lock = threading.Lock()
+
+    def get_shard_iterator(self, **request: Any) -> Any:
+        return {"ShardIterator": "1"}
+
+    def get_records(self, **request: Any) -> Any:
+        begin = int(request["ShardIterator"])
+        count = max(1, min(request["Limit"], 10 * MEGABYTE // len(self.payload)))
+        with self._lock:
+            self.given += count * len(self.payload)
+        records = [
+            {"SequenceNumber": str(number), "Data": self.payload, "PartitionKey": "k"}
+            for number in range(begin, begin + count)
+        ]
+        return {"Records": records, "NextShardIterator": str(begin + count), "MillisBehindLatest": 1000}
+
+
+@pytest.mark.audit("B15")
+@pytest.mark.parametrize(
+    ("size", "budget", "kept"), [(1, 64, 63), (10, 64, 6), (10, 25, 2), (10, 1, 1), (3, 20, 6)]
+)
+def test_the_bytes_of_a_batch_bound_what_is_read_of_all_its_shards(size: int, budget: int, kept: int) -> None:
+    """Sizes in megabytes; each of 64 shards has any number of records, whose size is known to none of them."""
+    kinesis = LargeRecords(size * MEGABYTE)
+    _, trailers = run(
+        kinesis, *[range_(index) for index in range(64)], budget=Budget(10**6, budget * MEGABYTE, 30.0)
+    )
+    assert [trailer.failure for trailer in trailers.values()] == [None] * 64
+    # With its key a record is a byte larger than a whole number of megabytes.
+    assert sum(trailer.records for trailer in trailers.values()) == kept
+    assert kinesis.given <= (max(budget, size) + 10) * MEGABYTE
+    assert all(trailer.millis_behind != 0 for trailer in trailers.values())
+
+
+@pytest.mark.audit("B15")
+def test_a_batch_cut_by_its_bytes_goes_on_where_it_was_cut() -> None:
+    kinesis, found = LargeRecords(MEGABYTE), list[str]()
+    after = TRIM_HORIZON
+    for _ in range(3):
+        batches, trailers = run(kinesis, range_(0, after), budget=Budget(10**6, 5 * MEGABYTE, 30.0))
+        found += [row["sequence_number"] for row in rows(batches)[shard(0)]]
+        through = trailers[shard(0)].through
+        assert through is not None
+        after = Checkpoint(*through)
+        kinesis.get_shard_iterator = lambda **request: {  # type: ignore[method-assign]
+            "ShardIterator": request["StartingSequenceNumber"]
+        }
+    assert found == [str(number) for number in range(1, 1 + len(found))]
+    assert len(found) == 12
+
+
+@pytest.mark.audit("B4")
+def test_arrow_batches_stay_small_although_many_records_share_a_long_key(kinesis: FakeKinesis) -> None:
+    put(kinesis, aggregate([UserRecord("k" * 100_000, b"%d" % number) for number in range(300)]))
+    batches, trailers = run(kinesis, range_(), budget=Budget(10**6, 20 * 10**6, 0.05))
+    assert trailers[shard(0)].records == 199
+    assert max(batch.nbytes for batch in batches) < 2 * module.BATCH_BYTES
+
+
 def test_the_budget_is_shared_out_by_shards() -> None:
     ranges = [ShardPlan(range_(index)) for index in range(3)]
     plan = FetchPlan(

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from kcl_dagster.application import Application
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
+from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.testing.aggregation import UserRecord, aggregate, sealed
 from kcl_dagster.testing.engine import MemoryEngine
 from kcl_dagster.testing.processors import LocalSeats
@@ -56,6 +58,36 @@ def test_a_broken_aggregate_is_counted_told_and_kept_as_it_came(to_processors: b
     assert told.facts == {"count": 1}
     assert report.broken_aggregates == 1
     assert place.leases.scan().leases[0].checkpoint != TRIM_HORIZON  # and the shard goes on
+
+
+@pytest.mark.audit("B15")
+def test_shards_that_had_no_room_in_a_batch_are_first_in_the_next_one() -> None:
+    place = Place()
+    place.kinesis.create_stream(StreamName="wide", ShardCount=4)
+    batch: Any = {"max_records": 1, "prefetch": False}
+    place.application = Application(name="app", streams=("wide",), batch=batch)
+    shards = [f"shardId-{number:012d}" for number in range(4)]
+    for number, shard in enumerate(shards):
+        place.leases.create(Lease(LeaseKey(shard), shard, owner=ME, checkpoint=TRIM_HORIZON))
+        for _ in range(3):
+            key = str(number * 2**126)
+            place.kinesis.put_record(StreamName="wide", Data=b"x", PartitionKey="k", ExplicitHashKey=key)
+    around: Any = open_surroundings(
+        place.application,
+        dynamodb=place.dynamodb,
+        kinesis=place.kinesis,
+        engine=MemoryEngine(place.kinesis, place.runtime),
+        sink=place.sink,
+        runtime=place.runtime,
+    )
+    worker = Worker(around, Identity(ME), place.runtime, in_nobodys_background)
+    worker.step_discovery()
+    read = []
+    for _ in range(12):
+        (shard,) = [lease.shard_id for lease in worker.step_batch().leases if lease.records]
+        read.append(shard)
+        place.clock.advance(2)
+    assert read == shards * 3
 
 
 class FailingSink(RecordingSink):

@@ -37,6 +37,14 @@ def test_a_shard_that_is_not_read_falls_behind_by_the_clock() -> None:
     assert lag.see([READ], {A}) == 100
 
 
+def test_a_shard_that_had_no_room_in_a_batch_is_not_taken_for_one_at_its_tip() -> None:
+    clock = FakeClock()
+    lag = Lag(clock, patience=30)
+    lag.see([READ], {A})
+    clock.advance(40)
+    assert lag.see([replace(READ, outcome=Outcome.IDLE, millis_behind=None)], {A}) == 40_100
+
+
 def test_the_lag_is_in_the_worker_row() -> None:
     world = World()
     run = world.worker("w1")
