@@ -2,7 +2,9 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
 from py4j.protocol import Py4JError
@@ -46,6 +48,15 @@ LOCAL: Final = {
 }
 """What a local session starts with; everything can be overridden."""
 
+CLUSTER: Final = {
+    "spark.speculation": "false",
+    "spark.locality.wait": "0s",
+    "spark.sql.session.timeZone": "UTC",
+}
+"""What a cluster's session starts with; everything can be overridden."""
+
+WORKER_PYTHON: Final = "spark.pyspark.python"  # of Spark: the interpreter of the executors' Python workers
+
 
 class SparkSettings(BaseModel):
     """How a worker gets its session.
@@ -74,33 +85,73 @@ class SparkSettings(BaseModel):
     conf: dict[str, str] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """What a session is started with: the master or the Spark Connect server, Spark's configuration, and the
+    variables that the driver's process gets unless they are set already."""
+
+    master: str | None = None
+    remote: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def starts_java(self) -> bool:
+        return self.master is not None
+
+
+def plan_session(settings: SparkSettings, *, python: str, cores: int) -> SessionPlan:
+    """The session that `settings` ask for. Pure. `python`: the path of this interpreter.
+
+    Only a local session is tied to this machine: its address is the loopback address, and its Python workers run
+    this interpreter. Executors of a cluster cannot reach a driver at 127.0.0.1, and this interpreter's path means
+    nothing to them: they run `spark.pyspark.python` of `conf`, PYSPARK_PYTHON of the environment, or `python3`.
+
+    Raises ConfigurationError without the url that the mode needs.
+    """
+    match settings.mode:
+        case "local":
+            slots = settings.slots or LOCAL_SLOTS_PER_CORE * cores
+            conf = LOCAL | {
+                "spark.driver.memory": settings.memory,
+                "spark.driver.extraJavaOptions": settings.java_options,
+            }
+            conf |= settings.conf
+            # Spark looks up its own host name otherwise, which fails or takes seconds on laptops.
+            environment = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_DRIVER_PYTHON": python}
+            environment["PYSPARK_PYTHON"] = conf.get(WORKER_PYTHON, python)
+            # Without an attempt count Spark fails a local job at its first failed task.
+            return SessionPlan(f"local[{slots},{settings.attempts}]", None, conf, environment)
+        case "cluster":
+            conf = CLUSTER | settings.conf
+            # PySpark takes the executors' interpreter from the driver's environment and from nowhere else.
+            asked = {"PYSPARK_PYTHON": conf[WORKER_PYTHON]} if WORKER_PYTHON in conf else {}
+            return SessionPlan(_url(settings), None, conf, {"PYSPARK_DRIVER_PYTHON": python} | asked)
+        case "connect":
+            return SessionPlan(None, _url(settings), dict(settings.conf))
+        case "existing":
+            return SessionPlan(conf=dict(settings.conf))
+
+
 def start_session(settings: SparkSettings, name: str) -> SparkSession:
     """The session that `settings` ask for. Takes 5 to 10 seconds where a JVM has to be started.
 
     Raises JavaMissing without a Java runtime, ConfigurationError when the session cannot be had, or its executors
     cannot run our code.
     """
+    plan = plan_session(settings, python=sys.executable, cores=os.cpu_count() or 1)
     builder: SparkSession.Builder = SparkSession.builder.appName(name)
-    match settings.mode:
-        case "local":
-            _prepare_java()
-            slots = settings.slots or LOCAL_SLOTS_PER_CORE * (os.cpu_count() or 1)
-            # Without an attempt count Spark fails a local job at its first failed task.
-            builder = builder.master(f"local[{slots},{settings.attempts}]")
-            conf = LOCAL | {
-                "spark.driver.memory": settings.memory,
-                "spark.driver.extraJavaOptions": settings.java_options,
-            }
-        case "cluster":
-            _prepare_java()
-            builder = builder.master(_url(settings))
-            conf = {"spark.speculation": "false", "spark.locality.wait": "0s", "spark.sql.session.timeZone": "UTC"}
-        case "connect":
-            builder = builder.remote(_url(settings))
-            conf = {}
-        case "existing":
-            conf = {}
-    for key, value in (conf | settings.conf).items():
+    if plan.starts_java:
+        java = find_java(os.environ)
+        if java.home is not None:
+            os.environ["JAVA_HOME"] = str(java.home)
+    for key, value in plan.environment.items():
+        os.environ.setdefault(key, value)
+    if plan.master is not None:
+        builder = builder.master(plan.master)
+    if plan.remote is not None:
+        builder = builder.remote(plan.remote)
+    for key, value in plan.conf.items():
         builder = builder.config(key, value)
     try:
         session = builder.getOrCreate()
@@ -126,14 +177,3 @@ def _url(settings: SparkSettings) -> str:
     if settings.url is None:
         raise ConfigurationError(f"Spark mode {settings.mode} needs a url")
     return settings.url
-
-
-def _prepare_java() -> None:
-    """Make Spark's launcher use the Java we found and this Python."""
-    java = find_java(os.environ)
-    if java.home is not None:
-        os.environ["JAVA_HOME"] = str(java.home)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # Spark looks up its own host name otherwise, which fails or takes seconds on laptops.
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

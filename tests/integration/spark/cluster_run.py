@@ -55,6 +55,12 @@ HASTY = {
     "spark.network.timeoutInterval": "5s",
     "spark.executor.heartbeatInterval": "2s",
 }
+# What only executors on the driver's own machine may be given.
+SAME_MACHINE = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.pyspark.python": sys.executable,
+}
 KEYS: dict[str, Any] = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
 
 
@@ -127,7 +133,7 @@ class Stall:
 def settings_for(master: str) -> SparkSettings:
     if master.startswith("sc://"):
         return SparkSettings(mode="connect", url=master)
-    conf = {"spark.ui.enabled": "false", "spark.executor.memory": "512m", "spark.cores.max": "2"}
+    conf = {"spark.ui.enabled": "false", "spark.executor.memory": "512m", "spark.cores.max": "2"} | SAME_MACHINE
     return SparkSettings(mode="cluster", url=master, conf=conf | {"spark.log.level": "OFF"})
 
 

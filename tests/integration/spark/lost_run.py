@@ -34,6 +34,7 @@ def transform(records: DataFrame) -> DataFrame:
 
 def main(folder: str) -> str:
     conf = {"spark.ui.enabled": "false", "spark.executor.memory": "512m", "spark.task.maxFailures": "2"}
+    conf["spark.pyspark.python"] = sys.executable  # the executor runs on this machine
     spark = start_session(
         SparkSettings(mode="cluster", url="local-cluster[1,1,1024]", conf=conf | {"spark.log.level": "OFF"}), "lost"
     )

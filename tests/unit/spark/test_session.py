@@ -9,7 +9,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.engine import EngineSettings, _fitting_tasks
 from kcl_dagster.spark.executors import check_executors
-from kcl_dagster.spark.session import SparkSettings, start_session
+from kcl_dagster.spark.session import CLUSTER, LOCAL, SparkSettings, plan_session, start_session
 
 
 @pytest.mark.parametrize("mode", ["connect", "cluster"])
@@ -22,6 +22,53 @@ def test_a_mode_that_needs_a_url_says_so(mode: Any) -> None:
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         SparkSettings(**wrong)
+
+
+HERE = "/opt/here/bin/python"
+TIED_TO_THIS_MACHINE = {
+    "SPARK_LOCAL_IP": "127.0.0.1",
+    "PYSPARK_PYTHON": HERE,
+    "PYSPARK_DRIVER_PYTHON": HERE,
+}
+
+
+@pytest.mark.audit("E1")
+@pytest.mark.parametrize(
+    ("settings", "master", "remote", "environment"),
+    [
+        ({}, "local[8,2]", None, TIED_TO_THIS_MACHINE),
+        ({"slots": 3, "attempts": 1}, "local[3,1]", None, TIED_TO_THIS_MACHINE),
+        ({"mode": "cluster", "url": "spark://m:7077"}, "spark://m:7077", None, {"PYSPARK_DRIVER_PYTHON": HERE}),
+        ({"mode": "cluster", "url": "yarn"}, "yarn", None, {"PYSPARK_DRIVER_PYTHON": HERE}),
+        (
+            {"mode": "cluster", "url": "yarn", "conf": {"spark.pyspark.python": "./environment/bin/python"}},
+            "yarn",
+            None,
+            {"PYSPARK_DRIVER_PYTHON": HERE, "PYSPARK_PYTHON": "./environment/bin/python"},
+        ),
+        ({"mode": "connect", "url": "sc://s:15002"}, None, "sc://s:15002", {}),
+        ({"mode": "existing"}, None, None, {}),
+    ],
+)
+def test_only_a_local_session_is_tied_to_this_machine(
+    settings: dict[str, Any], master: str | None, remote: str | None, environment: dict[str, str]
+) -> None:
+    plan = plan_session(SparkSettings(**settings), python=HERE, cores=4)
+    assert (plan.master, plan.remote, plan.environment) == (master, remote, environment)
+    tied = [key for key in ("spark.driver.host", "spark.driver.bindAddress") if key in plan.conf]
+    assert bool(tied) == (plan.master is not None and plan.master.startswith("local["))
+
+
+@pytest.mark.parametrize(
+    ("mode", "ours"), [("local", LOCAL), ("cluster", CLUSTER), ("connect", {}), ("existing", {})]
+)
+def test_what_a_user_configures_wins_over_what_a_mode_starts_with(mode: Any, ours: dict[str, str]) -> None:
+    own = {"spark.speculation": "true", "spark.app.own": "1"}
+    plan = plan_session(SparkSettings(mode=mode, url="x://y", conf=own), python=HERE, cores=1)
+    assert own.items() <= plan.conf.items()
+    assert {key: value for key, value in ours.items() if key not in own}.items() <= plan.conf.items()
+    if mode in ("connect", "existing"):
+        assert plan.conf == own
 
 
 class Conf:
