@@ -360,7 +360,7 @@ def client(
     connect_seconds: float = CONNECT_SECONDS,
     read_seconds: float = READ_SECONDS,
     connections: int = 32,
-    **access: str | None,
+    **access: Any,
 ) -> Client:
     """`Access.client` of an access that is described by its fields: `client("kinesis", region="eu-west-1")`."""
     return Access(**access).client(

@@ -12,9 +12,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
@@ -33,6 +33,10 @@ from kcl_dagster.operations.watching import LOOK_SECONDS, view, watch, watch_jso
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.worker.kclpy import install_stand_in
+
+if TYPE_CHECKING:
+    from kcl_dagster.orchestration.consumer import Consumer
+    from kcl_dagster.orchestration.resources import KclResource
 
 WELL: Final = 0
 WRONG: Final = 1
@@ -58,7 +62,9 @@ def parser() -> argparse.ArgumentParser:
     verbs = made.add_subparsers(required=True, metavar="VERB")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
-        "target", nargs="?", help="module:attribute, a consumer or an Application; or use --application"
+        "target",
+        nargs="?",
+        help="module:attribute, a consumer, an Application or definitions; or use --application",
     )
     common.add_argument("--application", help="its name, which is also its lease table's")
     common.add_argument("--stream", action="append", help="with --application; several times for several streams")
@@ -86,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="for machines")
     standby = verb("lead", _lead, "lead as a standby: takes over when no other leader is alive; launches no runs")
     standby.add_argument("--once", action="store_true", help="one tick, then resign")
-    Verbs(_application, _client).register(verb)
+    Verbs(_application, _client, _stores, _roles).register(verb)
     verbs.add_parser("emulator", help="an embedded AWS for trying things out", add_help=False)
     return made
 
@@ -94,13 +100,7 @@ def parser() -> argparse.ArgumentParser:
 def _application(options: argparse.Namespace) -> Application:
     """The application the options name. Raises ConfigurationError, saying how to name one."""
     if options.target:
-        found = _load(options.target)
-        application = getattr(found, "application", found)
-        if not isinstance(application, Application):
-            raise ConfigurationError(
-                f"{options.target} is neither a consumer nor an Application: {type(found).__name__}"
-            )
-        return application
+        return _found(options).application
     if not options.application or not options.stream:
         raise ConfigurationError("say which application: module:attribute, or --application NAME --stream NAME")
     try:
@@ -109,6 +109,50 @@ def _application(options: argparse.Namespace) -> Application:
         )
     except ValueError as error:
         raise ConfigurationError(f"application {options.application}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What `module:attribute` names: an application, its consumer if there is one, and the project's connection."""
+
+    application: Application
+    consumer: "Consumer | None" = None
+    resource: "KclResource | None" = None
+
+
+def _found(options: argparse.Namespace) -> _Found:
+    """Loads the project. The connection is that of the definitions in which the consumer is, or else of the only
+    KclResource in its module."""
+    found = _load(options.target)
+    if isinstance(found, Application):
+        return _Found(found)
+    from dagster import Definitions
+
+    from kcl_dagster.orchestration.consumer import Consumer
+    from kcl_dagster.orchestration.definitions import built
+    from kcl_dagster.orchestration.resources import KclResource
+    from kcl_dagster.orchestration.translator import identifier
+
+    if not isinstance(found, (Consumer, Definitions)) and callable(found):
+        found = found()  # a function that makes the definitions, such as one decorated with dg.definitions
+    if isinstance(found, Definitions):
+        sensors = {sensor.name for sensor in found.sensors or ()}
+        inside = {name: one for name, one in built().items() if f"{identifier(name)}_leader" in sensors}
+        name = options.application or next(iter(inside), None)
+        if name not in inside or (len(inside) > 1 and not options.application):
+            names = ", ".join(sorted(inside)) or "none"
+            raise ConfigurationError(f"{options.target} has the applications {names}: say which with --application")
+        found = inside[name].consumer
+    if not isinstance(found, Consumer):
+        raise ConfigurationError(
+            f"{options.target} is neither a consumer nor an Application nor Definitions: {type(found).__name__}"
+        )
+    known = built().get(found.application.name)
+    resource = None if known is None else known.resource
+    if resource is None:
+        beside = [one for one in vars(_module(options.target)).values() if isinstance(one, KclResource)]
+        resource = beside[0] if len(beside) == 1 else None
+    return _Found(found.application, found, resource)
 
 
 def _seconds(text: str) -> float:
@@ -120,25 +164,71 @@ def _seconds(text: str) -> float:
 
 
 def _load(target: str) -> Any:
-    module, colon, attribute = target.partition(":")
+    module, attribute = _module(target), target.partition(":")[2]
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        raise ConfigurationError(f"{target} cannot be loaded: {error}") from None
+
+
+def _module(target: str) -> Any:
+    module, colon, _ = target.partition(":")
     if not colon:
         raise ConfigurationError(f"{target} is not of the form module:attribute")
-    sys.path.insert(0, "")  # as python -m does: the user's project is where the user is
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as python -m does: the user's project is where the user is
     install_stand_in()  # the user's project may import what it derives processors from
     try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        return import_module(module)
+    except ImportError as error:
         raise ConfigurationError(f"{target} cannot be loaded: {error}") from None
 
 
 def _client(options: argparse.Namespace, service: str) -> aws.Client:
-    return aws.client(
-        service,
-        region=options.region,
-        endpoint_url=options.endpoint_url,
-        profile=options.profile,
-        role_arn=options.role_arn,
-    )
+    return aws.client(service, **_access(options, service))
+
+
+def _access(options: argparse.Namespace, service: str) -> dict[str, Any]:
+    """The project's own connection, where the options do not say another."""
+    found = _found(options) if options.target else None
+    settings: dict[str, str] = {}
+    if found is not None and found.resource is not None:
+        settings = found.resource.connection(service, found.application.name)
+    given = {
+        "region": options.region,
+        "endpoint_url": options.endpoint_url,
+        "profile": options.profile,
+        "role_arn": options.role_arn,
+    }
+    return settings | {name: value for name, value in given.items() if value is not None}
+
+
+def _stores(options: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], str]:
+    """What the application's workers write to, and why its sink is not among it."""
+    if not options.target:
+        return {}, ""
+    from kcl_dagster.spark.storage import S3Options, open_store
+
+    def opener(place: str) -> Callable[[], Any]:
+        return lambda: open_store(place, S3Options(**_access(options, "s3")))
+
+    found = _found(options)
+    stores: dict[str, Callable[[], Any]] = {}
+    why = "an Application alone has no sink: name the consumer or the definitions"
+    if found.consumer is not None:
+        kind, place = found.consumer.sink.kind, found.consumer.sink.place
+        why = f"a sink of the kind {kind} cannot be asked without writing to it: {place}"
+        if kind in ("parquet", "deltalake"):
+            stores["sink"] = opener(place)
+    letters = found.application.batch.failure.dead_letter_path
+    if letters is not None:
+        stores["dead letters"] = opener(letters)
+    return stores, why
+
+
+def _roles(options: argparse.Namespace) -> list[str]:
+    roles = [_access(options, service).get("role_arn") for service in ("kinesis", "dynamodb", "cloudwatch", "s3")]
+    return list(dict.fromkeys(role for role in roles if role is not None))
 
 
 # --- status ---

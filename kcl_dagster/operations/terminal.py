@@ -10,38 +10,40 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import yaml
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from kcl_dagster.application import Application, Retrieval
-from kcl_dagster.aws import Client
+from kcl_dagster.aws import Client, call
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.backup import export_leases, import_leases
 from kcl_dagster.operations.consumption import measure
 from kcl_dagster.operations.cost import READ_PRICE, WRITE_PRICE, Prices, estimate
 from kcl_dagster.operations.deregistration import Deregistration, deregister
 from kcl_dagster.operations.desk import Desk
-from kcl_dagster.operations.doctor import Verdict, diagnose
+from kcl_dagster.operations.doctor import Diagnosis, Finding, Verdict, diagnose, examine
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
 from kcl_dagster.operations.pausing import drain, pause, resume
 from kcl_dagster.operations.peek import peek
-from kcl_dagster.operations.printable import cell, printable
+from kcl_dagster.operations.printable import printable
 from kcl_dagster.operations.reset import ResetReport, reset
+from kcl_dagster.operations.rights import Component, Deployment, policy
 from kcl_dagster.operations.status import read_status
 from kcl_dagster.operations.takeover import take_over_2x
 from kcl_dagster.operations.target import Target
 from kcl_dagster.runtime import system
+from kcl_dagster.spark.storage import Store
 from kcl_dagster.tables.control import Control
 
 WELL: Final = 0
 WRONG: Final = 1
-_STYLES: Final = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
+_STYLES: Final = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red", Verdict.NOT_LOOKED: "dim"}
 
 Options = argparse.Namespace
 
@@ -58,11 +60,24 @@ class Verbs:
 
     application: Callable[[Options], Application]
     client: Callable[[Options, str], Client]
+    stores: Callable[[Options], tuple[Mapping[str, Callable[[], Store]], str]] = lambda _: ({}, "")
+    """What the application writes to, and why its sink is not among it."""
+
+    roles: Callable[[Options], Sequence[str]] = lambda _: ()
+    """ARNs of the roles that are assumed."""
 
     def register(self, verb: AddVerb) -> None:
         doctor = verb("doctor", self._doctor, "whether all that the application depends on is as it should be")
         doctor.add_argument("--watch", type=float, default=WATCH_SECONDS, help="seconds to watch the leader for")
         doctor.add_argument("--dagster-home", help="where dagster.yaml is; left out: DAGSTER_HOME")
+        rights = verb("rights", self._rights, "the least IAM policy of a component, as JSON")
+        rights.add_argument("--component", required=True, choices=[one.value for one in Component])
+        rights.add_argument("--account", help="number of the AWS account; left out: of the credentials")
+        rights.add_argument("--lake", action="append", help="s3://bucket/prefix; left out: of the sink")
+        rights.add_argument("--glue-table", help="database.table of an Iceberg table in AWS Glue")
+        rights.add_argument("--stream-key", help="ARN of the KMS key of the stream")
+        rights.add_argument("--table-key", help="ARN of the KMS key of the tables")
+        rights.add_argument("--lake-key", help="ARN of the KMS key of the lake")
         stop = verb("pause", self._pause, "stop the application, or some shards or workers, until resumed")
         go = verb("resume", self._resume, "let it go on")
         for one in (stop, go):
@@ -116,6 +131,7 @@ class Verbs:
     # --- verbs
 
     def _doctor(self, options: Options) -> int:
+        stores, why_no_sink = self.stores(options)
         patient = Patient(
             self.application(options),
             self.client(options, "dynamodb"),
@@ -125,19 +141,43 @@ class Verbs:
             instance_settings(options.dagster_home or os.environ.get("DAGSTER_HOME")),
             watch_seconds=options.watch,
             cloudwatch=lambda: self.client(options, "cloudwatch"),
+            stores=stores,
+            why_no_sink=why_no_sink,
         )
-        diagnosis = diagnose(patient)
         if options.json:
+            diagnosis = diagnose(patient)
             _tell(json.dumps(diagnosis.to_document(), indent=2))
-        else:
-            table = Table(box=None, show_header=False)
-            for finding in diagnosis.findings:
-                style = _STYLES[finding.verdict]
-                table.add_row(
-                    finding.verdict.value, finding.check, cell(finding.says), cell(finding.do), style=style
-                )
-            Console().print(table)
-        return WELL if diagnosis.is_well else WRONG
+            return WELL if diagnosis.is_well else WRONG
+        console, findings = Console(), []
+        for finding in examine(patient):
+            findings.append(finding)
+            console.print(_line(finding), soft_wrap=True)  # now: the next one may take seconds
+        return WELL if Diagnosis(findings).is_well else WRONG
+
+    def _rights(self, options: Options) -> int:
+        application = self.application(options)
+        dynamodb = self.client(options, "dynamodb")
+        account = options.account
+        if account is None:
+            account = str(call(self.client(options, "sts"), "get_caller_identity")["Account"])
+        deployment = Deployment(
+            application,
+            dynamodb.meta.region_name,
+            account,
+            lakes=tuple(options.lake) if options.lake else self._lakes(options),
+            glue_table=options.glue_table,
+            stream_key=options.stream_key,
+            table_key=options.table_key,
+            lake_key=options.lake_key,
+            roles=tuple(self.roles(options)),
+        )
+        _tell(json.dumps(policy(Component(options.component), deployment), indent=2))
+        return WELL
+
+    def _lakes(self, options: Options) -> tuple[str, ...]:
+        stores, _ = self.stores(options)
+        roots = [open_it().root for open_it in stores.values()]
+        return tuple(dict.fromkeys(root for root in roots if root.startswith("s3://")))
 
     def _pause(self, options: Options) -> int:
         return _tell_control(
@@ -268,6 +308,11 @@ class Verbs:
         done = "can be" if options.dry_run else "is"
         _tell(f"{application.name} {done} taken over; start its leader")
         return WELL
+
+
+def _line(finding: Finding) -> Text:
+    text = Text(f"{finding.verdict.value:<5} {finding.check}: {finding.says}", style=_STYLES[finding.verdict])
+    return text if not finding.do else text.append(f"\n      {finding.do}")
 
 
 def whoami() -> str:

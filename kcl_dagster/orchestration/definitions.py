@@ -1,6 +1,7 @@
 """Everything Dagster needs for a consumer, in one call."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dagster import AssetKey, Definitions
@@ -13,6 +14,7 @@ from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor
 from kcl_dagster.orchestration.letters import build_kcl_dead_letter_job
 from kcl_dagster.orchestration.operations import build_kcl_operation_jobs
 from kcl_dagster.orchestration.pruning import build_kcl_prune_job, build_kcl_prune_schedule
+from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.spark_resource import KclSparkResource
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
 from kcl_dagster.orchestration.worker_job import build_worker_asset, build_worker_job
@@ -68,6 +70,8 @@ def build_kcl_definitions(
         for consumer in consumers
         if consumer.application.batch.failure.dead_letter_path is not None
     ]
+    for consumer in consumers:
+        _BUILT[consumer.application.name] = Built(consumer, (resources or {}).get(kcl_key))
     return Definitions(
         assets=[
             *specs.values(),
@@ -82,6 +86,22 @@ def build_kcl_definitions(
         ],
         resources={spark_key: _LOCAL_SPARK, **(resources or {})},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A consumer that definitions were built of in this process, and the `KclResource` that they were given."""
+
+    consumer: Consumer
+    resource: KclResource | None
+
+
+_BUILT: dict[str, Built] = {}
+
+
+def built() -> Mapping[str, Built]:
+    """By application, the newest. For the command line: a `Definitions` does not say what it was built of."""
+    return dict(_BUILT)
 
 
 def _streams(consumers: Sequence[Consumer], translator: KclTranslator) -> set[AssetKey]:

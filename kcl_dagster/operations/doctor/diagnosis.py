@@ -1,6 +1,6 @@
 """The doctor's round: asks, and has what was answered judged."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -8,13 +8,24 @@ from typing import Any, Final
 from kcl_dagster import aws
 from kcl_dagster.application import Application, MetricsLevel
 from kcl_dagster.errors import CredentialsRefused, KclError, LayoutRefused, TableNotFound
-from kcl_dagster.operations.doctor.finding import Diagnosis, Finding, fail, ok, warn
+from kcl_dagster.operations.doctor.finding import Diagnosis, Finding, Verdict, fail, not_looked, ok, warn
 from kcl_dagster.operations.doctor.machine import FindJava, judge_clock, judge_machine
 from kcl_dagster.operations.doctor.orchestrator import judge_instance
-from kcl_dagster.operations.doctor.rights import index_right, metrics_right, probed, stream_rights, table_rights
+from kcl_dagster.operations.doctor.rights import (
+    creation_right,
+    index_right,
+    metrics_right,
+    probed,
+    sink_right,
+    stream_rights,
+    table_rights,
+    unprobed,
+)
 from kcl_dagster.operations.doctor.streams import judge_consumers, judge_lag, judge_stream
+from kcl_dagster.operations.status import Status, read_status
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.java import find_java
+from kcl_dagster.spark.storage import Store
 from kcl_dagster.tables.attributes import OWNER_INDEX
 from kcl_dagster.tables.coordination import LEADER_KEY
 from kcl_dagster.tables.layout import detect_layout
@@ -23,6 +34,9 @@ from kcl_dagster.tables.places import Layout
 from kcl_dagster.tables.reading import ScanResult
 
 WATCH_SECONDS: Final = 15.0  # a leader writes its lock with every tick, which is every five seconds
+LEAST_WATCHED: Final = 10.0  # two ticks; a leader that was silent for less may be well
+LOOK_SECONDS: Final = 1.0
+LEASES_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,35 +54,59 @@ class Patient:
     cloudwatch: Callable[[], aws.Client] | None = None
     """Makes a client; asked only where the application publishes metrics."""
 
+    stores: Mapping[str, Callable[[], Store]] = field(default_factory=dict)
+    """Opens what the application writes to: the sink, dead letters."""
+
+    why_no_sink: str = ""
+    """Said where `stores` has no sink."""
+
 
 def diagnose(patient: Patient) -> Diagnosis:
-    """All checks. Never raises a KclError; what could not be asked is a finding. Changes nothing.
+    """All of `examine`, at the end."""
+    return Diagnosis(tuple(examine(patient)))
 
-    Takes some seconds, `watch_seconds` at least where there is a leader to watch.
+
+def examine(patient: Patient) -> Iterator[Finding]:
+    """All checks, each finding as soon as it is made and no finding twice. Never raises a KclError; what could not
+    be asked is a finding, and so is what was not looked at. Leaves nothing changed: the probe of a sink is removed
+    again.
+
+    Takes some seconds, `watch_seconds` at most where there is a leader to watch.
     """
-    findings: list[Finding] = []
-    endpoint = _credentials(patient)
-    findings += endpoint
-    if all(finding.verdict == "ok" for finding in endpoint):
-        scan = _tables(patient, findings)
-        for stream in patient.application.streams:
-            _guarded("stream", findings, partial(_stream, patient, stream.name, scan))
-        if patient.cloudwatch is not None and patient.application.telemetry.cloudwatch is not MetricsLevel.NONE:
-            findings.append(metrics_right(patient.cloudwatch()))
-    findings += judge_machine(patient.environment, patient.java)
+    seen: set[Finding] = set()
+    for finding in _all(patient):
+        if finding not in seen:
+            seen.add(finding)
+            yield finding
+
+
+def _all(patient: Patient) -> Iterator[Finding]:
+    yield from judge_machine(patient.environment, patient.java)
     if patient.instance is not None:
-        findings += judge_instance(patient.application, patient.instance)
-    return Diagnosis(tuple(dict.fromkeys(findings)))
+        yield from judge_instance(patient.application, patient.instance)
+    else:
+        yield not_looked("dagster", "dagster.yaml was not read", "set DAGSTER_HOME, or --dagster-home")
+    reached = yield from _credentials(patient)
+    if reached:
+        scan = yield from _tables(patient)
+        for stream in patient.application.streams:
+            yield from _guarded("stream", partial(_stream, patient, stream.name, scan))
+        if patient.cloudwatch is not None and patient.application.telemetry.cloudwatch is not MetricsLevel.NONE:
+            yield metrics_right(patient.cloudwatch())
+        yield from _sinks(patient)
+        yield from unprobed(patient.application)
+    else:
+        yield not_looked("aws", "tables, streams, leader, sink and rights were not looked at")
 
 
-def _guarded(check: str, findings: list[Finding], look: Callable[[], Iterator[Finding]]) -> None:
+def _guarded(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
-        findings.extend(look())
+        yield from look()
     except KclError as error:
-        findings.append(fail(check, str(error), "see the message"))
+        yield fail(check, str(error), "see the message")
 
 
-def _credentials(patient: Patient) -> list[Finding]:
+def _credentials(patient: Patient) -> Generator[Finding, None, bool]:
     """One request that needs no table: without credentials, every other answer would be the same."""
     finding = probed(
         patient.dynamodb, "dynamodb", "describe_table", patient.application.lease_table,
@@ -76,43 +114,47 @@ def _credentials(patient: Patient) -> list[Finding]:
     )  # fmt: skip
     if finding.verdict == "ok":
         region = getattr(getattr(patient.dynamodb, "meta", None), "region_name", None)
-        return [ok("credentials", f"accepted in {region or 'the region of the client'}"), finding]
-    return [finding]
+        yield ok("credentials", f"accepted in {region or 'the region of the client'}")
+    yield finding
+    return finding.verdict == "ok"
 
 
-def _tables(patient: Patient, findings: list[Finding]) -> ScanResult | None:
+def _tables(patient: Patient) -> Generator[Finding, None, ScanResult | None]:
     application = patient.application
     try:
         layout = detect_layout(patient.dynamodb, application, patient.runtime)
     except LayoutRefused as error:
-        findings.append(
-            fail("layout", str(error), "see the message; kcl-dagster take-over-2x takes 2.x tables over")
-        )
+        yield fail("layout", str(error), "see the message; kcl-dagster take-over-2x takes 2.x tables over")
         return None
     except CredentialsRefused as error:
-        findings.append(fail("credentials", str(error), "correct the credentials"))
+        yield fail("credentials", str(error), "correct the credentials")
         return None
     except KclError as error:
-        findings.append(fail("layout", str(error), "see the message"))
+        yield fail("layout", str(error), "see the message")
         return None
     descriptions = {place.table: _described(patient, place.table) for place in _places(layout)}
     missing = [table for table, description in descriptions.items() if description is None]
     for table in missing:
         if application.tables.create:
-            findings.append(ok("tables", f"{table} does not exist; the first tick makes it"))
+            yield ok("tables", f"{table} does not exist; the first tick makes it")
+            yield creation_right(patient.dynamodb, table)
         else:
             do = f"make {table}, or set tables.create"
-            findings.append(fail("tables", f"{table} does not exist and tables.create is false", do))
+            yield fail("tables", f"{table} does not exist and tables.create is false", do)
     if missing:
+        yield not_looked("leader", "there is no leader to watch before the tables exist")
         return None
-    findings.append(ok("layout", f"{layout.kind.value}: {', '.join(descriptions)}"))
+    yield ok("layout", f"{layout.kind.value}: {', '.join(descriptions)}")
     for table, description in descriptions.items():
         if description is not None and description["TableStatus"] not in {"ACTIVE", "UPDATING"}:
-            findings.append(fail("tables", f"{table} is {description['TableStatus']}", "wait until it is ACTIVE"))
+            yield fail("tables", f"{table} is {description['TableStatus']}", "wait until it is ACTIVE")
+    is_allowed = True
     for place in _places(layout):
-        findings.extend(table_rights(patient.dynamodb, place))
-    findings += _index(patient, layout, descriptions[layout.leases.table] or {})
-    return _rows(patient, layout, findings)
+        for finding in table_rights(patient.dynamodb, place):
+            is_allowed = is_allowed and finding.verdict is not Verdict.FAIL
+            yield finding
+    yield from _index(patient, layout, descriptions[layout.leases.table] or {})
+    return (yield from _rows(patient, layout, is_allowed=is_allowed))
 
 
 def _places(layout: Layout) -> list[Any]:
@@ -127,7 +169,7 @@ def _described(patient: Patient, table: str) -> Mapping[str, Any] | None:
     return found
 
 
-def _index(patient: Patient, layout: Layout, description: Mapping[str, Any]) -> list[Finding]:
+def _index(patient: Patient, layout: Layout, description: Mapping[str, Any]) -> Sequence[Finding]:
     indexes = {index["IndexName"]: index for index in description.get("GlobalSecondaryIndexes") or ()}
     index = indexes.get(OWNER_INDEX)
     do = "make it if Java workers shall join: they need it, ours scan instead"
@@ -138,32 +180,57 @@ def _index(patient: Patient, layout: Layout, description: Mapping[str, Any]) -> 
     return [ok("index", f"{OWNER_INDEX} is active"), index_right(patient.dynamodb, layout.leases.table)]
 
 
-def _rows(patient: Patient, layout: Layout, findings: list[Finding]) -> ScanResult | None:
+def _rows(patient: Patient, layout: Layout, *, is_allowed: bool) -> Generator[Finding, None, ScanResult | None]:
+    """What stands in the tables, and whether the leader and the workers go on. Two looks, `watch_seconds` apart."""
     try:
+        before = read_status(patient.application, patient.dynamodb, patient.runtime)
+        yield from _leader(patient, layout)
+        after = read_status(patient.application, patient.dynamodb, patient.runtime)
         scan = LeaseTable(patient.dynamodb, patient.application, layout, patient.runtime).scan()
-        findings += [_leader(patient, layout)]
     except KclError as error:
-        if not any(finding.verdict == "fail" for finding in findings):
-            findings.append(fail("rows", str(error), "see the message"))
+        if is_allowed:  # else the right that is missing has been named
+            yield fail("rows", str(error), "see the message")
         return None
+    yield judge_leases(before, after)
     do = "correct or delete the row; nothing writes to it until then"
-    findings += [fail("rows", str(problem), do) for problem in scan.unreadable]
+    for problem in scan.unreadable:
+        yield fail("rows", str(problem), do)
     return scan
 
 
-def _leader(patient: Patient, layout: Layout) -> Finding:
+def judge_leases(before: Status, after: Status) -> Finding:
+    """By two looks: a lease is without a worker for a moment whenever it changes hands."""
+    earlier = {lease.key for lease in before.unserved}
+    unserved = sorted(lease.key for lease in after.unserved if lease.key in earlier)
+    if not unserved:
+        return ok("leases", f"{len(after.open_leases)} open leases are served or paused")
+    named = ", ".join(unserved[:LEASES_NAMED]) + (" and others" if len(unserved) > LEASES_NAMED else "")
+    return fail(
+        "leases",
+        f"{len(unserved)} of {len(after.open_leases)} open leases are served by no worker: {named}",
+        "kcl-dagster plan says what the leader would do and why; docs/production.md has a table of causes",
+    )
+
+
+def _leader(patient: Patient, layout: Layout) -> Iterator[Finding]:
     before = _lock(patient, layout)
     if before is None:
-        return warn("leader", "nobody leads", "switch the leader sensor on, and see that Dagster's daemon runs")
+        yield fail("leader", "nobody leads", "switch the leader sensor on, and see that Dagster's daemon runs")
+        return
     owner = before.get("ownerName", {}).get("S", "somebody")
-    patient.runtime.clock.sleep(patient.watch_seconds)
-    if _lock(patient, layout) == before:
-        return fail(
-            "leader",
-            f"{owner} has the leader lock and did not write it for {patient.watch_seconds:.0f} s",
-            "see that Dagster's daemon runs and the leader sensor is on; another leader takes over by itself",
-        )
-    return ok("leader", f"{owner} leads")
+    clock = patient.runtime.clock
+    until = clock.monotonic() + patient.watch_seconds
+    while clock.monotonic() < until:
+        clock.sleep(min(LOOK_SECONDS, patient.watch_seconds))
+        if _lock(patient, layout) != before:
+            yield ok("leader", f"{owner} leads")
+            return
+    said = f"{owner} has the leader lock and did not write it for {patient.watch_seconds:g} s"
+    if patient.watch_seconds < LEAST_WATCHED:
+        yield not_looked("leader", f"{said}, which is too short to judge", f"watch for {WATCH_SECONDS:g} s")
+        return
+    do = "see that Dagster's daemon runs and the leader sensor is on; another leader takes over by itself"
+    yield fail("leader", said, do)
 
 
 def _lock(patient: Patient, layout: Layout) -> dict[str, Any] | None:
@@ -173,6 +240,18 @@ def _lock(patient: Patient, layout: Layout) -> dict[str, Any] | None:
         patient.dynamodb, "get_item", TableName=place.table, Key=key, ConsistentRead=True
     ).get("Item")
     return item
+
+
+def _sinks(patient: Patient) -> Iterator[Finding]:
+    if "sink" not in patient.stores:
+        yield not_looked("sink", patient.why_no_sink or "the application was only named, so its sink is not known")
+    for name, open_it in patient.stores.items():
+        try:
+            store = open_it()
+        except KclError as error:
+            yield fail(name, str(error), "see the message")
+        else:
+            yield sink_right(name, store, patient.runtime.new_id())
 
 
 def _stream(patient: Patient, name: str, scan: ScanResult | None) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ class Verdict(StrEnum):
     OK = "ok"
     WARN = "warn"  # works, and will not always, or not as well as it could
     FAIL = "fail"
+    NOT_LOOKED = "not looked at"  # so that nobody takes silence for health
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Diagnosis:
         return all(finding.verdict is not Verdict.FAIL for finding in self.findings)
 
     def not_ok(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.verdict is not Verdict.OK]
+        return [finding for finding in self.findings if finding.verdict in (Verdict.WARN, Verdict.FAIL)]
 
     def to_document(self) -> dict[str, Any]:
         return {"well": self.is_well, "findings": [finding.to_document() for finding in self.findings]}
@@ -53,6 +54,10 @@ def warn(check: str, says: str, do: str) -> Finding:
 
 def fail(check: str, says: str, do: str) -> Finding:
     return Finding(check, Verdict.FAIL, says, do)
+
+
+def not_looked(check: str, says: str, do: str = "") -> Finding:
+    return Finding(check, Verdict.NOT_LOOKED, says, do)
 
 
 Findings = Iterable[Finding]

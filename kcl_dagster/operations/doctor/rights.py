@@ -1,6 +1,7 @@
 """Which actions the credentials allow, asked one by one with requests that change nothing.
 
-Writes carry a condition that can never hold: DynamoDB checks the right first and the condition then.
+Writes carry a condition that can never hold: DynamoDB checks the right first and the condition then. Which rights
+are needed stands in `operations.rights`.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,8 +9,11 @@ from contextlib import suppress
 from typing import Any, Final
 
 from kcl_dagster import aws
+from kcl_dagster.application import Application, Retrieval
 from kcl_dagster.errors import AccessDenied, CredentialsRefused, EndpointUnreachable, KclError, Throttled
-from kcl_dagster.operations.doctor.finding import Finding, fail, ok, warn
+from kcl_dagster.operations.doctor.finding import Finding, fail, not_looked, ok, warn
+from kcl_dagster.operations.rights import RIGHTS, Target, When
+from kcl_dagster.spark.storage import Store
 from kcl_dagster.tables.attributes import OWNER, OWNER_INDEX
 from kcl_dagster.tables.places import Place
 
@@ -21,7 +25,7 @@ Probe = Callable[[], Any]
 
 
 def table_rights(client: aws.Client, place: Place) -> Iterator[Finding]:
-    """What every application needs of a table that exists."""
+    """What leader and workers need of a table that exists, by the table of rights."""
     key = {place.key: {"S": PROBE_KEY}}
     never = {"ConditionExpression": _NEVER, "ExpressionAttributeNames": {"#key": place.key}}
     probes: dict[str, dict[str, Any]] = {
@@ -30,9 +34,61 @@ def table_rights(client: aws.Client, place: Place) -> Iterator[Finding]:
         "put_item": {"Item": key, **never},
         "update_item": {"Key": key, **never},
         "delete_item": {"Key": key, **never},
+        "describe_table": {},
     }
+    needed = {g.action for g in RIGHTS if g.target is Target.TABLE and g.when is When.ALWAYS}
     for method, parameters in probes.items():
-        yield probed(client, "dynamodb", method, place.table, TableName=place.table, **parameters)
+        if _right("dynamodb", method) in needed:
+            yield probed(client, "dynamodb", method, place.table, TableName=place.table, **parameters)
+
+
+def creation_right(client: aws.Client, table: str) -> Finding:
+    """A table without attributes for its key: DynamoDB checks the right first and the definition then."""
+
+    def create() -> None:
+        with suppress(aws.RequestRefused):
+            aws.call(
+                client,
+                "create_table",
+                TableName=table,
+                KeySchema=[{"AttributeName": PROBE_KEY, "KeyType": "HASH"}],
+                AttributeDefinitions=[],
+                BillingMode="PAY_PER_REQUEST",
+            )
+
+    return _judged("dynamodb:CreateTable", table, create)
+
+
+def sink_right(name: str, store: Store, probe_id: str) -> Finding:
+    """By a small file, under a name that readers pass over, which is removed again."""
+    path = f"_kcl_dagster_doctor.{probe_id}"
+    try:
+        store.put(path, b"written by kcl-dagster doctor, and safe to delete")
+        store.delete([path])
+    except (KclError, OSError) as error:
+        do = f"allow this machine to write and delete files below {store.root}; kcl-dagster rights has the policy"
+        return fail(name, f"{store.root} cannot be written: {error}", do)
+    return ok(name, f"{store.root} can be written")
+
+
+def unprobed(application: Application) -> Iterator[Finding]:
+    """What the table of rights has and no request that changes nothing can ask for."""
+    left = [
+        (
+            "kinesis:RegisterStreamConsumer, kinesis:SubscribeToShard",
+            application.batch.retrieval is Retrieval.FANOUT,
+        ),
+        ("dynamodb:UpdateContinuousBackups", application.tables.point_in_time_recovery),
+    ]
+    for actions, is_needed in left:
+        if is_needed:
+            yield not_looked("iam", f"{actions} cannot be asked for without a change")
+    yield not_looked(
+        "iam",
+        "all rights were asked for with the credentials of this machine, not with those of leader, workers and "
+        "executors elsewhere",
+        "run the doctor there, too; kcl-dagster rights has the policies",
+    )
 
 
 def index_right(client: aws.Client, table: str) -> Finding:
@@ -92,8 +148,11 @@ def metrics_right(client: aws.Client) -> Finding:
 
 def probed(client: aws.Client, service: str, method: str, resource: str, **parameters: Any) -> Finding:
     """One action by one request."""
-    action = "".join(part.capitalize() for part in method.split("_"))
-    return _judged(f"{service}:{action}", resource, lambda: aws.call(client, method, **parameters))
+    return _judged(_right(service, method), resource, lambda: aws.call(client, method, **parameters))
+
+
+def _right(service: str, method: str) -> str:
+    return f"{service}:{''.join(part.capitalize() for part in method.split('_'))}"
 
 
 def _judged(action: str, resource: str, probe: Probe) -> Finding:

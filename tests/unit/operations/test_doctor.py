@@ -8,11 +8,13 @@ import pytest
 from botocore.exceptions import ClientError
 
 from kcl_dagster.application import MetricsLevel, TelemetrySettings
-from kcl_dagster.errors import JavaMissing
+from kcl_dagster.errors import AccessDenied, JavaMissing
 from kcl_dagster.operations.doctor import Diagnosis, Verdict, diagnose
-from kcl_dagster.operations.doctor.diagnosis import Patient
+from kcl_dagster.operations.doctor import examine as findings_of
+from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
 from kcl_dagster.operations.doctor.machine import judge_clock
 from kcl_dagster.spark.java import Java
+from kcl_dagster.spark.storage import is_hidden, open_store
 from tests.unit.operations.conftest import ANNA, MADE_BY_OTHERS, STREAM, Shop
 
 GOOD_INSTANCE: Mapping[str, Any] = {
@@ -264,3 +266,121 @@ def test_the_right_to_publish_metrics_is_asked_for_where_they_are_on(
     diagnosis = examine(shop, cloudwatch=lambda: CloudWatch(code))
     found = [f.verdict.value for f in diagnosis.findings if f.check == "iam cloudwatch:PutMetricData"]
     assert found == verdicts
+
+
+@pytest.mark.audit("D6")
+def test_it_is_wrong_that_nobody_leads() -> None:
+    shop = Shop()
+    shop.serve()
+    shop.leader.resign()
+    diagnosis = examine(shop)
+    assert named(diagnosis) == {("leader", "fail")}
+    assert not diagnosis.is_well
+
+
+@pytest.mark.audit("D6")
+def test_leases_that_no_worker_serves_are_named() -> None:
+    shop = healthy()
+    (lease, *_) = shop.leases().values()
+    shop.desk.leases.release(lease)
+    worker = shop.desk.workers.get(ANNA)
+    assert worker is not None
+    shop.desk.workers.delete(worker)
+    diagnosis = examine(shop)
+    assert named(diagnosis) == {("leases", "fail")}
+    (finding,) = diagnosis.not_ok()
+    assert "2 of 2 open leases are served by no worker: shardId-000000000000" in finding.says
+
+
+def test_a_lease_that_is_given_away_while_the_doctor_watches_is_well() -> None:
+    shop = Shop()
+    shop.tick()
+    shop.clock.call_in(4, shop.beat)
+    for seconds in range(5, 60, 5):
+        shop.tick_in(seconds)
+    assert named(examine(shop)) == set()
+
+
+class Lake:
+    """A store that somebody may not write to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.files: dict[str, bytes] = {}
+        self.put_paths: list[str] = []
+
+    root = "s3://lake/orders"
+
+    def put(self, path: str, content: bytes) -> None:
+        if self.error is not None:
+            raise self.error
+        self.put_paths.append(path)
+        self.files[path] = content
+
+    def delete(self, paths: list[str]) -> None:
+        for path in paths:
+            del self.files[path]
+
+
+@pytest.mark.audit("D6")
+@pytest.mark.parametrize("error", [AccessDenied("no s3:PutObject"), OSError(28, "No space left on device")])
+def test_a_sink_that_cannot_be_written_is_named(error: Exception) -> None:
+    stores = {"sink": lambda: Lake(error), "dead letters": Lake}
+    diagnosis = examine(healthy(), stores=stores)
+    assert named(diagnosis) == {("sink", "fail")}
+    (finding,) = diagnosis.not_ok()
+    assert str(error) in finding.says
+    assert "s3://lake/orders" in finding.says
+
+
+@pytest.mark.audit("F5")
+def test_a_sink_is_probed_under_a_name_that_readers_pass_over_and_left_as_it_was() -> None:
+    lake = Lake()
+    diagnosis = examine(healthy(), stores={"sink": lambda: lake})
+    assert [f.verdict for f in diagnosis.findings if f.check == "sink"] == [Verdict.OK]
+    assert [is_hidden(path) for path in lake.put_paths] == [True]
+    assert lake.files == {}
+
+
+def test_a_local_sink_is_probed_the_same_way(tmp_path: Path) -> None:
+    examine(healthy(), stores={"sink": lambda: open_store(str(tmp_path))})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.audit("F5")
+def test_what_was_not_looked_at_is_said_and_is_no_fault() -> None:
+    def unseen(diagnosis: Diagnosis) -> set[str]:
+        assert diagnosis.is_well
+        return {finding.check for finding in diagnosis.findings if finding.verdict is Verdict.NOT_LOOKED}
+
+    assert unseen(examine(healthy(), instance=None)) == {"dagster", "sink", "iam"}
+    assert unseen(examine(healthy(), stores={"sink": Lake})) == {"iam"}
+    assert unseen(examine(healthy(), watch_seconds=1.0)) == {"leader", "sink", "iam"}
+    assert unseen(examine(Shop())) == {"leader", "sink", "iam"}
+
+
+def test_without_credentials_nothing_of_aws_was_looked_at() -> None:
+    shop = healthy()
+    shop.dynamodb.denied["describe_table"] = "UnrecognizedClientException"
+    assert "aws" in {f.check for f in examine(shop).findings if f.verdict is Verdict.NOT_LOOKED}
+
+
+@pytest.mark.audit("F5")
+def test_the_right_to_make_tables_is_asked_for_where_they_are_missing() -> None:
+    shop = Shop()
+    shop.dynamodb.denied["create_table"] = "AccessDeniedException"
+    assert named(examine(shop)) == {("iam dynamodb:CreateTable", "fail")}
+    assert Shop().dynamodb.list_tables()["TableNames"] == []
+    allowed = Shop()
+    examine(allowed)
+    assert allowed.dynamodb.list_tables()["TableNames"] == []
+
+
+@pytest.mark.audit("F5")
+def test_findings_come_before_the_doctor_has_watched_the_leader() -> None:
+    shop = healthy()
+    began = shop.clock.monotonic()
+    patient = Patient(shop.application, shop.dynamodb, shop.kinesis, shop.runtime, java=java_17)
+    times = {finding.check: shop.clock.monotonic() - began for finding in findings_of(patient)}
+    assert {check for check, at in times.items() if at == 0.0} >= {"java", "credentials", "layout", "index"}
+    assert 0.0 < times["leader"] <= WATCH_SECONDS

@@ -1,0 +1,277 @@
+"""The AWS rights of each component, as one table, and the IAM policies that are made of it.
+
+The doctor probes the rights of this table, the command `rights` prints it as policies, and the reference shows it.
+A test compares the table with the requests that each component sends: a request without a grant fails it, and so
+does a grant without a request.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from kcl_dagster.application import Application, MetricsLevel, Retrieval
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.tables.attributes import OWNER_INDEX
+
+
+class Component(StrEnum):
+    """Who sends requests. Each may have an IAM role of its own."""
+
+    LEADER = "leader"  # the sensor, in the code location; also `kcl-dagster lead`
+    WORKER = "worker"  # the driver of a worker run; also compactions, replays and dead letter runs
+    EXECUTOR = "executor"  # Spark's executors; in a local session they are the worker
+    OPERATOR = "operator"  # the command line, and the jobs that do the same
+
+
+class Target(StrEnum):
+    """What a right is given on."""
+
+    STREAM = "stream"
+    CONSUMER = "consumer"
+    TABLE = "table"
+    INDEX = "index"
+    METRICS = "metrics"
+    BUCKET = "bucket"
+    OBJECTS = "objects"
+    CATALOG = "catalog"
+    STREAM_KEY = "stream key"
+    TABLE_KEY = "table key"
+    LAKE_KEY = "lake key"
+    ROLE = "role"
+
+
+class When(StrEnum):
+    """Which deployments need a right."""
+
+    ALWAYS = "always"
+    FANOUT = "retrieval by fan-out"
+    TABLES_ARE_MADE = "tables.create"
+    TAGGED = "tables.tags"
+    BACKED_UP = "tables.point_in_time_recovery"
+    METRICS = "telemetry.cloudwatch"
+    LAKE_ON_S3 = "a lake on S3"
+    GLUE = "an Iceberg table in AWS Glue"
+    STREAM_KEY = "a stream that is encrypted with a key of yours"
+    TABLE_KEY = "tables that are encrypted with a key of yours"
+    LAKE_KEY = "a lake that is encrypted with a key of yours"
+    ROLES = "a role in the KclResource"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """An action that components may perform on a target. `checked_by`: requests that need it without being named
+    after it, such as a read of an encrypted stream that needs the right to decrypt."""
+
+    action: str
+    target: Target
+    to: frozenset[Component]
+    when: When = When.ALWAYS
+    checked_by: tuple[str, ...] = ()
+
+
+_L, _W, _E, _O = Component.LEADER, Component.WORKER, Component.EXECUTOR, Component.OPERATOR
+
+
+def _grants(
+    target: Target, when: When, actions: Iterable[str], *to: Component, checked_by: tuple[str, ...] = ()
+) -> list[Grant]:
+    return [Grant(action, target, frozenset(to), when, checked_by) for action in actions]
+
+
+RIGHTS: Final[tuple[Grant, ...]] = (
+    *_grants(Target.STREAM, When.ALWAYS, ["kinesis:DescribeStreamSummary"], _L, _W, _E, _O),
+    *_grants(Target.STREAM, When.ALWAYS, ["kinesis:ListShards"], _L, _W, _O),
+    *_grants(Target.STREAM, When.ALWAYS, ["kinesis:GetShardIterator", "kinesis:GetRecords"], _E, _O),
+    *_grants(Target.STREAM, When.ALWAYS, ["kinesis:ListStreamConsumers"], _O),
+    *_grants(Target.STREAM, When.FANOUT, ["kinesis:DescribeStreamConsumer"], _W, _O),
+    *_grants(Target.STREAM, When.FANOUT, ["kinesis:RegisterStreamConsumer"], _W),
+    *_grants(Target.STREAM, When.FANOUT, ["kinesis:DeregisterStreamConsumer"], _O),
+    *_grants(Target.CONSUMER, When.FANOUT, ["kinesis:SubscribeToShard", "kinesis:DescribeStreamConsumer"], _E),
+    *_grants(
+        Target.TABLE,
+        When.ALWAYS,
+        [
+            "dynamodb:DescribeTable",
+            "dynamodb:Scan",
+            "dynamodb:GetItem",
+            "dynamodb:PutItem",
+            "dynamodb:UpdateItem",
+            "dynamodb:DeleteItem",
+        ],
+        _L,
+        _W,
+        _O,
+    ),
+    *_grants(Target.INDEX, When.ALWAYS, ["dynamodb:Query"], _W, _O),
+    *_grants(Target.TABLE, When.TABLES_ARE_MADE, ["dynamodb:CreateTable"], _L, _O),
+    *_grants(Target.TABLE, When.TAGGED, ["dynamodb:TagResource"], _L, _O, checked_by=("dynamodb:CreateTable",)),
+    *_grants(Target.TABLE, When.BACKED_UP, ["dynamodb:UpdateContinuousBackups"], _L, _O),
+    *_grants(Target.METRICS, When.METRICS, ["cloudwatch:PutMetricData"], _L, _W, _O),
+    *_grants(Target.METRICS, When.ALWAYS, ["cloudwatch:GetMetricStatistics"], _O),
+    *_grants(Target.BUCKET, When.LAKE_ON_S3, ["s3:ListBucket"], _W),
+    *_grants(Target.OBJECTS, When.LAKE_ON_S3, ["s3:GetObject"], _W),
+    *_grants(Target.OBJECTS, When.LAKE_ON_S3, ["s3:DeleteObject"], _W, _E, _O),
+    *_grants(Target.OBJECTS, When.LAKE_ON_S3, ["s3:PutObject"], _W, _E, _O),
+    *_grants(
+        Target.CATALOG,
+        When.GLUE,
+        ["glue:GetDatabase", "glue:CreateDatabase", "glue:GetTable", "glue:CreateTable", "glue:UpdateTable"],
+        _W,
+        checked_by=("pyiceberg",),
+    ),
+    *_grants(
+        Target.STREAM_KEY,
+        When.STREAM_KEY,
+        ["kms:Decrypt"],
+        _E,
+        _O,
+        checked_by=("kinesis:GetRecords", "kinesis:SubscribeToShard"),
+    ),
+    *_grants(
+        Target.TABLE_KEY,
+        When.TABLE_KEY,
+        ["kms:Decrypt", "kms:DescribeKey"],
+        _L,
+        _W,
+        _O,
+        checked_by=("dynamodb:GetItem",),
+    ),
+    *_grants(Target.LAKE_KEY, When.LAKE_KEY, ["kms:GenerateDataKey"], _W, _E, _O, checked_by=("s3:PutObject",)),
+    *_grants(Target.LAKE_KEY, When.LAKE_KEY, ["kms:Decrypt"], _W, checked_by=("s3:GetObject",)),
+    *_grants(Target.ROLE, When.ROLES, ["sts:AssumeRole"], _L, _W, _E, _O, checked_by=("KclResource",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """An application and where it runs: what policies need to name their resources."""
+
+    application: Application
+    region: str
+    account: str
+    lakes: tuple[str, ...] = ()
+    """`s3://bucket/prefix` of the sink, and of the dead letters."""
+
+    glue_table: str | None = None
+    """`database.table` of an Iceberg table in AWS Glue."""
+
+    stream_key: str | None = None
+    table_key: str | None = None
+    lake_key: str | None = None
+    roles: tuple[str, ...] = ()
+    """ARNs that the KclResource assumes."""
+
+    def needs(self, when: When) -> bool:
+        application = self.application
+        match when:
+            case When.ALWAYS:
+                return True
+            case When.FANOUT:
+                return application.batch.retrieval is Retrieval.FANOUT
+            case When.TABLES_ARE_MADE:
+                return application.tables.create
+            case When.TAGGED:
+                return application.tables.create and bool(application.tables.tags)
+            case When.BACKED_UP:
+                return application.tables.create and application.tables.point_in_time_recovery
+            case When.METRICS:
+                return application.telemetry.cloudwatch is not MetricsLevel.NONE
+            case When.LAKE_ON_S3:
+                return bool(self.lakes)
+            case When.GLUE:
+                return self.glue_table is not None
+            case When.STREAM_KEY:
+                return self.stream_key is not None
+            case When.TABLE_KEY:
+                return self.table_key is not None
+            case When.LAKE_KEY:
+                return self.lake_key is not None
+            case When.ROLES:
+                return bool(self.roles)
+
+    def arns(self, target: Target) -> list[str]:
+        """Of everything that a right on `target` is given on."""
+        streams = [self._arn("kinesis", f"stream/{stream.name}") for stream in self.application.streams]
+        match target:
+            case Target.STREAM:
+                return streams
+            case Target.CONSUMER:
+                name = self.application.batch.consumer_name or self.application.name
+                return [f"{stream}/consumer/{name}:*" for stream in streams]
+            case Target.TABLE:
+                application = self.application
+                names = (application.lease_table, application.coordinator_table, application.metrics_table)
+                return [self._arn("dynamodb", f"table/{name}") for name in names]
+            case Target.INDEX:
+                return [self._arn("dynamodb", f"table/{self.application.lease_table}/index/{OWNER_INDEX}")]
+            case Target.METRICS:
+                return ["*"]  # CloudWatch knows no resources here
+            case Target.BUCKET:
+                return list(dict.fromkeys(f"arn:{self._partition}:s3:::{bucket}" for bucket, _ in self._places))
+            case Target.OBJECTS:
+                return [
+                    f"arn:{self._partition}:s3:::{bucket}/{prefix}*".replace("//", "/")
+                    for bucket, prefix in self._places
+                ]
+            case Target.CATALOG:
+                database, _, table = (self.glue_table or ".").partition(".")
+                names = ("catalog", f"database/{database}", f"table/{database}/{table}")
+                return [self._arn("glue", name) for name in names]
+            case Target.STREAM_KEY:
+                return [self.stream_key or ""]
+            case Target.TABLE_KEY:
+                return [self.table_key or ""]
+            case Target.LAKE_KEY:
+                return [self.lake_key or ""]
+            case Target.ROLE:
+                return list(self.roles)
+
+    @property
+    def _places(self) -> list[tuple[str, str]]:
+        """Buckets and prefixes, the latter with a slash at the end unless they are empty."""
+        found = []
+        for lake in self.lakes:
+            parts = urlsplit(lake)
+            if parts.scheme not in ("s3", "s3a", "s3n") or not parts.netloc:
+                raise ConfigurationError(f"{lake!r} is not of the form s3://bucket/prefix")
+            prefix = parts.path.strip("/")
+            found.append((parts.netloc, f"{prefix}/" if prefix else ""))
+        return found
+
+    @property
+    def _partition(self) -> str:
+        if self.region.startswith("cn-"):
+            return "aws-cn"
+        return "aws-us-gov" if self.region.startswith("us-gov-") else "aws"
+
+    def _arn(self, service: str, name: str) -> str:
+        return f"arn:{self._partition}:{service}:{self.region}:{self.account}:{name}"
+
+
+def rights_of(component: Component, deployment: Deployment) -> list[Grant]:
+    """The grants that a component of a deployment needs."""
+    return [grant for grant in RIGHTS if component in grant.to and deployment.needs(grant.when)]
+
+
+def policy(component: Component, deployment: Deployment) -> dict[str, Any]:
+    """The least IAM policy of a component, a statement for each kind of resource."""
+    grants = rights_of(component, deployment)
+    targets = dict.fromkeys(grant.target for grant in grants)
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            _statement(target, [grant.action for grant in grants if grant.target is target], deployment)
+            for target in targets
+        ],
+    }
+
+
+def _statement(target: Target, actions: Sequence[str], deployment: Deployment) -> dict[str, Any]:
+    return {
+        "Sid": "".join(word.capitalize() for word in target.value.split()),
+        "Effect": "Allow",
+        "Action": sorted(set(actions)),
+        "Resource": deployment.arns(target),
+    }

@@ -1,0 +1,124 @@
+"""The command line reaches AWS as the project does that it is pointed at."""
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcl_dagster import cli
+from kcl_dagster.emulator import Emulator
+
+PROJECT = """
+    import dagster as dg
+    import kcl_dagster as kcl
+    from kcl_dagster.testing import EmulatorResource
+
+
+    @kcl.kcl_consumer(application="cli-orders", stream="orders", sink=kcl.parquet("s3://lake/orders"))
+    def orders(records):
+        return records
+
+
+    @kcl.kcl_consumer(application="cli-payments", stream="payments", sink=kcl.parquet("/lake/payments"))
+    def payments(records):
+        return records
+
+
+    def here(region):
+        return EmulatorResource(endpoint_url="{endpoint}", region_name=region)
+
+
+    defs = kcl.build_kcl_definitions(orders, resources={{"kcl": here("eu-north-1")}})
+    elsewhere = kcl.build_kcl_definitions(payments, resources={{"far": here("ap-south-1")}}, kcl_key="far")
+    merged = dg.Definitions.merge(defs, elsewhere)
+    nothing = dg.Definitions()
+
+
+    def made():
+        return defs
+"""
+BESIDE = """
+    import kcl_dagster as kcl
+    from kcl_dagster.testing import EmulatorResource
+
+
+    @kcl.kcl_consumer(application="cli-beside", stream="orders", sink=kcl.parquet("s3://lake/orders"))
+    def orders(records):
+        return records
+
+
+    connection = EmulatorResource(endpoint_url="{endpoint}", region_name="eu-south-2")
+"""
+
+
+@pytest.fixture
+def project(aws: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Modules whose AWS is the embedded one, in a shell where nothing names any AWS."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, text in (("cli_project", PROJECT), ("cli_beside", BESIDE)):
+        Path(f"{name}.py").write_text(textwrap.dedent(text).format(endpoint=aws.endpoint_url))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return "cli_project"
+
+
+def streams(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """The streams of the printed policy: they name region, account and application's stream."""
+    assert cli.main(["rights", *arguments, "--component", "leader"]) == 0
+    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    (found,) = [one["Resource"] for one in printed["Statement"] if one["Sid"] == "Stream"]
+    return list(found)
+
+
+@pytest.mark.audit("F6")
+@pytest.mark.parametrize(
+    ("arguments", "region", "stream"),
+    [
+        (["cli_project:orders"], "eu-north-1", "orders"),
+        (["cli_project:payments"], "ap-south-1", "payments"),
+        (["cli_project:defs"], "eu-north-1", "orders"),
+        (["cli_project:elsewhere"], "ap-south-1", "payments"),
+        (["cli_project:made"], "eu-north-1", "orders"),
+        (["cli_project:merged", "--application", "cli-payments"], "ap-south-1", "payments"),
+        (["cli_beside:orders"], "eu-south-2", "orders"),
+        (["cli_project:orders", "--region", "us-west-2"], "us-west-2", "orders"),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_a_verb_uses_the_connection_of_the_project(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], region: str, stream: str
+) -> None:
+    assert streams(capsys, *arguments) == [f"arn:aws:kinesis:{region}:123456789012:stream/{stream}"]
+
+
+@pytest.mark.audit("F6")
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("cli_project:merged", "cli-orders, cli-payments: say which with --application"),
+        ("cli_project:nothing", "has the applications none"),
+        ("cli_project:PROJECT", "cannot be loaded"),
+        ("cli_project:kcl", "neither a consumer nor an Application nor Definitions"),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_a_target_that_names_no_application_says_so(
+    capsys: pytest.CaptureFixture[str], target: str, message: str
+) -> None:
+    assert cli.main(["rights", target, "--component", "leader"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.audit("F5")
+def test_the_doctor_opens_the_sink_of_the_project(
+    project: str, capsys: pytest.CaptureFixture[str], aws: Emulator
+) -> None:
+    assert cli.main(["doctor", f"{project}:orders", "--json"]) == 1
+    findings = {one["check"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["sink"]["verdict"] == "fail"
+    assert "s3://lake/orders" in findings["sink"]["says"]  # there is no such bucket
