@@ -8,7 +8,6 @@ import pytest
 
 from kcl_dagster import aws, cli
 from kcl_dagster.operations import terminal
-from kcl_dagster.operations.doctor import Diagnosis
 from kcl_dagster.operations.doctor.finding import fail
 from tests.unit.operations.conftest import Shop
 
@@ -31,7 +30,7 @@ def test_the_doctor_prints_square_brackets(
     project: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finding = fail("java", "found [none]", "pip install 'kcl-dagster[java]'")
-    monkeypatch.setattr(terminal, "diagnose", lambda _: Diagnosis((finding,)))
+    monkeypatch.setattr(terminal, "examine", lambda _: iter((finding,)))
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["doctor", "my_project:orders"]) == cli.WRONG
     out = capsys.readouterr().out
