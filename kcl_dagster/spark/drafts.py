@@ -11,7 +11,7 @@ counted. So what it holds is what was counted, whatever happens to executors mea
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
@@ -27,7 +27,7 @@ from kcl_dagster.spark.failures import SINK_FAILED, fetch_failures
 from kcl_dagster.spark.fetch import BATCH_ROWS, FetchPlan, Trailer, client_of, fetch
 from kcl_dagster.spark.origins import promised
 from kcl_dagster.spark.outcome import Outcome
-from kcl_dagster.spark.parquet_file import ParquetFile
+from kcl_dagster.spark.parquet_file import Footer, ParquetFile
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS, ddl
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.storage import Store
@@ -45,6 +45,7 @@ _DRAFTS: Final = pa.schema(
         ("path", pa.string()),
         ("rows", pa.int64()),
         ("bytes", pa.int64()),
+        ("footer", pa.binary()),
     ]
 )
 DRAFTS_DDL: Final = ddl(_DRAFTS)
@@ -68,6 +69,7 @@ class Draft:
     path: str
     rows: int
     bytes: int
+    footer: Footer = field(default=b"", repr=False)
 
 
 # In the executors
@@ -131,7 +133,7 @@ def _stored(file: ParquetFile, store: Store, path: str) -> dict[str, object]:
     except (OSError, KclError) as error:
         failure = Trailer(failure=("SinkError", f"{path} could not be written to {store.root}: {error}"))
         return {"trailer": msgspec.json.encode(failure).decode()}
-    return {"path": path, "rows": file.rows, "bytes": len(content)}
+    return {"path": path, "rows": file.rows, "bytes": len(content), "footer": file.footer}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,9 @@ class DraftedRanges:
             raise
         said = {LeaseKey(row.lease_key): str(row.trailer) for row in rows}
         self._drafts = {
-            LeaseKey(row.lease_key): Draft(row.path, row.rows, row.bytes) for row in rows if row.path is not None
+            LeaseKey(row.lease_key): Draft(row.path, row.rows, row.bytes, bytes(row.footer))
+            for row in rows
+            if row.path is not None
         }
         if len(rows) != len(ranges) or set(said) != {range_.lease for range_ in ranges}:
             self.release()

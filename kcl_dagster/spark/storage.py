@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from kcl_dagster.aws import Access, Client, RequestRefused, Unanswered, call, mapped_errors, retried
-from kcl_dagster.errors import AccessDenied, ConfigurationError, ServiceError
+from kcl_dagster.errors import AccessDenied, ConfigurationError, ServiceError, Unsafe
 from kcl_dagster.runtime import Runtime, system
 
 T = TypeVar("T")
@@ -24,6 +24,8 @@ COPIES_AT_ONCE: Final = 8  # each takes its time, and none of ours
 S3_REPEAT_SECONDS: Final = (
     30.0  # a bucket that grows says SlowDown for some seconds; longer is for the batch to wait
 )
+LONGEST_NAME: Final = 255  # bytes of a file's or folder's name, on every file system in use
+LONGEST_KEY: Final = 1024  # bytes of an S3 key
 NAMED_AT_MOST: Final = 5  # keys that an error names; a batch may have a thousand
 
 # Of what DeleteObjects says of single keys: there was nothing to remove, and what passes.
@@ -45,10 +47,13 @@ class StoredFile:
 
 
 class Store(Protocol):
-    """Paths are relative to the root, with `/`. Nothing here is cached."""
+    """Paths are relative to the root, with `/`; one that leaves the root raises Unsafe. Nothing here is cached."""
 
     @property
     def root(self) -> str: ...
+
+    def too_long(self, path: str) -> str | None:
+        """Why the store cannot hold a file at this path, None if it can. Asks no service."""
 
     def put(self, path: str, content: memoryview | bytes) -> None:
         """Store a file durably. Readers see all of it or what was there before."""
@@ -105,8 +110,17 @@ def open_store(url: str, s3: S3Options | None = None) -> "LocalStore | S3Store":
     )
 
 
+_SUFFIX: Final = ".4194304.00000000"  # the longest that `_hidden_beside` adds to a name
 # What `_hidden_beside` makes of a name.
 _UNFINISHED: Final = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")
+
+
+def within(path: str) -> str:
+    """The path itself, if it stays below a root. Raises Unsafe otherwise: journals beside the data name paths, and
+    who can write there must not reach anything else."""
+    if not path or path.startswith("/") or "\0" in path or ".." in path.split("/"):
+        raise Unsafe(f"{path!r} is not a path inside the store: nothing was read or changed there")
+    return path
 
 
 def is_hidden(path: str) -> bool:
@@ -120,8 +134,13 @@ class LocalStore:
 
     root: str
 
+    def too_long(self, path: str) -> str | None:
+        *folders, name = path.split("/")
+        longest = max([*(len(os.fsencode(folder)) for folder in folders), len(os.fsencode(f".{name}{_SUFFIX}"))])
+        return None if longest <= LONGEST_NAME else f"a name of more than {LONGEST_NAME} bytes in a directory"
+
     def put(self, path: str, content: memoryview | bytes) -> None:
-        target = Path(self.root, path)
+        target = self._path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         # Two writers of one file may be at work: a stalled former owner and the next one, with equal content.
         draft = _hidden_beside(target)
@@ -137,7 +156,7 @@ class LocalStore:
         _sync_directory(target.parent)
 
     def put_new(self, path: str, content: bytes) -> bool:
-        target = Path(self.root, path)
+        target = self._path(path)
         draft = _hidden_beside(target)
         self.put(draft.relative_to(self.root).as_posix(), content)
         try:
@@ -158,7 +177,7 @@ class LocalStore:
         return True
 
     def get(self, path: str) -> bytes:
-        return Path(self.root, path).read_bytes()
+        return self._path(path).read_bytes()
 
     def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
         return self._walk(prefix, into_hidden=True, wanted=lambda name: _UNFINISHED.fullmatch(name) is not None)
@@ -186,15 +205,15 @@ class LocalStore:
 
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:
-            Path(self.root, path).unlink(missing_ok=True)
+            self._path(path).unlink(missing_ok=True)
 
     def copy(self, names: Mapping[str, str]) -> None:
-        targets = [self._link(Path(self.root, path), to) for path, to in names.items()]
+        targets = [self._link(self._path(path), to) for path, to in names.items()]
         for directory in {target.parent for target in targets}:
             _sync_directory(directory)
 
     def _link(self, source: Path, to: str) -> Path:
-        target = Path(self.root, to)
+        target = self._path(to)
         target.parent.mkdir(parents=True, exist_ok=True)
         link = _hidden_beside(target)
         try:
@@ -209,6 +228,9 @@ class LocalStore:
         finally:
             link.unlink(missing_ok=True)  # renamed onto itself, it would stay
         return target
+
+    def _path(self, path: str) -> Path:
+        return Path(self.root, within(path))
 
 
 def _hidden_beside(target: Path) -> Path:
@@ -245,6 +267,11 @@ class S3Store:
     def root(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
+    def too_long(self, path: str) -> str | None:
+        return (
+            None if len(self._key(path).encode()) <= LONGEST_KEY else f"an S3 key of more than {LONGEST_KEY} bytes"
+        )
+
     def put(self, path: str, content: memoryview | bytes) -> None:
         self._ask("put_object", Key=self._key(path), Body=bytes(content))
 
@@ -272,9 +299,9 @@ class S3Store:
     def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
         token: dict[str, Any] = {}
         while True:
-            page = self._ask("list_objects_v2", Prefix=self._key(prefix), **token)
+            page = self._ask("list_objects_v2", Prefix=self._beginning(prefix), **token)
             for found in page.get("Contents", ()):
-                path = found["Key"][len(self._key("")) :]
+                path = found["Key"][len(self._beginning("")) :]
                 if path and (hidden or not is_hidden(path)):
                     yield StoredFile(path, found["Size"], found["LastModified"].timestamp())
             if not page.get("IsTruncated"):
@@ -308,6 +335,9 @@ class S3Store:
         return retried(action, self.runtime, self.runtime.clock.monotonic() + S3_REPEAT_SECONDS)
 
     def _key(self, path: str) -> str:
+        return self._beginning(within(path))
+
+    def _beginning(self, path: str) -> str:
         return f"{self.prefix}/{path}" if self.prefix else path
 
     def _client(self) -> Client:

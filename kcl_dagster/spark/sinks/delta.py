@@ -4,7 +4,6 @@ All parts of a batch become visible at once. Each shard is an application of the
 the batch number as its version: a part whose version is there is not added again, whoever writes it and whenever.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +15,10 @@ from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sinks.delta_rules import DeltaRules
+from kcl_dagster.spark.sinks.layout import TableFolders
 from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key, table_errors
+from kcl_dagster.spark.sinks.target import nullable
 from kcl_dagster.spark.sinks.writing import WrittenFile, file_stem, write_files
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
@@ -32,8 +34,9 @@ LOG_RETRIES: Final = 15  # delta-rs's own: other shards' workers append to the s
 class DeltaSink:
     """Appends batches to the Delta table at `path`, a shared local directory or `s3://bucket/prefix`.
 
-    The table is made with the first batch, with the schema of the transform's output. Compaction and vacuum are
-    `deltalake`'s own: `DeltaTable(path).optimize.compact()`.
+    The table is made with the first batch, with the schema of the transform's output, and partitioned by
+    `partition_by`. A table that is there already is written to by its own rules, see `delta_rules`. Compaction and
+    vacuum are `deltalake`'s own: `DeltaTable(path).optimize.compact()`.
     """
 
     def __init__(
@@ -53,7 +56,8 @@ class DeltaSink:
         if LEASE_KEY in partition_by:
             raise ConfigurationError(f"leave {LEASE_KEY} out of partition_by: a table is not partitioned by shard")
         self._store = open_store(path, s3)
-        self._transform, self._partition_by = partitioned(transform, partition_by)
+        self._transform, columns = partitioned(transform, partition_by)
+        self._layout = TableFolders(columns)
         self._options = dict(storage_options or delta_options(s3 or S3Options()))
         self._runtime = runtime or system()
         self._table: DeltaTable | None = None
@@ -62,6 +66,10 @@ class DeltaSink:
     @property
     def path(self) -> str:
         return self._store.root
+
+    @property
+    def _name(self) -> str:
+        return f"delta at {self.path}"
 
     @property
     def stores_into(self) -> Store:
@@ -75,20 +83,26 @@ class DeltaSink:
 
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
-        with table_errors(f"delta at {self.path}"):
+        with table_errors(self._name):
             if self._compare(batch.parts).is_stored:
                 return
+            table = self._open()
+            rules = None if table is None else DeltaRules.of(table, self._name)
         attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
         names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
-        with write_failures(f"delta at {self.path}"):
-            written = write_files(data, self._transform, self._store, names, self._partition_by)
+        with write_failures(self._name):
+            if rules is None:
+                written = write_files(data, self._transform, self._store, names, self._layout)
+            else:
+                transform = rules.applied(self._transform)
+                written = write_files(data, transform, self._store, names, rules.layout, rules.target)
         self._as_read = written.as_read
-        with table_errors(f"delta at {self.path}"):
+        with table_errors(self._name):
             self._commit(batch, written.files)
 
     def holds(self, part: Part) -> bool:
         """See `worker.batch.Remembering`. Files without a commit are nobody's."""
-        with table_errors(f"delta at {self.path}"):
+        with table_errors(self._name):
             return self._compare([part]).is_stored
 
     def _commit(self, batch: Batch, files: Sequence[WrittenFile]) -> None:
@@ -96,7 +110,7 @@ class DeltaSink:
 
         for attempt in range(COMMIT_ATTEMPTS):
             found = self._compare(batch.parts)
-            found.refuse_strange(f"delta at {self.path}", files)
+            found.refuse_strange(self._name, files)
             if not found.missing:
                 return
             try:
@@ -104,9 +118,7 @@ class DeltaSink:
             except CommitFailedError as error:
                 # A former or next owner may have added the very same part: look again.
                 if attempt + 1 == COMMIT_ATTEMPTS:
-                    raise SinkError(
-                        f"delta at {self.path}: the commit failed {attempt + 1} times: {error}"
-                    ) from error
+                    raise SinkError(f"{self._name}: the commit failed {attempt + 1} times: {error}") from error
             else:
                 return
 
@@ -119,19 +131,18 @@ class DeltaSink:
         table = self._open(files[0].schema if files else None)
         if table is None:
             return  # no output yet, so no table: there is nothing to remember
-        if mine:
-            self._check_schema(table, mine[0].schema)
+        rules = DeltaRules.of(table, self._name)
+        for file in mine:
+            rules.check(file)
         now = round(self._runtime.clock.now() * 1000)
         table.create_write_transaction(
             [
-                AddAction(
-                    file.path, file.bytes, dict(file.partition), now, True, json.dumps({"numRecords": file.rows})
-                )
+                AddAction(file.path, file.bytes, dict(file.partition), now, True, rules.statistics(file))
                 for file in mine
             ],
             "append",
             table.schema(),
-            partition_by=list(self._partition_by) or None,
+            partition_by=list(rules.partition_columns) or None,
             commit_properties=CommitProperties(
                 custom_metadata={owner_key(part): str(StoredPart.of(part)) for part in parts},
                 app_transactions=[Transaction(owner_key(part), part.number) for part in parts],
@@ -163,24 +174,12 @@ class DeltaSink:
         elif schema is not None:
             self._table = DeltaTable.create(
                 url,
-                schema,
+                nullable(schema),
                 mode="ignore",
-                partition_by=list(self._partition_by) or None,
+                partition_by=list(self._layout.columns) or None,
                 storage_options=self._options,
             )
         return self._table
-
-    def _check_schema(self, table: "DeltaTable", written: pa.Schema) -> None:
-        from deltalake import Schema
-
-        stored = {field.name: field.type for field in table.schema().fields}
-        output = {field.name: field.type for field in Schema.from_arrow(written).fields}
-        wrong = sorted(name for name, kind in output.items() if stored.get(name) != kind)
-        if wrong:
-            raise SinkError(
-                f"delta at {self.path}: the output's columns {wrong} are not in the table, or of another type. "
-                "Change the table first (DeltaTable.alter.add_columns), or the transform"
-            )
 
 
 def open_table(path: str, s3: S3Options, storage_options: Mapping[str, str] | None = None) -> "DeltaTable | None":

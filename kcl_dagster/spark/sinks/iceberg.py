@@ -16,10 +16,10 @@ from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sinks.layout import UNPARTITIONED, ColumnFolders
 from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key, table_errors
 from kcl_dagster.spark.sinks.writing import (
     WrittenFile,
-    check_partition_columns,
     file_stem,
     output_schema,
     write_files,
@@ -106,14 +106,8 @@ class IcebergSink:
         attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
         names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
         with write_failures(self._name):
-            written = write_files(
-                data,
-                self._transform,
-                store,
-                names,
-                self._partition_by,
-                keeps_partition_columns=True,
-            )
+            layout = ColumnFolders(self._partition_by) if self._partition_by else UNPARTITIONED
+            written = write_files(data, self._transform, store, names, layout)
         self._drafts_into = store if written.as_read else None
         with table_errors(self._name):
             self._commit(batch, written.files, root)
@@ -162,7 +156,11 @@ class IcebergSink:
         from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
         from pyiceberg.transforms import IdentityTransform
 
-        check_partition_columns(self._partition_by, schema.names)
+        missing = [name for name in self._partition_by if name not in schema.names]
+        if missing:
+            raise ConfigurationError(
+                f"partition_by names {missing}, which the output does not have: {schema.names}"
+            )
         self._catalog.create_namespace_if_not_exists(self._identifier.rsplit(".", 1)[0])
         try:
             with self._catalog.create_table_transaction(

@@ -15,8 +15,9 @@ from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sinks.layout import Folders
 from kcl_dagster.spark.sinks.writing import Written, file_stem, stems_replaced, write_files
-from kcl_dagster.spark.storage import S3Options, Store, open_store
+from kcl_dagster.spark.storage import S3Options, Store, is_hidden, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.worker.batch import Batch, Part
 
@@ -39,7 +40,11 @@ class ParquetSink:
         if LEASE_KEY in partition_by:
             raise ConfigurationError(f"files are named by shard already: leave {LEASE_KEY} out of partition_by")
         self._store = open_store(path, s3)
-        self._transform, self._partition_by = partitioned(transform, partition_by)
+        self._transform, columns = partitioned(transform, partition_by)
+        self._layout = Folders(columns)
+        hidden = [name for name in columns if is_hidden(name)]
+        if hidden:
+            raise ConfigurationError(f"readers pass over folders that begin with {hidden}: rename the columns")
         self._as_read = transform is unchanged and not partition_by
 
     @property
@@ -69,7 +74,7 @@ class ParquetSink:
         names = {part.lease: f"{file_stem(part)}.parquet" for part in batch.parts}
         with write_failures(f"parquet at {self.path}"):
             self._remove([stem for part in batch.parts for stem in stems_replaced(part)])
-            written = write_files(data, self._transform, self._store, names, self._partition_by)
+            written = write_files(data, self._transform, self._store, names, self._layout)
             # Not before: if the worker dies here, a retry finds its way; removed first, the records would be lost.
             kept = {file.path for file in written.files}
             self._remove([file_stem(part) for part in batch.parts if part.is_repeated], kept)
@@ -83,7 +88,7 @@ class ParquetSink:
         left = list(names)
         try:
             # In whichever folders: rare enough to look into all of them.
-            if names and (self._partition_by or kept is not None):
+            if names and (self._layout.columns or kept is not None):
                 files = (file.path for file in self._store.files())
                 left = [path for path in files if path.rpartition("/")[2] in names and path not in (kept or ())]
             if left:

@@ -6,26 +6,25 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeGuard
-from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from kcl_dagster.errors import ConfigurationError, KclError, RecordRefused, SinkError
+from kcl_dagster.errors import KclError, RecordRefused, SinkError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.drafts import Drafted
 from kcl_dagster.spark.failures import RECORD_REFUSED, SINK_FAILED
 from kcl_dagster.spark.origins import made, origin_of
-from kcl_dagster.spark.parquet_file import ParquetFile
+from kcl_dagster.spark.parquet_file import Footer, ParquetFile
 from kcl_dagster.spark.schema import LEASE_KEY, RECORDS, ddl
 from kcl_dagster.spark.sealing import Sealed, Unseal
 from kcl_dagster.spark.settling import settle
+from kcl_dagster.spark.sinks.layout import UNPARTITIONED, Layout
+from kcl_dagster.spark.sinks.split import split
+from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.spark.transform import Transform, apply, gathered, unchanged
 from kcl_dagster.worker.batch import Part
-
-NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and Athena expect
 
 _MANIFEST: Final = pa.schema(
     [
@@ -35,6 +34,7 @@ _MANIFEST: Final = pa.schema(
         ("bytes", pa.int64()),
         ("partition", pa.string()),
         ("schema", pa.binary()),
+        ("footer", pa.binary()),
     ]
 )
 
@@ -50,6 +50,7 @@ class WrittenFile:
     partition: Mapping[str, str | None]
     schema: pa.Schema
     """Of the transform's output, partition columns included."""
+    footer: Footer = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,43 +67,57 @@ def write_files(
     transform: Transform,
     store: Store,
     names: Mapping[LeaseKey, str],
-    partition_by: Sequence[str] = (),
-    *,
-    keeps_partition_columns: bool = False,
+    layout: Layout = UNPARTITIONED,
+    target: Target | None = None,
 ) -> Written:
     """Transform the records of the leases in `names` and store the output, with one Spark job at most.
 
-    Each lease's file has the given name in the folder of its partition values. Files that are there already are
-    replaced. Raises what Spark raises; see `spark.failures`.
+    Each lease's files have the given name, in the folders of the layout, and the types of the target. Files that
+    are there already are replaced. Every row of the output is in exactly one of the files, or nothing is stored.
+    Raises what Spark raises; see `spark.failures`.
     """
     origin = origin_of(data)
-    if transform is unchanged and not partition_by and _is_drafted(origin, store):
+    if transform is unchanged and _stores_as_read(layout, target) and _is_drafted(origin, store):
         return Written(_published(origin, names), as_read=True)
     data = made(data)
     pieces = apply(transform, data, list(names))
-    check_partition_columns(partition_by, pieces[0].columns)
+    if not layout.is_flat:
+        layout.check(pieces[0].schema)
+    if target is not None:
+        target.check(_schema_of(pieces[0]))
     # A transform that gives back what it was given wants no columns in Spark.
     origin = origin if pieces[0] is data else None
-    as_read = origin is not None and not partition_by
+    as_read = origin is not None and _stores_as_read(layout, target)
     if as_read and _is_drafted(origin, store):
         return Written(_published(origin, names), as_read)
     if isinstance(origin, Sealed):
         rows, unseal = origin.frame, origin.unseal()  # opened where it is written
     else:
         rows, unseal = gathered(pieces, data), None
-    task = _WriteFiles(store, dict(names), tuple(partition_by), keeps_partition_columns, unseal)
-    files = (
-        WrittenFile(
-            LeaseKey(row.lease_key),
-            row.path,
-            row.rows,
-            row.bytes,
-            json.loads(row.partition),
-            pa.ipc.read_schema(pa.BufferReader(bytes(row.schema))),
-        )
-        for row in rows.mapInArrow(task, ddl(_MANIFEST)).collect()
+    task = _WriteFiles(store, dict(names), layout, target, unseal)
+    manifest = rows.mapInArrow(task, ddl(_MANIFEST)).collect()
+    return Written(tuple(_written_file(row.asDict()) for row in manifest), as_read)
+
+
+def _written_file(row: Mapping[str, Any]) -> WrittenFile:
+    return WrittenFile(
+        LeaseKey(row["lease_key"]),
+        row["path"],
+        row["rows"],
+        row["bytes"],
+        json.loads(row["partition"]),
+        pa.ipc.read_schema(pa.BufferReader(bytes(row["schema"]))),
+        bytes(row["footer"]),
     )
-    return Written(tuple(files), as_read)
+
+
+def _stores_as_read(layout: Layout, target: Target | None) -> bool:
+    if not layout.is_flat:
+        return False
+    if target is None:
+        return True
+    target.check(RECORDS)
+    return bool(target.stored(RECORDS) == RECORDS)
 
 
 def _is_drafted(origin: object, store: Store) -> TypeGuard[Drafted]:
@@ -117,21 +132,18 @@ def _published(drafted: Drafted, names: Mapping[LeaseKey, str]) -> tuple[Written
     except (OSError, KclError) as error:
         raise SinkError(f"{store.root}: what was fetched could not be published: {error}") from error
     return tuple(
-        WrittenFile(lease, names[lease], draft.rows, draft.bytes, {}, RECORDS) for lease, draft in drafts.items()
+        WrittenFile(lease, names[lease], draft.rows, draft.bytes, {}, RECORDS, draft.footer)
+        for lease, draft in drafts.items()
     )
-
-
-def check_partition_columns(partition_by: Sequence[str], columns: Sequence[str]) -> None:
-    missing = [name for name in partition_by if name not in columns]
-    if missing:
-        raise ConfigurationError(
-            f"partition_by names {missing}, which the transform's output does not have: {columns}"
-        )
 
 
 def output_schema(data: DataFrame, transform: Transform, leases: Sequence[LeaseKey]) -> pa.Schema:
     """The schema that `write_files` will write. Evaluates nothing."""
-    return _utc(apply(transform, data, leases)[0].limit(0).toArrow().schema)
+    return _schema_of(apply(transform, data, leases)[0])
+
+
+def _schema_of(output: DataFrame) -> pa.Schema:
+    return _utc(output.limit(0).toArrow().schema)
 
 
 # Version 0.1 counted the batches of a lease from 1 and named files without the application. Leases that it made
@@ -169,54 +181,70 @@ class _WriteFiles:
 
     store: Store
     names: Mapping[LeaseKey, str]
-    partition_by: tuple[str, ...]
-    keeps_partition_columns: bool
+    layout: Layout
+    target: Target | None
     unseal: Unseal | None
     """Set where the rows come sealed."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
-        open_files: dict[tuple[Any, ...], tuple[str, ParquetFile]] = {}
+        files: dict[str, _OpenFile] = {}
         schema: pa.Schema | None = None
+        rows_in = 0
         for batch in self.unseal(batches) if self.unseal is not None else batches:
             _refuse_invalid(batch)
-            rows_in_utc = _in_utc(batch)
-            schema = schema or rows_in_utc.schema
-            for key, rows in _split(rows_in_utc, (LEASE_KEY, *self.partition_by)):
-                body = rows if self.keeps_partition_columns else rows.drop_columns(list(self.partition_by))
-                if key not in open_files:
-                    open_files[key] = self._path(key), ParquetFile(body.schema)
-                open_files[key][1].write(body)
-        written = []
-        for key, (path, file) in open_files.items():
-            content = file.finish()
-            try:
-                self.store.put(path, content)
-            except (OSError, KclError) as error:
-                # The text survives the way through Spark; the type does not.
-                raise SinkError(f"{SINK_FAILED}: {path} could not be written: {error}") from error
-            values = {name: _text(value) for name, value in zip(self.partition_by, key[1:], strict=True)}
-            written.append(
-                {
-                    "lease_key": key[0],
-                    "path": path,
-                    "rows": file.rows,
-                    "bytes": len(content),
-                    "partition": json.dumps(values),
-                    "schema": schema.serialize().to_pybytes() if schema is not None else b"",
-                }
-            )
+            rows = self._cast(_in_utc(batch))
+            schema = schema or rows.schema
+            rows_in += rows.num_rows
+            for group in split(rows, [rows.column(LEASE_KEY), *self.layout.keys(rows)]):
+                lease, *values = group.key
+                path, body = self._path(lease, values), self.layout.body(group.rows)
+                file = files.get(path)
+                if file is None:
+                    partition = json.dumps(self.layout.values(values))
+                    file = files[path] = _OpenFile(lease, partition, ParquetFile(body.schema))
+                file.content.write(body)
+        rows_out = sum(file.content.rows for file in files.values())
+        if rows_out != rows_in:  # nothing is stored yet
+            raise SinkError(f"{SINK_FAILED}: {rows_in} rows came in and {rows_out} would be stored")
+        written = [
+            {
+                "lease_key": file.lease,
+                "path": path,
+                "rows": file.content.rows,
+                "bytes": self._stored(path, file.content),
+                "partition": file.partition,
+                "footer": file.content.footer,
+                "schema": schema.serialize().to_pybytes() if schema is not None else b"",
+            }
+            for path, file in files.items()
+        ]
         yield pa.RecordBatch.from_pylist(written, schema=_MANIFEST)
 
-    def _path(self, key: tuple[Any, ...]) -> str:
-        lease, *values = key
+    def _cast(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows if self.target is None else self.target.cast(rows)
+
+    def _stored(self, path: str, file: ParquetFile) -> int:
+        content = file.finish()
+        try:
+            self.store.put(path, content)
+        except (OSError, KclError) as error:
+            # The text survives the way through Spark; the type does not.
+            raise SinkError(f"{SINK_FAILED}: {path} could not be written: {error}") from error
+        return len(content)
+
+    def _path(self, lease: str, values: Sequence[Any]) -> str:
         if lease not in self.names:
             raise SinkError(
                 f"{SINK_FAILED}: the transform's output has a row with {LEASE_KEY} {lease!r}, which is no shard of "
                 "this batch: leave the column as it is, or drop it"
             )
-        folders = [f"{name}={_folder(value)}" for name, value in zip(self.partition_by, values, strict=True)]
-        return "/".join([*folders, self.names[lease]])
+        folder, name = self.layout.folder(values), self.names[LeaseKey(lease)]
+        path = f"{folder}/{name}" if folder else name
+        reason = self.store.too_long(path)
+        if reason is not None:
+            raise RecordRefused(f"{RECORD_REFUSED}: a value of the partition columns would need {reason}")
+        return path
 
 
 def _refuse_invalid(batch: pa.RecordBatch) -> None:
@@ -229,30 +257,11 @@ def _refuse_invalid(batch: pa.RecordBatch) -> None:
             raise RecordRefused(f"{RECORD_REFUSED}: column {name} has an invalid value: {error}") from error
 
 
-def _split(batch: pa.RecordBatch, keys: tuple[str, ...]) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
-    """The rows of each key, in their order."""
-    if batch.num_rows == 0:
-        return
-    if all(_is_constant(batch.column(name)) for name in keys):
-        yield tuple(batch.column(name)[0].as_py() for name in keys), batch
-        return
-    distinct = (
-        pa.Table.from_batches([batch.select(list(keys))]).group_by(list(keys), use_threads=False).aggregate([])
-    )
-    for key in (tuple(row[name] for name in keys) for row in distinct.to_pylist()):
-        mask = None
-        for name, value in zip(keys, key, strict=True):
-            column = batch.column(name)
-            equal = pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value, column.type))
-            mask = equal if mask is None else pc.and_(mask, equal)
-        yield key, batch.filter(mask)
-
-
-def _is_constant(column: pa.Array) -> bool:
-    """Cheaper to find out than to group by it, and nearly always so for the shard."""
-    if column.null_count:
-        return bool(column.null_count == len(column))
-    return bool(pc.all(pc.equal(column, column[0])).as_py())
+@dataclass(slots=True)
+class _OpenFile:
+    lease: str
+    partition: str
+    content: ParquetFile
 
 
 def _in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -270,14 +279,3 @@ def _utc(schema: pa.Schema) -> pa.Schema:
             for field in schema
         ]
     )
-
-
-def _text(value: object) -> str | None:
-    if value is None:
-        return None
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _folder(value: object) -> str:
-    text = _text(value)
-    return quote(text, safe=" ,@()[]+-_.~!") if text else NULL_PARTITION

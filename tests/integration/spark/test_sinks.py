@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.aws import client
 from kcl_dagster.emulator import Endpoint
-from kcl_dagster.errors import ConfigurationError, SinkError, TransformError
+from kcl_dagster.errors import ConfigurationError, RecordRefused, SinkError, TransformError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
@@ -29,6 +29,7 @@ from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.worker.batch import Batch, Part
+from kcl_dagster.worker.error_class import ErrorClass, class_of
 
 pytestmark = pytest.mark.spark
 
@@ -138,7 +139,7 @@ def write_drafts(sink: Any, spark: SparkSession, *parts: Part) -> None:
                 file.write(rows)
             drafts[lease] = Draft(f"{FOLDER}/{random.getrandbits(40):x}.draft", file.rows, 1)
             content = file.finish()
-            drafts[lease] = replace(drafts[lease], bytes=len(content))
+            drafts[lease] = replace(drafts[lease], bytes=len(content), footer=file.footer)
             store.put(drafts[lease].path, content)
         frame = Drafted(spark, store, drafts).records()
     sink.write(frame, whole)
@@ -202,6 +203,66 @@ def test_a_transform_may_drop_and_add_columns_and_name_folders(place: Place, spa
     assert place.contents() == Counter([*range(1000, 1010), *range(2000, 2005)])
     assert {(str(row["odd"]).lower(), row["place"]) for row in rows} == {("true", "x y/z"), ("false", "x y/z")}
     assert all((int(row["sequence_number"]) % 2 == 1) == (str(row["odd"]).lower() == "true") for row in rows)
+
+
+KINDS_OF_JSON = {
+    1000: None,
+    1001: "",
+    1002: "__HIVE_DEFAULT_PARTITION__",
+    1003: "a",
+    1004: "ü/:=%",
+    1005: "漢字 +x",
+}
+
+
+@pytest.mark.audit("A1")
+@on_s3_too
+def test_partitions_by_what_producers_send_keep_every_record(place: Place, spark: SparkSession) -> None:
+    number = F.col("sequence_number").cast("long")
+    kind = F.coalesce(*[F.when(number == n, F.lit(text)) for n, text in KINDS_OF_JSON.items() if text is not None])
+    sink = place.open(transform=lambda frame: frame.withColumn("kind", kind), partition_by=["kind"])
+    for _ in range(2):
+        write(sink, spark, part(1, 1000, 1005, 1))
+    assert place.contents() == Counter(KINDS_OF_JSON.keys())
+
+
+@pytest.mark.audit("A1", "A2")
+def test_spark_reads_back_what_it_would_have_written(spark: SparkSession, tmp_path: Path) -> None:
+    number = F.col("sequence_number").cast("long")
+    text = F.coalesce(*[F.when(number == n, F.lit(text)) for n, text in KINDS_OF_JSON.items() if text is not None])
+    value = F.when(number == 1000, F.lit(float("nan"))).when(number == 1001, -0.0).otherwise(number / 7)
+
+    def transform(frame: DataFrame) -> DataFrame:
+        return frame.withColumn("kind", text).withColumn("value", value)
+
+    whole = batch(part(1, 1000, 1005, 1))
+    sink = ParquetSink(str(tmp_path / "ours"), transform=transform, partition_by=["kind", "value"])
+    sink.write(records(spark, whole), whole)
+    theirs = transform(records(spark, whole)).where(text != "__HIVE_DEFAULT_PARTITION__")
+    theirs.write.partitionBy("kind", "value").parquet(str(tmp_path / "theirs"))
+
+    def read(name: str, without: str) -> Counter[str]:
+        rows = spark.read.parquet(str(tmp_path / name)).select("sequence_number", "kind", "value").collect()
+        return Counter(str((row[0], row[1], float(row[2]))) for row in rows if row[0] not in without)
+
+    assert read("ours", without="1000 1002") == read("theirs", without="1000 1002")
+    (literal,) = spark.read.parquet(str(tmp_path / "ours")).where("sequence_number = '1002'").collect()
+    assert literal["kind"] == "__HIVE_DEFAULT_PARTITION__"  # Spark itself would have made null of it
+    assert spark.read.parquet(str(tmp_path / "ours")).where("sequence_number = '1000'").collect()[0]["kind"] is None
+
+
+@pytest.mark.audit("B3")
+@on_s3_too
+def test_a_partition_value_that_is_too_long_is_the_failure_of_its_record(place: Place, spark: SparkSession) -> None:
+    kind = F.when(F.col("sequence_number") == "1001", F.repeat(F.lit("x"), 1200)).otherwise("a")
+    sink = place.open(transform=lambda frame: frame.withColumn("kind", kind), partition_by=["kind"])
+    if place.kind == "parquet":
+        with pytest.raises(RecordRefused, match="partition columns"):
+            write(sink, spark, part(1, 1000, 1002, 1))
+        assert not list(sink.stores_into.files())
+    else:  # the table's log has room for it
+        write(sink, spark, part(1, 1000, 1002, 1))
+        assert {len(row["kind"]) for row in place.read()} == {1, 1200}
 
 
 def test_times_name_partitions_whatever_zone_the_session_has(place: Place, spark: SparkSession) -> None:
@@ -382,6 +443,50 @@ def test_an_output_that_no_longer_fits_is_named(place: Place, spark: SparkSessio
     with pytest.raises(SinkError, match="extra"):
         write(wider, spark, part(1, 1002, 1003, 2, Checkpoint("1001")))
     assert place.contents() == Counter([1000, 1001])
+
+
+@pytest.mark.audit("A7")
+def test_rows_that_violate_a_delta_table_s_constraint_are_the_failure_of_their_batch(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    from deltalake import DeltaTable
+
+    def transform(frame: DataFrame) -> DataFrame:
+        return frame.select("lease_key", "sequence_number", F.col("sequence_number").cast("int").alias("n"))
+
+    path = str(tmp_path / "table")
+    sink = DeltaSink(path, transform=transform)
+    write(sink, spark, part(1, 1000, 1001, 1))
+    DeltaTable(path).alter.add_constraint({"small": "n < 1004"})
+    with pytest.raises(Exception, match="violates the constraint small") as caught:
+        write(DeltaSink(path, transform=transform), spark, part(1, 1002, 1004, 2, Checkpoint("1001")))
+    assert class_of(caught.value) is ErrorClass.CODE
+    write(DeltaSink(path, transform=transform), spark, part(1, 1002, 1003, 2, Checkpoint("1001")))
+    assert Counter(row["n"] for row in read_delta(path, S3Options())) == Counter(range(1000, 1004))
+
+
+@pytest.mark.audit("A7", "E4")
+def test_records_that_are_stored_as_read_follow_a_delta_table_s_rules(spark: SparkSession, tmp_path: Path) -> None:
+    from deltalake import DeltaTable
+
+    path = str(tmp_path / "table")
+    DeltaTable.create(path, RECORDS, partition_by=["shard_id"])
+    sink = DeltaSink(path)
+    write_drafts(sink, spark, part(1, 1000, 1003, 1), part(2, 2000, 2001, 1))
+    rows = read_delta(path, S3Options())
+    assert {(row["shard_id"][-1], row["sequence_number"][0]) for row in rows} == {("1", "1"), ("2", "2")}
+    assert sink.drafts_into is None  # files of drafts have no partitions
+
+
+@pytest.mark.audit("E4")
+def test_files_made_of_drafts_have_statistics(spark: SparkSession, tmp_path: Path) -> None:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    write_drafts(DeltaSink(str(tmp_path / "table")), spark, part(1, 1000, 1003, 1))
+    (action,) = pa.table(DeltaTable(str(tmp_path / "table")).get_add_actions(flatten=True)).to_pylist()
+    assert (action["min.sequence_number"], action["max.sequence_number"]) == ("1000", "1003")
+    assert action["null_count.arrival_timestamp"] == 4
 
 
 def test_columns_given_to_user_code_are_the_documented_ones(spark: SparkSession) -> None:

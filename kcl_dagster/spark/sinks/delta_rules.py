@@ -1,0 +1,154 @@
+"""What an existing Delta table demands of every writer: its partitioning, its columns, its constraints.
+
+delta-rs does not look into the files that it is given, so the sink honours all of it, or refuses the table.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
+
+from kcl_dagster.errors import RecordRefused, SinkError
+from kcl_dagster.spark.parquet_file import read_footer
+from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, delta_statistics, null_counts
+from kcl_dagster.spark.sinks.layout import Layout, TableFolders
+from kcl_dagster.spark.sinks.target import Target
+from kcl_dagster.spark.sinks.writing import WrittenFile
+from kcl_dagster.spark.transform import Transform
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+# Features of a table that an append with statistics satisfies, or that the rules below take care of.
+_HONOURED: Final = frozenset(
+    {
+        "allowColumnDefaults",
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",  # where it is switched on, the table is refused below
+        "deletionVectors",
+        "domainMetadata",
+        "generatedColumns",
+        "identityColumns",  # where there are any, the table is refused below
+        "invariants",
+        "timestampNtz",
+        "typeWidening",
+        "typeWidening-preview",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
+_CONSTRAINT: Final = "delta.constraints."
+_STATISTICS: Final = "delta.dataSkippingNumIndexedCols"
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRules:
+    """The rules of a table, as they were when it was loaded."""
+
+    table: str
+    schema: pa.Schema
+    partition_columns: tuple[str, ...]
+    conditions: Mapping[str, str]
+    """SQL that must be true of every row, by the name of the constraint."""
+    expressions: Mapping[str, tuple[str, str]]
+    """SQL and type of columns that the table computes where the output lacks them."""
+    indexed_columns: int
+
+    @classmethod
+    def of(cls, table: "DeltaTable", name: str) -> "DeltaRules":
+        """Raises SinkError for a table that asks for more than the sink can do."""
+        metadata = table.metadata()
+        described = StructType.fromJson(json.loads(table.schema().to_json()))
+        configuration: Mapping[str, str] = metadata.configuration
+        _refuse(table, described, configuration, name)
+        conditions = {
+            key.removeprefix(_CONSTRAINT): text
+            for key, text in configuration.items()
+            if key.startswith(_CONSTRAINT)
+        }
+        expressions = {}
+        for field in described:
+            about: Mapping[str, Any] = field.metadata
+            if "delta.invariants" in about:
+                conditions[field.name] = json.loads(about["delta.invariants"])["expression"]["expression"]
+            if "delta.generationExpression" in about:
+                sql = about["delta.generationExpression"]
+                expressions[field.name] = sql, field.dataType.simpleString()
+                conditions[field.name] = f"`{field.name}` <=> ({sql})"
+            elif "CURRENT_DEFAULT" in about:
+                expressions[field.name] = about["CURRENT_DEFAULT"], field.dataType.simpleString()
+        return cls(
+            name,
+            pa.schema(table.schema().to_arrow()),
+            tuple(metadata.partition_columns),
+            conditions,
+            expressions,
+            int(configuration.get(_STATISTICS, INDEXED_COLUMNS)),
+        )
+
+    @property
+    def layout(self) -> Layout:
+        return TableFolders(self.partition_columns)
+
+    @property
+    def target(self) -> Target:
+        return Target(self.table, self.schema, " (DeltaTable.alter.add_columns)")
+
+    def applied(self, transform: Transform) -> Transform:
+        """The transform, with what the table computes, and failing for rows that violate its constraints."""
+        if not self.conditions and not self.expressions:
+            return transform
+
+        def with_rules(records: DataFrame) -> DataFrame:
+            output = transform(records)
+            if not hasattr(output, "columns"):
+                return output  # no DataFrame, which is refused where all of them are
+            for name, (sql, kind) in self.expressions.items():
+                if name not in output.columns:
+                    output = output.withColumn(name, F.expr(sql).cast(kind))
+            for name, sql in self.conditions.items():
+                said = F.lit(f"a row violates the constraint {name} of {self.table}: {sql}")
+                output = output.where(
+                    F.when(F.expr(sql), F.lit(True)).otherwise(F.raise_error(said).cast("boolean"))
+                )
+            return output
+
+        return with_rules
+
+    def check(self, file: WrittenFile) -> None:
+        """Raise RecordRefused if a column has nulls that the table does not allow. Raise SinkError if the file was
+        written for another partitioning: the table was made or replaced meanwhile."""
+        if set(file.partition) != set(self.partition_columns):
+            raise SinkError(
+                f"{self.table} is partitioned by {list(self.partition_columns)}, a file by {list(file.partition)}"
+            )
+        required = [field.name for field in self.schema if not field.nullable]
+        if not required:
+            return
+        counts = null_counts(read_footer(file.footer))
+        wrong = [name for name in required if counts.get(name, 0) or file.partition.get(name, "") is None]
+        if wrong:
+            raise RecordRefused(f"{self.table}: a row has null in {wrong}, which the table does not allow")
+
+    def statistics(self, file: WrittenFile) -> str:
+        return delta_statistics(read_footer(file.footer), self.indexed_columns)
+
+
+def _refuse(table: "DeltaTable", schema: StructType, configuration: Mapping[str, str], name: str) -> None:
+    wanted = set(table.protocol().writer_features or ()) - _HONOURED
+    if configuration.get("delta.columnMapping.mode", "none") != "none":
+        wanted.add("columnMapping")
+    if any(key.startswith("delta.identity.") for field in schema for key in field.metadata):
+        wanted.add("identityColumns")
+    if wanted:
+        raise SinkError(
+            f"{name} demands of writers what this sink does not do: {', '.join(sorted(wanted))}. Write to another "
+            "table, or use the foreach_batch sink with an engine that does"
+        )

@@ -1,0 +1,92 @@
+"""Statistics of a file in the log of a Delta table, by which readers skip files.
+
+Made from the footer of the Parquet file, so the file is not read again. Left out are bounds that the footer does
+not know well enough: of floats, because NaN is not in them, of decimals, which lose digits in JSON, and of bytes.
+"""
+
+import json
+from collections.abc import Iterator
+from datetime import MAXYEAR, UTC, date, datetime, timedelta
+from typing import Any, Final
+
+import pyarrow.parquet as pq
+
+INDEXED_COLUMNS: Final = 32  # Delta's default: statistics of more columns cost every reader of the log
+LONGEST_TEXT: Final = 32  # characters of a bound
+_HIGHEST: Final = "\U0010ffff"
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+def delta_statistics(footer: pq.FileMetaData, columns: int = INDEXED_COLUMNS) -> str:
+    """As JSON, of the first `columns` columns; of all, where that is negative."""
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for name, chunks in _columns(footer, footer.num_columns if columns < 0 else columns):
+        statistics = [chunk.statistics for chunk in chunks]
+        if not all(found is not None and found.has_null_count for found in statistics):
+            continue
+        nulls[name] = sum(found.null_count for found in statistics)
+        try:
+            bounds = [(found.min, found.max) for found in statistics if found.has_min_max]
+        except UnicodeDecodeError:  # a text that is none: no reader could compare with it
+            continue
+        filled = sum(found.num_values > 0 for found in statistics)
+        low, high = _least(bounds), _greatest(bounds)
+        if len(bounds) == filled and low is not None and high is not None:
+            least[name], greatest[name] = low, high
+    return json.dumps(
+        {"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+    )
+
+
+def null_counts(footer: pq.FileMetaData) -> dict[str, int]:
+    """How many nulls each column has that is no list, map or struct."""
+    return {
+        name: sum(chunk.statistics.null_count for chunk in chunks)
+        for name, chunks in _columns(footer, footer.num_columns)
+        if all(chunk.statistics is not None and chunk.statistics.has_null_count for chunk in chunks)
+    }
+
+
+def _columns(footer: pq.FileMetaData, most: int) -> Iterator[tuple[str, list[pq.ColumnChunkMetaData]]]:
+    """Name and column chunks of the columns at the top, in their order."""
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    for index in range(min(most, footer.num_columns)):
+        name = footer.schema.column(index).path
+        if "." not in name:  # inside of another column, or named like one that is
+            yield name, [group.column(index) for group in groups]
+
+
+def _least(bounds: list[tuple[Any, Any]]) -> Any:
+    if not bounds:
+        return None
+    low = min(pair[0] for pair in bounds)
+    if isinstance(low, datetime):
+        return _moment(low)
+    return low[:LONGEST_TEXT] if isinstance(low, str) else _plain(low)
+
+
+def _greatest(bounds: list[tuple[Any, Any]]) -> Any:
+    if not bounds:
+        return None
+    high = max(pair[1] for pair in bounds)
+    if isinstance(high, datetime):
+        is_whole = high.microsecond % 1000 == 0
+        return _moment(high if is_whole or high.year == MAXYEAR else high + _MILLISECOND)
+    if isinstance(high, str) and len(high) > LONGEST_TEXT:
+        return high[:LONGEST_TEXT] + _HIGHEST
+    return high if isinstance(high, str) else _plain(high)
+
+
+def _plain(value: object) -> int | str | None:
+    if isinstance(value, date):
+        return value.isoformat()
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _moment(time: datetime) -> str:
+    """Delta keeps milliseconds."""
+    if time.tzinfo is None:
+        return time.isoformat(timespec="milliseconds")
+    return time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"

@@ -1,0 +1,192 @@
+"""Which rows of a batch belong in one file, and in which folder the file lies.
+
+Partition values in folder names and in the log of a Delta table are text. They are written as Spark writes them:
+
+- Null and the empty string are one value, and read back as null.
+- NaN is one value. 0.0 and -0.0 are two.
+- The text `__HIVE_DEFAULT_PARTITION__` is not null. Its folder is escaped, and Spark reads the text back. Readers
+  that remove escapes before they look for null, such as pyarrow, read null. No row shares a file with a null.
+- A timestamp is written in UTC: the same records must go into the same folder, whatever zone a session has.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types
+from pyspark.sql.types import StructType
+
+from kcl_dagster.errors import ConfigurationError, RecordRefused
+from kcl_dagster.spark.failures import RECORD_REFUSED
+from kcl_dagster.spark.sinks.split import distinct
+
+NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and Athena expect
+
+# The characters that Spark escapes. All others stand for themselves: Spark reads %C3%BC as two characters.
+_ESCAPED: Final = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
+# A folder of a table needs no value in its name, so only names that no store and no URL changes are kept.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_DIGEST_CHARACTERS: Final = 32
+_HAVE_TEXT: Final = (
+    types.BinaryType,
+    types.BooleanType,
+    types.DateType,
+    types.NumericType,
+    types.StringType,
+    types.TimestampNTZType,
+    types.TimestampType,
+    types.VarcharType,
+    types.CharType,
+)
+_WORDS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+class Layout(Protocol):
+    """How the rows of a lease become files. A layout is a value that can be sent to an executor."""
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether a lease has one file, with all columns, at the root."""
+
+    def check(self, output: StructType) -> None:
+        """Raise ConfigurationError if an output of this schema cannot be partitioned like this."""
+
+    def keys(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        """For each level of the partitioning, the value of each row. Raises RecordRefused for a value that has no
+        place in the partitioning."""
+
+    def folder(self, key: Sequence[Any]) -> str:
+        """The folder of the rows with these values, relative to the sink's root; empty for the root itself. Two
+        keys never have the same folder."""
+
+    def values(self, key: Sequence[Any]) -> dict[str, Any]:
+        """The partition values of a file, by column, as JSON can hold them."""
+
+    def body(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """What is stored of the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPartitions:
+    """Partitioning by columns whose values are written as text and left out of the file."""
+
+    columns: tuple[str, ...]
+
+    @property
+    def is_flat(self) -> bool:
+        return not self.columns
+
+    def check(self, output: StructType) -> None:
+        missing = [name for name in self.columns if name not in output.names]
+        if missing:
+            raise ConfigurationError(
+                f"files are partitioned by {missing}, which the transform's output does not have: {output.names}"
+            )
+        for name in self.columns:
+            if not isinstance(output[name].dataType, _HAVE_TEXT):
+                kind = output[name].dataType.simpleString()
+                raise ConfigurationError(f"column {name} is of type {kind}, by which files cannot be partitioned")
+
+    def keys(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        return [texts(rows.column(name), name) for name in self.columns]
+
+    def values(self, key: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(self.columns, key, strict=True))
+
+    def body(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.drop_columns(list(self.columns)) if self.columns else rows
+
+
+@dataclass(frozen=True, slots=True)
+class Folders(TextPartitions):
+    """For files without a catalog: the folders' names are all that says what the values are."""
+
+    def folder(self, key: Sequence[Any]) -> str:
+        return "/".join(hive_folder(name, text) for name, text in zip(self.columns, key, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class TableFolders(TextPartitions):
+    """For a table that keeps the values in its log, so that a value may be as long as it likes."""
+
+    def folder(self, key: Sequence[Any]) -> str:
+        return "/".join(table_folder(name, text) for name, text in zip(self.columns, key, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFolders(TableFolders):
+    """For a table whose files hold the partition columns as well."""
+
+    def body(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows
+
+
+UNPARTITIONED: Final = Folders(())
+
+
+def hive_folder(name: str, text: str | None) -> str:
+    """The folder of a partition value, as Spark names it; an empty text is null."""
+    if not text:
+        return f"{_escaped(name)}={NULL_PARTITION}"
+    if text == NULL_PARTITION:
+        return f"{_escaped(name)}=%5F{NULL_PARTITION[1:]}"
+    return f"{_escaped(name)}={_escaped(text)}"
+
+
+def table_folder(name: str, text: str | None) -> str:
+    """A folder for a partition value of a table: readable where the value is, of bounded length in any case."""
+    value = NULL_PARTITION if text is None else _plain(text)
+    return f"{_plain(name)}={value}"
+
+
+def _escaped(text: str) -> str:
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
+
+
+def _plain(text: str) -> str:
+    if _PLAIN.fullmatch(text) and text != NULL_PARTITION:
+        return text
+    return f"~{hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]}"
+
+
+def texts(values: pa.Array, name: str) -> pa.Array:
+    """The values of a partition column as text, null for null and for what is empty."""
+    few, places = distinct(values)
+    try:
+        words = [_text(value, values.type) for value in few.to_pylist()]
+    except (ValueError, OverflowError) as error:  # bytes that are no UTF-8, a year beyond 9999
+        raise RecordRefused(
+            f"{RECORD_REFUSED}: partition column {name} has a value of type {values.type} that cannot be written "
+            f"as text ({type(error).__name__})"
+        ) from error
+    return pc.take(pa.array(words, pa.string()), places)
+
+
+def _text(value: object, kind: pa.DataType) -> str | None:
+    match value:
+        case None:
+            return None
+        case bool():
+            return "true" if value else "false"
+        case float():
+            # A float of 32 bits has fewer digits than the double that Python makes of it.
+            word = str(np.float32(value)) if kind == pa.float32() else repr(value)
+            return _WORDS.get(word, word)
+        case Decimal():
+            return format(value, "f")
+        case datetime():
+            utc = value if value.tzinfo is None else value.astimezone(UTC)
+            return utc.replace(tzinfo=None).isoformat(" ", "microseconds").rstrip("0").rstrip(".")
+        case date():
+            return value.isoformat()
+        case bytes():
+            return value.decode() or None
+        case _:
+            return str(value) or None

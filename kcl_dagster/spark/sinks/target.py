@@ -1,0 +1,109 @@
+"""The columns that a table takes, and what becomes of an output whose columns are of other types.
+
+A type of the output may be narrower than the table's: integers, floats and decimals are widened when the file is
+written. Whatever may lose a value, or break a promise that the table makes to its readers, is refused.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyarrow import types as kinds
+
+from kcl_dagster.errors import SinkError
+
+_EXACT_IN_A_DOUBLE: Final = 32  # bits of the widest integer that a double holds
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A table's columns. A target is a value that can be sent to an executor."""
+
+    table: str
+    schema: pa.Schema
+    hint: str = ""
+    """How columns are added to such a table."""
+
+    def check(self, output: pa.Schema) -> None:
+        """Raise SinkError if an output of this schema does not fit into the table."""
+        wrong = []
+        for field in output:
+            index = self.schema.get_field_index(field.name)
+            if index < 0:
+                wrong.append(f"{field.name} (not in the table)")
+            elif not fits(field.type, self.schema.field(index).type):
+                wrong.append(f"{field.name} ({field.type}, and {self.schema.field(index).type} in the table)")
+        missing = [field.name for field in self.schema if not field.nullable and field.name not in output.names]
+        if wrong:
+            raise SinkError(
+                f"{self.table}: the output's columns do not fit: {', '.join(wrong)}. Change the table first"
+                f"{self.hint}, or the transform"
+            )
+        if missing:
+            raise SinkError(f"{self.table}: the output lacks {missing}, which the table requires")
+
+    def stored(self, output: pa.Schema) -> pa.Schema:
+        """The schema of what is stored of an output."""
+        fields = []
+        for field in output:
+            index = self.schema.get_field_index(field.name)
+            fields.append(field if index < 0 else field.with_type(self.schema.field(index).type))
+        return pa.schema(fields)
+
+    def cast(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        schema = self.stored(rows.schema)
+        return rows if schema == rows.schema else rows.cast(schema)
+
+
+def fits(output: pa.DataType, table: pa.DataType) -> bool:
+    """Whether every value of the one type is a value of the other."""
+    if output == table or kinds.is_null(output):
+        return True
+    if kinds.is_signed_integer(output) and kinds.is_signed_integer(table):
+        return bool(output.bit_width <= table.bit_width)
+    if kinds.is_signed_integer(output) and kinds.is_float64(table):
+        return bool(output.bit_width <= _EXACT_IN_A_DOUBLE)
+    if kinds.is_floating(output) and kinds.is_floating(table):
+        return bool(output.bit_width <= table.bit_width)
+    if kinds.is_decimal(output) and kinds.is_decimal(table):
+        whole_digits = table.precision - table.scale >= output.precision - output.scale
+        return bool(whole_digits and table.scale >= output.scale)
+    if kinds.is_timestamp(output) and kinds.is_timestamp(table):
+        return output.unit == table.unit and (output.tz is None) == (table.tz is None)
+    if kinds.is_map(output) and kinds.is_map(table):
+        return fits(output.key_type, table.key_type) and _field_fits(output.item_field, table.item_field)
+    if _is_list(output) and _is_list(table):
+        return _field_fits(output.value_field, table.value_field)
+    if kinds.is_struct(output) and kinds.is_struct(table):
+        same_names = [field.name for field in output] == [field.name for field in table]
+        return same_names and all(map(_field_fits, output, table))
+    return any(is_kind(output) and is_kind(table) for is_kind in (_is_text, _is_bytes))
+
+
+def _field_fits(output: pa.Field, table: pa.Field) -> bool:
+    return fits(output.type, table.type) and (table.nullable or not output.nullable)
+
+
+def nullable(schema: pa.Schema) -> pa.Schema:
+    """For a table that is made after an output: that a literal is never null is no promise of the next output."""
+    return pa.schema([pa.field(field.name, _nullable(field.type)) for field in schema])
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    if kinds.is_map(kind):
+        return pa.map_(_nullable(kind.key_type), pa.field(kind.item_field.name, _nullable(kind.item_type)))
+    if _is_list(kind):
+        return pa.list_(pa.field(kind.value_field.name, _nullable(kind.value_type)))
+    if kinds.is_struct(kind):
+        return pa.struct([pa.field(field.name, _nullable(field.type)) for field in kind])
+    return kind
+
+
+def _any(*questions: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
+    return lambda kind: any(question(kind) for question in questions)
+
+
+_is_list: Final = _any(kinds.is_list, kinds.is_large_list)
+_is_text: Final = _any(kinds.is_string, kinds.is_large_string)
+_is_bytes: Final = _any(kinds.is_binary, kinds.is_large_binary)

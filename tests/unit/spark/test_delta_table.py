@@ -1,0 +1,327 @@
+"""What lies in a Delta table: every row once, by the table's own rules, with statistics that readers use."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings
+
+from kcl_dagster.errors import RecordRefused, SinkError
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.sinks.delta import DeltaSink
+from kcl_dagster.spark.sinks.delta_rules import DeltaRules
+from kcl_dagster.spark.sinks.delta_statistics import delta_statistics
+from kcl_dagster.spark.sinks.layout import NULL_PARTITION, TableFolders
+from kcl_dagster.spark.sinks.target import fits
+from kcl_dagster.testing.clock import FakeClock
+from tests.unit.spark.outputs import (
+    LEASES,
+    VALUES,
+    as_read,
+    numbers,
+    outputs,
+    partition_columns,
+    rows_of,
+    run_writer,
+    whole,
+)
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+# What delta-rs reads back: not every year that a Python datetime knows, and of a decimal no minus below one.
+KINDS = [kind for kind in VALUES if not (pa.types.is_temporal(kind) or pa.types.is_decimal(kind))]
+
+
+def sink(path: Path, partition_by: Sequence[str] = ()) -> DeltaSink:
+    return DeltaSink(
+        str(path), partition_by=partition_by, runtime=Runtime(clock=FakeClock(), random=random.Random(1))
+    )
+
+
+def store(sink: DeltaSink, *batches: pa.RecordBatch, number: int = 1) -> None:
+    """As `DeltaSink.write`, of an output that is there already."""
+    table = sink._open()
+    rules = None if table is None else DeltaRules.of(table, "a table")
+    if rules is not None:
+        rules.target.check(batches[0].schema)
+    layout = sink._layout if rules is None else rules.layout
+    target = None if rules is None else rules.target
+    files = run_writer(sink.stores_into, layout, batches, f"{number}", target=target)
+    sink._commit(whole(number), files)
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return DeltaTable(str(path)).to_pyarrow_table().sort_by("n").to_pylist()  # type: ignore[no-any-return]  # untyped
+
+
+def output(columns: dict[str, Any], schema: dict[str, pa.DataType] | None = None) -> pa.RecordBatch:
+    size = len(next(iter(columns.values())))
+    kinds = {name: schema[name] if schema else None for name in columns}
+    arrays = {name: pa.array(values, kinds[name]) for name, values in columns.items()}
+    return pa.record_batch(
+        {"n": pa.array(range(size), pa.int64()), "lease_key": pa.array([LEASES[0]] * size), **arrays}
+    )
+
+
+@pytest.mark.audit("A1", "A2")
+@settings(max_examples=25, deadline=None)
+@given(outputs(KINDS))
+def test_rows_in_are_rows_out_of_a_table(
+    tmp_path_factory: pytest.TempPathFactory, output: tuple[pa.Schema, list[pa.RecordBatch]]
+) -> None:
+    schema, batches = output
+    path = tmp_path_factory.mktemp("table")
+    store(sink(path, partition_columns(schema)), *batches)
+    if not numbers(batches):
+        return
+    found = {row["n"]: row for row in rows(path)}
+    assert Counter(found.keys()) == numbers(batches)
+    for row in rows_of(batches):
+        for name in partition_columns(schema):
+            assert as_read(found[row["n"]][name]) == as_read(row[name])
+
+
+@pytest.mark.audit("A1")
+def test_the_word_for_null_is_a_value_of_a_table(tmp_path: Path) -> None:
+    store(sink(tmp_path, ["kind"]), output({"kind": [None, "", NULL_PARTITION, "a"]}))
+    assert [row["kind"] for row in rows(tmp_path)] == [None, None, NULL_PARTITION, "a"]
+
+
+@pytest.mark.audit("A7")
+@pytest.mark.parametrize("partition_by", [[], ["n"]])
+def test_a_table_is_partitioned_as_it_is_whatever_the_sink_says(tmp_path: Path, partition_by: list[str]) -> None:
+    DeltaTable.create(
+        str(tmp_path),
+        pa.schema([("n", pa.int64()), ("lease_key", pa.string()), ("kind", pa.string())]),
+        partition_by=["kind"],
+    )
+    store(sink(tmp_path, partition_by), output({"kind": ["a", "b", None]}))
+    assert [row["kind"] for row in rows(tmp_path)] == ["a", "b", None]
+    assert DeltaTable(str(tmp_path)).metadata().partition_columns == ["kind"]
+
+
+@pytest.mark.audit("A7")
+def test_a_table_without_partitions_gets_whole_rows(tmp_path: Path) -> None:
+    store(sink(tmp_path), output({"kind": ["a"]}))
+    store(sink(tmp_path, ["kind"]), output({"kind": ["b"]}), number=2)
+    assert sorted(row["kind"] for row in rows(tmp_path)) == ["a", "b"]
+
+
+@pytest.mark.audit("A7")
+def test_files_made_for_another_partitioning_are_not_added(tmp_path: Path) -> None:
+    late = sink(tmp_path, ["kind"])
+    files = run_writer(late.stores_into, late._layout, [output({"kind": ["a"]})], "late")
+    store(sink(tmp_path), output({"kind": ["b"]}), number=2)
+    with pytest.raises(SinkError, match="is partitioned by"):
+        late._commit(whole(3), files)
+    assert [row["kind"] for row in rows(tmp_path)] == ["b"]
+
+
+@pytest.mark.audit("A7")
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_null_in_a_column_that_allows_none_is_the_failure_of_its_record(tmp_path: Path, partitioned: bool) -> None:
+    fields = [("n", pa.int64()), ("lease_key", pa.string()), pa.field("kind", pa.string(), nullable=False)]
+    DeltaTable.create(str(tmp_path), pa.schema(fields), partition_by=["kind"] if partitioned else None)
+    with pytest.raises(RecordRefused, match=r"null in \['kind'\]"):
+        store(sink(tmp_path), output({"kind": ["a", None]}))
+    store(sink(tmp_path), output({"kind": ["a", "b"]}), number=2)
+    assert [row["kind"] for row in rows(tmp_path)] == ["a", "b"]
+
+
+@pytest.mark.audit("A7")
+def test_an_output_without_a_required_column_is_refused(tmp_path: Path) -> None:
+    fields = [("n", pa.int64()), ("lease_key", pa.string()), pa.field("kind", pa.string(), nullable=False)]
+    DeltaTable.create(str(tmp_path), pa.schema(fields))
+    with pytest.raises(SinkError, match=r"lacks \['kind'\]"):
+        store(sink(tmp_path), output({} | {"n": [1]}))
+
+
+@pytest.mark.audit("A7")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"metaData": {"configuration": {"delta.columnMapping.mode": "name"}}}, "columnMapping"),
+        (
+            {
+                "protocol": {
+                    "minReaderVersion": 3,
+                    "minWriterVersion": 7,
+                    "readerFeatures": [],
+                    "writerFeatures": ["rowTracking"],
+                }
+            },
+            "rowTracking",
+        ),
+    ],
+)
+def test_a_table_that_demands_more_is_refused_in_one_line(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    table = DeltaTable.create(str(tmp_path), pa.schema([("n", pa.int64()), ("lease_key", pa.string())]))
+
+    class Demanding:
+        """The table, as another engine may have made it."""
+
+        def metadata(self) -> Any:
+            more = change.get("metaData", {}).get("configuration", {})
+            return SimpleNamespace(configuration=more, partition_columns=[])
+
+        def protocol(self) -> Any:
+            return table.protocol()._replace(writer_features=change.get("protocol", {}).get("writerFeatures"))
+
+        def schema(self) -> Any:
+            return table.schema()
+
+    demanding: Any = Demanding()
+    with pytest.raises(SinkError, match=f"demands of writers.*{said}") as caught:
+        DeltaRules.of(demanding, "the table")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.audit("E4")
+def test_narrower_types_are_widened_when_they_are_written(tmp_path: Path) -> None:
+    wide = {"i": pa.int64(), "f": pa.float64(), "l": pa.list_(pa.int64()), "s": pa.struct([("a", pa.int64())])}
+    narrow = {
+        "i": pa.int32(),
+        "f": pa.float32(),
+        "l": pa.list_(pa.field("element", pa.int32(), nullable=False)),
+        "s": pa.struct([pa.field("a", pa.int16(), nullable=False)]),
+    }
+    values = {"i": [7], "f": [0.5], "l": [[1, 2]], "s": [{"a": 3}]}
+    store(sink(tmp_path), output(values, wide))
+    store(sink(tmp_path), output(values, narrow), number=2)
+    assert [{name: row[name] for name in values} for row in rows(tmp_path)] == [
+        {name: value[0] for name, value in values.items()}
+    ] * 2
+
+
+@pytest.mark.audit("E4")
+def test_a_table_that_is_made_promises_nothing_about_nulls(tmp_path: Path) -> None:
+    schema = pa.schema([("n", pa.int64()), ("lease_key", pa.string()), pa.field("one", pa.int32(), nullable=False)])
+    store(sink(tmp_path), pa.RecordBatch.from_pylist([{"n": 0, "lease_key": LEASES[0], "one": 1}], schema=schema))
+    store(sink(tmp_path), output({"one": [None]}, {"one": pa.int32()}), number=2)
+    assert Counter(row["one"] for row in rows(tmp_path)) == Counter([1, None])
+
+
+@pytest.mark.audit("E4")
+@pytest.mark.parametrize(
+    ("output", "table", "is_safe"),
+    [
+        (pa.int32(), pa.int64(), True),
+        (pa.int64(), pa.int32(), False),
+        (pa.int32(), pa.float64(), True),
+        (pa.int64(), pa.float64(), False),
+        (pa.float32(), pa.float64(), True),
+        (pa.float64(), pa.float32(), False),
+        (pa.decimal128(10, 2), pa.decimal128(12, 4), True),
+        (pa.decimal128(10, 2), pa.decimal128(10, 4), False),
+        (pa.string(), pa.large_string(), True),
+        (pa.string(), pa.int64(), False),
+        (pa.binary(), pa.string(), False),
+        (pa.timestamp("us", "UTC"), pa.timestamp("us"), False),
+        (pa.list_(pa.field("e", pa.int32(), nullable=False)), pa.list_(pa.int64()), True),
+        (pa.list_(pa.int32()), pa.list_(pa.field("e", pa.int64(), nullable=False)), False),
+        (pa.struct([("a", pa.int32())]), pa.struct([("a", pa.int64())]), True),
+        (pa.struct([("a", pa.int32())]), pa.struct([("b", pa.int32())]), False),
+        (pa.struct([("a", pa.int32())]), pa.struct([("a", pa.int32()), ("b", pa.int32())]), False),
+        (pa.map_(pa.string(), pa.int32()), pa.map_(pa.string(), pa.int64()), True),
+        (pa.null(), pa.string(), True),
+    ],
+)  # fmt: skip
+def test_only_what_loses_nothing_is_widened(output: pa.DataType, table: pa.DataType, is_safe: bool) -> None:
+    assert fits(output, table) is is_safe
+
+
+@pytest.mark.audit("E4")
+def test_files_are_skipped_by_time(tmp_path: Path) -> None:
+    hours = [[NOON + timedelta(hours=hour, microseconds=1)] for hour in range(4)]
+    for number, times in enumerate(hours, 1):
+        store(sink(tmp_path), output({"at": times}, {"at": pa.timestamp("us", "UTC")}), number=number)
+    files = (
+        DeltaTable(str(tmp_path))
+        .to_pyarrow_dataset()
+        .get_fragments(
+            filter=pa.compute.field("at")
+            > pa.scalar(NOON + timedelta(hours=2, minutes=30), pa.timestamp("us", "UTC"))
+        )
+    )
+    assert len(list(files)) == 1
+    actions = pa.table(DeltaTable(str(tmp_path)).get_add_actions(flatten=True)).to_pylist()
+    assert {action["num_records"] for action in actions} == {1}
+    assert {action["null_count.at"] for action in actions} == {0}
+    assert all(action["min.at"] <= action["max.at"] for action in actions)
+    read = DeltaTable(str(tmp_path)).to_pyarrow_table(filters=[("at", ">", NOON + timedelta(hours=2, minutes=30))])
+    assert read["at"].to_pylist() == hours[3]
+
+
+def footer_of(**columns: pa.Array) -> Any:
+    from kcl_dagster.spark.parquet_file import ParquetFile, read_footer
+
+    batch = pa.record_batch(columns)
+    file = ParquetFile(batch.schema)
+    file.write(batch)
+    file.finish()
+    return read_footer(file.footer)
+
+
+@pytest.mark.audit("E4")
+def test_bounds_hold_for_every_value() -> None:
+    later = NOON + timedelta(microseconds=1500)
+    long, bad = (
+        "x" * 40,
+        pa.Array.from_buffers(
+            pa.string(), 2, [None, pa.array([0, 1, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xffa")]
+        ),
+    )
+    found = json.loads(
+        delta_statistics(
+            footer_of(
+                i=pa.array([3, None]),
+                at=pa.array([NOON, later], pa.timestamp("us", "UTC")),
+                local=pa.array([NOON.replace(tzinfo=None), later.replace(tzinfo=None)], pa.timestamp("us")),
+                day=pa.array([NOON.date(), None]),
+                text=pa.array([long, "b"]),
+                none=pa.array([None, None], pa.int64()),
+                f=pa.array([1.0, float("nan")]),
+                flag=pa.array([True, False]),
+                data=pa.array([b"a", b"b"]),
+                bad=bad,
+            )
+        )
+    )
+    assert found["numRecords"] == 2
+    assert found["minValues"] == {
+        "i": 3,
+        "at": "2026-01-31T12:00:00.000Z",
+        "local": "2026-01-31T12:00:00.000",
+        "day": "2026-01-31",
+        "text": "b",
+    }
+    assert found["maxValues"] == {
+        "i": 3,
+        "at": "2026-01-31T12:00:00.002Z",
+        "local": "2026-01-31T12:00:00.002",
+        "day": "2026-01-31",
+        "text": "x" * 32 + "\U0010ffff",
+    }
+    assert found["nullCount"]["none"] == 2
+    assert found["nullCount"]["i"] == 1
+
+
+def test_no_more_columns_have_statistics_than_the_table_wants() -> None:
+    footer = footer_of(a=pa.array([1]), b=pa.array([2]), c=pa.array([3]))
+    assert list(json.loads(delta_statistics(footer, 2))["minValues"]) == ["a", "b"]
+    assert list(json.loads(delta_statistics(footer, -1))["minValues"]) == ["a", "b", "c"]
+
+
+def test_folders_of_a_table_say_nothing_that_a_reader_needs(tmp_path: Path) -> None:
+    store(sink(tmp_path, ["kind"]), output({"kind": ["x" * 5000, "a/b"]}))
+    assert [row["kind"] for row in rows(tmp_path)] == ["x" * 5000, "a/b"]
+    assert TableFolders(("kind",)).folder(["a/b"]).startswith("kind=~")
