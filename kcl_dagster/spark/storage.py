@@ -190,6 +190,8 @@ class LocalStore:
 
     def _walk(self, prefix: str, *, into_hidden: bool, wanted: Callable[[str], bool]) -> Iterator[StoredFile]:
         root = Path(self.root)
+        if prefix:
+            within(prefix)
         for directory, subdirectories, names in os.walk(root / prefix.rpartition("/")[0]):
             subdirectories[:] = sorted(name for name in subdirectories if into_hidden or not is_hidden(name))
             for name in filter(wanted, sorted(names)):
@@ -204,8 +206,8 @@ class LocalStore:
                 yield StoredFile(relative, state.st_size, state.st_mtime)
 
     def delete(self, paths: Sequence[str]) -> None:
-        for path in paths:
-            self._path(path).unlink(missing_ok=True)
+        for path in [self._path(path) for path in paths]:
+            path.unlink(missing_ok=True)
 
     def copy(self, names: Mapping[str, str]) -> None:
         targets = [self._link(self._path(path), to) for path, to in names.items()]
@@ -298,8 +300,9 @@ class S3Store:
 
     def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
         token: dict[str, Any] = {}
+        beginning = self._beginning(within(prefix) if prefix else "")
         while True:
-            page = self._ask("list_objects_v2", Prefix=self._beginning(prefix), **token)
+            page = self._ask("list_objects_v2", Prefix=beginning, **token)
             for found in page.get("Contents", ()):
                 path = found["Key"][len(self._beginning("")) :]
                 if path and (hidden or not is_hidden(path)):

@@ -11,22 +11,26 @@ Delta: the table's own log knows what is committed, so its own compaction does i
 """
 
 import json
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.drafts import sweep
 from kcl_dagster.spark.parquet_file import COMPRESSION
 from kcl_dagster.spark.sinks.record import table_errors
-from kcl_dagster.spark.storage import S3Options, Store, StoredFile, open_store
+from kcl_dagster.spark.storage import S3Options, Store, StoredFile, is_hidden, open_store, within
 from kcl_dagster.spark.turn import Turn, turn
+
+log = logging.getLogger(__name__)
 
 TARGET_BYTES: Final = 128 * 1024 * 1024  # what query engines read best, and what fits in memory while it is made
 # A stalled writer has lost its lease long before; its last task may still be writing.
@@ -91,8 +95,9 @@ def _compact(store: Store, target_bytes: int, before: float, runtime: Runtime, m
         finished += _finish(store, journal.path)
     merged = into = size = 0
     for group in _groups(list(store.files()), target_bytes, before):
-        written = _merge(store, group, runtime.new_id(), mine)
-        merged, into, size = merged + len(group), into + 1, size + written
+        for sources in _mergeable(store, group, mine):
+            size += _merge(store, sources, runtime.new_id(), mine)
+            merged, into = merged + len(sources), into + 1
     return Compaction(merged, into, size, finished)
 
 
@@ -158,37 +163,86 @@ def _last_parts(files: Sequence[StoredFile]) -> set[tuple[str, int, int]]:
     return set(last.values())
 
 
-def _merge(store: Store, group: Sequence[StoredFile], name: str, mine: Turn) -> int:
+def _mergeable(store: Store, group: Sequence[StoredFile], mine: Turn) -> list[dict[str, pa.Table]]:
+    """What the files of a group hold, by path: those together that can be one file.
+
+    A column whose type was changed begins another file: readers see each file as it was written. A file that is no
+    Parquet stays where it is, so that one of them does not end every compaction.
+    """
+    found: list[tuple[pa.Schema, dict[str, pa.Table]]] = []
+    for file in group:
+        mine.keep()
+        content = store.get(file.path)
+        try:
+            table = pq.read_table(pa.BufferReader(content))
+        except (pa.ArrowException, OSError) as error:
+            log.warning("%s/%s is left alone, it cannot be read as Parquet: %s", store.root, file.path, error)
+            continue
+        for place, (schema, tables) in enumerate(found):
+            try:
+                found[place] = pa.unify_schemas([schema, table.schema]), tables
+            except pa.ArrowException:
+                continue
+            tables[file.path] = table
+            break
+        else:
+            found.append((table.schema, {file.path: table}))
+    return [tables for _, tables in found if len(tables) > 1]
+
+
+def _merge(store: Store, sources: Mapping[str, pa.Table], name: str, mine: Turn) -> int:
     """One merge: the result is made, journalled, shown, and only then are its sources removed."""
-    folder = group[0].path.rpartition("/")[0]
+    folder = next(iter(sources)).rpartition("/")[0]
     target = "/".join(part for part in (folder, f"{MERGED}{name}.parquet") if part)
-    content = _merged(store, [file.path for file in group], mine)
+    content = _merged(list(sources.values()))
     mine.check()  # a turn is far longer than what is left to do
     journal = f"{JOURNAL}/{name}.json"
-    sources = [file.path for file in group]
-    store.put(journal, json.dumps({"target": target, "sources": sources}).encode())
+    store.put(journal, msgspec.json.encode(_Merge(target, tuple(sources))))
     store.put(target, content)
-    store.delete(sources)
+    store.delete(list(sources))
     store.delete([journal])
     return len(content)
 
 
-def _merged(store: Store, paths: Sequence[str], mine: Turn) -> memoryview:
-    tables = []
-    for path in paths:
-        mine.keep()
-        tables.append(pq.read_table(pa.BufferReader(store.get(path))))
+def _merged(tables: Sequence[pa.Table]) -> memoryview:
     whole = pa.concat_tables(tables, promote_options="default")
     sink = pa.BufferOutputStream()
     pq.write_table(whole, sink, compression=COMPRESSION)
     return memoryview(sink.getvalue())
 
 
+class _Merge(msgspec.Struct, frozen=True):
+    """What a journal announces."""
+
+    target: str
+    sources: tuple[str, ...]
+
+
 def _finish(store: Store, journal: str) -> bool:
     """Carry through what a journal announced: the target stands for its sources as soon as it is there."""
-    plan = json.loads(store.get(journal))
-    is_shown = any(file.path == plan["target"] for file in store.files(plan["target"]))
+    plan = _read_journal(store, journal)
+    is_shown = any(file.path == plan.target for file in store.files(plan.target))
     if is_shown:
-        store.delete(plan["sources"])
+        store.delete(plan.sources)
     store.delete([journal])
     return is_shown
+
+
+def _read_journal(store: Store, journal: str) -> _Merge:
+    """Raises Unsafe for a journal that no compaction wrote: who can write to the lake must not be able to have
+    other files deleted."""
+    try:
+        plan = msgspec.json.decode(store.get(journal), type=_Merge)
+        folder, _, name = within(plan.target).rpartition("/")
+        is_ours = name.startswith(MERGED) and all(
+            within(path).rpartition("/")[0] == folder and path.endswith(".parquet") and not is_hidden(path)
+            for path in plan.sources
+        )
+    except (msgspec.DecodeError, Unsafe):
+        is_ours = False
+    if not is_ours:
+        raise Unsafe(
+            f"{store.root}/{journal} names other files than a merge of one folder: nothing of it was carried out, "
+            "and nothing is compacted until it is removed"
+        )
+    return plan

@@ -1,6 +1,7 @@
 """Compaction: the same records in fewer files, wherever it is cut off."""
 
 import io
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -123,6 +124,66 @@ def test_columns_that_were_added_later_are_null_before(tmp_path: Path) -> None:
     run(tmp_path)
     (merged,) = tmp_path.glob("merged-*.parquet")
     assert pq.read_table(merged).column("extra").to_pylist() == [None] * 10 + [1]
+
+
+@pytest.mark.audit("B6")
+def test_files_from_before_and_after_a_change_of_type_are_merged_apart(tmp_path: Path) -> None:
+    lake(tmp_path, files=3)
+    for number in range(3):
+        path = tmp_path / f"changed.{number}-0.{number + 1}.parquet"
+        pq.write_table(pa.table({"value": [number], "extra": ["x"]}), path)
+        os.utime(path, (OLD + number, OLD + number))
+    pq.write_table(pa.table({"value": ["last"]}), tmp_path / "changed.99-0.9.parquet")
+    assert run(tmp_path).merged == 6
+    merged = [pq.read_table(path)["value"].to_pylist() for path in tmp_path.glob("merged-*.parquet")]
+    assert sorted(merged, key=len) == [[0, 1, 2], [f"{f}.{r}" for f in range(3) for r in range(10)]]
+    assert run(tmp_path) == Compaction(0, 0, 0)
+
+
+@pytest.mark.audit("B6")
+def test_a_file_that_cannot_be_read_does_not_end_every_compaction(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake(tmp_path)
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1, and nothing else")
+    os.utime(tmp_path / "broken.parquet", (OLD, OLD))
+    assert run(tmp_path).merged == 6
+    assert (tmp_path / "broken.parquet").exists()
+    assert "broken.parquet is left alone" in caplog.text
+
+
+@pytest.mark.audit("D4")
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"target": "merged-1.parquet", "sources": ["../precious.parquet"]},
+        {"target": "merged-1.parquet", "sources": ["{outside}"]},
+        {"target": "../lake/merged-1.parquet", "sources": ["shard.0-0.1.parquet"]},
+        {"target": "merged-1.parquet", "sources": ["_drafts/x.parquet"]},
+        {"target": "merged-1.parquet", "sources": ["a/shard.0-0.1.parquet"]},
+        {"target": "shard.0-0.1.parquet", "sources": ["shard.1-0.2.parquet"]},
+        {"target": 5},
+    ],
+)
+def test_a_journal_that_names_anything_else_is_refused(tmp_path: Path, plan: dict[str, Any]) -> None:
+    root, outside = tmp_path / "lake", tmp_path / "precious.parquet"
+    lake(root)
+    for path in (
+        outside,
+        root / "merged-1.parquet",
+        root / "_drafts" / "x.parquet",
+        root / "a" / "shard.0-0.1.parquet",
+    ):
+        path.parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table({"value": [path.name]}), path)
+        os.utime(path, (CLOCK.now(), CLOCK.now()))
+    journal = root / "_compaction" / "1.json"
+    journal.parent.mkdir()
+    journal.write_text(json.dumps(plan).replace("{outside}", str(outside)))
+    before = names(tmp_path)
+    with pytest.raises(Unsafe, match=r"_compaction/1\.json names other files"):
+        run(root)
+    assert [name for name in names(tmp_path) if TURNS not in name] == before
 
 
 @pytest.mark.parametrize("settings", [{"target_bytes": 0}, {"min_age_seconds": -1.0}])
@@ -316,7 +377,7 @@ def test_readers_do_not_see_drafts_and_journals(tmp_path: Path) -> None:
     lake(tmp_path)
     (tmp_path / "_compaction").mkdir()
     (tmp_path / "_compaction" / "x.json").write_text(
-        '{"target": "gone.parquet", "sources": ["shard.0-0.1.parquet"]}'
+        '{"target": "merged-gone.parquet", "sources": ["shard.0-0.1.parquet"]}'
     )
     (tmp_path / ".draft.parquet").write_text("half a file")
     assert run(tmp_path).merged == 6

@@ -194,7 +194,7 @@ def test_narrower_types_are_widened_when_they_are_written(tmp_path: Path) -> Non
         "l": pa.list_(pa.field("element", pa.int32(), nullable=False)),
         "s": pa.struct([pa.field("a", pa.int16(), nullable=False)]),
     }
-    values = {"i": [7], "f": [0.5], "l": [[1, 2]], "s": [{"a": 3}]}
+    values: dict[str, list[Any]] = {"i": [7], "f": [0.5], "l": [[1, 2]], "s": [{"a": 3}]}
     store(sink(tmp_path), output(values, wide))
     store(sink(tmp_path), output(values, narrow), number=2)
     assert [{name: row[name] for name in values} for row in rows(tmp_path)] == [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kcl_dagster.emulator import Emulator
-from kcl_dagster.errors import AccessDenied, SinkError
+from kcl_dagster.errors import AccessDenied, SinkError, Unsafe
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
@@ -94,6 +94,17 @@ class Table:
 
     def everything(self) -> list[str]:
         return sorted(number for numbers in self.stored.values() for number in numbers)
+
+
+@pytest.mark.audit("D4")
+def test_a_journal_that_names_files_outside_is_refused(tmp_path: Path) -> None:
+    precious = tmp_path / "precious.json"
+    precious.write_text("{}")
+    store = box(tmp_path / "letters", letter(1))
+    store.put(f"{APP}/_replays/000000000001.json", b'{"letters": ["../precious.json"], "is_stored": true}')
+    with pytest.raises(Unsafe, match=r"precious\.json"):
+        replay(store, APP, Table())
+    assert precious.exists()
 
 
 def test_letters_are_stored_and_removed(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from kcl_dagster.aws import Unanswered
 from kcl_dagster.emulator import Emulator, Limits
 from kcl_dagster.emulator.faults import FaultRule
-from kcl_dagster.errors import AccessDenied, ConfigurationError, EndpointUnreachable, ServiceError
+from kcl_dagster.errors import AccessDenied, ConfigurationError, EndpointUnreachable, ServiceError, Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store, Store, check_deleted, open_store
 from kcl_dagster.testing.clock import FakeClock
@@ -36,6 +36,24 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, aws: Emulator) -> Stor
 
 def paths(store: Store, prefix: str = "", *, hidden: bool = False) -> list[str]:
     return sorted(file.path for file in store.files(prefix, hidden=hidden))
+
+
+@pytest.mark.audit("D4")
+@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/passwd", "..", "", "a/..", "x\0y"])
+def test_nothing_outside_of_the_store_is_touched(store: Store, path: str) -> None:
+    store.put("kept", b"content")
+    for action in (
+        lambda: store.put(path, b"x"),
+        lambda: store.put_new(path, b"x"),
+        lambda: store.get(path),
+        lambda: store.delete(["kept", path]) if path else store.delete([path]),
+        lambda: store.copy({"kept": path}),
+        lambda: store.copy({path: "kept"}),
+        lambda: list(store.files(path)) if path else store.get(path),
+    ):
+        with pytest.raises(Unsafe, match="not a path inside the store"):
+            action()
+    assert store.get("kept") == b"content"
 
 
 def test_what_was_put_can_be_read_listed_replaced_and_deleted(store: Store) -> None:
