@@ -17,6 +17,7 @@ WORKER: Final = "worker/"  # prefix of the keys under which rows are observed
 KCL_ROW_SECONDS: Final = 60.0  # two reports of a Java worker
 CLOCK_TOLERANCE: Final = 30.0  # how far clocks of machines may be apart before a new row is distrusted
 MISSED_BEATS: Final = 4  # a worker of ours whose row missed this many is given nothing
+START_BEATS: Final = 6  # heartbeats after which a worker that still starts keeps nothing from those that read
 FRESH_BEATS: Final = 2  # a row this young was written by somebody who lives
 _EMA_WEIGHT: Final = 0.5  # of the newest sample, as in the KCL
 _NO_SAMPLE: Final = -1.0
@@ -57,6 +58,11 @@ class WorkerSight:
     def ready(self) -> bool:
         """Reads at once what it is given."""
         return self.proven and self.row.state is not WorkerState.STARTING
+
+    @property
+    def starts_slowly(self) -> bool:
+        """Cannot read yet, and has not been able to for some time."""
+        return self.row.state is WorkerState.STARTING and self.row.beat > START_BEATS
 
 
 def observed_key(row: WorkerRow) -> str:

@@ -93,6 +93,7 @@ class LoadBook:
             accepts=sight.accepts,
             drains=sight.drains,
             ready=sight.ready,
+            starts_slowly=sight.starts_slowly,
             cost=cost.value if cost is not None else None,
             averages=averages_of(sight.row),
             ceilings=ceilings_of(sight.row),

@@ -100,6 +100,7 @@ class WorkerRun:
             dead_letters=self._dead_letters(),
             utilization=measured(runtime.clock),
             watches=(*self.watches, why_lost),
+            is_ready=lambda: late.if_opened() is not None,
             on_batch=self.diary.batch,
             on_event=self.diary.event,
         )

@@ -2,7 +2,7 @@
 
     start          row written, background threads begin: renewals; discovery, heartbeat, watches
     round          plan, fetch, prepare, write, commit: see `kcl_dagster.worker.protocol`
-    drain          asked to, or at the end of its lifetime: goes on until the leader has moved its leases
+    drain          asked to, by the leader at the end of its lifetime: goes on until the leader has moved its leases
     stop           the batch is finished or given up, leases go to workers that run, the row goes
 
 Everything is a step: `run` and its threads call the steps in real time, a simulator calls them one by one.
@@ -123,6 +123,9 @@ class Worker(Generic[D]):
         self.succession = Succession(
             surroundings.leases, surroundings.application, identity.worker, self._clock, self.tell
         )
+        self._longest_life = self.settings.longest_life(runtime.random.random())
+        self._is_ready = False
+        self._beats_while_starting = 0
         self._started: float | None = None
         self._draining_since: float | None = None
         self._stop_seen: float | None = None
@@ -201,9 +204,9 @@ class Worker(Generic[D]):
     def _rest(self) -> None:
         """Pause until there may be something to do."""
         until = self._clock.monotonic() + self.settings.idle
-        held = self.holdings.keys()
+        held, was_ready = self.holdings.keys(), self._is_ready
         while (left := until - self._clock.monotonic()) > 0:
-            if self.stop.is_requested() or self.holdings.keys() - held:
+            if self.stop.is_requested() or self.holdings.keys() - held or self.is_ready() != was_ready:
                 return
             self._clock.sleep(min(left, STOP_POLL_SECONDS))
 
@@ -220,7 +223,10 @@ class Worker(Generic[D]):
         self._beat_due.is_due(self._started)
 
     def step_batch(self) -> BatchReport:
-        """One round of the batch protocol. Main thread."""
+        """One round of the batch protocol. Main thread. Nothing is read before the engine is up: leases that are
+        not in a batch can be handed over at once to a worker that reads."""
+        if not self.is_ready():
+            return BatchReport()
         report = self.protocol.run_once(self.stop.is_requested)
         lag = self._lag.see(report.leases, self.holdings.keys())
         if lag is not None or self.heartbeat.lag_ms is not None:
@@ -233,6 +239,11 @@ class Worker(Generic[D]):
             self._fatal = report.fatal
             self._request_stop(StopReason.MISCONFIGURED, str(report.fatal))
         return report
+
+    def is_ready(self) -> bool:
+        """Whether the engine is up. Once it was, it is."""
+        self._is_ready = self._is_ready or self._around.is_ready()
+        return self._is_ready
 
     def step_renewal(self) -> float:
         """Renew what is due; seconds until the next lease is. Renewal thread."""
@@ -252,7 +263,7 @@ class Worker(Generic[D]):
             self.step_leaderless()
         self.step_drain()
         self.heartbeat.measure()
-        if self._beat_due.is_due(now):
+        if self._beat_due.is_due(now) or self._has_become_ready():
             self.step_heartbeat()
 
     def step_discovery(self) -> list[LeaseKey]:
@@ -260,8 +271,16 @@ class Worker(Generic[D]):
 
     def step_heartbeat(self) -> bool:
         if self.heartbeat.state is WorkerState.STARTING:
-            self.heartbeat.state = WorkerState.RUNNING
+            if self.is_ready():
+                self.heartbeat.state = WorkerState.RUNNING
+            else:
+                self._beats_while_starting += 1
         return self.heartbeat.step()
+
+    def _has_become_ready(self) -> bool:
+        """Leases wait for this worker: the leader hears of it before the next heartbeat is due."""
+        is_starting = self.heartbeat.state is WorkerState.STARTING
+        return is_starting and self._beats_while_starting > 0 and self.is_ready()
 
     def step_watches(self) -> None:
         for watch in self._around.watches:
@@ -277,6 +296,9 @@ class Worker(Generic[D]):
             return []
         try:
             if leader.silent_for() >= self.settings.leaderless:
+                if not self.is_ready():  # others may be able to read at once what this worker would have to keep
+                    self.taker.look()
+                    return []
                 return self.taker.step(leader.control())
         except KclError as error:
             self.tell(WorkerEvent(EventKind.DISCOVERY_FAILED, f"looking for a leader: {error}"))
@@ -285,8 +307,8 @@ class Worker(Generic[D]):
         return []
 
     def step_drain(self) -> None:
-        """Begin to leave when asked to or at the end of the lifetime; end when the leases are gone, or when the
-        leader has had its time to move them."""
+        """Begin to leave when asked to, or when no leader has replaced this worker long after its lifetime; end
+        when the leases are gone, or when the leader has had its time to move them."""
         now = self._clock.monotonic()
         if self._draining_since is None:
             if not self._is_to_leave(now):
@@ -312,7 +334,7 @@ class Worker(Generic[D]):
             self._let_go()
 
     def _is_to_leave(self, now: float) -> bool:
-        is_over = self._started is not None and now - self._started >= self.settings.lifetime
+        is_over = self._started is not None and now - self._started >= self._longest_life
         return is_over or self.heartbeat.drain_requested
 
     def _request_stop(self, reason: StopReason, detail: str = "") -> None:

@@ -22,7 +22,16 @@ from kcl_dagster.worker.heartbeat import Utilization
 from kcl_dagster.worker.leader_watch import LockWatch
 from kcl_dagster.worker.seating import Seats
 from kcl_dagster.worker.settings import WorkerSettings
-from kcl_dagster.worker.surroundings import NoEngine, NoSink, OnBatch, Surroundings, Watch, ignore_batch
+from kcl_dagster.worker.surroundings import (
+    NoEngine,
+    NoSink,
+    OnBatch,
+    Ready,
+    Surroundings,
+    Watch,
+    at_once_ready,
+    ignore_batch,
+)
 
 _SECONDS_PER_HOUR = 3600.0
 
@@ -88,6 +97,7 @@ def open_surroundings(
     dead_letters: DeadLetters | None = None,
     utilization: Utilization | None = None,
     watches: tuple[Watch, ...] = (),
+    is_ready: Ready = at_once_ready,
     on_batch: OnBatch = ignore_batch,
     on_event: OnEvent = ignore,
     parallel: Callable[..., Any] | None = None,
@@ -118,6 +128,7 @@ def open_surroundings(
         utilization=utilization,
         leader=LockWatch(dynamodb, layout, runtime, ControlRow(dynamodb, application, layout, runtime)),
         watches=watches,
+        is_ready=is_ready,
         on_batch=on_batch,
         on_event=on_event,
     )

@@ -9,6 +9,9 @@ DISCOVERY_SECONDS = 1.0  # an index query costs half a read unit: 43,000 units a
 PARENT_POLL_SECONDS = 2.0  # one consistent read per blocked lease; the silence of a reshard is about this long
 ROUNDS_TO_WAIT = 5  # a batch may take several times its fetch to be written
 DRAIN_PATIENCE = 2.0  # handoff timeouts a draining worker waits for the leader before it lets go by itself
+# A leader replaces workers that reach their lifetime one after another. One that no leader replaced for another
+# lifetime ends by itself, within one more: workers that began together do not end together.
+OVERTIME = 2.0
 REQUESTS_PER_RENEWAL = 2  # a renewal that hangs leaves time for one more before the next is due
 
 
@@ -40,6 +43,10 @@ class WorkerSettings:
             idle=batch.idle_seconds,
             budget=Budget(batch.max_records, batch.max_bytes, batch.max_seconds),
         )
+
+    def longest_life(self, chance: float) -> float:
+        """After how many seconds a worker ends that no leader has replaced. `chance`: from 0 to 1, drawn once."""
+        return self.lifetime * (OVERTIME + chance)
 
     @property
     def drain_patience(self) -> float:

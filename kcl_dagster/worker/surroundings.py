@@ -58,6 +58,15 @@ class NoEngine:
         """There is nothing to read ahead."""
 
 
+Ready = Callable[[], bool]
+"""Whether the worker can read: its engine is up. Called several times a second until it is; must not wait."""
+
+
+def at_once_ready() -> bool:
+    """For engines that need no time to start."""
+    return True
+
+
 def ignore_batch(_: BatchReport) -> None:
     """For whoever does not listen."""
 
@@ -91,5 +100,6 @@ class Surroundings(Generic[D]):
     utilization: Utilization | None = None
     leader: LeaderWatch | None = None
     watches: tuple[Watch, ...] = ()
+    is_ready: Ready = at_once_ready
     on_batch: OnBatch = ignore_batch
     on_event: OnEvent = ignore

@@ -35,6 +35,7 @@ class Round:
         self.unplaced: list[LeaseKey] = []
         self.homeless: list[LeaseLoad] = []
         self.draining: list[tuple[LeaseLoad, Seat]] = []
+        some_read = any(seat.worker.ready for seat in self.takers)
         shared: list[float] = []
         for lease in leases:
             weight = measure.weights[lease.key]
@@ -45,7 +46,8 @@ class Round:
                 continue
             if holder is None:
                 continue  # its owner is not in sight, and not yet known to be gone
-            if holder.worker.drains and not lease.pinned:
+            gives = holder.worker.drains or (holder.worker.starts_slowly and some_read)
+            if gives and not lease.pinned:
                 self.draining.append((lease, holder))
             if holder.worker.accepts or holder.worker.drains:
                 shared.append(weight)
@@ -113,7 +115,8 @@ class Round:
         for lease, source in order:
             to = self._first_fit(queue, lease.key, source.worker.zone)
             if to is not None:
-                self.give(lease.key, source, to, "drain", f"{source.id} is draining")
+                why = "is draining" if source.worker.drains else "has not started yet"
+                self.give(lease.key, source, to, "drain", f"{source.id} {why}")
                 queue.push(to)
 
     def _intended(self, lease: LeaseLoad) -> Seat | None:

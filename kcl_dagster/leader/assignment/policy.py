@@ -40,7 +40,7 @@ class LeaseLoad:
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """A live worker. `accepts`: may be given leases. `drains`: gives all of its leases away. `ready`: has started
-    and reads at once what it is given.
+    and reads at once what it is given. `starts_slowly`: is not ready, and gives its leases to those that are.
 
     `cost` is percent of CPU per KB/s on this worker's machine where that is known. `averages` and `ceilings` are
     the KCL's metrics, by metric: moving average and operating range maximum; empty where none is published.
@@ -52,6 +52,7 @@ class WorkerLoad:
     accepts: bool = True
     drains: bool = False
     ready: bool = True
+    starts_slowly: bool = False
     cost: float | None = None
     averages: Mapping[str, float] = field(default_factory=dict)
     ceilings: Mapping[str, float] = field(default_factory=dict)

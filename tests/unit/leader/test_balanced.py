@@ -58,6 +58,19 @@ def test_a_worker_that_reads_comes_before_one_that_is_starting() -> None:
     assert counts(after(leases, decided)) == {"w0": 4}
 
 
+@pytest.mark.audit("B10")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_worker_that_starts_slowly_gives_its_leases_to_those_that_read(policy: Policy) -> None:
+    leases = [lease(number, "w1" if number < 2 else "w0") for number in range(4)]
+    slow = replace(worker("w1", ready=False), starts_slowly=True)
+    decided = policy(leases, [worker("w0"), slow], NO_LIMITS)
+    assert counts(after(leases, decided)) == {"w0": 4}
+    assert {move.because for move in decided.moves} == {"w1 has not started yet"}
+    assert policy(leases[:2], [slow], NO_LIMITS).moves == ()  # there is nobody to give them to
+    quick = worker("w1", ready=False)
+    assert counts(after(leases, policy(leases, [worker("w0"), quick], NO_LIMITS))) == {"w0": 2, "w1": 2}
+
+
 def test_a_starting_fleet_leaves_the_share_of_workers_that_were_launched_with_it() -> None:
     leases = [lease(number, kbps=None) for number in range(12)]
     starting = [worker("w0", ready=False)]

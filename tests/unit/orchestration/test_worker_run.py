@@ -20,6 +20,7 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.layout import create_tables
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.testing import EmulatorResource
+from kcl_dagster.worker.late import Late
 from kcl_dagster.worker.stop import StopSignal
 from tests.unit.spark.test_session import Session
 
@@ -100,3 +101,18 @@ def test_a_run_writes_its_events_on_a_thread_of_their_own(
         run.work(StopSignal())
     assert any("stopping" in line for line in lines.threads)
     assert set(lines.threads.values()) == {"kcl-events"}
+
+
+@pytest.mark.audit("B10")
+def test_a_worker_is_ready_when_spark_is(aws: Emulator, consumer: Consumer, resource: kcl.KclResource) -> None:
+    runtime = Runtime()
+    create_tables(aws.client("dynamodb"), consumer.application, Layout.single(consumer.application), runtime)
+    diary = Diary(AssetKey("things"), "worker-000", lambda _: None, Lines(), lambda *_: None)
+    run = WorkerRun(consumer, resource, lambda: None, "worker-000", "0123456789", diary)  # type: ignore[arg-type,return-value]
+    is_up = threading.Event()
+    late: Late[Any] = Late(lambda: is_up.wait(60))
+    surroundings = run._surroundings(late, run._sink())
+    assert not surroundings.is_ready()
+    is_up.set()
+    late.get()
+    assert surroundings.is_ready()

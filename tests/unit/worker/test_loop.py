@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kcl_dagster.model.worker import WorkerState
+from kcl_dagster.tables.control import Control
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from tests.unit.worker.kit import Run, World
@@ -103,12 +104,46 @@ def test_a_worker_that_is_asked_to_drain_goes_on_until_its_leases_are_elsewhere(
     world.check_exactly_once()
 
 
+@pytest.mark.audit("B9")
+def test_workers_that_reach_their_lifetime_wait_for_the_leader_to_replace_them() -> None:
+    """All of a fleet reach it at the same time, and none may leave before a successor reads."""
+    world = World(shards=4, fleet={"lifetime": 100.0})
+    runs = [world.worker(f"w{number}") for number in range(4)]
+    for run, key in zip(runs, world.lease_keys(), strict=True):
+        run.worker.start()
+        world.assign(run, key)
+    for _ in range(190 // 5):
+        world.clock.advance(5)
+        for run in runs:
+            run.round()
+            run.worker.step_housekeeping()
+    assert {run.worker.heartbeat.state for run in runs} == {WorkerState.RUNNING}
+
+
+@pytest.mark.audit("B9")
+def test_workers_that_no_leader_replaces_end_one_after_another() -> None:
+    world = World(fleet={"lifetime": 10_000.0})
+    runs = [world.worker(f"w{number}") for number in range(8)]
+    for run in runs:
+        run.worker.start()
+    ended: dict[str, float] = {}
+    for _ in range(300):
+        world.clock.advance(100)
+        for run in runs:
+            run.worker.step_drain()
+            if run.worker.stop.is_requested():
+                ended.setdefault(run.id, world.clock.monotonic())
+    assert {run.worker.stop.reason for run in runs} == {StopReason.LIFETIME}
+    assert len(set(ended.values())) >= 6
+    assert max(ended.values()) - min(ended.values()) > 2000
+
+
 def test_a_worker_that_nobody_relieves_leaves_at_the_end_of_its_patience() -> None:
     world = World(fleet={"lifetime": 100.0})
     run = world.worker("w1")
     run.worker.start()
     world.assign(run)
-    for _ in range(40):
+    for _ in range(80):
         run.round()
         run.worker.step_housekeeping()
         world.clock.advance(5)
@@ -218,3 +253,95 @@ def test_a_worker_whose_row_a_leader_deleted_writes_it_again() -> None:
     assert table.delete(row)
     assert run.worker.step_heartbeat()
     assert [row.id for row in table.list()] == ["w1"]
+
+
+class Starting:
+    """An engine that takes its time."""
+
+    def __init__(self) -> None:
+        self.is_up = False
+
+    def is_ready(self) -> bool:
+        return self.is_up
+
+
+@pytest.mark.audit("B10")
+def test_a_worker_says_that_it_runs_when_it_can_read() -> None:
+    world, engine = World(), Starting()
+    run = world.worker("w1", is_ready=engine.is_ready)
+    table = world.worker_table(world.service)
+    run.worker.start()
+    for _ in range(10):
+        world.clock.advance(5)
+        run.worker.step_housekeeping()
+        assert [row.state for row in table.list()] == [WorkerState.STARTING]
+    world.clock.advance(0.1)
+    engine.is_up = True
+    run.worker.step_housekeeping()
+    assert [row.state for row in table.list()] == [WorkerState.RUNNING]  # without waiting for the next beat
+
+
+@pytest.mark.audit("B10")
+def test_a_worker_that_cannot_read_yet_keeps_its_leases_and_hands_them_over_at_once() -> None:
+    world, engine = World(shards=2), Starting()
+    world.stream.put(A, *"abc")
+    world.stream.put(B, *"xyz")
+    starting, running = world.worker("w1", is_ready=engine.is_ready), world.worker("w2")
+    starting.worker.start()
+    world.assign(starting)
+    assert starting.round().is_idle
+    assert starting.engine.asked == []
+    world.clock.advance(10)
+    starting.round()
+    assert len(starting.worker.holdings.holdings()) == 2
+
+    world.hand_over(A, running)
+    world.clock.advance(10)
+    starting.worker.step_renewal()
+    starting.worker.step_renewal()
+    running.until_idle()
+    assert {row[0] for row in world.store.everything()} == {A}
+
+    engine.is_up = True
+    starting.until_idle()
+    world.check_exactly_once()
+
+
+@pytest.mark.audit("B10")
+def test_a_worker_that_cannot_read_yet_takes_nothing_without_a_leader() -> None:
+    class NoLeader:
+        def silent_for(self) -> float:
+            return 1e6
+
+        def control(self) -> Control:
+            return Control()
+
+    world, engine = World(), Starting()
+    run = world.worker("w1", is_ready=engine.is_ready, leader=NoLeader())
+    run.worker.start()
+    for _ in range(5):
+        assert run.worker.step_leaderless() == []
+        world.clock.advance(15)
+    engine.is_up = True
+    assert run.worker.step_leaderless() == [A]
+
+
+@pytest.mark.audit("B10")
+def test_a_worker_reads_as_soon_as_its_engine_is_up() -> None:
+    world, engine = World(batch={"idle_seconds": 60.0}), Starting()
+    world.stream.put(A, *"abc")
+    run = world.worker("w1", is_ready=engine.is_ready)
+    world.assign(run)
+    run.worker.step_discovery()
+    began = world.clock.monotonic()
+    looks = []
+
+    def is_ready() -> bool:
+        looks.append(world.clock.monotonic())
+        engine.is_up = world.clock.monotonic() - began >= 7
+        return engine.is_up
+
+    run.worker._around = replace(run.worker._around, is_ready=is_ready)
+    run.worker.run(stop_when_idle(run, world))
+    assert world.clock.monotonic() - began < 8
+    world.check_exactly_once()
