@@ -7,12 +7,13 @@ import inspect
 import itertools
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kcl_dagster.emulator.backends import sts
+from kcl_dagster.emulator.backends.conflicts import Conflicts
 from kcl_dagster.emulator.clock import AdjustableClock
 from kcl_dagster.emulator.control import Control
 from kcl_dagster.emulator.faults import FaultRule, Faults
@@ -72,6 +73,7 @@ class Gateway:
         self._dynamodb_thread = ThreadPoolExecutor(1, "emulator-dynamodb")
         self._s3_thread = ThreadPoolExecutor(1, "emulator-s3")
         self._dynamodb: DynamoDb | None = None
+        self._conflicts = Conflicts(self._key_names)
         self._s3: S3 | None = None
         self._dynamodb_thread.submit(self._load_dynamodb)
 
@@ -105,11 +107,18 @@ class Gateway:
             return _Route("unknown", target, lambda: _unknown(target))
         return _Route("s3", request.method, lambda: self._in_s3(request))
 
-    def _in_dynamodb(self, operation: str, request: Request) -> Awaitable[Response]:
+    async def _in_dynamodb(self, operation: str, request: Request) -> Response:
         def work() -> Response:
             return self._load_dynamodb().handle(operation, request)
 
-        return asyncio.get_running_loop().run_in_executor(self._dynamodb_thread, work)
+        with self._conflicts.during(operation, request.body) as conflict:
+            if conflict is not None:
+                headers = [("content-type", "application/x-amz-json-1.0")]
+                return Response(400, json.dumps(conflict).encode(), headers)
+            return await asyncio.get_running_loop().run_in_executor(self._dynamodb_thread, work)
+
+    def _key_names(self, table: str) -> Sequence[str]:
+        return () if self._dynamodb is None else self._dynamodb.key_names(table)
 
     def _in_s3(self, request: Request) -> Awaitable[Response]:
         def work() -> Response:

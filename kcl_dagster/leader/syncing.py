@@ -3,6 +3,7 @@
 Modelled in spec/Reshard.tla; RootsAreFenced is `guard`.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.expressions import Request
-from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.leases import CREATED_AT_ONCE, LeaseTable
 from kcl_dagster.tables.scanning import Map
 from kcl_dagster.tables.starts import StartPosition, StartTable
 
@@ -105,6 +106,7 @@ class Syncer:
     ) -> None:
         """guard: what has to succeed in one transaction with each new lease; see `LeaderLock.guard`."""
         self._guard = guard
+        self._creating = threading.Lock()
         self._application = application
         self._leases = leases
         self._starts = starts
@@ -337,16 +339,21 @@ class Syncer:
 
     def _create(self, plan: SyncPlan, deadline: float, *, dry: bool) -> list[Lease]:
         """In order, and stopping at the first failure: a child must not exist before its parent's lease. Until
-        `deadline` (monotonic), but for one lease."""
+        `deadline` (monotonic), but for one request. One stream at a time: every guarded write writes the lock."""
         if dry:
             return list(plan.creates)
-        guard = self._guard() if self._guard is not None and plan.creates else None
         created: list[Lease] = []
-        for index, lease in enumerate(plan.creates):
-            if index and self._clock.monotonic() >= deadline:
-                break
-            if self._leases.create(lease, guard):
-                created.append(lease)
+        with self._creating:
+            guard = self._guard() if self._guard is not None and plan.creates else None
+            at_once = CREATED_AT_ONCE if guard is not None else 1
+            for first in range(0, len(plan.creates), at_once):
+                if first and self._clock.monotonic() >= deadline:
+                    break
+                leases = plan.creates[first : first + at_once]
+                if guard is not None:
+                    created += self._leases.create_all(leases, guard)
+                else:
+                    created += [lease for lease in leases if self._leases.create(lease)]
         return created
 
     @staticmethod

@@ -1,6 +1,6 @@
 """A conditional write as data, and the small builder every transition is written with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -45,10 +45,15 @@ def guarded(write: Request, guard: Request) -> Request:
     The guard is a write, too, and not DynamoDB's ConditionCheck: that would need a right of its own, which the
     policies of existing fleets do not have.
     """
+    return together([write, guard])
+
+
+def together(writes: Sequence[Request]) -> Request:
+    """All writes or none, in one transaction."""
     kinds = {"put_item": "Put", "update_item": "Update", "delete_item": "Delete"}
     parts = [
         {kinds[part.operation]: {name: value for name, value in part.parameters.items() if name != "ReturnValues"}}
-        for part in (write, guard)
+        for part in writes
     ]
     return Request("transact_write_items", {"TransactItems": parts})
 

@@ -3,17 +3,19 @@
 Modelled in spec/ExactlyOnce.tla.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+from kcl_dagster import aws
 from kcl_dagster.errors import LeaseLost, OutcomeUnknown, Unsafe
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.tables import outcomes, requests
 from kcl_dagster.tables.attributes import rounded
-from kcl_dagster.tables.expressions import Request, guarded
+from kcl_dagster.tables.expressions import Request, guarded, together
 from kcl_dagster.tables.outcomes import Judge, Verdict
 from kcl_dagster.tables.reading import LeaseReader, ScanResult
 from kcl_dagster.tables.sending import Applied, Refused
@@ -24,6 +26,7 @@ CaughtUp = Callable[[Lease], None]
 """Called by the owner's transitions with the lease as the table has it, when an earlier write of the same call
 turned out to be applied. If the call fails later, at most one further write separates that lease from the table."""
 
+CREATED_AT_ONCE: Final = 50  # leases in one transaction, which may write a hundred rows
 LOST_IN_A_ROW: Final = 5  # an owner gives up catching up with its own lost answers; the next renewal goes on
 
 
@@ -129,6 +132,17 @@ class LeaseTable(LeaseReader):
         if guard is not None and isinstance(outcome, Refused) and outcome.item is None:
             raise Unsafe(f"lease {lease.key} is not made: another leader was at work since the leases were read")
         return isinstance(outcome, Applied)
+
+    def create_all(self, leases: Sequence[Lease], guard: Request) -> list[Lease]:
+        """The leases that had no row, in one transaction with the guard: all transactions of a leader write the
+        row of its lock, and DynamoDB refuses one of two that write a row at the same time. `CREATED_AT_ONCE` leases
+        at most. Raises as `create`."""
+        if len(leases) > 1:
+            request = together([*(requests.create(self._table, lease) for lease in leases), guard])
+            with suppress(aws.ConditionFailed):  # some have a row, or we do not lead: told apart one by one
+                self._sender.overwrite(request)
+                return list(leases)
+        return [lease for lease in leases if self.create(lease, guard)]
 
     def create_child(self, parent: Lease, child: Lease, children: frozenset[str]) -> bool:
         """The lease of one of the `children` of a shard that was read to its end. False: it has one.

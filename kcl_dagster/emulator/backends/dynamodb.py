@@ -89,6 +89,12 @@ class DynamoDb:
                 # moto's way of meeting input that it did not expect; DynamoDB calls that a bad request.
                 return _refusal("ValidationException", f"{operation}: {type(error).__name__}: {error}")
 
+    def key_names(self, table: str) -> list[str]:
+        """The key attributes of a table; empty for one that does not exist."""
+        found = self._backend.tables.get(table)
+        names = () if found is None else (found.hash_key_attr, found.range_key_attr)
+        return [name for name in names if name]
+
     def _item_operation(self, operation: str, method: str, body: bytes) -> Response:
         parameters = json.loads(body)
         correct(operation, parameters, self._backend)

@@ -1,7 +1,8 @@
 """`FakeDynamoDB`: boto3's low-level DynamoDB client, in memory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from typing import Any, Final
 
 from kcl_dagster.runtime import Clock, SystemClock
@@ -9,7 +10,9 @@ from kcl_dagster.testing.dynamodb.conditions import Condition, parse_condition
 from kcl_dagster.testing.dynamodb.control import ControlPlane, Response, answer
 from kcl_dagster.testing.dynamodb.failures import (
     condition_failed,
+    conflict,
     transaction_cancelled,
+    transaction_conflict,
     validation_error,
 )
 from kcl_dagster.testing.dynamodb.reads import read_page
@@ -60,6 +63,7 @@ class FakeDynamoDB(ControlPlane):
         self.page_items = page_items
         self._staleness = staleness or _now
         self._remember = staleness is not None
+        self._held: set[tuple[str, Key]] = set()
         # What is stored is never changed in place, so a caller that does not change it either may share it.
         self._copied = copied if strict else dict
         if strict:
@@ -76,6 +80,7 @@ class FakeDynamoDB(ControlPlane):
         key = table.schema.of(item)
         self._check(table, key, request)
         old = table.items.get(key)
+        self._refuse_conflict(table, key)
         self._store(table, key, item)
         return self._written(request, old, item, ())
 
@@ -86,6 +91,7 @@ class FakeDynamoDB(ControlPlane):
         update = self._parse_update(table, request)
         values = self._check(table, key, request, update)
         old = table.items.get(key)
+        self._refuse_conflict(table, key)
         before = old if old is not None else key_item
         new = update.applied(before, values) if update else dict(before)
         self._store(table, key, new)
@@ -96,6 +102,7 @@ class FakeDynamoDB(ControlPlane):
         key = _exact_key(table, canonical_item(request["Key"]))
         self._check(table, key, request)
         old = table.items.get(key)
+        self._refuse_conflict(table, key)
         self._store(table, key, None)
         return self._written(request, old, None, ())
 
@@ -125,6 +132,10 @@ class FakeDynamoDB(ControlPlane):
                 wanted = request.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD"
                 raise condition_failed(self._copied(item) if wanted and item is not None else None)
         return values
+
+    def _refuse_conflict(self, table: Table, key: Key) -> None:
+        if self._held and (table.name, key) in self._held:
+            raise transaction_conflict()
 
     def _store(self, table: Table, key: Key, item: Item | None) -> None:
         table.put(key, item, self.clock.now(), remember=self._remember)
@@ -191,6 +202,23 @@ class FakeDynamoDB(ControlPlane):
 
     # -- transactions
 
+    @contextmanager
+    def under_way(self, transaction: Mapping[str, Any]) -> Iterator[None]:
+        """As long as the block lasts, writes to the items of this transaction are refused as conflicts with it.
+
+        A call here is over at once, so two transactions never meet by themselves. A network that delays answers
+        opens this block from when a transaction took effect to when its sender has the answer.
+        """
+        held = {
+            self._part_key(kind, part) for entry in transaction["TransactItems"] for kind, part in entry.items()
+        }
+        mine = held - self._held
+        self._held |= mine
+        try:
+            yield
+        finally:
+            self._held -= mine
+
     def transact_write_items(self, **request: Any) -> Response:
         parts = [next(iter(part.items())) for part in request["TransactItems"]]
         if len(parts) > _TRANSACTION_LIMIT:
@@ -198,6 +226,8 @@ class FakeDynamoDB(ControlPlane):
         keys = [self._part_key(kind, part) for kind, part in parts]
         if len(set(keys)) != len(keys):
             raise validation_error("Transaction request cannot include multiple operations on one item")
+        if self._held.intersection(keys):
+            raise transaction_cancelled([conflict() if key in self._held else {"Code": "None"} for key in keys])
         reasons = [self._part_failure(kind, part) for kind, part in parts]
         if any(reason["Code"] != "None" for reason in reasons):
             raise transaction_cancelled(reasons)

@@ -42,3 +42,16 @@ def transaction_cancelled(reasons: Sequence[Mapping[str, Any]]) -> ClientError:
         f"Transaction cancelled, please refer cancellation reasons for specific reasons [{codes}]",
         CancellationReasons=[dict(reason) for reason in reasons],
     )
+
+
+_ONGOING = "Transaction is ongoing for the item"
+
+
+def transaction_conflict() -> ClientError:
+    """A single write met a transaction that is under way."""
+    return client_error("TransactionConflictException", _ONGOING)
+
+
+def conflict() -> dict[str, str]:
+    """A transaction's reason: it met another one."""
+    return {"Code": "TransactionConflict", "Message": _ONGOING}

@@ -5,6 +5,7 @@ happens in between, which is where the bugs live.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -15,6 +16,7 @@ from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutErr
 from kcl_dagster.testing.simulation.kernel import Process
 
 Service = Literal["dynamodb", "kinesis"]
+TRANSACTION: Final = "transact_write_items"
 
 # What `kcl_dagster.aws` configures.
 READ_TIMEOUT_SECONDS: Final = 5.0
@@ -59,6 +61,9 @@ class Line:
         self._random = random
         self._fate = fate
         self._on_call = on_call
+        self._under_way: Callable[[dict[str, Any]], AbstractContextManager[Any]] = getattr(
+            backend, "under_way", lambda _: nullcontext()
+        )
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Once a method; it is an attribute from then on."""
@@ -106,7 +111,8 @@ class Line:
         self._on_call(self._process, self._service, name, request, answer)
         if fate.kind == "answer lost":
             raise self._timeout()
-        kernel.sleep(self._latency())
+        with self._under_way(request) if name == TRANSACTION else nullcontext():
+            kernel.sleep(self._latency())
         return answer
 
     def _perform_alone(self, name: str, perform: Callable[..., Any], request: dict[str, Any]) -> None:

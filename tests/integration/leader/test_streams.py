@@ -7,6 +7,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from kcl_dagster.application import Application, BatchSettings, FleetSettings, Position, StartAt, StreamSettings
+from kcl_dagster.leader import syncing
 from kcl_dagster.leader.liveness import CLOCK_TOLERANCE
 from kcl_dagster.model.checkpoint import LATEST, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
@@ -153,8 +154,30 @@ def test_a_start_in_the_future_is_waited_for() -> None:
     assert town.until(lambda report: len(report.leases) == 2) >= 60.0
 
 
-def test_a_start_that_was_cut_off_is_completed_even_if_shards_were_closed_meanwhile() -> None:
+@pytest.mark.audit("C7")
+def test_a_thousand_leases_are_made_in_a_few_requests() -> None:
+    """Each of them writes the row of the lock, so no two of them may be under way together."""
+    town = Town(Application(name="wide-app", streams=("orders",), fleet=FLEET), shards=1000)
+    sent: list[int] = []
+
+    def count(method: str, request: dict[str, Any]) -> bool:
+        if method == "transact_write_items":
+            sent.append(len(request["TransactItems"]))
+        return False
+
+    town.dynamodb.fails = count
+    report = town.tick()
+    assert report.stage("sync").ok  # type: ignore[union-attr]
+    assert len(in_order(town)) == 1000
+    assert sum(sent) - len(sent) == 1000
+    assert len(sent) == 20
+
+
+def test_a_start_that_was_cut_off_is_completed_even_if_shards_were_closed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The first leader wrote down the moment and dies before it has made all leases."""
+    monkeypatch.setattr(syncing, "CREATED_AT_ONCE", 1)
     streams = (StreamSettings(name="orders", start=StartAt(position=Position.LATEST)),)
     town = Town(Application(name="tip-app", streams=streams, fleet=FLEET), shards=4)
 

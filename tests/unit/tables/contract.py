@@ -11,6 +11,7 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.tables.attributes import OWNER_INDEX
+from kcl_dagster.tables.leases import CREATED_AT_ONCE
 from kcl_dagster.tables.lock import LeaderLock
 from tests.unit.tables.kit import ANNA, BERT, CARL, LATER, Tables, at, new_lease
 
@@ -75,6 +76,27 @@ class LeaseTableContract:
         assert not tables.leases.create(lease, lock.guard())
         assert tables.leases.get(lease.key) == lease
         assert lock.hold(Standing()).held
+
+    @pytest.mark.audit("C7")
+    def test_a_leader_creates_many_leases_in_one_transaction(self, tables: Tables) -> None:
+        lock = LeaderLock(tables.client, tables.application, tables.layout, tables.runtime, "us")
+        assert lock.hold(Standing()).held
+        leases = [new_lease(f"shardId-{number:012d}") for number in range(CREATED_AT_ONCE)]
+        assert tables.leases.create_all(leases, lock.guard()) == leases
+        assert [lease.key for lease in tables.leases.scan().leases] == [lease.key for lease in leases]
+        more = [*leases[:2], new_lease("shardId-000000000777")]
+        assert tables.leases.create_all(more, lock.guard()) == more[2:]
+        assert tables.leases.create_all([], lock.guard()) == []
+
+    @pytest.mark.audit("C7")
+    def test_a_leader_that_does_not_lead_any_more_creates_none_of_them(self, tables: Tables) -> None:
+        lock = LeaderLock(tables.client, tables.application, tables.layout, tables.runtime, "us")
+        assert lock.hold(Standing()).held
+        guard = lock.guard()
+        assert lock.hold(Standing()).held
+        with pytest.raises(Unsafe, match="another leader was at work"):
+            tables.leases.create_all([new_lease(), new_lease("other")], guard)
+        assert tables.item(new_lease().key) is None
 
     def test_a_leader_that_was_followed_by_another_creates_nothing(self, tables: Tables) -> None:
         locks = [

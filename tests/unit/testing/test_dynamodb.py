@@ -352,3 +352,34 @@ def test_a_projection_answers_only_what_it_names(client: FakeDynamoDB) -> None:
     put(client, "k", m={"M": {"a": {"N": "1"}, "b": {"N": "2"}}}, n={"N": "3"})
     item = get(client, "k", ProjectionExpression="leaseKey, m.a")
     assert item == {"leaseKey": {"S": "k"}, "m": {"M": {"a": {"N": "1"}}}}
+
+
+def lock_and(key: str) -> list[Any]:
+    beat = {
+        "TableName": TABLE,
+        "Key": {"leaseKey": {"S": "lock"}},
+        "UpdateExpression": "SET beat = :b",
+        "ExpressionAttributeValues": {":b": {"N": "1"}},
+    }
+    return [{"Put": {"TableName": TABLE, "Item": {"leaseKey": {"S": key}}}}, {"Update": beat}]
+
+
+@pytest.mark.audit("C7")
+def test_writes_that_meet_a_transaction_are_refused_until_it_is_over(client: FakeDynamoDB) -> None:
+    put(client, "lock", owner={"S": "me"})
+    with client.under_way({"TransactItems": lock_and("first")}):
+        with pytest.raises(ClientError) as refused:
+            client.transact_write_items(TransactItems=lock_and("second"))
+        reasons = refused.value.response["CancellationReasons"]
+        assert [reason["Code"] for reason in reasons] == ["None", "TransactionConflict"]
+        for write in (
+            lambda: put(client, "lock"),
+            lambda: client.delete_item(TableName=TABLE, Key={"leaseKey": {"S": "first"}}),
+            lambda: client.update_item(TableName=TABLE, Key={"leaseKey": {"S": "lock"}}),
+        ):
+            with pytest.raises(ClientError, match="TransactionConflictException"):
+                write()
+        assert get(client, "lock") == {"leaseKey": {"S": "lock"}, "owner": {"S": "me"}}
+        put(client, "elsewhere")
+    client.transact_write_items(TransactItems=lock_and("second"))
+    assert get(client, "second") == {"leaseKey": {"S": "second"}}
