@@ -61,6 +61,9 @@ class TickReport:
     skipped: str | None = None
     """Why the tick did nothing at all."""
 
+    refused: str | None = None
+    """Why the tables that the leader knows may not be written to any more; open another leader to look again."""
+
     stages: tuple[StageOutcome, ...] = ()
     moves: tuple[Move, ...] = ()
     planned: tuple[Move, ...] = ()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from kcl_dagster.errors import KclError
+from kcl_dagster.errors import KclError, LayoutRefused
 from kcl_dagster.leader import expiry, handoff
 from kcl_dagster.leader.failures import twice
 from kcl_dagster.leader.fleet import FleetPlan, FleetSight, decide_fleet
@@ -27,6 +27,8 @@ from kcl_dagster.leader.report import Launch, StageOutcome, TickReport
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.syncing import SyncOutcome
 from kcl_dagster.model.lease import Lease, WorkerId
+from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.tables.lock import DEPLOYMENT, STANDBY
 
 if TYPE_CHECKING:
     from kcl_dagster.leader.tick import Leader
@@ -60,6 +62,8 @@ class Tick:
     notes: list[str] = field(default_factory=list)
     leading: bool = False
     owner: str | None = None
+    cannot_read: bool = False
+    refused: str | None = None
     deadline: float = 0.0
     started: float = 0.0
     memory: Memory = field(init=False)
@@ -76,6 +80,7 @@ class Tick:
         if not self.dry and not self._stage("lead", self._lead):
             return self._report()
         if not self.dry and not self.leading:
+            self._follow()
             return self._report()
         self._stage("observe", self._observe)
         self._stage("sync", self._sync)
@@ -109,11 +114,39 @@ class Tick:
         return error is None
 
     def _lead(self) -> None:
+        try:
+            self.leader.tables.verify()
+        except LayoutRefused as refusal:
+            self.refused = str(refusal)
+            raise
+        self._stay_away()
         self.leader.remember()
         view = self.leader.tables.lock.hold(self.memory.standing)
         self.leading, self.owner = view.held, view.owner
         if not view.held:
             self.leader.forget_leadership()
+
+    def _stay_away(self) -> None:
+        """Raise a KclError while this process is not to take the lock again that it gave up."""
+        failures, now = self.leader.failures, self.leader.runtime.clock.monotonic()
+        if failures.waits(now) > 0:
+            raise KclError(
+                f"it could not do its work and leaves the lead to others for {failures.waits(now):.0f} s"
+            )
+        if failures.cannot_read:
+            twice(self.leader.tables.leases.scan)
+            failures.cannot_read = False
+
+    def _follow(self) -> None:
+        """While a Java worker leads, do what it does not: launch and retire our workers. It assigns them leases."""
+        if self.owner is None or self.owner.startswith((DEPLOYMENT, STANDBY)):
+            return
+        self._stage("observe", self._observe)
+        if self.sight is None or not any(row.id == self.owner and row.slot is None for row in self._rows()):
+            return
+        self.notes.append(f"{self.owner}, a Java worker, leads: it assigns leases, and workers are launched here")
+        self._stage("fleet", self._decide_fleet)
+        self._stage("report", self._save)
 
     def _observe(self) -> None:
         clock = self.leader.runtime.clock
@@ -128,7 +161,11 @@ class Tick:
             self.memory.saw_run(slot)
 
     def _look(self) -> Sight:
-        scan = twice(self.leader.tables.leases.scan)
+        try:
+            scan = twice(self.leader.tables.leases.scan)
+        except KclError:
+            self.cannot_read = True
+            raise
         runs = replace(self.runs, finished=self._finished)
         return self.observer.observe(scan, runs, self.leader.runtime.clock.now())
 
@@ -150,8 +187,7 @@ class Tick:
     def _sync(self) -> str | None:
         sight = self._seen()
         share = self.leader.application.timings.tick_budget * _SYNC_SHARE
-        rows = [seen.row for seen in sight.workers]
-        self.synced = self.leader.syncer.run(sight.leases, self.started + share, rows, dry=self.dry)
+        self.synced = self.leader.syncer.run(sight.leases, self.started + share, self._rows(), dry=self.dry)
         not_ours = (*self.synced.former, *self.synced.disputed)
         self.sight = sight.with_created(self.synced.created).without(lease.key for lease in not_ours)
         problems = self.synced.errors
@@ -241,7 +277,8 @@ class Tick:
 
     def _is_synced(self) -> bool:
         """Whether the number of leases says how many shards there are."""
-        return not self.synced.errors or bool(self.sight is not None and self.sight.leases)
+        has_leases = self.sight is not None and bool(self.sight.leases)
+        return has_leases or (self.leading and not self.synced.errors) or self.dry
 
     def _assign(self) -> str | None:
         if self.leader.control.paused:
@@ -326,12 +363,16 @@ class Tick:
         if self.broken.isdisjoint({"observe", "assign"}):
             self.leader.failures.succeeded()
         elif self.leader.failures.failed():
-            self.leader.failures.succeeded()
+            now = self.leader.runtime.clock.monotonic()
+            self.leader.failures.give_up(now, cannot_read=self.cannot_read)
             self._stage("resign", self._resign)
 
     def _resign(self) -> None:
         self.leader.resign()
         self.leading = False
+
+    def _rows(self) -> list[WorkerRow]:
+        return [seen.row for seen in self.sight.workers] if self.sight is not None else []
 
     def _seen(self) -> Sight:
         if self.sight is None:
@@ -343,6 +384,7 @@ class Tick:
         report = TickReport(
             leading=self.leading,
             leader=self.owner,
+            refused=self.refused,
             stages=tuple(self.stages),
             moves=() if self.dry else self.moved.written,
             planned=self.moved.planned,

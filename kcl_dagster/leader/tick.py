@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from kcl_dagster.application import Application
@@ -21,7 +22,7 @@ from kcl_dagster.leader.streams import Streams
 from kcl_dagster.leader.syncing import Syncer
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control, ControlRow
-from kcl_dagster.tables.layout import Layout
+from kcl_dagster.tables.layout import Layout, verify_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.memory import MemoryRow
@@ -40,6 +41,8 @@ class LeaderTables:
     memory: MemoryRow
     starts: StartTable
     control: ControlRow
+    verify: Callable[[], None]
+    """Raises LayoutRefused when the fleet has changed its tables or its protocol since they were found."""
 
     @classmethod
     def open(
@@ -60,6 +63,7 @@ class LeaderTables:
             MemoryRow(*common),
             StartTable(*common),
             ControlRow(*common),
+            partial(verify_layout, *common),
         )
 
 

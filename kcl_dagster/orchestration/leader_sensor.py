@@ -35,6 +35,7 @@ from kcl_dagster.orchestration.statement import Row
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier, slots_of
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.listing import retentions
+from kcl_dagster.tables.lock import DEPLOYMENT
 from kcl_dagster.telemetry.leader import LeaderTelemetry, open_leader_telemetry
 
 RETENTION_ASKED_SECONDS = 600.0  # it changes once in a stream's life
@@ -83,7 +84,7 @@ class _Seat:
                 kinesis=client("kinesis"),
                 runtime=self.runtime,
                 # Names the deployment, not the process: a reloaded code server leads on without waiting.
-                identity=f"dagster:{deployment[:12]}",
+                identity=f"{DEPLOYMENT}{deployment[:12]}",
             )
             self.telemetry = open_leader_telemetry(self.application, self.runtime, client)
         return self.leader
@@ -142,6 +143,8 @@ def build_kcl_leader_sensor(
         try:
             runs = run_view(instance, application)
             report = leader.tick(runs)
+            if report.refused is not None:
+                seat.leader = None  # the next tick finds out which tables the application has now
             seat.telemetry.tick(report)
             for slot in report.retire:
                 run = runs.slots.get(slot)

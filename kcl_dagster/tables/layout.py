@@ -38,7 +38,7 @@ def detect_layout(
 
 
 def verify_layout(client: aws.Client, application: Application, layout: Layout, runtime: Runtime) -> None:
-    """Whether what was detected still holds; for whoever runs for long, every minute or so. One or two reads.
+    """Whether what was detected still holds. Leaders ask at every tick, workers once a minute. One or two reads.
 
     Raises LayoutRefused when the fleet changed its protocol or its tables; a restart finds out the rest.
     """

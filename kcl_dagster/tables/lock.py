@@ -26,6 +26,8 @@ from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
 # Begins the names of leaders that launch no workers. Anybody else of ours who would lead takes the lock from one at
 # once, or a fleet whose standby was faster would never get a worker again.
 STANDBY: Final = "standby:"
+# Begins the names of leaders that launch their own workers.
+DEPLOYMENT: Final = "dagster:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +132,14 @@ class LeaderLock:
         return None if row is None or row.is_released else row.owner
 
     def release(self) -> bool:
-        """Let others lead at once. True: the lock is not ours any more; False: somebody of our name holds it."""
+        """Let others lead at once. True: the lock is not ours any more; False: somebody of our name holds it.
+
+        Deletes nothing but the version that this process wrote: another process of our name may lead under it.
+        """
         version, self._version = self._version, None
         if version is None:
             row = self._read()
-            if row is None or row.owner != self._owner:
-                return True
-            version = row.version
+            return row is None or row.owner != self._owner
 
         def judge(item: Item | None) -> Verdict:
             return Verdict.STANDING if self._version_in(item) == version else Verdict.APPLIED

@@ -1,17 +1,18 @@
 """A worker's surroundings on AWS: tables and streams behind two clients."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from kcl_dagster import aws
 from kcl_dagster.application import Application, Position
-from kcl_dagster.errors import ConfigurationError, StreamRecreated
+from kcl_dagster.errors import ConfigurationError, KclError, LayoutRefused, StreamRecreated
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.listing import describe, list_shards
 from kcl_dagster.tables.control import ControlRow
-from kcl_dagster.tables.layout import Layout, detect_layout
+from kcl_dagster.tables.layout import Layout, detect_layout, verify_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.tables.workers import WorkerTable
@@ -34,6 +35,7 @@ from kcl_dagster.worker.surroundings import (
 )
 
 _SECONDS_PER_HOUR = 3600.0
+VERIFY_SECONDS = 60.0  # between two looks at the layout of the tables
 
 
 class StreamLookup:
@@ -84,6 +86,28 @@ class StreamLookup:
         return round(start.timestamp.timestamp() * 1000)
 
 
+class LayoutWatch:
+    """A watch: the worker stops when its fleet changes its protocol or its tables. Reads once a minute."""
+
+    def __init__(self, dynamodb: aws.Client, application: Application, layout: Layout, runtime: Runtime) -> None:
+        self._verify = partial(verify_layout, dynamodb, application, layout, runtime)
+        self._clock = runtime.clock
+        self._due = runtime.clock.monotonic()
+
+    def __call__(self) -> str | None:
+        now = self._clock.monotonic()
+        if now < self._due:
+            return None
+        self._due = now + VERIFY_SECONDS
+        try:
+            self._verify()
+        except LayoutRefused as refusal:
+            return str(refusal)
+        except KclError:
+            return None  # asked again; what cannot be read is no reason to stop
+        return None
+
+
 def open_surroundings(
     application: Application,
     *,
@@ -127,7 +151,7 @@ def open_surroundings(
         dead_letters=dead_letters or NoDeadLetters(),
         utilization=utilization,
         leader=LockWatch(dynamodb, layout, runtime, ControlRow(dynamodb, application, layout, runtime)),
-        watches=watches,
+        watches=(*watches, LayoutWatch(dynamodb, application, layout, runtime)),
         is_ready=is_ready,
         on_batch=on_batch,
         on_event=on_event,

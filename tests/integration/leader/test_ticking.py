@@ -1,16 +1,23 @@
 """Ticks that fail, overlap, run out of time, are repeated, or only think."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kcl_dagster.application import Application, FleetSettings, Timings
+from kcl_dagster.leader.failures import LONGEST_PAUSE
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.standby import lead
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
-from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.standing import Standing
+from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.control import Control
+from kcl_dagster.tables.lock import LeaderLock
+from kcl_dagster.tables.places import Layout
+from kcl_dagster.worker.leader_watch import LockWatch
 from tests.integration.leader.town import TICK, Town, shard_id
 
 LEASE_TABLE = "orders-app"
@@ -325,3 +332,146 @@ def test_foreign_rows_are_left_as_they_are(town: Town) -> None:
     assert broken in tables(town)
     assert len(report.unreadable) == 1
     assert report.unserved == {}
+
+
+# --- a leader that cannot do its work -----------------------------------------------------------------------------
+
+
+def silence_of_the_lock(town: Town, steps: int) -> tuple[float, TickReport]:
+    """For how long workers saw no leader, at most."""
+    watch = LockWatch(town.dynamodb, Layout.single(town.application), town.runtime)
+    longest = 0.0
+    for _ in range(steps):
+        report = town.step()
+        longest = max(longest, watch.silent_for())
+    return longest, report
+
+
+@pytest.mark.audit("B8")
+def test_a_leader_that_cannot_read_leaves_the_lock_alone_until_it_can(town: Town) -> None:
+    town.tick()
+    town.dynamodb.fails = lambda method, request: method == "scan"
+    town.until(lambda report: not report.leading)
+    silence, report = silence_of_the_lock(town, steps=60)
+    assert silence > town.application.timings.leaderless
+    assert [stage.name for stage in report.stages if not stage.ok] == ["lead"]
+    town.dynamodb.fails = lambda method, request: False
+    assert town.step().leading
+
+
+@pytest.mark.audit("B8")
+def test_a_leader_that_cannot_assign_leads_more_and_more_seldom(town: Town) -> None:
+    town.tick()
+    town.start("worker-000")
+    town.dynamodb.fails = lambda method, request: (
+        method == "update_item" and request["Key"]["leaseKey"]["S"].startswith("shardId")
+    )
+    silence, _ = silence_of_the_lock(town, steps=360)
+    assert silence > 2 * town.application.timings.leaderless
+    led = [report.leading for report in town.reports[-180:]]
+    assert 0 < sum(led) < 18, "it tries again, and leads for less than a tenth of the time"
+    town.dynamodb.fails = lambda method, request: False
+    town.until(lambda report: report.leading and not report.unserved, within=LONGEST_PAUSE + 10.0)
+
+
+# --- a fleet that changes its protocol ----------------------------------------------------------------------------
+
+
+def switch(town: Town, version: str) -> None:
+    """As the KCL's own migration tool does, while everything runs."""
+    town.dynamodb.update_item(
+        TableName=LEASE_TABLE,
+        Key={"leaseKey": {"S": "Migration3.0"}},
+        UpdateExpression="SET cv = :version",
+        ExpressionAttributeValues={":version": {"S": version}},
+    )
+
+
+@pytest.mark.audit("B13")
+def test_a_leader_writes_nothing_to_a_fleet_that_was_switched_back_to_2x(town: Town) -> None:
+    town.tick()
+    worker = town.start("worker-000")
+    town.step(2)
+    town.kill(worker, seen=True)
+    switch(town, "CLIENT_VERSION_2X")
+    before = tables(town)
+    for _ in range(30):
+        report = town.step()
+        assert "changed its protocol" in (report.refused or "")
+        assert not report.leading
+        assert not report.ok
+    assert tables(town) == before
+    switch(town, "CLIENT_VERSION_3X")
+    assert town.step().leading
+
+
+# --- under a Java leader ------------------------------------------------------------------------------------------
+
+
+def java_leader(town: Town, name: str = "java-1") -> Callable[[], None]:
+    """Holds the lock, writes its row, and assigns nothing; call it every five seconds."""
+    lock = LeaderLock(town.dynamodb, town.application, Layout.single(town.application), town.runtime, name)
+    standing = Standing()
+
+    def step() -> None:
+        assert lock.hold(standing).held
+        row = WorkerRow(WorkerId(name), int(town.clock.now()), averages={}, operating_range={})
+        town.workers_table.put(row)
+
+    return step
+
+
+def under_a_java_leader() -> tuple[Town, Callable[[], None]]:
+    fleet = FleetSettings(max_workers=3, shards_per_worker=2)
+    town = Town(Application(name="orders-app", streams="orders", fleet=fleet))
+    for number in range(4):
+        town.leases.create(town.first_lease(shard_id(number)))
+    step = java_leader(town)
+    step()
+    return town, step
+
+
+@pytest.mark.audit("B11")
+def test_workers_are_launched_under_a_java_leader_and_leases_are_left_to_it() -> None:
+    town, java = under_a_java_leader()
+    before = town.scan()
+    asked = set()
+    for _ in range(4):
+        java()
+        report = town.step()
+        assert not report.leading
+        assert report.moves == ()
+        asked |= {(launch.slot, launch.generation) for launch in report.launches}
+        town.restart_leader()
+    assert {slot for slot, _ in asked} == {"worker-000", "worker-001"}
+    assert len(asked) == 2, "under one name, whoever asks"
+    assert len(report.leases) == 4
+    assert town.scan() == before
+    town.obey(report)
+    for _ in range(30):
+        java()
+        assert town.step().launches == ()
+    assert len(town.runs) == 2
+
+
+@pytest.mark.audit("B11")
+def test_a_fleet_is_drained_under_a_java_leader_when_it_is_paused() -> None:
+    town, java = under_a_java_leader()
+    worker = town.start("worker-000")
+    town.leader.tables.control.save(Control(paused=True))
+    java()
+    town.step(2)
+    assert worker.heartbeat.drain_requested
+
+
+@pytest.mark.audit("B11")
+@pytest.mark.parametrize("name", ["dagster:another", "standby:laptop"])
+def test_nothing_is_launched_while_another_leader_of_ours_leads(name: str) -> None:
+    fleet = FleetSettings(max_workers=3, shards_per_worker=2)
+    town = Town(Application(name="orders-app", streams="orders", fleet=fleet))
+    java_leader(town, name)()
+    town.leader = town.open_leader("standby:us")
+    town.dynamodb.calls.clear()
+    report = town.tick()
+    assert report.launches == ()
+    assert "scan" not in town.dynamodb.calls

@@ -142,3 +142,25 @@ def test_a_tick_that_overlaps_another_one_does_nothing(bench: Bench, monkeypatch
     assert isinstance(answer, SkipReason)
     assert answer.skip_message == "the previous tick is still going on"
     assert isinstance(bench.evaluate(), SensorResult)
+
+
+@pytest.mark.audit("B13")
+def test_tables_that_change_under_the_leader_are_looked_for_again(bench: Bench) -> None:
+    dynamodb = bench.resource.client("dynamodb")
+
+    def switch(version: str) -> None:
+        dynamodb.update_item(
+            TableName=bench.consumer.application.lease_table,
+            Key={"leaseKey": {"S": "Migration3.0"}},
+            UpdateExpression="SET cv = :version",
+            ExpressionAttributeValues={":version": {"S": version}},
+        )
+
+    bench.tick()
+    switch("CLIENT_VERSION_2X")
+    assert bench.requests() == {}
+    answer = bench.evaluate()
+    assert isinstance(answer, SkipReason)
+    assert "take leases by themselves" in str(answer.skip_message)
+    switch("CLIENT_VERSION_3X")
+    assert sorted(map(str, bench.requests())) == SLOTS

@@ -26,7 +26,7 @@ from kcl_dagster.testing.sink import RecordingSink
 from kcl_dagster.worker.batch import Batch, Budget
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.loop import Worker
-from kcl_dagster.worker.opening import open_surroundings
+from kcl_dagster.worker.opening import VERIFY_SECONDS, open_surroundings
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from tests.unit.worker.kit import in_nobodys_background
 
@@ -218,3 +218,30 @@ def test_a_heartbeat_that_was_never_written_leaves_nothing_to_remove() -> None:
     table = WorkerTable(place.dynamodb, place.application, place.layout, place.runtime)
     Heartbeat(table, Identity(ME), place.clock).stop()
     assert table.list() == []
+
+
+# --- a fleet that changes under a worker that runs ---
+
+
+@pytest.mark.audit("B13")
+def test_a_worker_stops_when_its_fleet_is_switched_back_to_2x() -> None:
+    place = Place()
+    around = open_surroundings(
+        place.application,
+        dynamodb=place.dynamodb,
+        kinesis=place.kinesis,
+        engine=MemoryEngine(place.kinesis, place.runtime),
+        sink=place.sink,
+        runtime=place.runtime,
+    )
+    [watch] = around.watches
+    assert watch() is None
+    place.dynamodb.update_item(
+        TableName="app",
+        Key={"leaseKey": {"S": "Migration3.0"}},
+        UpdateExpression="SET cv = :version",
+        ExpressionAttributeValues={":version": {"S": "CLIENT_VERSION_2X"}},
+    )
+    assert watch() is None, "it looks once a minute"
+    place.clock.advance(VERIFY_SECONDS)
+    assert "changed its protocol" in (watch() or "")
