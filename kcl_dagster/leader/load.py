@@ -2,7 +2,8 @@
 
 Workers publish a throughput with every renewal; a worker of a Java fleet leaves the last one standing when the
 shard falls silent. The leader smooths what it reads, so that jitter is no reason to move anything, and lets a value
-age when nothing shows that records still flow. All of it lives in the process: losing it means to look again.
+age when nothing shows that records still flow. All of it lives in the process; what machines charge for their work
+is also written into the leader's memory, because it takes minutes to learn.
 """
 
 import math
@@ -15,7 +16,14 @@ from kcl_dagster.leader.liveness import WorkerSight, averages_of, ceilings_of
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import CPU
 
-SMOOTHING_SECONDS: Final = 30.0  # time constant; a few renewals
+# Samples jitter, so two means are kept: the slow one counts, and the fast one tells when the value has changed.
+FAST_SECONDS: Final = 30.0  # time constant; a few renewals
+SLOW_SECONDS: Final = 600.0
+CHANGED: Final = 0.25  # of the slow mean; samples that jitter by 30 % move the fast mean by a fifth at most
+# In mean deviations of the samples. The fast mean of independent samples every 5 s deviates by a third of one.
+_CHANGED_SPREADS: Final = 1.5
+# Loads that were watched for a shorter time are no reason for a handoff: their jitter has not been averaged out.
+WATCH_SECONDS: Final = 60.0
 IDLE_AFTER_SECONDS: Final = 60.0  # neither checkpoint nor throughput changed for this long: nothing flows
 HALF_LIFE_SECONDS: Final = 30.0  # of a throughput that nothing confirms any more
 # Passes in a row that a worker must be out of balance before the imbalance is believed: a minute of ticks.
@@ -23,8 +31,42 @@ PATIENCE: Final = 12
 # CPU per KB/s is believed of a worker with this part of the mean load; below, the process itself dominates.
 _COST_NEEDS: Final = 0.5
 _COST_SETTLES_SECONDS: Final = 60.0  # CPU averages lag behind a change of leases
-_COST_SMOOTHING: Final = 0.1
+_COST_WATCH_SECONDS: Final = 120.0  # as WATCH_SECONDS; a worker has one CPU figure and many leases
 _COST_RANGE: Final = 4.0  # machines of one fleet do not differ more; what does is a bad measurement
+
+
+@dataclass(slots=True)
+class Estimate:
+    """A value that is seen through noise. `value` is its mean over `SLOW_SECONDS`, or over a shorter time after it
+    has changed."""
+
+    value: float
+    fast: float
+    spread: float = 0.0
+    """The mean deviation of a sample."""
+
+    seconds: float = 0.0
+    """How long it has been watched since it began or changed."""
+
+    def see(self, sample: float, seconds: float) -> None:
+        """`seconds` since the last sample."""
+        self.seconds += seconds
+        fast, slow = (
+            1 - math.exp(-seconds / max(seconds, min(constant, self.seconds))) if seconds > 0 else 0.0
+            for constant in (FAST_SECONDS, SLOW_SECONDS)
+        )
+        self.spread += (abs(sample - self.fast) - self.spread) * slow
+        self.fast += (sample - self.fast) * fast
+        self.value += (sample - self.value) * slow
+        if abs(self.fast - self.value) > max(CHANGED * self.value, _CHANGED_SPREADS * self.spread):
+            self.spread *= self.fast / self.value if self.value > 0 else 1.0
+            self.value, self.seconds = self.fast, min(self.seconds, FAST_SECONDS)
+
+    def fade(self, factor: float) -> None:
+        """Nothing confirms the value any more."""
+        self.value *= factor
+        self.fast *= factor
+        self.spread *= factor
 
 
 @dataclass(slots=True)
@@ -35,7 +77,7 @@ class _Flow:
     checkpoint: object
     changed_at: float
     seen_at: float
-    smooth: float | None
+    estimate: Estimate | None
 
 
 @dataclass(slots=True)
@@ -44,7 +86,10 @@ class _Cost:
 
     holds: frozenset[LeaseKey]
     since: float
+    seen_at: float
+    estimate: Estimate | None = None
     value: float | None = None
+    """What counts: the estimate within the range of the fleet's machines, once it was watched for long enough."""
 
 
 @dataclass(slots=True)
@@ -55,9 +100,12 @@ class LoadBook:
     _costs: dict[WorkerId, _Cost] = field(default_factory=dict)
     _homes: dict[LeaseKey, str] = field(default_factory=dict)
     _passes_outside: dict[WorkerId, int] = field(default_factory=dict)
+    _began: float | None = None
+    _seen_at: float = 0.0
 
     def see(self, leases: Sequence[Lease], workers: Iterable[WorkerSight], at: float) -> None:
         """Once a pass, with everything that was read; `at` in monotonic seconds."""
+        self._began, self._seen_at = at if self._began is None else self._began, at
         present = {lease.key for lease in leases}
         for book in (self._flows, self._homes):
             for key in [key for key in book if key not in present]:
@@ -68,9 +116,27 @@ class LoadBook:
                 self._homes[lease.key] = lease.actual_owner.rpartition(":")[0] or lease.actual_owner
         self._see_costs(leases, workers, at)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether loads were seen for long enough to tell them from jitter."""
+        return self._began is not None and self._seen_at - self._began >= WATCH_SECONDS
+
+    @property
+    def costs(self) -> dict[WorkerId, float]:
+        """CPU per KB/s, of workers that were watched for long enough."""
+        return {worker: cost.value for worker, cost in self._costs.items() if cost.value is not None}
+
+    def recall_costs(self, costs: Mapping[WorkerId, float]) -> None:
+        """What an earlier leader learnt, of workers that this one does not know."""
+        for worker, value in costs.items():
+            estimate = Estimate(value, value, seconds=SLOW_SECONDS)
+            self._costs.setdefault(worker, _Cost(frozenset(), self._seen_at, self._seen_at, estimate, value))
+
     def kbps(self, lease: Lease) -> float | None:
         flow = self._flows.get(lease.key)
-        return flow.smooth if flow is not None else lease.throughput_kbps
+        if flow is None:
+            return lease.throughput_kbps
+        return flow.estimate.value if flow.estimate is not None else None
 
     def load(self, lease: Lease, *, unserved: str | None, pinned: bool, age: float) -> LeaseLoad:
         return LeaseLoad(
@@ -112,15 +178,19 @@ class LoadBook:
         flow = self._flows.get(lease.key)
         published = lease.throughput_kbps
         if flow is None:
-            self._flows[lease.key] = _Flow(published, lease.checkpoint, at, at, published)
+            estimate = None if published is None else Estimate(published, published)
+            self._flows[lease.key] = _Flow(published, lease.checkpoint, at, at, estimate)
             return
         if (published, lease.checkpoint) != (flow.published, flow.checkpoint):
             flow.published, flow.checkpoint, flow.changed_at = published, lease.checkpoint, at
         if published is not None:
-            silent = max(0.0, at - flow.changed_at - IDLE_AFTER_SECONDS)
-            now = published * 0.5 ** (silent / HALF_LIFE_SECONDS)
-            share = 1 - math.exp(-max(0.0, at - flow.seen_at) / SMOOTHING_SECONDS)
-            flow.smooth = now if flow.smooth is None else flow.smooth + (now - flow.smooth) * share
+            silent = at - max(flow.seen_at, flow.changed_at + IDLE_AFTER_SECONDS)
+            if flow.estimate is None:
+                flow.estimate = Estimate(published, published)
+            if silent > 0:
+                flow.estimate.fade(0.5 ** (silent / HALF_LIFE_SECONDS))
+            else:
+                flow.estimate.see(published, max(0.0, at - flow.seen_at))
         flow.seen_at = at
 
     def _see_costs(self, leases: Sequence[Lease], workers: Iterable[WorkerSight], at: float) -> None:
@@ -138,22 +208,29 @@ class LoadBook:
             holds = frozenset(held.get(worker, ()))
             cost = self._costs.get(worker)
             if cost is None or cost.holds != holds:
-                cost = _Cost(holds, at, cost.value if cost is not None else None)
+                cost = _Cost(holds, at, at) if cost is None else _Cost(holds, at, at, cost.estimate, cost.value)
             elif at - cost.since >= _COST_SETTLES_SECONDS and CPU in averages:
                 carried = kbps.get(worker, 0.0)
                 if mean > 0 and carried >= mean * _COST_NEEDS:
                     now = averages[CPU] / carried
-                    cost.value = now if cost.value is None else cost.value + (now - cost.value) * _COST_SMOOTHING
+                    if cost.estimate is None:
+                        cost.estimate = Estimate(now, now)
+                    cost.estimate.see(now, max(0.0, at - cost.seen_at))
+            cost.seen_at = at
             fresh[worker] = cost
         self._costs = fresh
         _limit(fresh)
 
 
 def _limit(costs: Mapping[WorkerId, _Cost]) -> None:
-    known = sorted(cost.value for cost in costs.values() if cost.value is not None)
-    if not known:
+    """Let what was learnt count."""
+    learnt = {
+        worker: cost.estimate.value
+        for worker, cost in costs.items()
+        if cost.estimate is not None and cost.estimate.seconds >= _COST_WATCH_SECONDS
+    }
+    if not learnt:
         return
-    middle = known[len(known) // 2]
-    for cost in costs.values():
-        if cost.value is not None:
-            cost.value = min(max(cost.value, middle / _COST_RANGE), middle * _COST_RANGE)
+    middle = sorted(learnt.values())[len(learnt) // 2]
+    for worker, value in learnt.items():
+        costs[worker].value = min(max(value, middle / _COST_RANGE), middle * _COST_RANGE)

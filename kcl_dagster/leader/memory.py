@@ -8,9 +8,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeGuard
 
+from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.standing import Standing
 
 _VERSION: Final = 1
+_HIGHEST_COST: Final = 1e6  # percent of CPU for one KB/s; more was not written by a leader
 _LARGEST: Final = 2**53
 TARGET: Final = "fleet/target"  # observed like everything else, so that a cool-down outlives the process
 LAUNCH: Final = "launch/"
@@ -32,6 +34,8 @@ class Memory:
     standing: Standing = field(default_factory=Standing)
     target: int | None = None
     generations: dict[str, Generation] = field(default_factory=dict)
+    costs: dict[WorkerId, float] = field(default_factory=dict)
+    """CPU per KB/s on each worker's machine."""
 
     def to_document(self, at_least: float) -> dict[str, object]:
         """JSON. `at_least`: see `Standing.to_document`."""
@@ -40,6 +44,7 @@ class Memory:
             "standing": self.standing.to_document(at_least),
             "target": self.target,
             "generations": {slot: [g.number, g.seen] for slot, g in sorted(self.generations.items())},
+            "costs": dict(sorted(self.costs.items())),
         }
 
     @staticmethod
@@ -64,6 +69,11 @@ class Memory:
                 known = self.generations.get(slot)
                 if known is None or known.number < entry[0]:
                     self.generations[slot] = Generation(entry[0], bool(entry[1]))
+
+        costs = document.get("costs")
+        for worker, cost in costs.items() if isinstance(costs, Mapping) else ():
+            if isinstance(cost, (int, float)) and 0 < cost < _HIGHEST_COST:
+                self.costs.setdefault(WorkerId(worker), float(cost))
 
     def generation(self, slot: str, now: float, *, waited: float) -> int:
         """The generation under which `slot` is to be launched now.

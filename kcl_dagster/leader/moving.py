@@ -36,7 +36,14 @@ class MoveOutcome:
 
 
 def decide(
-    policy: Policy, sight: Sight, book: LoadBook, settings: PolicySettings, *, expected: int, balance: bool
+    policy: Policy,
+    sight: Sight,
+    book: LoadBook,
+    settings: PolicySettings,
+    *,
+    expected: int,
+    balance: bool,
+    watched: bool,
 ) -> Assignment:
     """What the policy wants. Pure but for the book, which is only read."""
     in_flight = sum(lease.in_handoff for lease in sight.leases)
@@ -48,6 +55,7 @@ def decide(
         settled=book.settled,
         expected=expected,
         balance=balance,
+        watched=watched,
     )
     leases = [
         book.load(

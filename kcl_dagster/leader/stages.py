@@ -141,6 +141,7 @@ class Tick:
         """While a Java worker leads, do what it does not: launch and retire our workers. It assigns them leases."""
         if self.owner is None or self.owner.startswith((DEPLOYMENT, STANDBY)):
             return
+        self.observer = self.leader.follower
         self._stage("observe", self._observe)
         if self.sight is None or not any(row.id == self.owner and row.slot is None for row in self._rows()):
             return
@@ -294,6 +295,8 @@ class Tick:
             self.leader.application.policy,
             expected=expected,
             balance=balance,
+            # What a plan shows is not held back: whoever asks for it may have looked only once.
+            watched=self.dry or self.observer.book.is_watched,
         )
         self.observer.book.note_outside(assignment.outside)
         if balance and not self.dry:
@@ -348,8 +351,9 @@ class Tick:
             leader.application.timings.lease_duration * _WORTH_REMEMBERING,
             (now - leader.began) * _WORTH_REMEMBERING_YOUNG,
         )
+        self.memory.costs = {worker: float(f"{cost:.3g}") for worker, cost in self.observer.book.costs.items()}
         document = self.memory.to_document(max(worth, 1.0))
-        decisions = json.dumps({**document, "standing": None}, sort_keys=True)
+        decisions = json.dumps({**document, "standing": None, "costs": None}, sort_keys=True)
         urgent = any(key.startswith((expiry.LEASE, handoff.HANDOFF)) for key in self.memory.standing_in(document))
         if leader.saved is not None and not urgent:
             saved_at, saved = leader.saved

@@ -20,6 +20,7 @@ from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.stages import Tick
 from kcl_dagster.leader.streams import Streams
 from kcl_dagster.leader.syncing import Syncer
+from kcl_dagster.model.standing import Standing
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.layout import Layout, verify_layout
@@ -86,6 +87,8 @@ class Leader:
         self.runtime = runtime
         self.memory = Memory()
         self.observer = Observer(application.timings, self.memory.standing)
+        # As in the KCL, only what was seen while leading counts against the owner of a lease.
+        self.follower = Observer(application.timings, Standing())
         self.syncer = Syncer(
             application, tables.leases, tables.starts, streams, runtime.clock, parallel, tables.lock.guard
         )
@@ -123,6 +126,7 @@ class Leader:
         if not self._remembers:
             document = self.tables.memory.load()
             self.memory.absorb(document, self.runtime.clock.monotonic())
+            self.observer.book.recall_costs(self.memory.costs)
             self._remembers = True
 
     def forget_leadership(self) -> None:

@@ -174,6 +174,8 @@ class Round:
         """`changed`: the fleet or its leases just did, so what is out of balance now is no jitter."""
         if changed and outside:
             return True
+        if not self.limits.watched:
+            return False
         return bool(self._outside(URGENT)) or not self.limits.settled.isdisjoint(outside)
 
 

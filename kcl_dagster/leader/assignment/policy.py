@@ -64,7 +64,7 @@ class Limits:
 
     `settled` names workers that were out of balance in every recent pass: their imbalance is real and not noise.
     `expected` workers were launched and have not reported yet. `balance`: whether a policy that balances in
-    intervals is to do it now.
+    intervals is to do it now. `watched`: whether loads were seen for long enough to tell them from jitter.
     """
 
     max_leases: int | None = None
@@ -74,6 +74,7 @@ class Limits:
     settled: frozenset[WorkerId] = frozenset()
     expected: int = 0
     balance: bool = True
+    watched: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from kcl_dagster.leader.liveness import WorkerSight
-from kcl_dagster.leader.load import HALF_LIFE_SECONDS, IDLE_AFTER_SECONDS, PATIENCE, LoadBook
+from kcl_dagster.leader.load import HALF_LIFE_SECONDS, IDLE_AFTER_SECONDS, PATIENCE, Estimate, LoadBook
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
@@ -108,6 +108,26 @@ def test_imbalance_is_believed_when_it_lasts() -> None:
     book.note_outside(frozenset())
     book.note_outside(frozenset({A}))
     assert book.settled == frozenset()
+
+
+def test_a_lasting_change_of_a_noisy_value_is_followed_within_a_minute() -> None:
+    random = Random(2)
+    estimate = Estimate(100.0, 100.0)
+    for _ in range(200):
+        estimate.see(100.0 * random.uniform(0.7, 1.3), TICK)
+    assert estimate.value == pytest.approx(100.0, rel=0.05)
+    for _ in range(12):
+        estimate.see(200.0 * random.uniform(0.7, 1.3), TICK)
+    assert estimate.value == pytest.approx(200.0, rel=0.2)
+
+
+def test_what_an_earlier_leader_learnt_of_a_machine_is_known_at_once() -> None:
+    book = LoadBook()
+    book.recall_costs({A: 0.8})
+    book.see([lease("s1", A), lease("s2", B)], [sight(A, 80.0), sight(B, 20.0)], 0.0)
+    assert book.worker(sight(A, 80.0)).cost == 0.8
+    assert book.worker(sight(B, 20.0)).cost is None
+    assert book.costs == {A: 0.8}
 
 
 def test_leases_that_are_gone_are_forgotten() -> None:
