@@ -16,7 +16,7 @@ def test_balanced_keeps_its_bars(number: int) -> None:
     fleet, _ = next(islice(scenarios(large=True), number, None))
     row = run(BALANCED, fleet, JITTER_SECONDS if len(fleet.workers) < 500 else 0.0)
     # How long a decision takes is measured on a quiet machine.
-    assert [bar for bar in row.missed() if "decided" not in bar] == [], row
+    assert [bar for bar in row.missed() if "decision" not in bar] == [], row
 
 
 def test_no_fleet_is_left_out() -> None:
