@@ -11,7 +11,7 @@ export UV_SYSTEM_CERTS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test unit lint types format lock wheel conformance interop ui simulate simulate-mutants audit spec \
-	chaos screenshots reference bench-emulator bench-leader bench-failover bench-worker clean
+	chaos screenshots reference bench-emulator bench-leader bench-failover bench-worker bench-decoding clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -86,7 +86,7 @@ screenshots: $(READY)  ## pictures of the real UI for README and docs (needs Chr
 reference: $(READY)  ## docs/reference from the code
 	@$(BIN)/python -m docs.make_reference $(ARGS)
 
-bench-emulator bench-leader bench-failover bench-worker: bench-%: $(READY)  ## a table and one JSON line per figure
+bench-emulator bench-leader bench-failover bench-worker bench-decoding: bench-%: $(READY)  ## a table and one JSON line per figure
 	@$(BIN)/python -m benchmarks.$* $(ARGS)
 
 clean:  ## remove everything that was set up or produced

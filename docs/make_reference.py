@@ -50,7 +50,7 @@ COMPONENT_PARTS = {
     "telemetry": TelemetryModel,
     "connection": ConnectionModel,
 }
-DECODERS = ("with_json", "with_decoded", "protobuf", "avro")
+DECODERS = ("with_json", "with_decoded", "protobuf", "avro", "registered_avro")
 
 
 def pages() -> Mapping[str, str]:

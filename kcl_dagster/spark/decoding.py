@@ -5,13 +5,16 @@ the batch with `malformed="fail"`, which hands it to the application's failure p
 """
 
 import io
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final, Literal
+from uuid import UUID
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import DataType, StringType, StructType
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from kcl_dagster.errors import ConfigurationError, PackageMissing
 
@@ -19,7 +22,22 @@ Malformed = Literal["null", "fail"]
 Decode = Callable[[bytes], Any]
 """One payload to a value that fits the schema given with it: dicts for structs, lists for arrays. May raise."""
 
+Schemas = Mapping[Any, Any] | Callable[[Any], Any]
+"""The parsed JSON of writers' schemas by their ids in a registry, or a function that looks one up. May raise."""
+
+Framing = Literal["confluent", "glue"]
+
 _CORRUPT: Final = "_corrupt"
+# How long the prefixes are that name the writer's schema.
+_FRAMING_OF: Final[Mapping[int, Framing]] = {5: "confluent", 18: "glue"}
+_CONFLUENT_VERSION, _GLUE_VERSION = 0, 3
+_GLUE_PLAIN, _GLUE_ZLIB = 0, 5
+MOST_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # a megabyte in a stream can be a gigabyte of zeros
+
+
+class UnknownSchema(LookupError):
+    """No schema could be found for the id that a payload names. The payload may be sound, so the batch fails
+    whatever `malformed` says: it is tried again, and the application's failure policy decides in the end."""
 
 
 def with_json(
@@ -53,8 +71,11 @@ def with_decoded(
     The hook for schema registries: `make_decoder` may ask the registry, read credentials of the executor, and keep
     what it learns. It is sent to the executors by name or by value, so it may not hold open connections itself.
     """
-    decode = F.udf(_Decoding(make_decoder, is_strict=malformed == "fail"), schema, useArrow=False)
-    return records.withColumn(into, decode("data"))
+    kept = records.drop(into)
+    # Spark 4.0 has no other way to hand Arrow columns to Python, and rows cost several times as much.
+    given = StructType([*kept.schema.fields, StructField(into, _type(schema))])
+    decoding = _Decoding(make_decoder, is_strict=malformed == "fail")
+    return kept.mapInArrow(_DecodeBatches(decoding, _arrow_type(given, into)), given)
 
 
 def protobuf(descriptor_set: bytes, message: str) -> Callable[[], Decode]:
@@ -65,8 +86,34 @@ def protobuf(descriptor_set: bytes, message: str) -> Callable[[], Decode]:
 
 def avro(schema: Any, *, skip_bytes: int = 0) -> Callable[[], Decode]:
     """A decoder of Avro's binary encoding without a file header, for `with_decoded`. `schema` is the parsed JSON of
-    the writer's schema; `skip_bytes` leaves out a registry's prefix (5 for Confluent's)."""
+    the writer's schema; `skip_bytes` leaves out a prefix that says nothing about it. A registry's prefix names the
+    writer's schema, and another schema would swap fields in silence: for those there is `registered_avro`."""
+    if skip_bytes in _FRAMING_OF:
+        framing = _FRAMING_OF[skip_bytes]
+        raise ConfigurationError(
+            f"a prefix of {skip_bytes} bytes is that of the {framing.capitalize()} schema registry, and names the "
+            f"schema each record was written with: instead of avro(schema, skip_bytes={skip_bytes}), say "
+            f"registered_avro({{id: schema}}, framing={framing!r})"
+        )
     return _Avro(schema, skip_bytes)
+
+
+def registered_avro(
+    schemas: Schemas, *, framing: Framing = "confluent", reader: Any = None
+) -> Callable[[], Decode]:
+    """A decoder of Avro with a schema registry's prefix, for `with_decoded`. Each value is decoded with the schema
+    it was written with, whose id is in the prefix.
+
+    `schemas` gives the parsed JSON of a writer's schema for an id: the number of Confluent's registry, or the UUID
+    of the schema version, as text, of AWS Glue's. A function is called in the executors, once for an id and task.
+    With `reader`, values come in the form of that schema, as Avro resolves it. Else columns are found by name.
+
+    A prefix of another form is a malformed payload. An id without a schema, or a function that raises, fails the
+    batch with UnknownSchema, whatever `malformed` says.
+    """
+    if framing not in _FRAMING_OF.values():
+        raise ConfigurationError(f"framing {framing!r} is neither 'confluent' nor 'glue'")
+    return _RegisteredAvro(schemas, framing, reader)
 
 
 def _struct(ddl: str) -> StructType:
@@ -76,13 +123,69 @@ def _struct(ddl: str) -> StructType:
     return parsed
 
 
+def _type(schema: str | DataType) -> DataType:
+    """What Spark makes of its own words: `id long, name string`, or one type."""
+    return schema if isinstance(schema, DataType) else DataType.fromDDL(schema)
+
+
+def _arrow_type(schema: StructType, name: str) -> pa.DataType:
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    return to_arrow_type(schema[name].dataType, timezone="UTC")
+
+
+class _DecodeBatches:
+    """What `mapInArrow` runs: adds the decoded column to each batch."""
+
+    def __init__(self, decoding: "_Decoding", kind: pa.DataType) -> None:
+        self._decoding = decoding
+        self._kind = kind
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            values = [self._decoding(payload) for payload in batch.column("data").to_pylist()]
+            column = as_arrow(values, self._kind, is_strict=self._decoding.is_strict)
+            names = [*batch.schema.names, "decoded"]
+            yield pa.RecordBatch.from_arrays([*batch.columns, column], names=names)
+
+
+def as_arrow(values: Sequence[Any], kind: pa.DataType, *, is_strict: bool) -> pa.Array:
+    """Decoded values as a column. What does not fit the type is null, or with `is_strict` an error."""
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        spelled = [_spelled(value) for value in values]
+    try:
+        return pa.array(spelled, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        if is_strict:
+            raise
+    return pa.concat_arrays([_one(value, kind) for value in spelled])
+
+
+def _one(value: Any, kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array([value], kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return pa.nulls(1, kind)
+
+
+def _spelled(value: Any) -> Any:
+    """Avro's uuids are text in Spark."""
+    if isinstance(value, dict):
+        return {name: _spelled(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_spelled(item) for item in value]
+    return str(value) if isinstance(value, UUID) else value
+
+
 class _Decoding:
-    """The user-defined function. Pickled with the factory; the decoder is made where it runs."""
+    """Decodes one payload after another. Pickled with the factory; the decoder is made where it runs."""
 
     def __init__(self, make_decoder: Callable[[], Decode], *, is_strict: bool) -> None:
         self._make_decoder = make_decoder
-        self._is_strict = is_strict
         self._decode: Decode | None = None
+        self.is_strict = is_strict
 
     def __call__(self, payload: bytes | None) -> Any:
         if payload is None:
@@ -90,18 +193,20 @@ class _Decoding:
         if self._decode is None:
             self._decode = self._make_decoder()
         try:
-            return self._decode(bytes(payload))
+            return self._decode(payload)
+        except UnknownSchema:
+            raise
         except Exception:
             # Decoders have no common error; which payload it is, the failure policy finds out.
-            if self._is_strict:
+            if self.is_strict:
                 raise
             return None
 
     def __getstate__(self) -> tuple[Callable[[], Decode], bool]:
-        return self._make_decoder, self._is_strict
+        return self._make_decoder, self.is_strict
 
     def __setstate__(self, state: tuple[Callable[[], Decode], bool]) -> None:
-        self._make_decoder, self._is_strict = state
+        self._make_decoder, self.is_strict = state
         self._decode = None
 
 
@@ -164,18 +269,78 @@ class _Avro:
         self._skip_bytes = skip_bytes
 
     def __call__(self) -> Decode:
-        try:
-            fastavro: Any = import_module("fastavro")
-        except ImportError as error:
-            raise PackageMissing("decoding Avro needs the package fastavro: pip install fastavro") from error
+        fastavro = _fastavro()
         schema = fastavro.parse_schema(self._schema)
 
         def decode(payload: bytes) -> Any:
             body = io.BytesIO(payload)
             body.seek(self._skip_bytes)
-            value = fastavro.schemaless_reader(body, schema)
-            if body.read(1):
-                raise ValueError("the payload goes on after the Avro value")
-            return value
+            return _read(fastavro, body, schema, None)
 
         return decode
+
+
+class _RegisteredAvro:
+    def __init__(self, schemas: Schemas, framing: Framing, reader: Any) -> None:
+        self._schemas = schemas
+        self._unframe = _confluent if framing == "confluent" else _glue
+        self._reader = reader
+
+    def __call__(self) -> Decode:
+        fastavro = _fastavro()
+        reader = None if self._reader is None else fastavro.parse_schema(self._reader)
+        parsed: dict[int | str, Any] = {}
+
+        def decode(payload: bytes) -> Any:
+            id_, body = self._unframe(payload)
+            schema = parsed.get(id_)
+            if schema is None:
+                schema = parsed[id_] = fastavro.parse_schema(self._written(id_))
+            return _read(fastavro, body, schema, reader)
+
+        return decode
+
+    def _written(self, id_: int | str) -> Any:
+        try:
+            found = self._schemas(id_) if callable(self._schemas) else self._schemas.get(id_)
+        except Exception as error:
+            raise UnknownSchema(f"the schema {id_} could not be looked up: {error}") from error
+        if found is None:
+            raise UnknownSchema(f"a record was written with schema {id_}, which `schemas` does not have")
+        return found
+
+
+def _confluent(payload: bytes) -> tuple[int, io.BytesIO]:
+    """A zero byte, and the id in four."""
+    if len(payload) < 5 or payload[0] != _CONFLUENT_VERSION:
+        raise ValueError("the payload does not begin as Confluent's registry frames it")
+    body = io.BytesIO(payload)
+    body.seek(5)
+    return int.from_bytes(payload[1:5], "big"), body
+
+
+def _glue(payload: bytes) -> tuple[str, io.BytesIO]:
+    """The version of the header, how the value is compressed, and a UUID."""
+    if len(payload) < 18 or payload[0] != _GLUE_VERSION or payload[1] not in (_GLUE_PLAIN, _GLUE_ZLIB):
+        raise ValueError("the payload does not begin as the Glue schema registry frames it")
+    id_, value = str(UUID(bytes=payload[2:18])), payload[18:]
+    if payload[1] == _GLUE_ZLIB:
+        inflating = zlib.decompressobj()
+        value = inflating.decompress(value, MOST_DECOMPRESSED_BYTES)
+        if not inflating.eof:
+            raise ValueError(f"the payload is cut off, or holds more than {MOST_DECOMPRESSED_BYTES} bytes")
+    return id_, io.BytesIO(value)
+
+
+def _read(fastavro: Any, body: io.BytesIO, writer: Any, reader: Any) -> Any:
+    value = fastavro.schemaless_reader(body, writer, reader)
+    if body.read(1):
+        raise ValueError("the payload goes on after the Avro value")
+    return value
+
+
+def _fastavro() -> Any:
+    try:
+        return import_module("fastavro")
+    except ImportError as error:
+        raise PackageMissing("decoding Avro needs the package fastavro: pip install fastavro") from error

@@ -1,17 +1,24 @@
 """What user code is given beside the DataFrame: decoders, and functions that store."""
 
+import io
 import sys
+import zlib
 from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from importlib import import_module
 from typing import Any
+from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.errors import ConfigurationError, PackageMissing
 from kcl_dagster.spark import decoding
-from kcl_dagster.spark.decoding import avro, protobuf, with_decoded, with_json
+from kcl_dagster.spark.decoding import as_arrow, avro, protobuf, registered_avro, with_decoded, with_json
 from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 from kcl_dagster.worker.batch import Batch
 from tests.integration.spark import test_sinks
@@ -21,6 +28,7 @@ from tests.integration.spark.test_sinks import batch, part, records
 descriptor_pb2: Any = import_module("google.protobuf.descriptor_pb2")
 descriptor_pool: Any = import_module("google.protobuf.descriptor_pool")
 message_factory: Any = import_module("google.protobuf.message_factory")
+fastavro: Any = import_module("fastavro")
 
 pytestmark = pytest.mark.spark
 
@@ -147,15 +155,138 @@ def test_any_decoder_can_be_plugged_in(spark: SparkSession) -> None:
     assert [row.v for row in frame.collect()] == [("schema 7", "abc"), None]
 
 
+CLICK = {
+    "type": "record",
+    "name": "Click",
+    "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}],
+}
+
+
 def test_avro_is_decoded(spark: SparkSession) -> None:
+    frame = payloads(spark, b"##\x02\x02\x02a", b"##\x04\x00", b"##short", b"")
+    found = with_decoded(frame, avro(CLICK, skip_bytes=2), "id long, name string").collect()
+    assert [row.value for row in found] == [(1, "a"), (2, None), None, None]
+
+
+# The same fields in another order: what was written with one reads as the other, and is wrong.
+SWAPPED: dict[str, Any] = {
+    "type": "record",
+    "name": "Click",
+    "fields": [{"name": "page", "type": "string"}, {"name": "user", "type": "string"}],
+}
+USERS: dict[str, Any] = {**SWAPPED, "fields": list(reversed(SWAPPED["fields"]))}
+
+
+def framed(id_: int, body: bytes) -> bytes:
+    return b"\x00" + id_.to_bytes(4, "big") + body
+
+
+@pytest.mark.audit("A9")
+@pytest.mark.parametrize("skip_bytes", [5, 18])
+def test_one_schema_for_a_prefix_that_names_the_schema_is_refused(skip_bytes: int) -> None:
+    with pytest.raises(ConfigurationError, match=r"registered_avro\(\{id: schema\}"):
+        avro(USERS, skip_bytes=skip_bytes)
+
+
+@pytest.mark.audit("A9")
+@pytest.mark.parametrize("by_function", [False, True])
+def test_each_record_is_read_with_the_schema_it_was_written_with(spark: SparkSession, by_function: bool) -> None:
+    schemas = {7: USERS, 8: SWAPPED}
+    frame = payloads(
+        spark, framed(7, b"\x06ann\x02/"), framed(8, b"\x02/\x06bob"), b"\x01\x00\x00\x00\x07", b"", None
+    )
+    decoder = registered_avro(schemas.__getitem__ if by_function else schemas)
+    found = [row.value for row in with_decoded(frame, decoder, "user string, page string").collect()]
+    assert found == [("ann", "/"), ("bob", "/"), None, None, None]
+
+
+@pytest.mark.audit("A9")
+@pytest.mark.parametrize("by_function", [False, True])
+def test_a_schema_that_is_not_known_fails_the_batch_even_where_malformed_payloads_become_null(
+    spark: SparkSession, by_function: bool
+) -> None:
+    schemas = {7: USERS}
+    frame = payloads(spark, framed(7, b"\x06ann\x02/"), framed(9, b"\x02/\x06bob"))
+    decoder = registered_avro(schemas.__getitem__ if by_function else schemas)
+    with pytest.raises(Exception, match=r"UnknownSchema: .*9"):
+        with_decoded(frame, decoder, "user string, page string", malformed="null").collect()
+
+
+@pytest.mark.audit("A9")
+def test_the_glue_registry_is_understood_and_its_compressed_values_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    id_ = UUID(int=5)
+    decode = registered_avro({str(id_): USERS}, framing="glue")()
+    body = b"\x06ann\x02/"
+    for compression, value in ((0, body), (5, zlib.compress(body))):
+        assert decode(bytes([3, compression]) + id_.bytes + value) == {"user": "ann", "page": "/"}
+    monkeypatch.setattr(decoding, "MOST_DECOMPRESSED_BYTES", 1000)
+    with pytest.raises(ValueError, match="more than 1000 bytes"):
+        decode(bytes([3, 5]) + id_.bytes + zlib.compress(bytes(10_000)))
+    with pytest.raises(ValueError, match="frames it"):
+        decode(bytes([3, 1]) + id_.bytes + body)
+    with pytest.raises(ConfigurationError, match="azure"):
+        registered_avro({}, framing="azure")  # type: ignore[arg-type]
+
+
+@pytest.mark.audit("A9")
+def test_a_readers_schema_fills_in_what_an_older_one_did_not_have() -> None:
+    newer = {**USERS, "fields": [*USERS["fields"], {"name": "shop", "type": "string", "default": "main"}]}
+    decode = registered_avro({1: USERS}, reader=newer)()
+    assert decode(framed(1, b"\x06ann\x02/")) == {"user": "ann", "page": "/", "shop": "main"}
+
+
+@pytest.mark.audit("E5")
+def test_decoded_values_become_arrow_columns_batch_by_batch(spark: SparkSession) -> None:
     schema = {
         "type": "record",
-        "name": "Click",
-        "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}],
+        "name": "All",
+        "fields": [
+            {"name": "id", "type": {"type": "string", "logicalType": "uuid"}},
+            {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+            {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+            {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+            {"name": "tags", "type": {"type": "map", "values": "long"}},
+            {"name": "raw", "type": {"type": "array", "items": "bytes"}},
+        ],
     }
-    frame = payloads(spark, b"\x00\x00\x00\x00\x01\x02\x02\x02a", b"\x00\x00\x00\x00\x01\x04\x00", b"short")
-    found = with_decoded(frame, avro(schema, skip_bytes=5), "id long, name string").collect()
-    assert [row.value for row in found] == [(1, "a"), (2, None), None]
+    moment = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    value: dict[str, Any] = {
+        "id": UUID(int=7),
+        "at": moment,
+        "day": date(2026, 1, 2),
+        "price": Decimal("12.34"),
+        "tags": {"a": 2**60},
+        "raw": [b"\xff", b""],
+    }
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
+    columns = "id string, at timestamp, day date, price decimal(9,2), tags map<string,bigint>, raw array<binary>"
+    frame = payloads(spark, out.getvalue(), b"?").withColumn("value", F.lit("replaced"))
+    decoded = with_decoded(frame, avro(schema), columns)
+    assert decoded.columns == ["data", "value"]
+    assert "MapInArrow" in str(decoded._jdf.queryExecution())
+    found, broken = [row.value for row in decoded.select("value", F.unix_micros("value.at").alias("us")).collect()]
+    assert broken is None
+    assert found.asDict() | {"at": None} == value | {"at": None, "id": str(UUID(int=7))}
+    (micros, _) = [row.us for row in decoded.select(F.unix_micros("value.at").alias("us")).collect()]
+    assert micros == round(moment.timestamp() * 1e6)
+
+
+@pytest.mark.audit("E5")
+def test_a_value_that_does_not_fit_its_column_is_null_alone() -> None:
+    kind = pa.struct([("id", pa.int32())])
+    values = [{"id": 1}, {"id": 2**40}, None, {"id": "x"}, {"other": 1}]
+    found = as_arrow(values, kind, is_strict=False)
+    assert found.to_pylist() == [{"id": 1}, None, None, None, {"id": None}]
+    with pytest.raises((pa.ArrowException, OverflowError)):
+        as_arrow(values, kind, is_strict=True)
+
+
+def test_one_value_instead_of_a_struct_can_be_decoded(spark: SparkSession) -> None:
+    found = with_decoded(payloads(spark, b"abc"), lambda: len, "int", into="size").collect()
+    assert [row["size"] for row in found] == [3]
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
