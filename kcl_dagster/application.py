@@ -9,6 +9,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from kcl_dagster.errors import ConfigurationError
+
 Seconds = Annotated[float, Field(gt=0)]
 
 # Dagster's sensor loop wakes every five seconds and compares with the start of the last tick, so an interval
@@ -76,6 +78,17 @@ class StreamSettings(_Settings):
 
     start: StartAt = StartAt()
     """Where a shard without a checkpoint begins."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _is_no_arn(cls, value: object) -> object:
+        if isinstance(value, str) and value.startswith("arn:"):
+            name = value.rpartition("/")[2] or "its name"
+            raise ConfigurationError(
+                f"stream {value} is an ARN: say {name!r}. Its region is that of the KclResource, and its account "
+                "that of the credentials or of the role that the KclResource assumes"
+            )
+        return value
 
 
 class Timings(_Settings):

@@ -11,9 +11,12 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
@@ -47,7 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["emulator"]:  # has options of its own
         return _emulator(given[1:])
+    if not given:
+        parser().print_help()
+        return WELL
     options = parser().parse_args(given)
+    if options.target is None:
+        options.target = getattr(options, "trailing_target", None)
     try:
         answer: int = options.run(options)
     except KclError as error:
@@ -59,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Every verb with its options."""
     made = argparse.ArgumentParser(prog="kcl-dagster", description="Look at and steer a KCL application.")
+    made.add_argument("--version", action="version", version=f"%(prog)s {version('kcl-dagster')}")
     verbs = made.add_subparsers(required=True, metavar="VERB")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
@@ -180,8 +189,23 @@ def _module(target: str) -> Any:
     install_stand_in()  # the user's project may import what it derives processors from
     try:
         return import_module(module)
-    except ImportError as error:
-        raise ConfigurationError(f"{target} cannot be loaded: {error}") from None
+    except KclError:
+        raise
+    except Exception as error:  # whatever the project's code raises
+        raise ConfigurationError(f"{target} cannot be loaded: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """What the project's code raised, and where: for one line."""
+    library = str(Path(os.__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((library, "<frozen"))]
+    where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    if isinstance(error, KeyError) and frames and frames[-1].filename in {os.__file__, "<frozen os>"}:
+        return f"the environment variable {error.args[0]} is not set{where}"
+    if isinstance(error, ImportError):
+        return f"{error}{where}"
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def _client(options: argparse.Namespace, service: str) -> aws.Client:

@@ -79,6 +79,12 @@ class TickReport:
     unserved: dict[LeaseKey, str] = field(default_factory=dict)
     """Leases that still have no worker after this tick, and why."""
 
+    paused: frozenset[LeaseKey] = frozenset()
+    """Open leases that an operator has paused, by themselves or with the whole application."""
+
+    paused_by: str | None = None
+    """Who paused something last; None where nothing is paused."""
+
     unreadable: tuple[str, ...] = ()
     lag_ms: int | None = None
     """The furthest behind of all workers that say."""

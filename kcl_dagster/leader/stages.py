@@ -26,7 +26,7 @@ from kcl_dagster.leader.observation import Observer, Sight
 from kcl_dagster.leader.report import Launch, StageOutcome, TickReport
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.syncing import SyncOutcome
-from kcl_dagster.model.lease import Lease, WorkerId
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.lock import DEPLOYMENT, STANDBY
 
@@ -383,6 +383,10 @@ class Tick:
             raise KclError("the tables could not be read in this tick")
         return self.sight
 
+    def _paused(self, sight: Sight) -> frozenset[LeaseKey]:
+        control = self.leader.control
+        return frozenset(lease.key for lease in sight.unfinished if control.pauses(lease.key))
+
     def _report(self) -> TickReport:
         sight = self.sight
         report = TickReport(
@@ -409,6 +413,8 @@ class Tick:
             leases=sight.leases,
             workers=sight.workers,
             unserved=dict(left),
+            paused=self._paused(sight),
+            paused_by=self.leader.control.paused_by,
             unreadable=sight.unreadable,
             lag_ms=lag_of(sight.workers),
         )

@@ -6,7 +6,7 @@ take part in cannot be paused.
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kcl_dagster.errors import ConfigurationError, Unsafe
@@ -14,6 +14,8 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.tables.control import Control
+
+APPLICATION: Final = "the application"
 
 
 def leases_of(shards: Collection[str], leases: Sequence[Lease]) -> frozenset[LeaseKey]:
@@ -45,8 +47,33 @@ def slots_of(workers: Collection[str], rows: Sequence[WorkerRow]) -> frozenset[s
     return frozenset(found)
 
 
-def pause(desk: Desk, shards: Collection[str] = (), *, workers: Collection[str] = (), dry: bool = False) -> Control:
-    """Pause the application, or only some shards or workers. Returns what the leader is told.
+@dataclass(frozen=True, slots=True)
+class PauseReport:
+    """What a pause or a resume changed, or, if it was `dry`, would change."""
+
+    before: Control
+    after: Control
+    dry: bool
+
+    def lines(self) -> list[str]:
+        """One for each thing that changes, then one for each that stays paused."""
+        pauses, resumes = ("would pause", "would resume") if self.dry else ("paused", "resumed")
+        before, after = _paused(self.before), _paused(self.after)
+        changed = [f"{pauses} {name}" for name in after if name not in before]
+        changed += [f"{resumes} {name}" for name in before if name not in after]
+        if APPLICATION in after and APPLICATION not in before:
+            changed[0] += ": its workers finish their batch and end"
+        return [*(changed or ["nothing changes"]), *(f"{name} stays paused" for name in after if name in before)]
+
+
+def _paused(control: Control) -> list[str]:
+    return [*([APPLICATION] if control.paused else []), *sorted(control.leases), *sorted(control.slots)]
+
+
+def pause(
+    desk: Desk, shards: Collection[str] = (), *, workers: Collection[str] = (), dry: bool = False
+) -> PauseReport:
+    """Pause the application, or only some shards or workers.
 
     Workers finish their batch and end; a paused shard is taken from its owner, whose open batch is repeated later;
     the slot of a paused worker stays empty, and others read its shards.
@@ -62,22 +89,22 @@ def pause(desk: Desk, shards: Collection[str] = (), *, workers: Collection[str] 
         leases=known.leases | leases_of(shards, scan.leases),
         slots=known.slots | slots_of(workers, scan.workers),
     )
-    return _change(desk, "pause", wanted, shards, workers, dry=dry)
+    return _change(desk, "pause", known, wanted, shards, workers, dry=dry)
 
 
 def resume(
     desk: Desk, shards: Collection[str] = (), *, workers: Collection[str] = (), dry: bool = False
-) -> Control:
+) -> PauseReport:
     """Let the application go on, all of it, or only some shards or workers."""
     known = desk.control.load()
     if not shards and not workers:
-        return _change(desk, "resume", Control(), (), (), dry=dry)
+        return _change(desk, "resume", known, Control(), (), (), dry=dry)
     keys = frozenset(key for key in known.leases if any(key == one or key.endswith(f":{one}") for one in shards))
     slots = frozenset(slot for slot in known.slots if any(one.partition(":")[0] == slot for one in workers))
     if (shards and not keys) or (workers and not slots):
         raise ConfigurationError(f"none of {', '.join(sorted([*shards, *workers]))} is paused")
     wanted = replace(known, leases=known.leases - keys, slots=known.slots - slots)
-    return _change(desk, "resume", wanted, shards, workers, dry=dry)
+    return _change(desk, "resume", known, wanted, shards, workers, dry=dry)
 
 
 def drain(desk: Desk, name: str, *, wanted: bool = True, dry: bool = False) -> list[WorkerId]:
@@ -104,14 +131,21 @@ def _refuse_foreign(rows: Sequence[WorkerRow]) -> None:
 
 
 def _change(
-    desk: Desk, action: str, wanted: Control, shards: Collection[str], workers: Collection[str], *, dry: bool
-) -> Control:
+    desk: Desk,
+    action: str,
+    known: Control,
+    wanted: Control,
+    shards: Collection[str],
+    workers: Collection[str],
+    *,
+    dry: bool,
+) -> PauseReport:
     wanted = replace(wanted, changed_by=desk.by, changed_at=int(desk.runtime.clock.now() * 1000))
     if not dry:
         what = {"shards": sorted(shards)} | ({"workers": sorted(workers)} if workers else {})
         desk.audit.write(action, desk.by, what if shards or workers else {"shards": "all"})
         desk.control.save(wanted)
-    return wanted
+    return PauseReport(known, wanted, dry)
 
 
 _SLOT: Final = re.compile(r"worker-\d{3,}")

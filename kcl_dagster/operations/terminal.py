@@ -8,6 +8,7 @@ import argparse
 import getpass
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ from kcl_dagster.operations.deregistration import Deregistration, deregister
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.doctor import Diagnosis, Finding, Verdict, diagnose, examine
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
-from kcl_dagster.operations.pausing import drain, pause, resume
+from kcl_dagster.operations.pausing import PauseReport, drain, pause, resume
 from kcl_dagster.operations.peek import peek
 from kcl_dagster.operations.printable import printable
 from kcl_dagster.operations.reset import ResetReport, reset
@@ -39,10 +40,10 @@ from kcl_dagster.operations.takeover import take_over_2x
 from kcl_dagster.operations.target import Target
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.storage import Store
-from kcl_dagster.tables.control import Control
 
 WELL: Final = 0
 WRONG: Final = 1
+NOTHING_CHANGED: Final = "nothing was changed"
 _STYLES: Final = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red", Verdict.NOT_LOOKED: "dim"}
 
 Options = argparse.Namespace
@@ -52,6 +53,20 @@ class AddVerb(Protocol):
     """Adds a verb that takes the options which name an application."""
 
     def __call__(self, name: str, run: Callable[[Options], int], text: str) -> argparse.ArgumentParser: ...
+
+
+class Names(argparse.Action):
+    """Several names after an option. A target that follows them is taken for the target: neither shards, leases nor
+    workers look like `module:attribute`. It is put into `trailing_target`, as argparse may write `target` later."""
+
+    def __call__(self, _parser: object, namespace: Options, values: Any, _option: str | None = None) -> None:
+        names = list(values)
+        if len(names) > 1 and _TARGET.fullmatch(names[-1]):
+            namespace.trailing_target = names.pop()
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), *names])
+
+
+_TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +96,15 @@ class Verbs:
         stop = verb("pause", self._pause, "stop the application, or some shards or workers, until resumed")
         go = verb("resume", self._resume, "let it go on")
         for one in (stop, go):
-            one.add_argument("--shards", nargs="+", default=(), help="only these")
-            one.add_argument("--workers", nargs="+", default=(), help="only these, or the slots of that name")
+            one.add_argument("--shards", nargs="+", action=Names, default=(), help="only these")
+            workers_help = "only these, or the slots of that name"
+            one.add_argument("--workers", nargs="+", action=Names, default=(), help=workers_help)
         away = verb("drain", self._drain, "ask a worker to hand its leases over and to end")
         away.add_argument("--worker", required=True, help="its name, or its slot")
         away.add_argument("--undo", action="store_true", help="not any more")
         back = verb("reset", self._reset, "put leases to another place in the stream")
         back.add_argument("--to", required=True, help="trim_horizon, latest, 2027-01-31T12:00:00Z, or a record")
-        back.add_argument("--shards", nargs="+", default=(), help="only these")
+        back.add_argument("--shards", nargs="+", action=Names, default=(), help="only these")
         back.add_argument("--of-stream", action="append", default=[], help="only this one of several streams")
         back.add_argument("--wait-for-dead", action="store_true", help="take what nobody renews while we watch")
         out = verb("export", self._export, "leases as JSON lines")
@@ -180,18 +196,21 @@ class Verbs:
         return tuple(dict.fromkeys(root for root in roots if root.startswith("s3://")))
 
     def _pause(self, options: Options) -> int:
-        return _tell_control(
+        return _tell_pauses(
             pause(self._desk(options), options.shards, workers=options.workers, dry=options.dry_run)
         )
 
     def _resume(self, options: Options) -> int:
-        return _tell_control(
+        return _tell_pauses(
             resume(self._desk(options), options.shards, workers=options.workers, dry=options.dry_run)
         )
 
     def _drain(self, options: Options) -> int:
         asked = drain(self._desk(options), options.worker, wanted=not options.undo, dry=options.dry_run)
-        _tell("\n".join(f"{worker} is asked {'to go on' if options.undo else 'to finish'}" for worker in asked))
+        asks = "would be asked" if options.dry_run else "is asked"
+        _tell("\n".join(f"{worker} {asks} {'to go on' if options.undo else 'to finish'}" for worker in asked))
+        if options.dry_run:
+            _tell(NOTHING_CHANGED)
         return WELL if asked else WRONG
 
     def _reset(self, options: Options) -> int:
@@ -311,8 +330,9 @@ class Verbs:
 
 
 def _line(finding: Finding) -> Text:
-    text = Text(f"{finding.verdict.value:<5} {finding.check}: {finding.says}", style=_STYLES[finding.verdict])
-    return text if not finding.do else text.append(f"\n      {finding.do}")
+    said = printable(f"{finding.verdict.value:<5} {finding.check}: {finding.says}")
+    text = Text(said, style=_STYLES[finding.verdict])
+    return text if not finding.do else text.append(f"\n      {printable(finding.do)}")
 
 
 def whoami() -> str:
@@ -336,13 +356,11 @@ def instance_settings(home: str | None) -> Mapping[str, Any] | None:
     return settings or {}
 
 
-def _tell_control(control: Control) -> int:
-    if control.paused:
-        _tell("all of it is paused: workers finish their batch and end")
-    for name in (*sorted(control.leases), *sorted(control.slots)):
-        _tell(f"{name} is paused")
-    if not control.paused and not control.leases and not control.slots:
-        _tell("nothing is paused")
+def _tell_pauses(report: PauseReport) -> int:
+    for line in report.lines():
+        _tell(line)
+    if report.dry:
+        _tell(NOTHING_CHANGED)
     return WELL
 
 
@@ -353,7 +371,7 @@ def _tell_report(options: Options, report: ResetReport | Deregistration) -> None
     for line in report.lines():
         _tell(line)
     if report.dry:
-        _tell("nothing was changed")
+        _tell(NOTHING_CHANGED)
 
 
 def _tell(text: str) -> None:

@@ -13,6 +13,7 @@ from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.translator import KclTranslator, identifier
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.listing import retentions
+from kcl_dagster.tables.control import ControlRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
@@ -39,7 +40,7 @@ def build_kcl_checks(
         patient = checks.LEADS.name in wanted
         seen = look(consumer.application, getattr(context.resources, kcl_key), patient=patient)
         evaluations = [
-            checks.evaluation(check, problem, consumer, translator)
+            checks.evaluation(check, problem, consumer, translator, seen)
             for check, problem in checks.evaluate(seen, consumer)
             if check.name in wanted
         ]
@@ -69,6 +70,8 @@ def look(
     scan = LeaseTable(dynamodb, application, layout, runtime).scan()
     workers = WorkerTable(dynamodb, application, layout, runtime).list()
     alive = {row.id for row in workers}
+    control = ControlRow(dynamodb, application, layout, runtime).load()
+    unserved = [lease.key for lease in scan.leases if not lease.is_finished and lease.actual_owner not in alive]
     leader = LeaderLock(dynamodb, application, layout, runtime, "nobody").peek()
     return Observation(
         leases=scan.leases,
@@ -77,7 +80,9 @@ def look(
         leader_is_silent=patient
         and leader is not None
         and _is_silent(LockWatch(dynamodb, layout, runtime), runtime, application.timings.leader_lock),
-        unserved=[lease.key for lease in scan.leases if not lease.is_finished and lease.actual_owner not in alive],
+        unserved=[key for key in unserved if not control.pauses(key)],
+        paused=[key for key in unserved if control.pauses(key)],
+        paused_by=control.paused_by,
         retention=retentions(kinesis, [stream.name for stream in application.streams], runtime),
         lag_seconds=max((row.lag_ms / 1000 for row in workers if row.lag_ms is not None), default=None),
     )

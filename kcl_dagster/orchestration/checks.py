@@ -54,12 +54,22 @@ class KclCheck:
     patience: float = 0.0
     """Seconds a problem must have lasted: what every start or handoff brings with it is not worth an alarm."""
 
+    remark: Callable[[Observation], str | None] = lambda _: None
+    """What there is to say although the check passes."""
+
     acknowledged: bool = False
     """A problem stays until somebody executes the check: it is over when it is seen, and must not be missed."""
 
 
 def _unserved(seen: Observation, _: Consumer) -> str | None:
-    return f"Nobody reads {_some(seen.unserved)}." if seen.unserved else None
+    return f"No worker reads {_some(seen.unserved)}." if seen.unserved else None
+
+
+def _paused(seen: Observation) -> str | None:
+    """What is as an operator wants it, and must not be forgotten."""
+    if not seen.paused:
+        return None
+    return f"{seen.paused_by or 'An operator'} paused {_some(seen.paused)}: `kcl-dagster resume` ends it."
 
 
 def _leaderless(seen: Observation, _: Consumer) -> str | None:
@@ -171,6 +181,7 @@ CHECKS = (
         _unserved,
         "See that workers run, that none waits in the queue, and what `kcl-dagster plan` would do.",
         patience=START_SECONDS,
+        remark=_paused,
     ),
     LEADS,
     KclCheck(
@@ -257,15 +268,22 @@ def evaluate(seen: Observation, consumer: Consumer) -> Iterator[tuple[KclCheck, 
 
 
 def evaluation(
-    check: KclCheck, problem: Finding | None, consumer: Consumer, translator: KclTranslator
+    check: KclCheck,
+    problem: Finding | None,
+    consumer: Consumer,
+    translator: KclTranslator,
+    seen: Observation | None = None,
 ) -> AssetCheckEvaluation:
-    """`problem` None: passed."""
+    """`problem` None: passed. `seen`: for what there is to say of a check that passes."""
+    remark = None if seen is None else check.remark(seen)
+    if problem is not None:
+        remark = f"{problem.what} {_remedy(check, consumer)}"
     return AssetCheckEvaluation(
         asset_key=translator.get_asset_key(KclAsset(check.role, consumer)),
         check_name=check.name,
         passed=problem is None,
         severity=check.severity if problem is None else problem.severity,
-        description=None if problem is None else f"{problem.what} {_remedy(check, consumer)}",
+        description=remark,
     )
 
 

@@ -81,7 +81,7 @@ class KclLagMetadataSet(KclMetadataSet):
 
 
 class KclDecisionsMetadataSet(KclMetadataSet):
-    """What the leader decided: `decisions` has the latest first, the numbers count the newest event's."""
+    """What the leader decided: `decisions` has the latest first, and the numbers count its rows."""
 
     decisions: TableMetadataValue | None = None
     moves: int | None = None

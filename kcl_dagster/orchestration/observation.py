@@ -56,6 +56,14 @@ class Observation:
     """Whoever holds the lock has not renewed it for as long as it may."""
 
     unserved: Collection[LeaseKey] = ()
+    """Open leases that need a worker and have none. Paused ones need none."""
+
+    paused: Collection[LeaseKey] = ()
+    """Open leases without a worker that an operator has paused."""
+
+    paused_by: str | None = None
+    """Who paused something last, if anything is paused."""
+
     ages: Mapping[LeaseKey, float] = field(default_factory=dict)
     """Seconds for which each lease's counter has been seen standing still."""
 
@@ -99,7 +107,7 @@ class Observation:
         Each worker tells of its worst shards only, so the first here are the worst of all; the last need not be.
         """
         told = {key: (ms / 1000, row.id) for row in self.workers for key, ms in (row.behind or {}).items()}
-        unserved = set(self.unserved)
+        unserved = {*self.unserved, *self.paused}
         found = []
         for lease in self.open_leases:
             seconds, worker = told.get(lease.key, (None, lease.actual_owner))
@@ -154,7 +162,13 @@ def of_tick(
         workers=workers,
         leader=report.leader,
         leading=report.leading,
-        unserved=report.unserved,
+        unserved=[key for key in report.unserved if key not in report.paused],
+        paused=[
+            lease.key
+            for lease in report.leases
+            if lease.key in report.paused and (lease.actual_owner is None or lease.key in report.unserved)
+        ],
+        paused_by=report.paused_by,
         ages=ages,
         failed_stages={stage.name: stage.error or "postponed" for stage in report.stages if not stage.ok},
         lag_seconds=None if report.lag_ms is None else report.lag_ms / 1000,

@@ -46,6 +46,7 @@ class Reporter:
     _checked: dict[str, tuple[float | None, float]] = field(default_factory=dict)
     """The step that each check's problem had come to when it was told last, None where it passed; and when."""
 
+    _remarks: dict[str, str | None] = field(default_factory=dict)
     _wrong_since: dict[str, float] = field(default_factory=dict)
     _answered: set[str] = field(default_factory=set)
     _decided: dict[str, float] = field(default_factory=dict)
@@ -86,7 +87,7 @@ class Reporter:
             self._latest.extendleft(
                 statement.decision_row(decision, seen.now) for decision in reversed(seen.decisions)
             )
-            told = statement.of_decisions(seen.decisions, list(self._latest))
+            told = statement.of_decisions(list(self._latest))
             found.append(AssetMaterialization(self._key(Role.DECISIONS), metadata=dict(told)))
         found.extend(self._checks(seen, now))
         return found
@@ -117,9 +118,11 @@ class Reporter:
             problem = found if lasted >= check.patience else None
             step = None if problem is None else problem.step
             told, at = self._checked.get(check.name, (None, float("-inf")))
-            if now - at >= _check_pace(told, step):
+            remark = check.remark(seen)
+            if now - at >= _check_pace(told, step) or remark != self._remarks.get(check.name):
                 self._checked[check.name] = (step, now)
-                yield checks.evaluation(check, problem, self.consumer, self.translator)
+                self._remarks[check.name] = remark
+                yield checks.evaluation(check, problem, self.consumer, self.translator, seen)
 
     def _key(self, role: Role) -> Any:
         return self.translator.get_asset_key(KclAsset(role, self.consumer))

@@ -2,6 +2,7 @@
 rows with the worst first. Pure."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -137,14 +138,16 @@ def decision_row(decision: Decision, at: float) -> Row:
     }
 
 
-def of_decisions(news: Sequence[Decision], latest: Sequence[Row]) -> KclDecisionsMetadataSet:
-    """`latest`: rows of the newest decisions, those of `news` among them, the newest first."""
+def of_decisions(latest: Sequence[Row]) -> KclDecisionsMetadataSet:
+    """`latest`: rows of the newest decisions, the newest first. The numbers count the rows that are shown."""
     columns = dict.fromkeys(("when (UTC)", "what", "why"), "string")
+    shown = latest[:MAX_ROWS]
+    kinds = Counter(str(row["what"]).partition(": ")[0] for row in shown)
     return KclDecisionsMetadataSet(
-        decisions=_table(latest[:MAX_ROWS], columns),
-        moves=sum(decision.kind in MOVES for decision in news),
-        starts=sum(decision.kind == "start" for decision in news),
-        ends=sum(decision.kind == "end" for decision in news),
+        decisions=_table(shown, columns),
+        moves=sum(kinds[kind] for kind in MOVES),
+        starts=kinds["start"],
+        ends=kinds["end"],
     )
 
 

@@ -74,7 +74,8 @@ def identifier(name: str) -> str:
 
 
 DESCRIPTIONS = {
-    Role.STREAM: "The Kinesis stream `{subject}`: its shards, and whether somebody reads all of them.",
+    Role.STREAM: "The Kinesis stream `{subject}`: its shards, and whether all of them are read. Nothing in Dagster "
+    "makes it, so it is never materialized: the leader *observes* it, at least every hour.",
     Role.LEASES: "**Who reads what**: which worker holds which shard of `{subject}`, up to where, and whether "
     "anybody does. The table has those that need attention first; *age* is for how long a counter has stood still.",
     Role.WORKERS: "**Who works**: the runs of `{subject}`, their leases, their load, how long they are up. Those "

@@ -32,6 +32,15 @@ class Control:
     changed_by: str | None = None
     changed_at: int | None = None
 
+    def pauses(self, lease: LeaseKey) -> bool:
+        """Whether the lease is to stay without a worker."""
+        return self.paused or lease in self.leases
+
+    @property
+    def paused_by(self) -> str | None:
+        """Who changed it last; None where nothing is paused."""
+        return (self.changed_by or "an operator") if self.paused or self.leases or self.slots else None
+
 
 class ControlRow:
     """Loads and saves the row. The last writer wins: two operators who disagree must talk to each other."""

@@ -32,7 +32,7 @@ SEEN_ELSEWHERE = {
 SLOW_VERBS = {"take-over-2x": "docs/operations.md"}
 MODULES = ("my_project", "project")
 WORKER = WorkerId("worker-000:anna")
-NEEDS_FREE_LEASES = {"export", "import", "reset", "resume"}
+NEEDS_FREE_LEASES = {"deregister", "export", "import", "reset", "resume"}
 BLOCKS = [block for block in all_blocks("sh") if str(block.page.relative_to(ROOT)) not in SEEN_ELSEWHERE]
 
 
@@ -134,6 +134,14 @@ def test_our_commands_run(
         # The doctor finds that nobody leads, which is true.
         assert code in ({cli.WELL, cli.WRONG} if command[1] == "doctor" else {cli.WELL}), (command, captured)
         assert captured.out, command
+
+
+@pytest.mark.audit("F11")
+def test_a_page_says_how_to_retire_an_application() -> None:
+    page = ROOT / "docs/how-to/retire.md"
+    shown = [command for block in BLOCKS if block.page == page for command in commands(block.text)]
+    verbs = [command[1] for command in shown]
+    assert verbs == ["pause", "status", "export", "deregister", "deregister", "dynamodb"]
 
 
 def _run(command: Sequence[str]) -> int:

@@ -9,23 +9,22 @@ from dagster import MetadataValue
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.backup import export_leases, import_leases
 from kcl_dagster.operations.deregistration import deregister
-from kcl_dagster.operations.pausing import drain, pause, resume
+from kcl_dagster.operations.pausing import PauseReport, drain, pause, resume
 from kcl_dagster.operations.reset import reset
 from kcl_dagster.operations.target import Target
 from kcl_dagster.orchestration.operations import forms
 from kcl_dagster.orchestration.operations.answers import Answer, bullets
 from kcl_dagster.orchestration.operations.worktop import Worktop
-from kcl_dagster.tables.control import Control
 
 
 def do_pause(top: Worktop, form: forms.Pausing) -> Answer:
     _refuse_unclear(form)
-    return _control(pause(top.desk, form.shards, workers=form.workers, dry=form.dry_run), dry=form.dry_run)
+    return _pauses(pause(top.desk, form.shards, workers=form.workers, dry=form.dry_run))
 
 
 def do_resume(top: Worktop, form: forms.Pausing) -> Answer:
     _refuse_unclear(form)
-    return _control(resume(top.desk, form.shards, workers=form.workers, dry=form.dry_run), dry=form.dry_run)
+    return _pauses(resume(top.desk, form.shards, workers=form.workers, dry=form.dry_run))
 
 
 def _refuse_unclear(form: forms.Pausing) -> None:
@@ -38,17 +37,16 @@ def _refuse_unclear(form: forms.Pausing) -> None:
             )
 
 
-def _control(control: Control, *, dry: bool) -> Answer:
-    lines = [f"{name} is paused" for name in (*sorted(control.leases), *sorted(control.slots))]
-    if control.paused:
-        lines.insert(0, "all of it is paused: workers finish their batch and end")
+def _pauses(report: PauseReport) -> Answer:
+    control = report.after
     facts = {"paused": control.paused, "shards": len(control.leases), "workers": len(control.slots)}
-    return _done(lines or ["nothing is paused"], facts, dry=dry)
+    return _done(report.lines(), facts, dry=report.dry)
 
 
 def do_drain(top: Worktop, form: forms.Drain) -> Answer:
     asked = drain(top.desk, form.worker, wanted=not form.undo, dry=form.dry_run)
-    lines = [f"{worker} is asked {'to go on' if form.undo else 'to finish'}" for worker in asked]
+    asks = "would be asked" if form.dry_run else "is asked"
+    lines = [f"{worker} {asks} {'to go on' if form.undo else 'to finish'}" for worker in asked]
     return _done(lines, {"workers": len(asked)}, dry=form.dry_run, wrong=None if asked else "it ended meanwhile")
 
 

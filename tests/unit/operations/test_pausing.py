@@ -40,7 +40,7 @@ def test_resuming_everything_resumes_shards_too(shop: Shop) -> None:
 
 def test_a_dry_run_changes_nothing(shop: Shop) -> None:
     shop.serve()
-    assert pause(shop.desk, dry=True).paused
+    assert pause(shop.desk, dry=True).after.paused
     assert drain(shop.desk, ANNA, dry=True) == [ANNA]
     assert shop.desk.control.load() == Control()
     row = shop.desk.workers.get(ANNA)

@@ -1,12 +1,17 @@
 """What the verbs of the command line print, and with which exit code they end."""
 
+import json
 import re
 import sys
+from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import kcl_dagster as kcl
 from kcl_dagster import aws, cli
+from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations import terminal
 from kcl_dagster.operations.doctor.finding import fail
 from tests.unit.operations.conftest import Shop
@@ -36,3 +41,131 @@ def test_the_doctor_prints_square_brackets(
     out = capsys.readouterr().out
     assert "found [none]" in out
     assert re.search(r"pip install 'kcl-dagster\[java]'", out)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert cli.main(list(arguments)) == cli.WELL
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.audit("D10")
+def test_a_dry_pause_says_what_would_happen_and_a_real_one_what_happened(
+    project: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(capsys, "pause", "my_project:orders", "--dry-run") == [
+        "would pause the application: its workers finish their batch and end",
+        "nothing was changed",
+    ]
+    assert not project.desk.control.load().paused
+    assert said(capsys, "pause", "my_project:orders") == [
+        "paused the application: its workers finish their batch and end"
+    ]
+    assert said(capsys, "pause", "my_project:orders") == ["nothing changes", "the application stays paused"]
+
+
+@pytest.mark.audit("D10")
+def test_resume_says_what_it_resumed_and_what_stays_paused(
+    project: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = ["shardId-000000000000", "shardId-000000000001"]
+    said(capsys, "pause", "my_project:orders", "--shards", *shards)
+    assert said(capsys, "resume", "my_project:orders", "--shards", shards[0], "--dry-run") == [
+        f"would resume {shards[0]}",
+        f"{shards[1]} stays paused",
+        "nothing was changed",
+    ]
+    assert said(capsys, "resume", "my_project:orders", "--shards", shards[0]) == [
+        f"resumed {shards[0]}",
+        f"{shards[1]} stays paused",
+    ]
+    assert said(capsys, "resume", "my_project:orders") == [f"resumed {shards[1]}"]
+    assert said(capsys, "resume", "my_project:orders") == ["nothing changes"]
+
+
+@pytest.mark.audit("D10")
+def test_a_dry_drain_says_what_would_happen(project: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "drain", "my_project:orders", "--worker", "worker-000", "--dry-run") == [
+        "worker-000:anna would be asked to finish",
+        "nothing was changed",
+    ]
+
+
+@pytest.mark.audit("F11")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--shards", "shardId-000000000000", "my_project:orders"],
+        ["my_project:orders", "--shards", "shardId-000000000000"],
+        ["--shards", "shardId-000000000000", "--", "my_project:orders"],
+        ["--dry-run", "--shards", "shardId-000000000000", "my_project:orders"],
+    ],
+)
+def test_a_target_may_follow_the_names_of_shards(
+    project: Shop, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    [line, *_] = said(capsys, "pause", *arguments)
+    assert line.endswith(" shardId-000000000000")
+
+
+@pytest.mark.audit("F11")
+def test_a_worker_or_a_lease_of_several_streams_is_not_taken_for_a_target(project: Shop) -> None:
+    names = ["123456789012:orders:7:shardId-000000000000", "worker-000:anna"]
+    options = cli.parser().parse_args(["pause", "my_project:orders", "--workers", *names, "--shards", *names])
+    assert (list(options.workers), list(options.shards)) == (names, names)
+    assert options.target == "my_project:orders"
+
+
+@pytest.mark.audit("F11")
+def test_a_short_watch_of_the_leader_is_no_failure(project: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["doctor", "my_project:orders", "--watch", "1", "--json"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    [leader] = [finding for finding in findings if finding["check"] == "leader"]
+    assert leader["verdict"] not in {"ok", "fail"}
+    assert "too short to judge" in leader["says"]
+
+
+@pytest.mark.audit("F11")
+def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"kcl-dagster {version('kcl-dagster')}\n"
+
+
+@pytest.mark.audit("F11")
+def test_without_a_verb_it_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == cli.WELL
+    out = capsys.readouterr().out
+    assert "usage: kcl-dagster" in out
+    assert "who reads what" in out
+
+
+@pytest.mark.audit("F11")
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ('import os\nos.environ["ORDERS_REGION"]', "the environment variable ORDERS_REGION is not set"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import nothing_of_that_name", "No module named 'nothing_of_that_name'"),
+        ("{}['KEY']", "KeyError: 'KEY'"),
+        ("def broken(:", "SyntaxError"),
+    ],
+)
+def test_a_project_that_cannot_be_imported_is_one_line(
+    code: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = f"project_{abs(hash(code))}"
+    (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert cli.main(["status", f"{module}:orders"]) == cli.UNANSWERED
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"kcl-dagster: {module}:orders cannot be loaded: {says}")
+    assert f"{module}.py" in line
+
+
+@pytest.mark.audit("F11")
+def test_the_arn_of_a_stream_is_answered_with_its_name() -> None:
+    arn = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
+    with pytest.raises(ConfigurationError, match="is an ARN: say 'orders'") as refusal:
+        kcl.kcl_consumer(application="orders-app", stream=arn, sink=kcl.parquet("unused"), name="orders")
+    assert "pydantic" not in str(refusal.value)

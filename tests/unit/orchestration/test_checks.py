@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetKey
+from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetKey, AssetMaterialization
 
-from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.orchestration import checks
-from kcl_dagster.orchestration.observation import Observation
+from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
+from kcl_dagster.orchestration.observation import Decision, Observation
 from kcl_dagster.orchestration.operations import build_kcl_operation_jobs
 from kcl_dagster.orchestration.reporting import Event, Reporter
 from kcl_dagster.orchestration.translator import KclTranslator
@@ -31,7 +32,7 @@ def failing(events: Sequence[Event]) -> dict[str, str | None]:
 
 # What is wrong; the check that says so; how it says it; and what it says to do.
 CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
-    "unserved": ({"unserved": [FIRST]}, "leases_are_served", f"Nobody reads {FIRST}", "kcl-dagster plan"),
+    "unserved": ({"unserved": [FIRST]}, "leases_are_served", f"No worker reads {FIRST}", "kcl-dagster plan"),
     "leaderless": (
         {"leader": None, "leading": False},
         "somebody_leads",
@@ -202,3 +203,34 @@ def test_long_lists_are_cut(reporter: Reporter) -> None:
 def test_no_check_is_on_an_asset_that_runs_make() -> None:
     """Dagster would forget its answer with the next materialization."""
     assert AssetKey("things") not in {spec.asset_key for spec in checks.specs(things, KclTranslator())}
+
+
+@pytest.mark.audit("F11")
+def test_paused_leases_are_served_and_the_check_says_who_paused_them(reporter: Reporter) -> None:
+    def told(seen: Observation, at: float) -> list[tuple[bool, str | None]]:
+        events = [e for e in reporter.events(seen, at) if isinstance(e, AssetCheckEvaluation)]
+        return [(e.passed, e.description) for e in events if e.check_name == "leases_are_served"]
+
+    seen = Observation(leader="us", leading=True)
+    assert told(seen, 0.0) == [(True, None)]
+    paused = replace(seen, paused=[FIRST], paused_by="olga@laptop")
+    [(passed, text)] = told(paused, 5.0)
+    assert passed
+    assert f"olga@laptop paused {FIRST}" in (text or "")
+    assert told(paused, 10.0) == [], "it is told when it changes"
+    assert told(seen, 15.0) == [(True, None)]
+
+
+@pytest.mark.audit("F11")
+def test_the_decisions_count_what_their_table_shows(reporter: Reporter) -> None:
+    def numbers(*decisions: Decision) -> tuple[Any, Any, Any]:
+        [told] = [
+            e for e in reporter.events(Observation(decisions=decisions), 0.0) if e.asset_key.path[-1] == "decisions"
+        ]
+        assert isinstance(told, AssetMaterialization)
+        numbers = KclDecisionsMetadataSet.extract(told.metadata)
+        return numbers.starts, numbers.ends, numbers.moves
+
+    assert numbers(Decision("start", "worker-000", "leases wait")) == (1, 0, 0)
+    move = Decision("balance", FIRST, "it has more", WorkerId("worker-000:a"))
+    assert numbers(move, Decision("note", "a remark")) == (1, 0, 1), "the start is in the table still"

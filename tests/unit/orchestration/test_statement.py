@@ -168,7 +168,7 @@ def test_a_decision_is_told_with_its_time_and_reason() -> None:
     start = Decision("start", "worker-002", "the application is 90 s behind")
     lost = Decision("loss", "shardId-000000000003", "trimmed")
     assert statement.decision_row(start, 0.0)["what"] == "start: worker-002"
-    told = statement.of_decisions([lost, move, start], [])
+    told = statement.of_decisions([statement.decision_row(decision, 0.0) for decision in (lost, move, start)])
     assert (told.moves, told.starts, told.ends) == (1, 1, 0)
     assert (
         str(move)
