@@ -9,6 +9,7 @@ from kcl_dagster.leader.streams import KinesisStreams
 from kcl_dagster.leader.tick import Leader, LeaderTables
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.layout import create_tables, detect_layout
+from kcl_dagster.tables.lock import LockProcess
 from kcl_dagster.tables.scanning import Map
 
 # Of a tick's budget for one question to a stream: with the two or three that a sync asks, the stages after it still
@@ -24,10 +25,12 @@ def open_leader(
     identity: str,
     runtime: Runtime | None = None,
     parallel: Map | None = None,
+    process: LockProcess | None = None,
 ) -> Leader:
     """Detects the tables' layout, creates what is missing, and returns a leader that has not ticked yet.
 
-    `identity` names the deployment in the leader lock. `parallel` is how requests are sent side by side: threads
+    `identity` names the deployment in the leader lock, `process` the process that leads for it, so that a leader on
+    the same machine need not wait for one that is gone. `parallel` is how requests are sent side by side: threads
     when left out, the builtin `map` where everything must happen on one thread.
     Raises LayoutRefused, TableNotFound or a ServiceError.
     """
@@ -35,6 +38,6 @@ def open_leader(
     parallel = parallel or Threads()
     layout = detect_layout(dynamodb, application, runtime)
     create_tables(dynamodb, application, layout, runtime)
-    tables = LeaderTables.open(dynamodb, application, layout, runtime, identity, parallel)
+    tables = LeaderTables.open(dynamodb, application, layout, runtime, identity, parallel, process)
     streams = KinesisStreams(kinesis, runtime, application.timings.tick_budget * QUESTION_SHARE)
     return Leader(application, tables, streams, runtime, parallel)

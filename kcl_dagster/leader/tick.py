@@ -25,7 +25,7 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.layout import Layout, verify_layout
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.lock import LeaderLock
+from kcl_dagster.tables.lock import LeaderLock, LockProcess
 from kcl_dagster.tables.memory import MemoryRow
 from kcl_dagster.tables.scanning import Map
 from kcl_dagster.tables.starts import StartTable
@@ -54,13 +54,14 @@ class LeaderTables:
         runtime: Runtime,
         identity: str,
         parallel: Map | None = None,
+        process: LockProcess | None = None,
     ) -> Self:
         """The tables of an application; they must exist. Reads and writes nothing yet."""
         common = (client, application, layout, runtime)
         return cls(
             LeaseTable(*common, parallel=parallel),
             WorkerTable(*common),
-            LeaderLock(*common, identity),
+            LeaderLock(*common, identity, process=process),
             MemoryRow(*common),
             StartTable(*common),
             ControlRow(*common),

@@ -27,6 +27,7 @@ from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration import checks, observation
 from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.lock_process import lock_process
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
 from kcl_dagster.orchestration.reporting import Reporter
 from kcl_dagster.orchestration.resources import KclResource
@@ -85,6 +86,7 @@ class _Seat:
                 runtime=self.runtime,
                 # Names the deployment, not the process: a reloaded code server leads on without waiting.
                 identity=f"{DEPLOYMENT}{deployment[:12]}",
+                process=lock_process(),
             )
             self.telemetry = open_leader_telemetry(self.application, self.runtime, client)
         return self.leader

@@ -61,39 +61,49 @@ LOCK_OWNER: Final = "ownerName"
 LOCK_DURATION: Final = "leaseDuration"  # milliseconds, as text
 LOCK_VERSION: Final = "recordVersionNumber"
 LOCK_RELEASED: Final = "isReleased"
+LOCK_PROCESS: Final = "kdProcess"  # ours: which process of which machine holds it; others ignore it
 
 
-def _lock_item(place: Place, owner: str, milliseconds: int, version: str) -> Item:
-    return {
+def _lock_item(place: Place, owner: str, milliseconds: int, version: str, process: str | None) -> Item:
+    item = {
         place.key: s(LEADER_KEY),
         a.ENTITY_TYPE: s(a.LEADER),
         LOCK_OWNER: s(owner),
         LOCK_DURATION: s(str(milliseconds)),
         LOCK_VERSION: s(version),
     }
+    return item if process is None else {**item, LOCK_PROCESS: s(process)}
 
 
-def acquire_lock(place: Place, owner: str, milliseconds: int, version: str) -> Request:
+def acquire_lock(
+    place: Place, owner: str, milliseconds: int, version: str, *, process: str | None = None
+) -> Request:
     """Nobody holds it."""
-    return put(place.table, place.key, _lock_item(place, owner, milliseconds, version), ABSENT)
+    return put(place.table, place.key, _lock_item(place, owner, milliseconds, version, process), ABSENT)
 
 
-def take_lock(place: Place, owner: str, milliseconds: int, version: str, watched: str) -> Request:
+def take_lock(
+    place: Place, owner: str, milliseconds: int, version: str, watched: str, *, process: str | None = None
+) -> Request:
     """Its holder is dead, or released it: replaces the row. Fails if `watched` is not its version any more."""
     return put(
         place.table,
         place.key,
-        _lock_item(place, owner, milliseconds, version),
+        _lock_item(place, owner, milliseconds, version, process),
         f"{PRESENT} AND {LOCK_VERSION} = :watched",
         {":watched": s(watched)},
     )
 
 
-def heartbeat_lock(place: Place, owner: str, milliseconds: int, version: str, held: str) -> Request:
+def heartbeat_lock(
+    place: Place, owner: str, milliseconds: int, version: str, held: str, *, process: str | None = None
+) -> Request:
     """It is ours; fails if another version than `held` or another owner stands there."""
     update = Update(place.table, place.key, s(LEADER_KEY)).require(PRESENT)
     update.require_equal(LOCK_VERSION, "held", s(held)).require_equal(LOCK_OWNER, "owner", s(owner))
     update.set({LOCK_DURATION: s(str(milliseconds)), LOCK_VERSION: s(version)})
+    if process is not None:
+        update.set({LOCK_PROCESS: s(process)})
     return update.request("NONE")
 
 

@@ -7,6 +7,7 @@ restarted more often than the duration still gets there.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +18,14 @@ from kcl_dagster.model.standing import Standing
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables import coordination
 from kcl_dagster.tables.attributes import ENTITY_TYPE, LEADER, Item, Reader, s
-from kcl_dagster.tables.coordination import LEADER_KEY, LOCK_DURATION, LOCK_OWNER, LOCK_RELEASED, LOCK_VERSION
+from kcl_dagster.tables.coordination import (
+    LEADER_KEY,
+    LOCK_DURATION,
+    LOCK_OWNER,
+    LOCK_PROCESS,
+    LOCK_RELEASED,
+    LOCK_VERSION,
+)
 from kcl_dagster.tables.expressions import Request
 from kcl_dagster.tables.outcomes import Verdict
 from kcl_dagster.tables.places import Layout
@@ -49,11 +57,23 @@ class LockView:
 
 
 @dataclass(frozen=True, slots=True)
+class LockProcess:
+    """The process that leads, as others on its machine can find it.
+
+    `is_dead` tells whether the process that a name stands for is known to be gone; False for another machine's.
+    """
+
+    name: str
+    is_dead: Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class _Row:
     owner: str
     version: str
     duration: float
     is_released: bool
+    process: str | None = None
 
 
 _MILLISECONDS: Final = re.compile(r"[0-9]{1,15}")
@@ -77,12 +97,14 @@ class LeaderLock:
         duration_seconds: float | None = None,
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
+        process: LockProcess | None = None,
     ) -> None:
         self._sender = Sender(client, runtime, deadline_seconds)
         self._place = layout.coordinator
         self._clock = runtime.clock
         self._new_id = runtime.new_id
         self._owner = owner
+        self._process = process
         self._duration = application.timings.leader_lock if duration_seconds is None else duration_seconds
         self._version: str | None = None  # the one we wrote last, while we hold the lock
 
@@ -109,12 +131,17 @@ class LeaderLock:
             return self._heartbeat(row.version, started) or _OVERTAKEN
         standing.observe(self.standing_key, row.version, started, self._clock.monotonic())
         stood = standing.stood_for(self.standing_key, row.version)
-        if row.is_released or stood > row.duration or self._outranks(row.owner):
+        if row.is_released or stood > row.duration or self._outranks(row.owner) or self._is_orphaned(row):
             return self._replace(row.version, started)
         return LockView(held=False, owner=row.owner, trusted_until=0.0, stood_for=stood, duration=row.duration)
 
     def _outranks(self, owner: str) -> bool:
         return owner.startswith(STANDBY) and not self._owner.startswith(STANDBY)
+
+    def _is_orphaned(self, row: _Row) -> bool:
+        """Its holder's process is known to be gone. As for every takeover, the write is conditional on the version
+        that was read, and what the former holder still sends is refused: it names that version."""
+        return self._process is not None and row.process is not None and self._process.is_dead(row.process)
 
     def guard(self) -> Request:
         """A write that fails unless nobody has led since the last `hold`. For use within a transaction.
@@ -153,14 +180,16 @@ class LeaderLock:
         """Write the whole row, in place of the version `watched` or of nothing."""
         version, place, duration = self._new_id(), self._place, self._milliseconds
         if watched is None:
-            request = coordination.acquire_lock(place, self._owner, duration, version)
+            request = coordination.acquire_lock(place, self._owner, duration, version, process=self._name)
         else:
-            request = coordination.take_lock(place, self._owner, duration, version, watched)
+            request = coordination.take_lock(place, self._owner, duration, version, watched, process=self._name)
         return self._write(request, version, watched, started) or _OVERTAKEN
 
     def _heartbeat(self, held: str, started: float) -> LockView | None:
         version = self._new_id()
-        request = coordination.heartbeat_lock(self._place, self._owner, self._milliseconds, version, held)
+        request = coordination.heartbeat_lock(
+            self._place, self._owner, self._milliseconds, version, held, process=self._name
+        )
         return self._write(request, version, held, started)
 
     def _write(self, request: Request, version: str, expected: str | None, started: float) -> LockView | None:
@@ -181,6 +210,10 @@ class LeaderLock:
         return LockView(
             held=True, owner=self._owner, trusted_until=started + self._duration, duration=self._duration
         )
+
+    @property
+    def _name(self) -> str | None:
+        return None if self._process is None else self._process.name
 
     @property
     def _milliseconds(self) -> int:
@@ -206,4 +239,5 @@ class LeaderLock:
             version=reader.required_text(LOCK_VERSION),
             duration=int(milliseconds) / 1000,
             is_released=reader.raw(LOCK_RELEASED, "S") is not None,
+            process=reader.text(LOCK_PROCESS),
         )

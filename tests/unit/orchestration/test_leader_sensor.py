@@ -1,8 +1,10 @@
 """The leader sensor, evaluated in process, against the embedded AWS."""
 
 import json
+import os
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from dagster import (
 )
 
 import kcl_dagster as kcl
+from kcl_dagster.emulator import Emulator
 from kcl_dagster.leader.launches import FIRST_PAUSE
 from kcl_dagster.orchestration import leader_sensor
 from kcl_dagster.orchestration.consumer import Consumer
@@ -164,3 +167,21 @@ def test_tables_that_change_under_the_leader_are_looked_for_again(bench: Bench) 
     assert "take leases by themselves" in str(answer.skip_message)
     switch("CLIENT_VERSION_3X")
     assert sorted(map(str, bench.requests())) == SLOTS
+
+
+@pytest.mark.audit("F8")
+def test_a_restarted_dagster_dev_leads_at_once(bench: Bench, aws: Emulator) -> None:
+    """Without DAGSTER_HOME it is another deployment, and the former one's process is gone."""
+    bench.tick()
+    table = bench.consumer.application.lease_table
+    key = {"leaseKey": {"S": "Leader"}}
+    row = aws.client("dynamodb").get_item(TableName=table, Key=key)["Item"]
+    machine = row["kdProcess"]["S"].partition("/")[0]
+    former = {"ownerName": {"S": "dagster:former"}, "kdProcess": {"S": f"{machine}/{os.getpid()}@1000.00"}}
+    aws.client("dynamodb").put_item(TableName=table, Item=row | former | {"recordVersionNumber": {"S": "old"}})
+    with DagsterInstance.ephemeral() as instance:
+        restarted = replace(bench, instance=instance)
+        restarted.tick()
+    after = aws.client("dynamodb").get_item(TableName=table, Key=key)["Item"]
+    assert after["ownerName"]["S"] != "dagster:former"
+    assert after["kdProcess"] == row["kdProcess"]

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from kcl_dagster.errors import OutcomeUnknown, UnreadableItem
+from kcl_dagster.errors import OutcomeUnknown, UnreadableItem, Unsafe
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.tables.lock import LeaderLock, LockView
+from kcl_dagster.tables.lock import LeaderLock, LockProcess, LockView
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
@@ -49,8 +49,8 @@ class Room:
             BillingMode="PAY_PER_REQUEST",
         )
 
-    def candidate(self, owner: str, duration: float = 60.0) -> "Candidate":
-        lock = LeaderLock(self.client, application(), self.layout, self.runtime, owner, duration)
+    def candidate(self, owner: str, duration: float = 60.0, process: LockProcess | None = None) -> "Candidate":
+        lock = LeaderLock(self.client, application(), self.layout, self.runtime, owner, duration, process=process)
         return Candidate(lock, Standing())
 
     @property
@@ -325,3 +325,55 @@ def test_a_row_no_lock_client_wrote_is_refused_and_left_alone(
     with pytest.raises(UnreadableItem, match=f"'Leader': attribute '{attribute}'"):
         room.candidate("us").look()
     assert room.row == before
+
+
+@dataclass
+class Machine:
+    """Processes by name, of which some are gone."""
+
+    gone: set[str] = field(default_factory=set)
+
+    def process(self, name: str) -> LockProcess:
+        return LockProcess(name, self.gone.__contains__)
+
+
+@pytest.mark.audit("F8")
+def test_the_lock_of_a_process_that_is_known_to_be_gone_is_taken_at_once(room: Room) -> None:
+    machine = Machine()
+    former = room.candidate("dagster:a", process=machine.process("machine/1@5"))
+    latter = room.candidate("dagster:b", process=machine.process("machine/2@9"))
+    assert former.look().held
+    assert former.look().held
+    assert not latter.look().held
+    machine.gone.add("machine/1@5")
+    assert latter.look().held
+    assert room.row is not None
+    assert room.row["kdProcess"] == {"S": "machine/2@9"}
+    # The former process was not gone after all: it leads no more, and nothing that it guards is written.
+    assert not former.look().held
+    with pytest.raises(Unsafe):
+        former.lock.guard()
+    assert latter.look().held
+
+
+@pytest.mark.audit("F8")
+def test_of_two_that_see_the_former_process_gone_one_leads(room: Room) -> None:
+    machine = Machine()
+    room.candidate("dagster:a", process=machine.process("machine/1@5")).look()
+    machine.gone.add("machine/1@5")
+    candidates = [room.candidate(f"dagster:{n}", process=machine.process(f"machine/{n}@9")) for n in range(5)]
+    assert [candidate.look().held for candidate in candidates] == [True] + [False] * 4
+
+
+@pytest.mark.audit("F8")
+@pytest.mark.parametrize("with_process", [True, False])
+def test_a_candidate_waits_for_a_process_that_it_cannot_judge(room: Room, with_process: bool) -> None:
+    machine = Machine()
+    room.candidate("dagster:a", process=machine.process("elsewhere/1@5") if with_process else None).look()
+    machine.gone.add("machine/1@5")
+    latter = room.candidate("dagster:b", process=machine.process("machine/2@9"))
+    assert not latter.look().held
+    room.clock.advance(59)
+    assert not latter.look().held
+    room.clock.advance(2)
+    assert latter.look().held

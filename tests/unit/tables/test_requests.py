@@ -105,6 +105,12 @@ COORDINATION: dict[str, Request] = {
     "acquire lock, legacy": c.acquire_lock(LEGACY.coordinator, "us", 60_000, "v1"),
     "take lock": c.take_lock(SINGLE.coordinator, "us", 60_000, "v2", "v1"),
     "heartbeat lock": c.heartbeat_lock(SINGLE.coordinator, "us", 60_000, "v2", "v1"),
+    "heartbeat lock, with its process": c.heartbeat_lock(
+        SINGLE.coordinator, "us", 60_000, "v2", "v1", process="machine/17@1.25"
+    ),
+    "take lock, with its process": c.take_lock(
+        SINGLE.coordinator, "us", 60_000, "v2", "v1", process="machine/17@1.25"
+    ),
     "heartbeat lock, legacy": c.heartbeat_lock(LEGACY.coordinator, "us", 60_000, "v2", "v1"),
     "release lock": c.release_lock(LEGACY.coordinator, "us", "v2"),
     "create version": c.create_version(SINGLE.coordinator, "CLIENT_VERSION_3X", "kcl_dagster", 1_784_600_000_123),

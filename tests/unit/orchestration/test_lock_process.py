@@ -1,0 +1,34 @@
+"""Whether the process that led is gone, as far as this machine can tell."""
+
+import subprocess
+import sys
+
+import pytest
+
+from kcl_dagster.orchestration import processes
+from kcl_dagster.orchestration.lock_process import lock_process, this_machine
+
+
+@pytest.mark.audit("F8")
+def test_a_process_of_this_machine_is_known_to_be_gone_when_it_is() -> None:
+    us = lock_process()
+    assert not us.is_dead(us.name)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    found = processes.find(child.pid)
+    assert found is not None
+    name = f"{this_machine()}/{found.identity}"
+    assert not us.is_dead(name)
+    child.communicate()
+    assert us.is_dead(name)
+
+
+@pytest.mark.audit("F8")
+def test_another_process_with_the_same_pid_is_not_the_one_that_led() -> None:
+    us = lock_process("here")
+    pid = processes.current().pid
+    assert us.is_dead(f"here/{pid}@{processes.current().started - 1000:.2f}")
+
+
+@pytest.mark.parametrize("name", ["elsewhere/999999999@1.0", "here/", "here/x", "here/x@y", "here", ""])
+def test_what_cannot_be_judged_is_not_dead(name: str) -> None:
+    assert not lock_process("here").is_dead(name)
