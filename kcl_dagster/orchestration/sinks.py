@@ -111,16 +111,18 @@ def iceberg(
 
     Args:
         identifier: `database.table`.
-        catalog: pyiceberg's properties, such as `{"type": "glue"}` or `{"type": "rest", "uri": "https://..."}`.
-            What they leave out comes from pyiceberg's configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`).
+        catalog: pyiceberg's properties, such as `{"type": "glue"}`, which takes region and keys from the
+            `KclResource`, or `{"type": "rest", "uri": "https://..."}`. What they leave out comes from pyiceberg's
+            configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`).
         catalog_name: The catalog's name there. A SQL catalog keeps the tables of each name apart.
-        partition_by: Columns of the output that the table is partitioned by, when it is made; or the month, day or
-            hour of one, in UTC, such as `day(arrival_timestamp)`, which the sink adds as a column.
+        partition_by: What the table is partitioned by, when it is made: columns of the output, or Iceberg's own
+            transforms of them, such as `day(arrival_timestamp)`, `bucket(16, user)` or `truncate(4, page)`. A table
+            that exists is written to by its own partition spec.
 
     Example:
         .. code-block:: python
 
-            kcl.iceberg("lake.clicks", {"type": "glue"}, partition_by=["day"])
+            kcl.iceberg("lake.clicks", {"type": "glue"}, partition_by=["day(arrival_timestamp)"])
     """
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:

@@ -1,6 +1,6 @@
 """One Parquet file while it is written: in memory, because it is compressed there and a batch is bounded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -59,3 +59,21 @@ class ParquetFile:
 
 def read_footer(footer: Footer) -> pq.FileMetaData:
     return pq.read_metadata(pa.BufferReader(footer))
+
+
+def columns_of(footer: pq.FileMetaData, most: int) -> Iterator[tuple[str, list[pq.ColumnChunkMetaData]]]:
+    """Name and column chunks of the first columns, without those inside of other columns."""
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    for index in range(min(most, footer.num_columns)):
+        name = footer.schema.column(index).path
+        if "." not in name:  # inside of another column, or named like one that is
+            yield name, [group.column(index) for group in groups]
+
+
+def null_counts(footer: pq.FileMetaData) -> dict[str, int]:
+    """How many nulls each column has that is no list, map or struct."""
+    return {
+        name: sum(chunk.statistics.null_count for chunk in chunks)
+        for name, chunks in columns_of(footer, footer.num_columns)
+        if all(chunk.statistics is not None and chunk.statistics.has_null_count for chunk in chunks)
+    }

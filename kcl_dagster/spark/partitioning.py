@@ -6,7 +6,8 @@ output. It says the time in UTC, whatever zone the session has: a batch that is 
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Self
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
@@ -15,6 +16,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.transform import Transform, guarded
 
 _OF_TIME: Final = re.compile(r"(month|day|hour)\((\w+)\)")
+_OF_TABLE: Final = re.compile(r"(?:(year|month|day|hour)\((\w+)\)|(bucket|truncate)\((\d+),(\w+)\)|(\w+))")
 _SECONDS_PER_DAY: Final = 86_400
 _SECONDS_PER_HOUR: Final = 3_600
 _MONTH: Final = 7  # characters of 2026-01
@@ -51,6 +53,31 @@ def partitioned(transform: Transform, partition_by: Sequence[str]) -> tuple[Tran
         return output
 
     return with_times, tuple(names)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTerm:
+    """A column that a table is partitioned by, or a transform of one, in Iceberg's words."""
+
+    column: str
+    transform: str
+    name: str
+
+    @classmethod
+    def parse(cls, entry: str) -> Self:
+        """Raises ConfigurationError for what is neither a column nor a transform of one."""
+        found = _OF_TABLE.fullmatch(entry.replace(" ", "") if "(" in entry else entry)
+        if found is None:
+            raise ConfigurationError(
+                f"partition_by has {entry!r}: name a column; year(...), month(...), day(...) or hour(...) of "
+                "a time; bucket(16, ...) or truncate(4, ...)"
+            )
+        unit, of_time, sized, size, of_value, column = found.groups()
+        if unit:
+            return cls(of_time, unit, f"{of_time}_{unit}")
+        if sized:
+            return cls(of_value, f"{sized}[{size}]", f"{of_value}_{'trunc' if sized == 'truncate' else sized}")
+        return cls(column, "identity", column)
 
 
 def _unit_of(unit: str, time: Column) -> Column:

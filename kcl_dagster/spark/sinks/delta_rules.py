@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from kcl_dagster.errors import RecordRefused, SinkError
+from kcl_dagster.errors import SinkError
 from kcl_dagster.spark.parquet_file import read_footer
-from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, delta_statistics, null_counts
+from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, delta_statistics
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.sinks.writing import WrittenFile
@@ -129,13 +129,7 @@ class DeltaRules:
             raise SinkError(
                 f"{self.table} is partitioned by {list(self.partition_columns)}, a file by {list(file.partition)}"
             )
-        required = [field.name for field in self.schema if not field.nullable]
-        if not required:
-            return
-        counts = null_counts(read_footer(file.footer))
-        wrong = [name for name in required if counts.get(name, 0) or file.partition.get(name, "") is None]
-        if wrong:
-            raise RecordRefused(f"{self.table}: a row has null in {wrong}, which the table does not allow")
+        self.target.check_nulls(file.footer, file.partition)
 
     def statistics(self, file: WrittenFile) -> str:
         return delta_statistics(read_footer(file.footer), self.indexed_columns)

@@ -5,11 +5,12 @@ not know well enough: of floats, because NaN is not in them, of decimals, which 
 """
 
 import json
-from collections.abc import Iterator
 from datetime import MAXYEAR, UTC, date, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow.parquet as pq
+
+from kcl_dagster.spark.parquet_file import columns_of
 
 INDEXED_COLUMNS: Final = 32  # Delta's default: statistics of more columns cost every reader of the log
 LONGEST_TEXT: Final = 32  # characters of a bound
@@ -22,7 +23,7 @@ def delta_statistics(footer: pq.FileMetaData, columns: int = INDEXED_COLUMNS) ->
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
-    for name, chunks in _columns(footer, footer.num_columns if columns < 0 else columns):
+    for name, chunks in columns_of(footer, footer.num_columns if columns < 0 else columns):
         statistics = [chunk.statistics for chunk in chunks]
         if not all(found is not None and found.has_null_count for found in statistics):
             continue
@@ -38,24 +39,6 @@ def delta_statistics(footer: pq.FileMetaData, columns: int = INDEXED_COLUMNS) ->
     return json.dumps(
         {"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
     )
-
-
-def null_counts(footer: pq.FileMetaData) -> dict[str, int]:
-    """How many nulls each column has that is no list, map or struct."""
-    return {
-        name: sum(chunk.statistics.null_count for chunk in chunks)
-        for name, chunks in _columns(footer, footer.num_columns)
-        if all(chunk.statistics is not None and chunk.statistics.has_null_count for chunk in chunks)
-    }
-
-
-def _columns(footer: pq.FileMetaData, most: int) -> Iterator[tuple[str, list[pq.ColumnChunkMetaData]]]:
-    """Name and column chunks of the columns at the top, in their order."""
-    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    for index in range(min(most, footer.num_columns)):
-        name = footer.schema.column(index).path
-        if "." not in name:  # inside of another column, or named like one that is
-            yield name, [group.column(index) for group in groups]
 
 
 def _least(bounds: list[tuple[Any, Any]]) -> Any:

@@ -11,29 +11,34 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from kcl_dagster.errors import ConfigurationError, PackageMissing
+from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
-from kcl_dagster.spark.partitioning import partitioned
+from kcl_dagster.spark.parquet_file import read_footer
+from kcl_dagster.spark.partitioning import PartitionTerm, partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
-from kcl_dagster.spark.sinks.layout import UNPARTITIONED, ColumnFolders
+from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions, spec_of
 from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key, table_errors
+from kcl_dagster.spark.sinks.table_files import TableFiles, files_of
+from kcl_dagster.spark.sinks.target import Target, nullable
 from kcl_dagster.spark.sinks.writing import (
     WrittenFile,
     file_stem,
     output_schema,
     write_files,
 )
-from kcl_dagster.spark.storage import S3Options, Store, open_store
+from kcl_dagster.spark.storage import S3Options, Store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.worker.batch import Batch, Part
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
 DEFAULT_CATALOG: Final = "default"  # pyiceberg's own name for the one that is not named
 COMMIT_ATTEMPTS: Final = 20  # every worker of the application commits to the one table
+DATA_PATH: Final = "write.data.path"  # a table's property
 LONGEST_PAUSE: Final = 1.0  # seconds between two attempts; a commit takes some tenths
 NO_RETRIES: Final = {"commit.retry.num-retries": "0"}
 
@@ -68,13 +73,18 @@ class IcebergSink:
             raise ConfigurationError(f"{identifier} is not of the form database.table")
         self._identifier = identifier
         self._s3 = s3 or S3Options()
-        properties = iceberg_options(self._s3) | dict(catalog or {})
+        self._own = iceberg_options(self._s3)
+        properties = self._own | dict(catalog or {})
         try:
             self._catalog: Catalog = load_catalog(catalog_name, **properties)
         except Exception as error:
             # Whatever a catalog's client raises when it is made: nothing has been asked of it yet.
             raise ConfigurationError(f"Iceberg catalog {catalog_name} cannot be used: {error}") from error
-        self._transform, self._partition_by = partitioned(transform, partition_by)
+        self._transform, _ = partitioned(transform, ())
+        if isinstance(partition_by, str):
+            raise ConfigurationError(f"partition_by is a list of columns: [{partition_by!r}]")
+        self._partition_by = tuple(partition_by)
+        self._terms = [PartitionTerm.parse(entry) for entry in partition_by]
         self._runtime = runtime or system()
         self._drafts_into: Store | None = None
 
@@ -101,16 +111,18 @@ class IcebergSink:
             schema = output_schema(data, self._transform, [part.lease for part in batch.parts])
             with table_errors(self._name):
                 table = self._create(schema)
-        root = f"{table.location().rstrip('/')}/data"
-        store = open_store(root, self._s3)
+        with table_errors(self._name):
+            partitions = IcebergPartitions.of(self._name, table.spec(), table.schema())
+            root = table.properties.get(DATA_PATH, f"{table.location().rstrip('/')}/data").rstrip("/")
+            store = files_of(root, table.io.properties, self._own, self._s3)
+            target = _target(table, self._name)
         attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
         names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
         with write_failures(self._name):
-            layout = ColumnFolders(self._partition_by) if self._partition_by else UNPARTITIONED
-            written = write_files(data, self._transform, store, names, layout)
-        self._drafts_into = store if written.as_read else None
+            written = write_files(data, self._transform_for(table), store, names, partitions, target)
+        self._drafts_into = store if written.as_read and not isinstance(store, TableFiles) else None
         with table_errors(self._name):
-            self._commit(batch, written.files, root)
+            self._commit(batch, written.files, root, partitions)
 
     def holds(self, part: Part) -> bool:
         """See `worker.batch.Remembering`. Files without a commit are nobody's."""
@@ -118,7 +130,7 @@ class IcebergSink:
             table = self._load()
             return table is not None and _compare(table, [part]).is_stored
 
-    def _commit(self, batch: Batch, files: Sequence[WrittenFile], root: str) -> None:
+    def _commit(self, batch: Batch, files: Sequence[WrittenFile], root: str, partitions: IcebergPartitions) -> None:
         from pyiceberg.exceptions import CommitFailedException
 
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
@@ -128,14 +140,21 @@ class IcebergSink:
             parts, leases = found.missing, {part.lease for part in found.missing}
             if not parts:
                 return
-            paths = [f"{root}/{file.path}" for file in files if file.lease_key in leases]
+            if table.spec().spec_id != partitions.spec.spec_id:
+                raise SinkError(f"{self._name} was partitioned in another way while the batch was written")
             record = {owner_key(part): str(StoredPart.of(part)) for part in parts}
+            added = [_data_file(table, partitions, file, root) for file in files if file.lease_key in leases]
             try:
                 with _tried_once(table).transaction() as transaction:
-                    transaction.set_properties(record)
+                    mapping = {} if table.metadata.name_mapping() else _name_mapping(table)
+                    transaction.set_properties(record | mapping)
                     # Also without files: only a snapshot is refused where another one came in between, and a
                     # stalled writer's record would take the place of a later one.
-                    transaction.add_files(paths, snapshot_properties=record, check_duplicate_files=False)
+                    update = transaction.update_snapshot(snapshot_properties=record)
+                    merges = table.properties.get("commit.manifest-merge.enabled", "false").lower() == "true"
+                    with update.merge_append() if merges else update.fast_append() as snapshot:
+                        for file in added:
+                            snapshot.append_data_file(file)
             except CommitFailedException:
                 if attempt == COMMIT_ATTEMPTS:
                     raise
@@ -151,28 +170,71 @@ class IcebergSink:
         except NoSuchTableError:
             return None
 
-    def _create(self, schema: pa.Schema) -> "Table":
+    def _create(self, output: pa.Schema) -> "Table":
         from pyiceberg.exceptions import TableAlreadyExistsError
-        from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
-        from pyiceberg.transforms import IdentityTransform
+        from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+        from pyiceberg.schema import assign_fresh_schema_ids
 
-        missing = [name for name in self._partition_by if name not in schema.names]
-        if missing:
-            raise ConfigurationError(
-                f"partition_by names {missing}, which the output does not have: {schema.names}"
-            )
+        schema = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(nullable(output)))
+        spec = spec_of(self._terms, schema)
         self._catalog.create_namespace_if_not_exists(self._identifier.rsplit(".", 1)[0])
         try:
-            with self._catalog.create_table_transaction(
-                self._identifier, schema, partition_spec=UNPARTITIONED_PARTITION_SPEC
-            ) as transaction:
-                if self._partition_by:
-                    with transaction.update_spec() as spec:
-                        for name in self._partition_by:
-                            spec.add_field(name, IdentityTransform(), name)
+            # In one request: not every catalog can stage a table that is made in several.
+            return self._catalog.create_table(self._identifier, schema, partition_spec=spec)
         except TableAlreadyExistsError:
-            pass  # another worker's first batch
-        return self._catalog.load_table(self._identifier)
+            return self._catalog.load_table(self._identifier)  # another worker's first batch
+
+    def _transform_for(self, table: "Table") -> Transform:
+        """A table that an earlier version made has columns of text for units of time, which it wants filled."""
+        from pyiceberg.types import StringType
+
+        texts = {field.name for field in table.schema().fields if isinstance(field.field_type, StringType)}
+        filled = [
+            entry
+            for entry, term in zip(self._partition_by, self._terms, strict=True)
+            if term.name != term.column and term.name in texts
+        ]
+        return partitioned(self._transform, filled)[0] if filled else self._transform
+
+
+def _target(table: "Table", name: str) -> Target:
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    return Target(name, schema_to_pyarrow(table.schema(), include_field_ids=False), " (table.update_schema())")
+
+
+def _name_mapping(table: "Table") -> dict[str, str]:
+    """For readers: files have the columns' names and not their numbers."""
+    return {"schema.name-mapping.default": table.schema().name_mapping.model_dump_json()}
+
+
+def _data_file(table: "Table", partitions: IcebergPartitions, file: WrittenFile, root: str) -> "DataFile":
+    from pyiceberg.io.pyarrow import (
+        compute_statistics_plan,
+        data_file_statistics_from_parquet_metadata,
+        parquet_path_to_id_mapping,
+    )
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+
+    _target(table, str(partitions.table)).check_nulls(file.footer)
+    schema = table.schema()
+    statistics = data_file_statistics_from_parquet_metadata(
+        parquet_metadata=read_footer(file.footer),
+        stats_columns=compute_statistics_plan(schema, table.properties),
+        parquet_column_mapping=parquet_path_to_id_mapping(schema),
+    )
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=f"{root}/{file.path}",
+        file_format=FileFormat.PARQUET,
+        partition=partitions.record(file.partition),
+        file_size_in_bytes=file.bytes,
+        sort_order_id=None,
+        spec_id=partitions.spec.spec_id,
+        equality_ids=None,
+        key_metadata=None,
+        **statistics.to_serialized_dict(),
+    )
 
 
 def _tried_once(table: "Table") -> "Table":
@@ -209,5 +271,11 @@ def iceberg_options(s3: S3Options) -> dict[str, str]:
         "s3.session-token": s3.session_token,
         "s3.role-arn": s3.role_arn,
         "s3.role-session-name": s3.session_name,
+        # For what is not S3: Glue, and the signatures of REST catalogs of AWS.
+        "client.region": s3.region,
+        "client.profile-name": s3.profile,
+        "client.access-key-id": s3.access_key,
+        "client.secret-access-key": s3.secret_key,
+        "client.session-token": s3.session_token,
     }
     return {name: value for name, value in options.items() if value is not None}

@@ -120,14 +120,6 @@ class TableFolders(TextPartitions):
         return "/".join(table_folder(name, text) for name, text in zip(self.columns, key, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnFolders(TableFolders):
-    """For a table whose files hold the partition columns as well."""
-
-    def body(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        return rows
-
-
 UNPARTITIONED: Final = Folders(())
 
 

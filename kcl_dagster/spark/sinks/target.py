@@ -4,14 +4,15 @@ A type of the output may be narrower than the table's: integers, floats and deci
 written. Whatever may lose a value, or break a promise that the table makes to its readers, is refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 from pyarrow import types as kinds
 
-from kcl_dagster.errors import SinkError
+from kcl_dagster.errors import RecordRefused, SinkError
+from kcl_dagster.spark.parquet_file import Footer, null_counts, read_footer
 
 _EXACT_IN_A_DOUBLE: Final = 32  # bits of the widest integer that a double holds
 
@@ -43,12 +44,24 @@ class Target:
         if missing:
             raise SinkError(f"{self.table}: the output lacks {missing}, which the table requires")
 
+    def check_nulls(self, footer: Footer, partition: Mapping[str, object] | None = None) -> None:
+        """Raise RecordRefused if a file has nulls in a column that allows none."""
+        required = [field.name for field in self.schema if not field.nullable]
+        if not required:
+            return
+        counts = null_counts(read_footer(footer))
+        wrong = [name for name in required if counts.get(name, 0) or (partition or {}).get(name, "") is None]
+        if wrong:
+            raise RecordRefused(f"{self.table}: a row has null in {wrong}, which the table does not allow")
+
     def stored(self, output: pa.Schema) -> pa.Schema:
         """The schema of what is stored of an output."""
         fields = []
         for field in output:
             index = self.schema.get_field_index(field.name)
-            fields.append(field if index < 0 else field.with_type(self.schema.field(index).type))
+            kind = field.type if index < 0 else self.schema.field(index).type
+            same = any(is_kind(field.type) and is_kind(kind) for is_kind in (_is_text, _is_bytes))
+            fields.append(field if same else field.with_type(kind))
         return pa.schema(fields)
 
     def cast(self, rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, Protocol, TypeGuard
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -22,9 +22,20 @@ from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.sinks.layout import UNPARTITIONED, Layout
 from kcl_dagster.spark.sinks.split import split
 from kcl_dagster.spark.sinks.target import Target
-from kcl_dagster.spark.storage import Store
 from kcl_dagster.spark.transform import Transform, apply, gathered, unchanged
 from kcl_dagster.worker.batch import Part
+
+
+class FileWriter(Protocol):
+    """What executors need of a store."""
+
+    @property
+    def root(self) -> str: ...
+
+    def too_long(self, path: str) -> str | None: ...
+
+    def put(self, path: str, content: memoryview | bytes) -> None: ...
+
 
 _MANIFEST: Final = pa.schema(
     [
@@ -65,7 +76,7 @@ class Written:
 def write_files(
     data: DataFrame,
     transform: Transform,
-    store: Store,
+    store: FileWriter,
     names: Mapping[LeaseKey, str],
     layout: Layout = UNPARTITIONED,
     target: Target | None = None,
@@ -120,7 +131,7 @@ def _stores_as_read(layout: Layout, target: Target | None) -> bool:
     return bool(target.stored(RECORDS) == RECORDS)
 
 
-def _is_drafted(origin: object, store: Store) -> TypeGuard[Drafted]:
+def _is_drafted(origin: object, store: FileWriter) -> TypeGuard[Drafted]:
     return isinstance(origin, Drafted) and origin.store == store
 
 
@@ -179,7 +190,7 @@ def stems_replaced(part: Part) -> list[str]:
 class _WriteFiles:
     """What `mapInArrow` runs over the output of the transform, with the rows of a lease in one partition."""
 
-    store: Store
+    store: FileWriter
     names: Mapping[LeaseKey, str]
     layout: Layout
     target: Target | None

@@ -265,6 +265,8 @@ def test_a_partition_value_that_is_too_long_is_the_failure_of_its_record(place: 
         assert {len(row["kind"]) for row in place.read()} == {1, 1200}
 
 
+@pytest.mark.audit("E3")
+@pytest.mark.parametrize("place", KINDS, indirect=True)
 def test_times_name_partitions_whatever_zone_the_session_has(place: Place, spark: SparkSession) -> None:
     times = {1000: "2026-01-31 23:59:59", 1001: "2026-02-01 00:00:00", 1002: "2026-02-01 13:30:00"}
     seconds = {number: 1769903999 + offset for number, offset in zip(times, (0, 1, 48601), strict=True)}
@@ -274,7 +276,9 @@ def test_times_name_partitions_whatever_zone_the_session_has(place: Place, spark
         time = F.coalesce(*[F.when(number == n, F.timestamp_seconds(F.lit(s))) for n, s in seconds.items()])
         return frame.select("sequence_number", time.alias("at"))
 
-    sink = place.open(transform=transform, partition_by=["month(at)", "day(at)", "hour(at)"])
+    is_hidden = place.kind == "iceberg"  # the table keeps the partitions to itself
+    units = ["hour(at)"] if is_hidden else ["month(at)", "day(at)", "hour(at)"]
+    sink = place.open(transform=transform, partition_by=units)
     zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
     try:
         for other in ("Asia/Tokyo", "America/Los_Angeles"):  # the second is a replay by another worker
@@ -283,6 +287,10 @@ def test_times_name_partitions_whatever_zone_the_session_has(place: Place, spark
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone)
     assert place.contents() == Counter(times.keys())
+    if is_hidden:
+        files = sink._load().inspect.partitions().to_pylist()
+        assert {file["partition"]["at_hour"] for file in files} == {seconds[n] // 3600 for n in times}
+        return
     found = {int(row["sequence_number"]): (row["at_month"], row["at_day"], row["at_hour"]) for row in place.read()}
     assert found == {n: (text[:7], text[:10], text[:13].replace(" ", "-")) for n, text in times.items()}
 

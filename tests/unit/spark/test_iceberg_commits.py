@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
+from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
 from kcl_dagster.spark.sinks.record import StoredPart, owner_key
 from kcl_dagster.spark.sinks.writing import WrittenFile
 from kcl_dagster.testing.clock import FakeClock
@@ -43,14 +44,18 @@ class Lake:
 
     def commit(self, sink: IcebergSink, number: int, *values: int) -> None:
         """A part with these values, of which no file is made if there are none."""
-        root = f"{sink._catalog.load_table('lake.clicks').location()}/data"
+        table = sink._catalog.load_table("lake.clicks")
+        root = f"{table.location()}/data"
         files = []
         if values:
             name = f"{number}-{random.getrandbits(40):x}.parquet"
             Path(root).mkdir(parents=True, exist_ok=True)
-            pq.write_table(pa.table({"n": values}, schema=SCHEMA), f"{root}/{name}")
-            files = [WrittenFile(LEASE, name, len(values), 9, {}, SCHEMA)]
-        sink._commit(Batch("app", WorkerId("w:1"), (part(number),)), files, root)
+            file = ParquetFile(SCHEMA)
+            file.write(pa.record_batch({"n": values}, schema=SCHEMA))
+            Path(root, name).write_bytes(file.finish())
+            files = [WrittenFile(LEASE, name, len(values), 9, {}, SCHEMA, file.footer)]
+        batch = Batch("app", WorkerId("w:1"), (part(number),))
+        sink._commit(batch, files, root, IcebergPartitions.of("t", table.spec(), table.schema()))
 
     @property
     def table(self) -> Any:

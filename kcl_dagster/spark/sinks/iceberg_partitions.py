@@ -1,0 +1,156 @@
+"""The partitions of an Iceberg table: each file belongs to one, and its value is kept in the table's metadata.
+
+The table's own spec decides, with pyiceberg's own transforms. Executors need pyiceberg for a partitioned table.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructType
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.spark.partitioning import PartitionTerm
+from kcl_dagster.spark.sinks.layout import table_folder
+from kcl_dagster.spark.sinks.split import distinct
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.typedef import Record
+    from pyiceberg.types import PrimitiveType
+
+FIRST_FIELD_ID: Final = 1000  # by the format: partition fields are numbered from here
+
+
+@dataclass(frozen=True)
+class IcebergPartitions:
+    """The layout of a table with this spec. Both are JSON, as the format writes them, so a layout can be sent to an
+    executor."""
+
+    table: str
+    spec_json: str
+    schema_json: str
+
+    @classmethod
+    def of(cls, table: str, spec: "PartitionSpec", schema: "Schema") -> "IcebergPartitions":
+        return cls(table, spec.model_dump_json(), schema.model_dump_json())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without what was parsed."""
+        return IcebergPartitions, (self.table, self.spec_json, self.schema_json)
+
+    @cached_property
+    def spec(self) -> "PartitionSpec":
+        from pyiceberg.partitioning import PartitionSpec
+
+        return PartitionSpec.model_validate_json(self.spec_json)
+
+    @cached_property
+    def schema(self) -> "Schema":
+        from pyiceberg.schema import Schema
+
+        return Schema.model_validate_json(self.schema_json)
+
+    @property
+    def is_flat(self) -> bool:
+        return not self.spec.fields
+
+    def check(self, output: StructType) -> None:
+        missing = sorted({self._source(field).split(".")[0] for field in self.spec.fields} - set(output.names))
+        if missing:
+            raise ConfigurationError(
+                f"{self.table} is partitioned by {missing}, and the transform's output has {output.names}"
+            )
+
+    def keys(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        return [self._transformed(field, rows) for field in self.spec.fields]
+
+    def folder(self, key: Sequence[Any]) -> str:
+        named = zip(self.spec.fields, key, strict=True)
+        return "/".join(table_folder(field.name, None if value is None else str(value)) for field, value in named)
+
+    def values(self, key: Sequence[Any]) -> dict[str, Any]:
+        """In the format's binary form of a single value, which is exact for all types."""
+        from pyiceberg.conversions import to_bytes
+
+        return {
+            name: None if value is None else b64encode(to_bytes(kind, value)).decode()
+            for (name, kind), value in zip(self._types.items(), key, strict=True)
+        }
+
+    def body(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows
+
+    def record(self, values: Mapping[str, Any]) -> "Record":
+        """The value of a file's partition, as pyiceberg writes it into a manifest."""
+        from pyiceberg.conversions import from_bytes
+        from pyiceberg.typedef import Record
+
+        return Record(
+            *(
+                None if values[name] is None else from_bytes(kind, b64decode(values[name]))
+                for name, kind in self._types.items()
+            )
+        )
+
+    @property
+    def _types(self) -> "dict[str, PrimitiveType]":
+        from pyiceberg.types import PrimitiveType
+
+        fields = self.spec.partition_type(self.schema).fields
+        return {field.name: field.field_type for field in fields if isinstance(field.field_type, PrimitiveType)}
+
+    def _source(self, field: "PartitionField") -> str:
+        name = self.schema.find_column_name(field.source_id)
+        if name is None:
+            raise ConfigurationError(f"{self.table} is partitioned by a column that it has no more: {field}")
+        return name
+
+    def _transformed(self, field: "PartitionField", rows: pa.RecordBatch) -> pa.Array:
+        first, *inside = self._source(field).split(".")
+        column = rows.column(first)
+        for name in inside:
+            column = pc.struct_field(column, name)
+        if pa.types.is_timestamp(column.type) and _is_of_time(field):
+            # No transform of a time is finer than an hour. pyiceberg then transforms a few values, and not each.
+            column = pc.floor_temporal(column, unit="hour")
+        few, places = distinct(column)
+        transform = field.transform.transform(self.schema.find_type(field.source_id))
+        values = [None if value is None else transform(value) for value in few.to_pylist()]
+        kind = column.type if _keeps_type(field) else pa.int32()
+        return pc.take(pa.array(values, kind), places)
+
+
+def _is_of_time(field: "PartitionField") -> bool:
+    return str(field.transform) in {"year", "month", "day", "hour"}
+
+
+def _keeps_type(field: "PartitionField") -> bool:
+    name = str(field.transform)
+    return name in {"identity", "void"} or name.startswith("truncate")
+
+
+def spec_of(terms: Sequence[PartitionTerm], schema: "Schema") -> "PartitionSpec":
+    """For a table that is made with this schema."""
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.transforms import parse_transform
+
+    missing = [term.column for term in terms if term.column not in schema.column_names]
+    if missing:
+        raise ConfigurationError(f"partition_by names {missing}, and the output has {schema.column_names}")
+    return PartitionSpec(
+        *(
+            PartitionField(
+                source_id=schema.find_field(term.column).field_id,
+                field_id=FIRST_FIELD_ID + number,
+                transform=parse_transform(term.transform),
+                name=term.name,
+            )
+            for number, term in enumerate(terms)
+        )
+    )

@@ -1,0 +1,53 @@
+"""Files of a table that are written through the table's own access to its storage.
+
+A catalog may hand out credentials for one table and some minutes (Polaris, Unity, Lake Formation, S3 Tables). They
+are in the properties of the table as it was loaded, so the table is loaded for each batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kcl_dagster.errors import SinkError
+from kcl_dagster.spark.storage import LONGEST_KEY, S3Options, Store, open_store
+
+_OF_FILES: Final = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "py-io-impl")
+_WITHOUT_COPIES: Final = "--table-s3"  # ends the names of the buckets of S3 Tables, which know few requests
+
+
+@dataclass(frozen=True, slots=True)
+class TableFiles:
+    """Stores files below `root`, a URL, with pyiceberg's FileIO. Executors need pyiceberg for it."""
+
+    root: str
+    properties: Mapping[str, str] = field(repr=False)
+
+    def too_long(self, path: str) -> str | None:
+        is_short = len(f"{self.root}/{path}".encode()) <= LONGEST_KEY
+        return None if is_short else f"a path of more than {LONGEST_KEY} bytes"
+
+    def put(self, path: str, content: memoryview | bytes) -> None:
+        from pyiceberg.io import load_file_io
+
+        try:
+            output = load_file_io(dict(self.properties), self.root).new_output(f"{self.root}/{path}")
+            with output.create(overwrite=True) as stream:
+                stream.write(bytes(content))
+        except Exception as error:  # of whichever library the FileIO uses
+            raise SinkError(f"{self.root}/{path}: {type(error).__name__}: {error}") from error
+
+
+def files_of(root: str, properties: Mapping[str, Any], own: Mapping[str, str], s3: S3Options) -> Store | TableFiles:
+    """How the files below `root` are written: by the sink's own client if the table asks for no more than `own`,
+    which the sink gave to the catalog, and else through the table's FileIO."""
+    given = {name: str(value) for name, value in properties.items() if isinstance(value, str)}
+    is_ours = _about_files(given) == _about_files(own)
+    scheme, _, rest = root.partition("://")
+    is_known = not rest or scheme in {"file", "s3", "s3a", "s3n"}
+    if is_ours and is_known and not rest.partition("/")[0].endswith(_WITHOUT_COPIES):
+        return open_store(root, s3)
+    return TableFiles(root, given)
+
+
+def _about_files(properties: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in properties.items() if name.startswith(_OF_FILES)}

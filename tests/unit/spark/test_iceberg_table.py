@@ -1,0 +1,291 @@
+"""What lies in an Iceberg table: every row once, in the partitions of the table's own spec."""
+
+import pickle
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from moto import mock_aws
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.transforms import IdentityTransform
+
+from kcl_dagster.errors import ConfigurationError, RecordRefused, SinkError
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.partitioning import PartitionTerm
+from kcl_dagster.spark.sinks.iceberg import IcebergSink, _target
+from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
+from kcl_dagster.spark.sinks.layout import NULL_PARTITION
+from kcl_dagster.spark.sinks.table_files import TableFiles, files_of
+from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store
+from kcl_dagster.testing.clock import FakeClock
+from tests.unit.spark.outputs import (
+    LEASES,
+    VALUES,
+    as_read,
+    numbers,
+    outputs,
+    partition_columns,
+    rows_of,
+    run_writer,
+    whole,
+)
+from tests.unit.spark.rest_catalog import RestCatalog, rest_catalog
+
+MIDNIGHT = datetime(2026, 2, 1, tzinfo=UTC)
+TIME = pa.timestamp("us", tz="UTC")
+IDENTIFIER = "lake.clicks"
+# pyarrow, with which pyiceberg reads, knows no other years; Iceberg itself has no int8.
+KINDS = [kind for kind in VALUES if not pa.types.is_temporal(kind) and kind != pa.int8()]
+
+
+def sink(folder: Path, partition_by: Sequence[str] = (), **more: Any) -> IcebergSink:
+    where = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": str(folder)}
+    runtime = Runtime(clock=FakeClock(), random=random.Random(1))
+    return IcebergSink(IDENTIFIER, more.pop("catalog", where), partition_by=partition_by, runtime=runtime, **more)
+
+
+def store(sink: IcebergSink, *batches: pa.RecordBatch, number: int = 1) -> None:
+    """As `IcebergSink.write`, of an output that is there already."""
+    table = sink._load() or sink._create(batches[0].schema)
+    partitions = IcebergPartitions.of("the table", table.spec(), table.schema())
+    root = f"{table.location()}/data"
+    files = files_of(root, table.io.properties, sink._own, sink._s3)
+    target = _target(table, "the table")
+    target.check(batches[0].schema)
+    travelled = pickle.loads(pickle.dumps((files, partitions, target)))  # to an executor
+    written = run_writer(travelled[0], travelled[1], batches, f"{number}", target=travelled[2])
+    sink._commit(whole(number), written, root, partitions)
+
+
+def output(columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    size = len(next(iter(columns.values())))
+    lease = pa.array([LEASES[0]] * size)
+    return pa.record_batch({"n": pa.array(range(size), pa.int64()), "lease_key": lease, **columns})
+
+
+def rows(sink: IcebergSink) -> list[dict[str, Any]]:
+    return sink._catalog.load_table(IDENTIFIER).scan().to_arrow().sort_by("n").to_pylist()  # type: ignore[no-any-return]  # untyped
+
+
+def partitions(sink: IcebergSink) -> list[dict[str, Any]]:
+    found = sink._catalog.load_table(IDENTIFIER).inspect.partitions().to_pylist()
+    return [row["partition"] for row in found]
+
+
+@pytest.mark.audit("A1", "A2")
+@settings(max_examples=12, deadline=None)
+@given(outputs(KINDS))
+def test_rows_in_are_rows_out_of_a_table(
+    tmp_path_factory: pytest.TempPathFactory, output: tuple[pa.Schema, list[pa.RecordBatch]]
+) -> None:
+    schema, batches = output
+    there = sink(tmp_path_factory.mktemp("lake"), partition_columns(schema))
+    store(there, *batches)
+    found = {row["n"]: row for row in rows(there)}
+    assert Counter(found.keys()) == numbers(batches)
+    for row in rows_of(batches):
+        for name in partition_columns(schema):
+            assert as_read(found[row["n"]][name]) == as_read(row[name])
+
+
+@pytest.mark.audit("A1")
+def test_null_empty_and_the_word_for_null_are_three_partitions(tmp_path: Path) -> None:
+    there = sink(tmp_path, ["kind"])
+    store(there, output({"kind": pa.array([None, "", NULL_PARTITION, "a", None])}))
+    assert [row["kind"] for row in rows(there)] == [None, "", NULL_PARTITION, "a", None]
+    assert len(partitions(there)) == 4
+
+
+@pytest.mark.audit("E3")
+def test_a_batch_across_midnight_is_stored_in_two_days(tmp_path: Path) -> None:
+    there = sink(tmp_path, ["day(at)"])
+    times = [MIDNIGHT - timedelta(microseconds=1), MIDNIGHT, None, MIDNIGHT + timedelta(hours=5)]
+    store(there, output({"at": pa.array(times, TIME)}))
+    assert [row["at"] for row in rows(there)] == times
+    found = {partition["at_day"] for partition in partitions(there)}
+    assert found == {MIDNIGHT.date() - timedelta(days=1), MIDNIGHT.date(), None}
+    read = there._catalog.load_table(IDENTIFIER).scan(row_filter=f"at >= '{MIDNIGHT.isoformat()}'")
+    assert len(list(read.plan_files())) == 1
+    assert sorted(read.to_arrow()["n"].to_pylist()) == [1, 3]
+
+
+@pytest.mark.audit("E3")
+@pytest.mark.parametrize(
+    ("term", "expected"),
+    [
+        ("hour(at)", [("at_hour", "hour")]),
+        ("month(at)", [("at_month", "month")]),
+        ("year(at)", [("at_year", "year")]),
+        ("bucket(4, user)", [("user_bucket", "bucket[4]")]),
+        ("truncate(2, user)", [("user_trunc", "truncate[2]")]),
+        ("user", [("user", "identity")]),
+    ],
+)
+def test_tables_are_made_with_the_spec_that_was_asked_for(
+    tmp_path: Path, term: str, expected: list[tuple[str, str]]
+) -> None:
+    there = sink(tmp_path, [term])
+    users = [f"user-{number}" for number in range(20)] + ["ab", None]
+    times = [MIDNIGHT + timedelta(hours=40 * number) for number in range(22)]
+    store(there, output({"at": pa.array(times, TIME), "user": pa.array(users)}))
+    table = there._catalog.load_table(IDENTIFIER)
+    assert [(field.name, str(field.transform)) for field in table.spec().fields] == expected
+    assert table.schema().column_names == ["n", "lease_key", "at", "user"]
+    assert [row["user"] for row in rows(there)] == users
+    if "user" in term:
+        found = table.scan(row_filter="user = 'user-7'")
+        assert found.to_arrow()["n"].to_pylist() == [7]
+        assert len(list(found.plan_files())) == 1
+        assert table.scan(row_filter="user is null").to_arrow()["n"].to_pylist() == [21]
+
+
+@pytest.mark.audit("E3")
+def test_a_table_that_another_engine_partitioned_is_written_by_its_own_spec(tmp_path: Path) -> None:
+    there = sink(tmp_path)
+    store(there, output({"at": pa.array([MIDNIGHT], TIME), "user": pa.array(["a"])}))
+    with there._catalog.load_table(IDENTIFIER).update_spec() as spec:
+        spec.add_field("user", IdentityTransform(), "who")
+    store(there, output({"at": pa.array([MIDNIGHT] * 2, TIME), "user": pa.array(["a", "b"])}), number=2)
+    assert [row["user"] for row in rows(there)] == ["a", "a", "b"]
+    assert {partition["who"] for partition in partitions(there)} == {None, "a", "b"}
+
+
+@pytest.mark.audit("E3")
+def test_a_batch_for_a_spec_that_was_changed_meanwhile_is_not_added(tmp_path: Path) -> None:
+    there = sink(tmp_path)
+    store(there, output({"user": pa.array(["a"])}))
+    table = there._load()
+    assert table is not None
+    before = IcebergPartitions.of("t", table.spec(), table.schema())
+    with table.update_spec() as spec:
+        spec.add_field("user", IdentityTransform(), "who")
+    with pytest.raises(SinkError, match="partitioned in another way"):
+        there._commit(whole(2), [], f"{table.location()}/data", before)
+
+
+@pytest.mark.audit("E3")
+def test_a_table_with_the_text_columns_of_an_earlier_version_keeps_them(tmp_path: Path) -> None:
+    there = sink(tmp_path, ["day(at)"])
+    there._catalog.create_namespace("lake")
+    made = pa.schema([("n", pa.int64()), ("lease_key", pa.string()), ("at", TIME), ("at_day", pa.string())])
+    there._catalog.create_table(IDENTIFIER, made)
+    table = there._load()
+    assert table is not None
+    assert there._transform_for(table) is not there._transform
+    store(there, output({"at": pa.array([MIDNIGHT], TIME), "at_day": pa.array(["2026-02-01"])}))
+    assert [row["at_day"] for row in rows(there)] == ["2026-02-01"]
+
+
+def test_narrower_types_and_required_columns_are_looked_after(tmp_path: Path) -> None:
+    there = sink(tmp_path)
+    store(there, output({"count": pa.array([1], pa.int64())}))
+    store(there, output({"count": pa.array([2], pa.int32())}), number=2)
+    assert sorted(row["count"] for row in rows(there)) == [1, 2]
+    with there._catalog.load_table(IDENTIFIER).update_schema(allow_incompatible_changes=True) as schema:
+        schema.update_column("count", required=True)
+    with pytest.raises(RecordRefused, match="count"):
+        store(there, output({"count": pa.array([None], pa.int64())}), number=3)
+
+
+@pytest.mark.parametrize("entry", ["century(at)", "bucket(user)", "bucket(x, user)", "a b", " a", ""])
+def test_a_partition_that_cannot_be_is_named(entry: str) -> None:
+    with pytest.raises(ConfigurationError, match="partition_by has"):
+        PartitionTerm.parse(entry)
+
+
+def test_what_was_parsed_is_not_sent_to_executors() -> None:
+    partitions = IcebergPartitions(
+        "t", PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "a")).model_dump_json(), "{}"
+    )
+    assert partitions.spec.fields
+    assert pickle.loads(pickle.dumps(partitions)) == partitions
+
+
+# Catalogs
+
+
+@pytest.fixture
+def rest(tmp_path: Path) -> Iterator[RestCatalog]:
+    with rest_catalog(tmp_path) as catalog:
+        yield catalog
+
+
+@pytest.mark.audit("E2")
+def test_a_rest_catalog_needs_no_staged_tables(rest: RestCatalog, tmp_path: Path) -> None:
+    there = sink(tmp_path, ["day(at)"], catalog={"type": "rest", "uri": rest.uri})
+    store(there, output({"at": pa.array([MIDNIGHT - timedelta(seconds=1), MIDNIGHT], TIME)}))
+    store(
+        sink(tmp_path, ["day(at)"], catalog={"type": "rest", "uri": rest.uri}),
+        output({"at": pa.array([MIDNIGHT], TIME)}),
+        number=2,
+    )
+    assert [row["n"] for row in rows(there)] == [0, 0, 1]
+    assert len(partitions(there)) == 2
+
+
+@pytest.mark.audit("E2")
+def test_files_are_written_with_the_credentials_that_come_with_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg import io
+
+    used: list[str | None] = []
+    load = io.load_file_io
+
+    def load_file_io(properties: Any, location: str | None = None) -> Any:
+        if location and location.endswith("/data"):
+            used.append(properties.get("s3.access-key-id"))
+        return load(properties, location)
+
+    monkeypatch.setattr(io, "load_file_io", load_file_io)
+    with rest_catalog(tmp_path, s3_access_key_id="vended", s3_session_token="for this table") as rest:
+        there = sink(tmp_path, catalog={"type": "rest", "uri": rest.uri})
+        store(there, output({"kind": pa.array(["a"])}))
+        assert [row["kind"] for row in rows(there)] == ["a"]
+    assert set(used) == {"vended"}
+
+
+@pytest.mark.audit("E2")
+@pytest.mark.parametrize(
+    ("root", "properties", "expected"),
+    [
+        ("s3://lake/t/data", {}, S3Store),
+        ("s3://lake/t/data", {"warehouse": "s3://lake", "glue.region": "x"}, S3Store),
+        ("s3://lake/t/data", {"s3.access-key-id": "vended"}, TableFiles),
+        ("s3://lake/t/data", {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}, TableFiles),
+        ("s3://a1b2c3--table-s3/t/data", {}, TableFiles),
+        ("gs://lake/t/data", {}, TableFiles),
+        ("/lake/t/data", {}, LocalStore),
+        ("file:///lake/t/data", {}, LocalStore),
+    ],
+)
+def test_the_sink_s_own_client_writes_only_where_it_may(
+    root: str, properties: dict[str, str], expected: type
+) -> None:
+    assert isinstance(files_of(root, properties, {}, S3Options()), expected)
+
+
+def test_a_file_that_cannot_be_written_is_the_sinks_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(SinkError, match=r"a\.parquet: "):
+        TableFiles(f"{tmp_path}/file", {}).put("a.parquet", b"x")
+
+
+@pytest.mark.audit("E2")
+def test_glue_is_where_the_resource_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_DEFAULT_REGION", "AWS_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with mock_aws():
+        monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+        s3 = S3Options("eu-west-1", access_key="test", secret_key="test")
+        there = sink(tmp_path, ["day(at)"], catalog={"type": "glue", "warehouse": str(tmp_path)}, s3=s3)
+        store(there, output({"at": pa.array([MIDNIGHT - timedelta(seconds=1), MIDNIGHT], TIME)}))
+        assert [row["n"] for row in rows(there)] == [0, 1]
+        assert there._catalog.glue.meta.region_name == "eu-west-1"  # type: ignore[attr-defined]  # of this catalog
