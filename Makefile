@@ -10,7 +10,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export UV_SYSTEM_CERTS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit lint types format lock wheel conformance interop ui simulate simulate-mutants audit spec \
+.PHONY: help setup demo test unit lint types format lock wheel conformance interop ui simulate simulate-mutants audit hostile spec \
 	chaos screenshots reference bench-emulator bench-leader bench-failover bench-worker bench-decoding clean
 
 help:  ## this list
@@ -73,6 +73,9 @@ simulate-mutants: $(READY)  ## plant bugs and count the seeds each survives
 
 audit: $(READY)  ## the tests of every audited defect, one line per row: ROWS="B4 D7"
 	@$(BIN)/python -m tests.audit $(ROWS)
+
+hostile: $(READY)  ## search for records that cost more than they weigh: SEEDS=1-8 ARGS="--evaluations 300"
+	@$(BIN)/python -m tests.hostile --seeds $(or $(SEEDS),1-4) $(ARGS)
 
 spec: $(READY)  ## model-check the protocol
 	@$(BIN)/python -m spec $(ARGS)

@@ -218,12 +218,12 @@ def _read(
         for page in reader.pages(allowance, deadline, stop.is_set):
             is_whole = unpacker.unpack_from(reader, page, columns, opening)
             if len(columns) >= BATCH_ROWS or unpacker.bytes - flushed >= BATCH_BYTES:
-                for batch in _batches(range_, columns):
+                for batch in record_batches(range_, columns):
                     put(batch)
                 columns, flushed = Columns(), unpacker.bytes
             if not is_whole:
                 break
-        for batch in _batches(range_, columns):
+        for batch in record_batches(range_, columns):
             put(batch)
         put(_Done(range_, _trailer(reader, unpacker)))
     except KclError as error:
@@ -286,7 +286,7 @@ def _trailer(reader: ShardReader | FanoutReader | WindowReader, unpacker: Unpack
     )
 
 
-def _batches(range_: Range, columns: Columns) -> Iterator[pa.RecordBatch]:
+def record_batches(range_: Range, columns: Columns) -> Iterator[pa.RecordBatch]:
     """Arrow batches of at most BATCH_ROWS rows, and of BATCH_BYTES and one row. A key that many records of an
     aggregate share is one string until here, and in Arrow one for each."""
     start = size = 0

@@ -34,6 +34,7 @@ _KEYS_TAG: Final = 1 << 3 | _LENGTH  # in the message
 _HASH_KEYS_TAG: Final = 2 << 3 | _LENGTH
 _RECORD_TAG: Final = 3 << 3 | _LENGTH
 _KEY_TAG, _EXPLICIT_TAG, _DATA_TAG = 1 << 3 | _VARINT, 2 << 3 | _VARINT, 3 << 3 | _LENGTH  # in a record
+_FIRST_FIELD: Final = 1 << 3  # below it is no tag of a field
 _LONGEST_HEAD: Final = 10  # bytes of a usual record before its data: tags, sizes of two bytes, indexes of one
 _MOST_DIGITS: Final = len(str(MAX_HASH_KEY))  # a producer may write any number of them, and Python reads only some
 _MAX_VARINT_BITS: Final = 63  # ten bytes of seven bits; anything longer is not a varint
@@ -254,12 +255,19 @@ class _Walk:
         yield self._window
 
     def _usual_keys(self, position: int, end: int) -> int:
-        """Take the keys of less than 128 bytes that come next; where that ends."""
+        """Take the keys of less than 128 bytes that come next, and step over short numbers that nothing is known
+        of; where that ends."""
         message, last = self._message, end - 2
         while position <= last:
             tag, start = message[position], position + 2
-            stop = start + message[start - 1]
-            if stop - start >= 0x80 or stop > end:
+            size = message[start - 1]
+            stop = start + size
+            if size >= 0x80 or tag & 7 == _VARINT:
+                if size >= 0x80 or not _FIRST_FIELD <= tag < 0x80:
+                    break
+                position = start
+                continue
+            if stop > end:
                 break
             if tag == _KEYS_TAG:
                 self.partition_keys.add(start, stop)
