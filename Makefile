@@ -10,7 +10,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export UV_SYSTEM_CERTS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit lint types format lock wheel conformance interop ui simulate simulate-mutants audit hostile spec \
+.PHONY: help setup demo test unit lint types format lock sbom wheel conformance interop ui simulate simulate-mutants audit hostile spec \
 	chaos screenshots reference bench-emulator bench-leader bench-failover bench-worker bench-decoding clean
 
 help:  ## this list
@@ -48,9 +48,18 @@ format: $(READY)  ## let ruff repair what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-lock: $(READY)  ## resolve the dependencies anew into requirements.lock
-	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-		--no-emit-find-links --no-header --no-annotate --all-extras --group dev pyproject.toml -o requirements.lock
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --no-header --no-annotate --all-extras
+
+lock: $(READY)  ## resolve the dependencies anew: requirements.lock for development, requirements-runtime.lock for images
+	@$(COMPILE) --upgrade --group dev pyproject.toml -o requirements.lock
+	@$(COMPILE) --constraint requirements.lock pyproject.toml -o requirements-runtime.lock
+
+sbom: $(READY)  ## dist/sbom.json: what an image with all extras holds, in CycloneDX
+	@mkdir -p dist
+	@$(BIN)/uv tool run --quiet --from 'cyclonedx-bom>=7,<8' cyclonedx-py requirements --pyproject pyproject.toml \
+		--output-file dist/sbom.json requirements-runtime.lock
+	@ls dist/sbom.json
 
 wheel: $(READY)  ## build dist/kcl_dagster-*.whl
 	@$(BIN)/uv build --quiet --wheel --no-build-isolation --out-dir dist .
