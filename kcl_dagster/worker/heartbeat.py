@@ -102,6 +102,8 @@ class Heartbeat:
             if self._over.is_set():
                 return
             self._is_written = True  # even if the answer is lost
+            # The process may have paused since the row was made, and a row that is too old is not written.
+            self._row = row = replace(row, last_update=int(self._clock.now()))
             written = self._table.put(row)
         self.drain_requested = written.drain_requested
 
