@@ -61,6 +61,13 @@ _SYNCING: Final = "kcl_dagster.leader.syncing"
 _SYNC: Final = "kcl_dagster.leader.sync"
 _CLEANUP: Final = "kcl_dagster.leader.cleanup"
 _LOCK: Final = "kcl_dagster.tables.lock"
+_FLEET: Final = "kcl_dagster.leader.fleet"
+_DELIVERY: Final = "kcl_dagster.worker.delivery"
+_LATEST: Final = "kcl_dagster.worker.latest"
+_WRITING: Final = "kcl_dagster.spark.sinks.writing"
+_LAYOUT: Final = "kcl_dagster.spark.sinks.layout"
+_SPLIT: Final = "kcl_dagster.spark.sinks.split"
+_COORDINATION: Final = "kcl_dagster.tables.coordination"
 
 MUTANTS: Final = (
     # Conditions dropped
@@ -134,8 +141,8 @@ MUTANTS: Final = (
     Mutant(
         "the sink is written before the pin",
         _PROTOCOL,
-        "        if pin_of(holding.lease) is not None and progress.range.is_pinned:\n            return",
-        "        if progress:\n            return",
+        "        if progress.range.is_pinned:\n            # The answer",
+        "        if progress:\n            return\n            # The answer",
     ),
     Mutant(
         "the checkpoint moves before the sink is written",
@@ -153,8 +160,8 @@ MUTANTS: Final = (
     Mutant(
         "the batch number does not grow",
         _RANGES,
-        "            number, first, instead_of = lease.batch + 1, None, None",
-        "            number, first, instead_of = max(lease.batch, 1), None, None",
+        "number, first, instead_of = lease.batch + 1 if lease.batch else self.first_number(), None, None",
+        "number, first, instead_of = lease.batch if lease.batch else self.first_number(), None, None",
     ),
     Mutant(
         "a batch that failed is committed",
@@ -355,6 +362,109 @@ MUTANTS: Final = (
         _REQUESTS,
         "    update.set({a.OWNER: s(to)}).remove(a.CHECKPOINT_OWNER).add_one(a.COUNTER)",
         "    update.set({a.OWNER: s(to)}).add_one(a.COUNTER)",
+    ),
+    # Found only since operators, rights and user code are simulated
+    Mutant(
+        "a child's lease is made whatever became of its parent",
+        _REQUESTS,
+        "    note = _update(table, parent).require(_EXISTS)\n"
+        '    note.require(f"{a.CHECKPOINT} <> :end", {":end": s(SHARD_END.sequence)})'
+        ".set({a.CHILDREN: names(children)})\n"
+        "    return guarded(create(table, child), note.request())",
+        "    if parent and children:\n        return create(table, child)\n    return create(table, child)",
+    ),
+    Mutant(
+        "a leader that resigns deletes the lock of another one",
+        _COORDINATION,
+        '        f"{PRESENT} AND {LOCK_VERSION} = :held AND {LOCK_OWNER} = :owner",\n'
+        '        {":held": s(held), ":owner": s(owner)},',
+        "        PRESENT if held and owner else PRESENT,\n        None,",
+    ),
+    Mutant(
+        "work begun under one ownership is finished under another",
+        _HOLDINGS,
+        "        return held is not None and held.token == token and self._is_trusted(held)",
+        "        return held is not None and token > 0 and self._is_trusted(held)",
+        also=(
+            Change(
+                _HOLDINGS,
+                "        if held is None or (token is not None and held.token != token):",
+                "        if held is None or (token is not None and token < 0):",
+            ),
+            Change(
+                _HOLDINGS,
+                "        if self._held.get(key) is not held or (token is not None and held.token != token):",
+                "        if self._held.get(key) is not held or (token is not None and token < 0):",
+            ),
+        ),
+    ),
+    Mutant(
+        "a pin does not name its first record",
+        _PROTOCOL,
+        "Pin(progress.range.number, progress.first)",
+        "Pin(progress.range.number, None)",
+    ),
+    Mutant(
+        "a leader creates leases without the lock's guard",
+        _SYNCING,
+        "        guard = self._guard() if self._guard is not None and plan.creates else None",
+        "        guard = self._guard() if self._guard is not None and not plan.creates else None",
+    ),
+    Mutant(
+        "a lease that is made again counts its batches from 1",
+        _RANGES,
+        "lease.batch + 1 if lease.batch else self.first_number(), None, None",
+        "lease.batch + 1, None, None",
+    ),
+    Mutant(
+        "a file is named by its lease and its first record",
+        _WRITING,
+        '{part.after.sequence}-{part.after.sub_sequence}.{part.number}"',
+        '{part.after.sequence}-{part.after.sub_sequence}"',
+    ),
+    Mutant(
+        "null and the text that stands for it share a folder",
+        _LAYOUT,
+        "    if text == NULL_PARTITION:\n        return",
+        '    if text == "":\n        return',
+    ),
+    Mutant(
+        "floats are grouped by their values",
+        _SPLIT,
+        "    if values.type in _BITS:",
+        "    if values.type not in _BITS and values.type in _BITS.values():",
+    ),
+    Mutant(
+        "events are written on the thread on which they happen",
+        _DELIVERY,
+        "                self._waiting.append(_Waiting(kind, call))",
+        "                call()",
+    ),
+    Mutant(
+        "runs are looked up on the thread that keeps house",
+        _LATEST,
+        "                self._start(self._find_out)",
+        "                self._find_out()",
+    ),
+    Mutant(
+        "a run that waits in the queue has the slot of a living worker",
+        _OBSERVATION,
+        "run.run_id == seen.row.run_id or run.run_id not in up:",
+        "run.run_id == seen.row.run_id:",
+        also=(
+            Change(
+                _FLEET,
+                "        foreign = _by_slot(sight.workers, own)",
+                "        foreign = _by_slot((), own)",
+            ),
+        ),
+    ),
+    Mutant(
+        "a reset keeps the pin",
+        _REQUESTS,
+        "    update.set(checkpoint_values(checkpoint))\n"
+        "    return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.TIP_SEEN).request()",
+        "    update.set(checkpoint_values(checkpoint))\n    return update.remove(a.TIP_SEEN).request()",
     ),
     # Rows
     Mutant(

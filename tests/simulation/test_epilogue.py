@@ -7,6 +7,7 @@ import pytest
 
 from kcl_dagster.errors import SinkError
 from kcl_dagster.leader.memory import Memory
+from kcl_dagster.leader.observation import Sight
 from kcl_dagster.leader.stages import Tick
 from kcl_dagster.testing.simulation import epilogue
 from kcl_dagster.testing.simulation.fleet import Simulation
@@ -23,9 +24,7 @@ def violations(act: Act, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [violation.name for violation in Simulation(draw(SEED).without_faults()).run().violations]
 
 
-@pytest.mark.parametrize(
-    "act", [epilogue.without_a_leader, epilogue.with_a_broken_stage, epilogue.with_repeated_ticks]
-)
+@pytest.mark.parametrize("act", epilogue.ACTS)
 def test_a_sound_fleet_passes(act: Act, monkeypatch: pytest.MonkeyPatch) -> None:
     assert violations(act, monkeypatch) == []
 
@@ -39,6 +38,18 @@ def test_workers_that_need_a_leader_are_noticed(monkeypatch: pytest.MonkeyPatch)
         epilogue.without_a_leader(simulation, random)
 
     assert violations(without_a_leader, monkeypatch) == ["L6"]
+
+
+def test_a_foreign_leader_that_sends_healthy_workers_away_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def evict(tick: Tick, sight: Sight) -> None:
+        for seen in sight.workers:
+            tick.leader.tables.workers.request_drain(seen.id)
+
+    def with_a_foreign_leader(simulation: Simulation, random: Random) -> None:
+        monkeypatch.setattr(Tick, "_send_away", evict)
+        epilogue.with_a_foreign_leader(simulation, random)
+
+    assert violations(with_a_foreign_leader, monkeypatch) == ["L7"]
 
 
 def test_a_stage_that_stops_the_others_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

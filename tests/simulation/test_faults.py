@@ -6,12 +6,11 @@ from random import Random
 
 import pytest
 
+from kcl_dagster.testing.simulation.faults import Fault, FaultKind
 from kcl_dagster.testing.simulation.fleet import Simulation
 from kcl_dagster.testing.simulation.scenario import (
     DENIABLE,
     SHORTEST_RETENTION,
-    Fault,
-    FaultKind,
     Scenario,
     draw,
 )

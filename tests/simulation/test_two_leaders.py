@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from kcl_dagster.testing.simulation.contest import ACTIVE_SECONDS, draw_contest, run_contest
+from kcl_dagster.testing.simulation.faults import Fault, FaultKind
 from kcl_dagster.testing.simulation.fleet import Outcome
-from kcl_dagster.testing.simulation.scenario import Fault, FaultKind
 
 SEEDS = range(1, 9)
 

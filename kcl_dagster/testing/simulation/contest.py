@@ -18,10 +18,11 @@ from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.standby import lead
 from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.testing.simulation.dagster import Orchestrator
+from kcl_dagster.testing.simulation.faults import Fault, FaultKind
 from kcl_dagster.testing.simulation.fleet import Outcome, Simulation
 from kcl_dagster.testing.simulation.kernel import Process
 from kcl_dagster.testing.simulation.processes import Daemon, runtime_of
-from kcl_dagster.testing.simulation.scenario import APPLICATION, LONGEST_RETENTION, Fault, FaultKind, Scenario
+from kcl_dagster.testing.simulation.scenario import APPLICATION, LONGEST_RETENTION, Scenario
 from kcl_dagster.testing.simulation.trace import Trace
 
 ACTIVE_SECONDS: Final = 600.0
@@ -228,6 +229,10 @@ class Contest(Simulation):
         )
         self.standbys.append(standby)
         self.kernel.spawn(process, "ticks", standby.main)
+
+    def _leads_as(self, actor: Process | None) -> str | None:
+        standing_by = next((standby.name for standby in self.standbys if standby.process is actor), None)
+        return standing_by or super()._leads_as(actor)
 
     def _reported(self, daemon: str, report: TickReport) -> None:
         if report.leading:

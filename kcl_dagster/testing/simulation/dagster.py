@@ -15,6 +15,8 @@ from kcl_dagster.testing.simulation.scenario import EPOCH
 # Measured: 3 to 17 seconds from request to the first line of the run; the queue is looked at every five.
 QUEUE_SECONDS: Final = (0.0, 5.0)
 START_SECONDS: Final = (3.0, 12.0)
+# How soon a caller notices that a database that hung answers again.
+LOOK_SECONDS: Final = 5.0
 
 _RANK: Final[tuple[RunStatus, ...]] = ("queued", "starting", "canceling", "running")
 
@@ -42,6 +44,40 @@ class Run:
         return self.status is None
 
 
+class StorageAway(Exception):
+    """Dagster's database refuses."""
+
+
+@dataclass(slots=True)
+class Storage:
+    """Dagster's database, as each of its callers meets it: slow, hanging, or raising."""
+
+    slow_seconds: float = 0.0
+    hangs_until: float = 0.0
+    raises: bool = False
+    on_call: Callable[[], None] = lambda: None
+    """Told of each call that has to wait or fails, on the caller's strand."""
+
+    @property
+    def is_well(self) -> bool:
+        return not (self.slow_seconds or self.hangs_until or self.raises)
+
+    def call(self, process: Process) -> None:
+        """Waits as long as the database takes."""
+        if self.is_well:
+            return
+        kernel = process.kernel
+        self.on_call()
+        kernel.sleep(self.slow_seconds)
+        while kernel.now < self.hangs_until:
+            kernel.sleep(LOOK_SECONDS)
+        if self.raises:
+            raise StorageAway("the database is away, injected")
+
+    def mend(self) -> None:
+        self.slow_seconds, self.hangs_until, self.raises = 0.0, 0.0, False
+
+
 @dataclass(slots=True)
 class Orchestrator:
     """One Dagster instance. `start` makes a run's process; it is called when the run starts."""
@@ -51,6 +87,10 @@ class Orchestrator:
     start: Callable[[Run], Process]
     one_run_per_slot: bool
     monitor_seconds: float
+    pod_seconds: float = 0.0
+    """At most, for the machine of a run, on top of what Dagster takes."""
+
+    storage: Storage = field(default_factory=Storage)
     runs: dict[str, Run] = field(default_factory=dict)
     held_back_until: float = 0.0
     _keys: set[str] = field(default_factory=set)
@@ -101,7 +141,11 @@ class Orchestrator:
             self.kernel.call_at(self.kernel.now + QUEUE_SECONDS[1], lambda: self._dequeue(run))
             return
         run.status = "starting"
-        self.kernel.call_at(self.kernel.now + self.random.uniform(*START_SECONDS), lambda: self._begin(run))
+        self.kernel.call_at(self.kernel.now + self._start_seconds(), lambda: self._begin(run))
+
+    def _start_seconds(self) -> float:
+        seconds = self.random.uniform(*START_SECONDS)
+        return seconds + self.random.uniform(0.0, self.pod_seconds) if self.pod_seconds else seconds
 
     def _active(self) -> list[Run]:
         return [run for run in self.runs.values() if run.status not in (None, "queued")]

@@ -1,13 +1,15 @@
-"""What is tried out on a fleet that has come to rest: one of three acts, by the seed.
+"""What is tried out on a fleet that has come to rest: one of five acts, by the seed.
 
 The faults before have shown that the fleet recovers. Here one thing happens to a healthy fleet, so that what
-follows has one cause (L5, L6, S9).
+follows has one cause (L5 to L7, S9).
 """
 
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from kcl_dagster.leader.failures import FAILURES_BEFORE_RELEASE
+from kcl_dagster.tables.rows import DRAIN
 from kcl_dagster.testing.simulation.liveness import LAUNCH_SECONDS
 from kcl_dagster.worker.stop import StopReason
 
@@ -27,7 +29,7 @@ BREAKABLE: Final = (
 
 def play(simulation: "Simulation") -> None:
     random = simulation.random("epilogue")
-    act = random.choice([without_a_leader, with_a_broken_stage, with_repeated_ticks])
+    act = random.choice(ACTS)
     if simulation.java.living():
         return  # what a Java leader does is not for ours to promise
     simulation.kernel.note("act", act.__name__.replace("_", " "))
@@ -63,6 +65,7 @@ def with_a_broken_stage(simulation: "Simulation", random: Random) -> None:
         random.choice(living).process.kill()
     tick = timings.tick_interval + 1.0
     patience = 2 * timings.lease_duration + 8 * tick + 2 * scenario.monitor_seconds + 2 * LAUNCH_SECONDS
+    patience += 2 * scenario.start_seconds
 
     def is_served() -> bool:
         owners = {str(worker.run.worker) for worker in simulation.living()}
@@ -102,6 +105,56 @@ def with_repeated_ticks(simulation: "Simulation", random: Random) -> None:
     slots = [worker.run.slot for worker in simulation.living() if worker.worker is not None]
     if len(slots) != len(set(slots)):
         simulation.violations.add("S9", f"slots have several workers after a repeated tick: {sorted(slots)}")
+
+
+def with_a_leader_without_rights(simulation: "Simulation", random: Random) -> None:
+    """L6: all leaders may hold the lock and not read the leases, and a worker dies. The others take its leases, as
+    they do where no leader is there."""
+    timings, stretch = simulation.scenario.application.timings, simulation.scenario.stretch
+    simulation.weather.denied_to_daemons = ("dynamodb", "scan")
+    living = simulation.living()
+    if len(living) > 1:
+        random.choice(living).process.kill()
+    simulation.streams.produce(RECORDS)
+    ticks = FAILURES_BEFORE_RELEASE * (timings.tick_interval + 1.0)
+    patience = timings.leader_lock + ticks + timings.leaderless + 5 * timings.lease_duration
+    patience += 8 * LOOK_SECONDS * stretch
+    _wait(simulation, patience, lambda: not simulation.lake.missing())
+    if simulation.living() and simulation.lake.missing():
+        missing = simulation.lake.missing()
+        simulation.violations.add("L6", f"not stored {patience:.0f} s after leaders lost a right: {missing}")
+
+
+def with_a_foreign_leader(simulation: "Simulation", _random: Random) -> None:
+    """L7: another deployment leads, whose runs never leave its queue. The workers that are there go on."""
+    timings, stretch = simulation.scenario.application.timings, simulation.scenario.stretch
+    there = simulation.living()
+    if any(
+        row.get(DRAIN, {}).get("BOOL")
+        for table in simulation.tables.tables.values()
+        for row in table.items.values()
+    ):
+        return  # the former leader is about to replace a worker
+    for daemon in simulation.daemons:
+        daemon.process.kill()
+    simulation.start_foreign_deployment()
+    tick = timings.tick_interval + 1.0
+    _wait(simulation, timings.leader_lock + 4 * timings.lease_duration + 8 * tick, lambda: False)
+    if any(str(StopReason.LIFETIME) in (worker.run.exit or "") for worker in there):
+        return  # it had to be replaced, which the foreign queue does not do
+    patience = timings.lease_duration + timings.handoff_timeout + 4 * tick + 2 * LOOK_SECONDS * stretch
+    unread = simulation.reading.unread(patience)
+    if there and unread:
+        simulation.violations.add("L7", f"not read for {patience:.0f} s under a leader of another queue: {unread}")
+
+
+ACTS: Final[tuple[Callable[["Simulation", Random], None], ...]] = (
+    without_a_leader,
+    with_a_broken_stage,
+    with_repeated_ticks,
+    with_a_leader_without_rights,
+    with_a_foreign_leader,
+)
 
 
 def _wait(simulation: "Simulation", seconds: float, is_true: Callable[[], bool]) -> bool:

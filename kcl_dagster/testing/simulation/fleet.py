@@ -20,8 +20,10 @@ from kcl_dagster.testing.simulation.kernel import Kernel, Process, Strand, Stuck
 from kcl_dagster.testing.simulation.lake import Lake, LakeSink, ShardTruth
 from kcl_dagster.testing.simulation.ledger import LeaseRow, Ledger, is_lease, read_lease
 from kcl_dagster.testing.simulation.network import Line, Service
-from kcl_dagster.testing.simulation.processes import NAP_SECONDS, Daemon, WorkerProcess
+from kcl_dagster.testing.simulation.operators import Operators
+from kcl_dagster.testing.simulation.processes import EVENTS, NAP_SECONDS, QUESTION, Daemon, WorkerProcess
 from kcl_dagster.testing.simulation.properties import Violation, Violations
+from kcl_dagster.testing.simulation.reading import ReadingWatch
 from kcl_dagster.testing.simulation.scenario import EPOCH, Scenario
 from kcl_dagster.testing.simulation.streams import MoodyKinesis, Streams
 from kcl_dagster.testing.simulation.trace import Trace
@@ -100,12 +102,15 @@ class Simulation:
     weather: Weather = field(init=False)
     hands: Hands = field(init=False)
     java: JavaFleet = field(init=False)
+    operators: Operators = field(init=False)
+    reading: ReadingWatch = field(init=False)
     orchestrators: list[Orchestrator] = field(default_factory=list)
     daemons: list[Daemon] = field(default_factory=list)
     workers: list[WorkerProcess] = field(default_factory=list)
     reports: list[tuple[float, TickReport]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     fleet_changed: float = 0.0
+    epilogue_begins: bool = False
     memories: list[Item] = field(default_factory=list)
     restarts: int = 0
     _rows: dict[str, LeaseRow] = field(default_factory=dict)
@@ -140,6 +145,7 @@ class Simulation:
         )
         self.lake.expired = self.streams.expired
         timings = scenario.application.timings
+        self.operators = Operators(self)
         self.ledger = Ledger(
             self.violations,
             lambda: kernel.now,
@@ -151,9 +157,12 @@ class Simulation:
             self._is_given_up,
             self.is_former,
             lambda actor: actor in self.java.names,
+            self._leads_as,
+            self.operators.is_operator,
         )
         self.hands = Hands(self)
         self.java = JavaFleet(self)
+        self.reading = ReadingWatch(self)
         self.weather = Weather(kernel, self.hands, scenario.seed, scenario.stretch)
 
     def run(self) -> Outcome:
@@ -172,6 +181,7 @@ class Simulation:
             self._catch_up()
             if not self.violations.found:
                 liveness.check(self)
+            self.epilogue_begins = True
             if not self.violations.found:
                 epilogue.play(self)
         except Stuck as stuck:
@@ -212,16 +222,28 @@ class Simulation:
             for table, key in (("CoordinatorState", "key"), ("WorkerMetricStats", "wid")):
                 self._create_table(f"{scenario.application.name}-{table}", key)
         for deployment in range(scenario.deployments):
-            orchestrator = Orchestrator(
-                self.kernel,
-                self.random(f"dagster {deployment}"),
-                lambda run, deployment=deployment: self._start_worker(deployment, run),  # type: ignore[misc]
-                scenario.one_run_per_slot,
-                scenario.monitor_seconds,
-            )
-            self.orchestrators.append(orchestrator)
+            self._add_deployment()
             for number in range(scenario.daemons):
                 self.start_daemon(deployment, number)
+
+    def _add_deployment(self) -> Orchestrator:
+        scenario, deployment = self.scenario, len(self.orchestrators)
+        orchestrator = Orchestrator(
+            self.kernel,
+            self.random(f"dagster {deployment}"),
+            lambda run: self._start_worker(deployment, run),
+            scenario.one_run_per_slot,
+            scenario.monitor_seconds,
+            scenario.pod_seconds,
+        )
+        orchestrator.storage.on_call = self._asks_dagster
+        self.orchestrators.append(orchestrator)
+        return orchestrator
+
+    def start_foreign_deployment(self) -> None:
+        """Another deployment of the application, whose queue does not move."""
+        self._add_deployment().held_back_until = float("inf")
+        self.start_daemon(len(self.orchestrators) - 1, 0)
 
     def _create_table(self, name: str, key: str) -> None:
         self.tables.create_table(
@@ -274,6 +296,8 @@ class Simulation:
             NAP_SECONDS * self.scenario.stretch,
             self.scenario.watchdog,
             lambda event: self._event(run.worker, event),
+            self.scenario.spark_seconds,
+            self.reading.read,
         )
         self.workers.append(worker)
         process.on_end(lambda: self._worker_ended(worker))
@@ -329,6 +353,9 @@ class Simulation:
             if new is not None and old is None and is_lease(new):
                 row = self._rows[new["leaseKey"]["S"]] = read_lease(new)
                 self.truth_of(row).is_leased = True
+            if self.operators.is_operator(self.kernel.acting) and is_lease(some):
+                moved = read_lease(some)
+                self.lake.repeats(self.stream_of(moved.stream)[0], moved.shard)
             if not self._has_guest:
                 self._has_guest = True
                 self.hands.put(table, FOREIGN_ROW)
@@ -390,6 +417,13 @@ class Simulation:
             self._told(event.lease, str(event.facts.get("until", "")) or None)
         self._note(self.kernel.now, "event", f"{worker} {event.kind} {event.lease or ''} {event.message}")
 
+    def _asks_dagster(self) -> None:
+        """Dagster's database is away, and a strand is about to wait for it. Those that keep leases must not."""
+        strand = self.kernel.running
+        may_wait = (f"/{EVENTS}", f"/{QUESTION}", "/ticks")
+        if strand is not None and not strand.name.endswith(may_wait):
+            self.violations.add("L8", f"{strand.name} waits for Dagster's database")
+
     def _strand_ended(self, strand: Strand) -> None:
         if strand.failure is not None:
             self.violations.add("X1", f"{strand.name} raised {strand.failure!r}")
@@ -406,16 +440,24 @@ class Simulation:
             return self.java.names[actor]
         return next((w.run.worker for w in self.workers if w.process is actor), None)
 
+    def _leads_as(self, actor: Process | None) -> str | None:
+        """The name under which a process leads, in the lock's row."""
+        if actor is not None and actor in self.java.names:
+            return self.java.names[actor]
+        return next((daemon.identity for daemon in self.daemons if daemon.process is actor), None)
+
     # After the faults
 
     def _calm_down(self) -> None:
         kernel = self.kernel
         kernel.note("calm", "the faults stop")
+        self.reading.begin()
         self.weather.clear()
         for process in self.processes():
             process.resume()
         for deployment, orchestrator in enumerate(self.orchestrators):
             orchestrator.let_go()
+            orchestrator.storage.mend()
             for run in orchestrator.runs.values():
                 if run.process is not None and not run.process.is_alive:
                     orchestrator.finish(run, run.exit or "its process died")
@@ -430,6 +472,7 @@ class Simulation:
         """Those alive."""
         found = [worker.process for worker in self.workers] + [daemon.process for daemon in self.daemons]
         found += self.java.names
+        found += self.operators.processes
         return [process for process in found if process.is_alive]
 
     def living(self) -> list[WorkerProcess]:

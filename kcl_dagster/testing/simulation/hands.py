@@ -4,12 +4,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.testing.dynamodb.values import Item
+from kcl_dagster.testing.simulation.faults import FaultKind
 from kcl_dagster.testing.simulation.kernel import Process
 
 if TYPE_CHECKING:
     from kcl_dagster.testing.simulation.fleet import Simulation
 
 _MEMORY_KEY: Final = "kdLeaderMemory"
+_SLOW_STORAGE_SECONDS: Final = 3.0
 
 
 class Hands:
@@ -90,6 +92,18 @@ class Hands:
         for orchestrator in self._simulation.orchestrators:
             orchestrator.hold_back(seconds)
 
+    def spoil_storage(self, number: int, kind: FaultKind, seconds: float) -> None:
+        """The database of one deployment is away, or slow, for a while."""
+        this = self._simulation
+        storage, kernel = this.orchestrators[number % len(this.orchestrators)].storage, this.kernel
+        if kind is FaultKind.STORAGE_SLOW:
+            storage.slow_seconds = _SLOW_STORAGE_SECONDS * this.scenario.stretch
+        elif kind is FaultKind.STORAGE_HANGS:
+            storage.hangs_until = kernel.now + seconds
+        else:
+            storage.raises = True
+        kernel.call_at(kernel.now + seconds, storage.mend)
+
     # Rows
 
     def put(self, table: str, item: Item) -> None:
@@ -161,6 +175,14 @@ class Hands:
 
     def shorten_retention(self) -> None:
         self._simulation.streams.shorten_retention()
+
+    # Operators
+
+    def drain_all(self) -> None:
+        self._simulation.operators.drain_all()
+
+    def reset(self, seconds: float) -> None:
+        self._simulation.operators.reset(seconds)
 
 
 def _done(_answer: object) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.testing.engine import Row
+from kcl_dagster.testing.simulation.files import files_of
 from kcl_dagster.testing.simulation.kernel import Process
 from kcl_dagster.testing.simulation.properties import Violations
 from kcl_dagster.testing.sink import Identity, identity
@@ -90,6 +91,15 @@ class Lake:
     """Shards of streams that were deleted, by name and second of creation."""
 
     stored: dict[Identity, tuple[Row, ...]] = field(default_factory=dict)
+    names: dict[str, tuple[Row, ...]] = field(default_factory=dict)
+    """The content of each file, by the path that the package gives it."""
+
+    highest: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The highest number stored of each stream and shard, whatever became of its lease."""
+
+    refused: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    """Shards of which a part was refused because of its number, and none was stored since: who wrote, and what."""
+
     records: int = 0
 
     def truth(self, stream: str, shard: str, created: int | None = None) -> ShardTruth:
@@ -125,7 +135,7 @@ class Lake:
                 truth_above.is_repeated = True
                 above += truth_above.parents
 
-    def store(self, part: Part, rows: tuple[Row, ...]) -> None:
+    def store(self, part: Part, rows: tuple[Row, ...], worker: str = "") -> None:
         """One part, atomically, once."""
         key = identity(part)
         known = self.stored.get(key)
@@ -135,6 +145,7 @@ class Lake:
                 self.violations.add("S12", f"{_named(part)} came again with other records")
             truth.last_part = part if truth.is_repeated else truth.last_part
             return
+        self._check_names(part, rows, truth, worker)
         self.stored[key] = rows
         self.records += len(rows)
         if truth.start_limit is not None:
@@ -144,6 +155,34 @@ class Lake:
         self._check_content(part, rows, truth, start)
         self._check_place(part, truth, start)
         truth.last_part = part
+
+    def _check_names(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth, worker: str) -> None:
+        """A new part has a number above all others of its shard, and a file name of its own, whatever became of the
+        lease in between (S13).
+
+        A table refuses a number that is lower. That is right for a former owner of a deleted lease that comes late;
+        a present owner would be refused for ever.
+        """
+        shard = (str(part.stream), part.shard_id)
+        highest = self.highest.get(shard, -1)
+        if part.number == highest:
+            self.violations.add("S13", f"{_named(part)} is not the first with its number")
+        if part.number < highest and (truth.is_repeated or truth.is_shared):
+            self.refused[shard] = worker, f"{_named(part)} comes after number {highest}"
+            raise SinkError(f"{self.refused[shard][1]}: the table refuses it")
+        self.refused.pop(shard, None)
+        self.highest[shard] = max(highest, part.number)
+        self._write_files(part, rows)
+
+    def _write_files(self, part: Part, rows: tuple[Row, ...]) -> None:
+        """Every row is in exactly one file, and no file is written twice with other rows."""
+        files = files_of(part, rows)
+        for path, content in files:
+            if self.names.setdefault(path, content) != content:
+                self.violations.add("S13", f"{_named(part)} replaces {path}, which has other records")
+        held = sorted(int(row.sequence_number) for _, content in files for row in content)
+        if held != sorted(int(row.sequence_number) for row in rows):
+            self.violations.add("S13", f"{_named(part)} has {len(rows)} rows, and its files have {len(held)}")
 
     # Records that left the stream
 
@@ -203,6 +242,10 @@ class Lake:
             return True
         above = (self.shards.get((stream, parent)) for parent in truth.parents)
         return any(parent is not None and self._waits_for_ever(stream, parent) for parent in above)
+
+    def is_stopped(self, truth: ShardTruth) -> bool:
+        """By a loss: its own, or one above it."""
+        return self._waits_for_ever(truth.name.partition("/")[0], truth)
 
     # Checks
 
@@ -319,6 +362,15 @@ class SinkWeather:
     refuses: float = 0.0
     lies: float = 0.0
     slow_seconds: float = 0.0
+    code_fails: float = 0.0
+    """Share of the batches in which user code raises."""
+
+    hangs: dict[str, float] = field(default_factory=dict)
+    """For how many seconds user code hangs in the next batch of a process."""
+
+    def clear(self) -> None:
+        self.refuses = self.lies = self.slow_seconds = self.code_fails = 0.0
+        self.hangs.clear()
 
 
 def _any_part(_: Part) -> None:
@@ -340,12 +392,16 @@ class LakeSink:
         for part in batch.parts:
             self.on_write(part)
         kernel.sleep(self.weather.slow_seconds)
+        if self.weather.hangs:
+            kernel.sleep(self.weather.hangs.pop(self.process.name, 0.0))
+        if self.weather.code_fails and self.draw() < self.weather.code_fails:
+            raise ValueError("user code fails, injected")
         for part in batch.parts:
             kernel.sleep(PART_SECONDS * self.draw())
             if self.draw() < self.weather.refuses:
                 kernel.note("sink", f"{self.process.name} {_named(part)} is refused")
                 raise SinkError("the sink refuses, injected")
-            self.lake.store(part, tuple(row for row in data if row.lease == part.lease))
+            self.lake.store(part, tuple(row for row in data if row.lease == part.lease), str(batch.worker))
             kernel.note("sink", f"{self.process.name} {_named(part)} is stored")
             if self.draw() < self.weather.lies:
                 raise SinkError("the sink lies, injected")

@@ -18,7 +18,16 @@ _ORDER: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1}
 _FULL: Final = (0, 2**128 - 1)
 # What the fleet itself writes. Any other kind of row belongs to somebody else.
 OURS: Final = frozenset(
-    {_LEASE, "WORKER_METRIC_STATS", "LEADER", "CLIENT_VERSION_MIGRATION", "KD_LEADER_MEMORY", "KD_START_POSITION"}
+    {
+        _LEASE,
+        "WORKER_METRIC_STATS",
+        "LEADER",
+        "CLIENT_VERSION_MIGRATION",
+        "KD_LEADER_MEMORY",
+        "KD_START_POSITION",
+        "KD_CONTROL",
+        "KD_AUDIT",
+    }
 )
 
 
@@ -76,6 +85,10 @@ def never(_about: object) -> bool:
     return False
 
 
+def no_name(_about: object) -> None:
+    return None
+
+
 @dataclass(slots=True)
 class Ledger:
     """Called with every change of an item, before anybody sees it.
@@ -101,6 +114,13 @@ class Ledger:
     """Whether a process is the KCL. Its leader asks for the owners alone when it writes what it decided: one that
     rests in between takes a lease whose owner is well by then, which is not for ours to promise."""
 
+    leader_of: Callable[[Process | None], str | None] = no_name
+    """The name under which a process leads."""
+
+    is_operator: Callable[[Process | None], bool] = never
+    """Whether a process is an operator's, which may put leases that no worker owns to any position, or delete
+    them."""
+
     leases: dict[str, LeaseRow] = field(default_factory=dict)
     moves: list[tuple[float, str]] = field(default_factory=list)
     takings: list[tuple[float, str, str]] = field(default_factory=list)
@@ -115,6 +135,9 @@ class Ledger:
 
     _written: dict[tuple[str, str], float] = field(default_factory=dict)
     """When a worker wrote a lease last, by the worker's own monotonic clock."""
+
+    _by_operator: bool = False
+    """Whether the present change is an operator's."""
 
     _lock_changed: float = 0.0
     """When the version of the leader lock changed last."""
@@ -134,6 +157,7 @@ class Ledger:
             if problems:
                 self.violations.add("S11", f"{_named(actor)} wrote what the KCL cannot read: {problems}: {new}")
                 return
+        self._by_operator = self.is_operator(actor)
         if kind == _LEASE:
             before = self._before(old) if old is not None else None
             after = read_lease(new) if new is not None and "leaseCounter" in new else None
@@ -142,10 +166,15 @@ class Ledger:
             self._enter(before, after)
 
     def lock_changed(self, old: Item | None, new: Item | None, actor: Process | None) -> None:
-        """The leader lock. It is taken from another only when its version stood for as long as the row says, or
-        from a standby, which gives way to everybody who is none."""
+        """The leader lock. Only its owner deletes it. It is taken from another leader only when its version stood
+        for as long as the row says, or from a standby, which gives way to every leader that is none."""
         changed, self._lock_changed = self._lock_changed, self.now()
-        if old is None or new is None or "isReleased" in old:
+        if old is None or "isReleased" in old:
+            return
+        if new is None:
+            former = old["ownerName"]["S"]
+            if not self.by_hand and self.leader_of(actor) != former:
+                self.violations.add("S8", f"{_named(actor)} deleted the leader lock of {former}")
             return
         if new["recordVersionNumber"] == old["recordVersionNumber"]:
             self._lock_changed = changed
@@ -178,14 +207,19 @@ class Ledger:
         if worker is not None and actor is not None and self._writers.setdefault(worker, actor) is not actor:
             self.violations.add("S10", f"{_named(actor)} writes as {worker}, as {self._writers[worker]} does")
         if before is None or after is None:
-            if after is None and before is not None and not before.is_finished and not self.is_given_up(before):
+            if (
+                after is None
+                and before is not None
+                and not before.is_finished
+                and not (self._is_reset(before) or self.is_given_up(before))
+            ):
                 self.violations.add("S1", f"{_named(actor)} deleted unfinished {before}")
             if after is not None and (after.counter != 0 or after.owner is not None):
                 self.violations.add("S5", f"{_named(actor)} created {after}")
             return
         if after.counter < before.counter:
             self.violations.add("S5", f"{_named(actor)} took {before.key} from {before.counter} to {after.counter}")
-        if after.checkpoint < before.checkpoint:
+        if after.checkpoint < before.checkpoint and not self._is_reset(before):
             self.violations.add("S4", f"{_named(actor)} took {before.key} back: {before} -> {after}")
         if worker is not None and actor is not None and after.counter > before.counter:
             self._written[after.key, worker] = self._monotonic(actor)
@@ -209,6 +243,10 @@ class Ledger:
                 )
             if after.is_finished:
                 self.on_end(after)
+
+    def _is_reset(self, before: LeaseRow) -> bool:
+        """An operator may do anything with a lease that no worker owns."""
+        return self._by_operator and before.actual is None
 
     def _judge_move(self, before: LeaseRow, after: LeaseRow, actor: Process | None, worker: str | None) -> None:
         """The lease has another owner. That takes time, a reason, or the owner itself."""
@@ -251,7 +289,8 @@ class Ledger:
             if before is not None and had_owner and (before.owner, before.giver) != (after.owner, after.giver):
                 self.moves.append((now, f"{key}: {before.owner}/{before.giver} -> {after.owner}/{after.giver}"))
         if before is None or after is None or _covers(before) != _covers(after):
-            self._check_cover(is_excused=before is not None and self.is_given_up(before))
+            is_excused = before is not None and (self._is_reset(before) or self.is_given_up(before))
+            self._check_cover(is_excused=is_excused)
 
     def _check_cover(self, *, is_excused: bool) -> None:
         """Once every hash key of a stream had a lease, every one has. Excused: of a shard that left the stream

@@ -36,7 +36,7 @@ def check_stages(violations: Violations, daemon: str, report: TickReport) -> Non
 def _check_owners(simulation: "Simulation") -> None:
     timings = simulation.scenario.application.timings
     tick = timings.tick_interval + 1.0
-    patience = timings.lease_duration + 2 * tick + LAUNCH_SECONDS + tick
+    patience = timings.lease_duration + 2 * tick + LAUNCH_SECONDS + simulation.scenario.start_seconds + tick
     ended = {str(worker.run.worker): worker.ended_at for worker in simulation.workers}
     living = {str(worker.run.worker) for worker in simulation.living()}
     living |= {java.name for java in simulation.java.living() if not java.is_stopping}
@@ -65,6 +65,10 @@ def _check_lag(simulation: "Simulation") -> None:
     missing = simulation.lake.missing()
     if missing:
         simulation.violations.add("L3", f"not stored: {missing}")
+    owners = {str(lease.actual) for lease in simulation.ledger.leases.values()}
+    refused = [what for worker, what in simulation.lake.refused.values() if worker in owners]
+    if refused and not missing:
+        simulation.violations.add("L3", f"refused by the sink, and nothing stored since: {refused}")
 
 
 def _check_rest(simulation: "Simulation") -> None:

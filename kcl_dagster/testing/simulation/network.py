@@ -33,11 +33,18 @@ THROTTLING: Final[dict[Service, str]] = {
 }
 
 
+# Writes several rows, all or none. DynamoDB refuses it while another request writes one of them, and the reverse.
+TRANSACTION: Final = "transact_write_items"
+WRITES: Final = frozenset({TRANSACTION, "put_item", "update_item", "delete_item"})
+
+
 @dataclass(frozen=True, slots=True)
 class Fate:
     """What becomes of one call. `late` seconds pass between the caller giving up and the request taking effect."""
 
-    kind: Literal["served", "throttled", "denied", "broken", "unreachable", "request lost", "answer lost", "late"]
+    kind: Literal[
+        "served", "throttled", "denied", "broken", "unreachable", "conflict", "request lost", "answer lost", "late"
+    ]
     late: float = 0.0
 
 
@@ -90,6 +97,13 @@ class Line:
             raise self._refused(THROTTLING[self._service], "Rate exceeded", name)
         if fate.kind == "denied":
             raise self._refused("AccessDeniedException", f"not authorized to perform {name}", name)
+        if fate.kind == "conflict":
+            raise self._refused(
+                "TransactionCanceledException" if name == TRANSACTION else "TransactionConflictException",
+                "Transaction is ongoing for the item",
+                name,
+                CancellationReasons=[{"Code": "TransactionConflict"}, {"Code": "None"}],
+            )
         if fate.kind == "broken":
             raise self._refused("InternalServerError", "injected", name, status=500)
         if fate.kind == "request lost":
@@ -133,17 +147,16 @@ class Line:
         low, high = TAIL_LATENCY if random() < TAIL_SHARE else USUAL_LATENCY
         return low + (high - low) * random()
 
-    def _refused(self, code: str, message: str, operation: str, status: int = 400) -> ClientError:
-        return ClientError(
-            {
-                "Error": {"Code": code, "Message": message},
-                "ResponseMetadata": {
-                    "HTTPStatusCode": status,
-                    "RetryAttempts": 0,
-                    "RequestId": "",
-                    "HostId": "",
-                    "HTTPHeaders": {},
-                },
+    def _refused(self, code: str, message: str, operation: str, status: int = 400, **extra: Any) -> ClientError:
+        answer: Any = {
+            "Error": {"Code": code, "Message": message},
+            "ResponseMetadata": {
+                "HTTPStatusCode": status,
+                "RetryAttempts": 0,
+                "RequestId": "",
+                "HostId": "",
+                "HTTPHeaders": {},
             },
-            "".join(part.capitalize() for part in operation.split("_")),
-        )
+            **extra,
+        }
+        return ClientError(answer, "".join(part.capitalize() for part in operation.split("_")))

@@ -1,6 +1,6 @@
 """The processes of a fleet: daemons that lead, and workers. They run the package's own code."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import TracebackType
@@ -14,14 +14,17 @@ from kcl_dagster.leader.report import Launch, TickReport
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.pacing import READS_PER_SECOND, ShardLimits
-from kcl_dagster.testing.engine import MemoryEngine, Row
-from kcl_dagster.testing.simulation.dagster import Orchestrator, Run
+from kcl_dagster.testing.engine import MemoryEngine, MemoryFetch, Row
+from kcl_dagster.testing.simulation.dagster import Orchestrator, Run, StorageAway
 from kcl_dagster.testing.simulation.kernel import CooperativeLock, Process, ProcessClock
 from kcl_dagster.testing.simulation.lake import LakeSink
 from kcl_dagster.testing.simulation.scenario import EPOCH
+from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.concurrency import one_by_one
+from kcl_dagster.worker.delivery import IDLE_SECONDS, DeliveryQueue
 from kcl_dagster.worker.events import WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
+from kcl_dagster.worker.latest import Latest
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.stop import StopReason
@@ -31,6 +34,9 @@ from kcl_dagster.worker.threads import Steps
 TICK_TIMEOUT: Final = 60.0
 # How often background steps look whether something is due, before stretching.
 NAP_SECONDS: Final = 2.0
+# Strands of a worker that may wait for Dagster.
+EVENTS: Final = "events"
+QUESTION: Final = "question"
 
 
 def runtime_of(process: Process, random: Random) -> Runtime:
@@ -88,6 +94,23 @@ class Strands:
         return self._nap
 
 
+class OpeningEngine(MemoryEngine):
+    """An engine that takes its time to open, and then says which leases it has read."""
+
+    opened_at: float
+    process: Process
+    on_read: Callable[[str], None]
+
+    def fetch(self, ranges: Sequence[Range], budget: Budget) -> MemoryFetch:
+        kernel = self.process.kernel
+        if kernel.now < self.opened_at:
+            kernel.sleep(self.opened_at - kernel.now)
+        fetched = super().fetch(ranges, budget)
+        for lease in fetched.progress:
+            self.on_read(lease)
+        return fetched
+
+
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
     """A run's process."""
@@ -103,6 +126,12 @@ class WorkerProcess:
     nap: float
     watchdog: bool
     on_event: Callable[[WorkerEvent], None]
+    spark_seconds: float
+    on_read: Callable[[str], None]
+    opened_at: float = 0.0
+    """When its Spark is there."""
+
+    queue: DeliveryQueue = field(default_factory=DeliveryQueue)
     worker: Worker[list[Row]] | None = None
     ended_at: float = 0.0
 
@@ -113,16 +142,19 @@ class WorkerProcess:
             self._exit(f"slot {self.run.slot} is served by {rival.worker}")
             return
         runtime = runtime_of(self.process, self.random)
+        self.opened_at = self.process.kernel.now + self.spark_seconds
+        self._deliver(runtime)
         try:
             surroundings = open_surroundings(
                 self.application,
                 dynamodb=self.dynamodb,
                 kinesis=self.kinesis,
-                engine=MemoryEngine(self.kinesis, runtime, limits=self._limits()),
+                engine=self._engine(runtime),
                 sink=self.sink,
                 runtime=runtime,
-                watches=(self._run_is_over,) if self.watchdog else (),
-                on_event=self.on_event,
+                watches=(Latest(self._run_is_over, self._ask_apart).ask,) if self.watchdog else (),
+                on_event=self._event,
+                is_ready=lambda: self.process.kernel.now >= self.opened_at,
             )
             identity = Identity(self.run.worker, self.run.slot, self.run.id)
             self.worker = Worker(
@@ -137,6 +169,43 @@ class WorkerProcess:
             self._exit(f"{type(error).__name__}: {error}")
             return
         self._exit(f"stopped: {reason}")
+
+    def _engine(self, runtime: Runtime) -> OpeningEngine:
+        engine = OpeningEngine(self.kinesis, runtime, limits=self._limits())
+        engine.opened_at, engine.process, engine.on_read = self.opened_at, self.process, self.on_read
+        return engine
+
+    def _deliver(self, runtime: Runtime) -> None:
+        """Events go to Dagster's storage as `orchestration.diary` sends them: through a queue with one strand."""
+        kernel = self.process.kernel
+        queue = self.queue = DeliveryQueue(runtime.clock, new_lock=runtime.new_lock)  # type: ignore[arg-type]
+        idle = []
+
+        def deliver() -> None:
+            while True:
+                pause = queue.step()
+                if pause >= IDLE_SECONDS:
+                    idle.append(strand)
+                    kernel.wait()
+                else:
+                    kernel.sleep(pause)
+
+        def wake() -> None:
+            if idle:
+                kernel.wake(idle.pop())
+
+        strand = kernel.spawn(self.process, EVENTS, deliver)
+        queue.woken = wake
+
+    def _event(self, event: WorkerEvent) -> None:
+        self.on_event(event)
+        self.queue.offer(str(event.kind), lambda: self.orchestrator.storage.call(self.process))
+
+    def _ask_apart(self, question: Callable[[], None]) -> None:
+        if self.orchestrator.storage.is_well:
+            question()
+        else:
+            self.process.kernel.spawn(self.process, QUESTION, question)
 
     def _limits(self) -> ShardLimits:
         """Those of the service, stretched like everything else."""
@@ -167,6 +236,7 @@ class WorkerProcess:
         self.process.end()
 
     def _run_is_over(self) -> str | None:
+        self.orchestrator.storage.call(self.process)
         return f"run {self.run.id} is over" if self.run.is_over else None
 
 
@@ -212,6 +282,11 @@ class Daemon:
                 )
         except KclError as error:
             kernel.note("leader", f"{self.name} cannot lead yet: {error}")
+            return
+        try:
+            self.orchestrator.storage.call(self.process)
+        except StorageAway as error:
+            kernel.note("dagster", f"no tick of {self.name}: {error}")
             return
         runs = self.orchestrator.view()
         report = self.leader.tick(runs)

@@ -1,4 +1,4 @@
-"""What must hold, by the names of the design: S1 to S12 and L1 to L6."""
+"""What must hold, by the names of the design: S1 to S13 and L1 to L8."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,12 +17,15 @@ MEANING: Final = {
     "S10": "two processes of one slot cannot both write",
     "S11": "every row can be read by the KCL, and rows of others stay as they are",
     "S12": "an exactly-once sink holds each record once",
+    "S13": "no number and no file name stands for two contents",
     "L1": "every unfinished lease is owned",
     "L2": "every handoff ends",
     "L3": "the lag goes to zero",
     "L4": "the leases are balanced and stay where they are",
     "L5": "a failing stage does not stop the others",
     "L6": "a dead leader stops no worker",
+    "L7": "every shard is read, and again soon after a launch or a handoff",
+    "L8": "no thread that keeps leases waits for Dagster",
     "X1": "no step fails in a way nobody thought of",
 }
 

@@ -5,7 +5,6 @@ makes a failing run small.
 """
 
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from random import Random
 from typing import Final
 
@@ -21,6 +20,8 @@ from kcl_dagster.application import (
     Timings,
 )
 from kcl_dagster.tables.attributes import CHECKPOINT_OWNER, PENDING
+from kcl_dagster.testing.simulation.faults import Fault, FaultKind
+from kcl_dagster.testing.simulation.incidents import with_incidents
 
 APPLICATION: Final = "orders-app"
 # A day without meaning, 2027-01-01T00:00:00Z.
@@ -42,83 +43,6 @@ SHORTENED_SHARE: Final = 0.3
 JAVA_SHARE: Final = 0.35
 FURTHER: Final = 1000
 MOST_CALLS_BEFORE_A_PAUSE: Final = 8  # a tick makes about as many
-
-
-class FaultKind(StrEnum):
-    """What can go wrong. `target` says to whom: "worker", "daemon" or "any"; a number picks one of them."""
-
-    # processes
-    KILL = "kill"
-    KILL_AT_CALL = "kill at call"  # in the midst of whatever it does
-    PAUSE = "pause"
-    PAUSE_AT_CALL = "pause at call"  # in the midst of whatever it does
-    SUSPEND = "suspend"  # its monotonic clock stands still too
-    TERMINATE = "terminate"  # asked to stop, killed a little later
-    JUMP = "jump"  # of the wall clock
-    # the orchestrator
-    RUN_FAILED_BUT_ALIVE = "run failed but alive"
-    SECOND_RUN = "second run"  # of a slot that has one
-    REPLAYED_TICK = "replayed tick"  # an old tick's requests are made again
-    STUCK_QUEUE = "stuck queue"  # runs that are asked for wait
-    SKIPPED_TICKS = "skipped ticks"  # no daemon does anything for long
-    OUTAGE = "outage"  # the whole fleet stands still for longer than the streams keep records
-    # what is remembered
-    LOSE_MEMORY = "lose memory"
-    REPLAY_MEMORY = "replay memory"
-    DELETE_LEASE = "delete lease"
-    DELETE_ROW = "delete worker row"
-    # the way to a service
-    THROTTLED = "throttled"
-    BROKEN = "broken"  # error 500
-    UNREACHABLE = "unreachable"
-    REQUEST_LOST = "request lost"
-    ANSWER_LOST = "answer lost"
-    LATE = "late"  # takes effect after the caller gave up
-    DENIED = "denied"  # one operation of one service
-    CUT = "cut"  # one process from one service: nothing gets there, or no answer gets back
-    STALE_INDEX = "stale index"  # the owners' index is far behind its table
-    # the stream
-    SPLIT = "split"
-    MERGE = "merge"
-    RESHARD_STORM = "reshard storm"
-    DOUBLE_SPLIT = "double split"  # children are split before anybody has read them
-    RETENTION_SHORTENED = "retention shortened"  # to a day
-    RECREATED = "recreated"  # deleted, and created anew under its name
-    ITERATORS_EXPIRE = "iterators expire"
-    EMPTY_PAGES = "empty pages"  # far from the tip
-    NEVER_AT_TIP = "never at the tip"  # the stream says that there is more to come, and there is not
-    NO_CHILDREN_NAMED = "no children named"  # by the last page of a closed shard
-    # the sink
-    SINK_REFUSES = "sink refuses"
-    SINK_LIES = "sink lies"  # stores and says it did not
-    SINK_SLOW = "sink slow"
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing that goes wrong. `seconds` and `share` matter to those that last, `number` to those that count."""
-
-    id: int
-    kind: FaultKind
-    at: float
-    target: str = "worker"
-    number: int = 0
-    seconds: float = 0.0
-    share: float = 1.0
-    service: str = ""
-    operation: str = ""
-
-    def __str__(self) -> str:
-        parts = [f"#{self.id} {self.kind} at {self.at:.1f}"]
-        if self.target:
-            parts.append(f"{self.target} {self.number}")
-        if self.seconds:
-            parts.append(f"for {self.seconds:.1f} s")
-        if self.share < 1:
-            parts.append(f"of {self.share:.0%}")
-        if self.service:
-            parts.append(f"{self.service} {self.operation or 'all'}")
-        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +97,12 @@ class Scenario:
 
     active: float
     calm: float
+    pod_seconds: float = 0.0
+    """How long a run waits for its machine, at most."""
+
+    spark_seconds: float = 0.0
+    """From a worker's first heartbeat to its first batch."""
+
     faults: tuple[Fault, ...] = field(default=())
     java: tuple[JavaStint, ...] = field(default=())
 
@@ -186,6 +116,11 @@ class Scenario:
         return sum(fault.seconds for fault in self.faults if fault.kind is FaultKind.OUTAGE)
 
     @property
+    def start_seconds(self) -> float:
+        """What a new worker may take on top of what Dagster takes, until it reads."""
+        return self.pod_seconds + self.spark_seconds
+
+    @property
     def until(self) -> float:
         return self.active + self.calm
 
@@ -193,8 +128,8 @@ class Scenario:
         return replace(self, faults=())
 
 
-def draw(seed: int) -> Scenario:
-    """The scenario of a seed."""
+def draw(seed: int, *, incidents: bool = True) -> Scenario:
+    """The scenario of a seed; with `incidents` False, without those of `incidents.py`."""
     random = Random(f"scenario {seed}")
     stretch = random.choice(STRETCHES)
     application = _application(random, stretch)
@@ -228,7 +163,8 @@ def draw(seed: int) -> Scenario:
     scenario, more = _further(Random(f"further {seed}"), scenario)
     ordered = sorted([*faults, *more], key=lambda fault: (fault.at, fault.id))
     mixed = _with_java(Random(f"java {seed}"), replace(scenario, faults=tuple(ordered)))
-    return _shortened(Random(f"retention {seed}"), mixed)
+    shortened = _shortened(Random(f"retention {seed}"), mixed)
+    return with_incidents(Random(f"incidents {seed}"), shortened) if incidents else shortened
 
 
 def _shortened(random: Random, scenario: Scenario) -> Scenario:

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from kcl_dagster.testing.simulation.faults import Fault
 from kcl_dagster.testing.simulation.fleet import Outcome, Simulation
-from kcl_dagster.testing.simulation.scenario import Fault, Scenario
+from kcl_dagster.testing.simulation.scenario import Scenario
 from kcl_dagster.testing.simulation.trace import Trace
 
 

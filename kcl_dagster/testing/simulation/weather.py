@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Protocol
 
+from kcl_dagster.tables.coordination import LEADER_KEY
+from kcl_dagster.testing.simulation.faults import Fault, FaultKind
+from kcl_dagster.testing.simulation.incidents import CREATES_LEASE, RELEASES_LOCK
 from kcl_dagster.testing.simulation.kernel import Kernel, Process
 from kcl_dagster.testing.simulation.lake import SinkWeather
-from kcl_dagster.testing.simulation.network import SERVED, Fate, Service
-from kcl_dagster.testing.simulation.scenario import Fault, FaultKind
+from kcl_dagster.testing.simulation.network import SERVED, WRITES, Fate, Service
 from kcl_dagster.testing.simulation.streams import Moods
 
 _FATES: Final[dict[FaultKind, Fate]] = {
@@ -18,6 +20,8 @@ _FATES: Final[dict[FaultKind, Fate]] = {
     FaultKind.REQUEST_LOST: Fate("request lost"),
     FaultKind.ANSWER_LOST: Fate("answer lost"),
     FaultKind.DENIED: Fate("denied"),
+    FaultKind.HALF_RIGHTS: Fate("denied"),
+    FaultKind.TRANSACTION_CONFLICT: Fate("conflict"),
 }
 MOODS: Final[dict[FaultKind, str]] = {
     FaultKind.ITERATORS_EXPIRE: "expired",
@@ -52,6 +56,9 @@ class Fleet(Protocol):
     def recreate(self) -> None: ...
     def shorten_retention(self) -> None: ...
     def merge(self) -> None: ...
+    def drain_all(self) -> None: ...
+    def spoil_storage(self, number: int, kind: FaultKind, seconds: float) -> None: ...
+    def reset(self, seconds: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -95,7 +102,7 @@ class Weather:
         self._storms.clear()
         self._deadly.clear()
         self._sleepy.clear()
-        self.sink.refuses = self.sink.lies = self.sink.slow_seconds = 0.0
+        self.sink.clear()
         self.moods.clear()
         self.index_lag = 0.0
 
@@ -106,7 +113,7 @@ class Weather:
             if service == denied and which in ("", operation):
                 return Fate("denied")
         if self._sleepy:
-            self._count_to_sleep(process, 0, request.get("UpdateExpression", ""))
+            self._count_to_sleep(process, 0, _about(operation, request))
         if self._deadly:
             self._count_down(process, 0)
         for storm in self._storms:
@@ -114,6 +121,10 @@ class Weather:
             if storm.process not in (None, process) or fault.service != service:
                 continue
             if fault.operation and fault.operation != operation:
+                continue
+            if fault.kind is FaultKind.HALF_RIGHTS and not process.name.startswith(f"daemon-{fault.number}."):
+                continue
+            if fault.kind is FaultKind.TRANSACTION_CONFLICT and operation not in WRITES:
                 continue
             if storm.random.random() >= fault.share:
                 continue
@@ -142,10 +153,11 @@ class Weather:
             del self._deadly[process.name]
             self._end(process)
 
-    def _count_to_sleep(self, process: Process, moment: int, update: str) -> None:
-        """A fault that names an attribute counts the updates that are about to write it, any other all calls."""
+    def _count_to_sleep(self, process: Process, moment: int, about: str) -> None:
+        """A fault that names an attribute or a kind of write counts the writes that are about it, any other all
+        calls."""
         calls, fault = self._sleepy.get(process.name, (0, None))
-        if fault is None or moment != (0 if fault.operation else fault.number % 2) or fault.operation not in update:
+        if fault is None or moment != (0 if fault.operation else fault.number % 2) or fault.operation not in about:
             return
         if calls > 0:
             self._sleepy[process.name] = (calls - 1, fault)
@@ -180,7 +192,7 @@ class Weather:
                 self.fleet.terminate(process, fault.seconds)
             case FaultKind.JUMP if process is not None:
                 process.skew += fault.seconds
-            case FaultKind.SINK_REFUSES | FaultKind.SINK_LIES | FaultKind.SINK_SLOW:
+            case FaultKind.SINK_REFUSES | FaultKind.SINK_LIES | FaultKind.SINK_SLOW | FaultKind.CODE_FAILS:
                 self._spoil_sink(fault)
             case FaultKind.RESHARD_STORM:
                 self._reshard(fault, random)
@@ -188,6 +200,12 @@ class Weather:
                 self.fleet.stall_queue(fault.seconds)
             case FaultKind.SKIPPED_TICKS:
                 self.fleet.skip_ticks(fault.seconds)
+            case FaultKind.RESET:
+                self.fleet.reset(fault.seconds)
+            case FaultKind.STORAGE_SLOW | FaultKind.STORAGE_HANGS | FaultKind.STORAGE_RAISES:
+                self.fleet.spoil_storage(fault.number, fault.kind, fault.seconds)
+            case FaultKind.CODE_HANGS if process is not None:
+                self.sink.hangs[process.name] = fault.seconds
             case FaultKind.OUTAGE:
                 self.fleet.outage(fault.seconds)
             case FaultKind.STALE_INDEX:
@@ -195,7 +213,7 @@ class Weather:
             case kind if kind in MOODS:
                 self._for_a_while(fault, lambda on: setattr(self.moods, MOODS[kind], fault.share if on else 0.0))
             case kind if kind in _FATES or kind in (FaultKind.LATE, FaultKind.CUT):
-                if process is not None or fault.target == "any":
+                if process is not None or fault.target in ("any", ""):
                     self._gather(_Storm(fault, process, random))
             case kind if kind in self._deeds:
                 self._deeds[kind](fault.number)
@@ -211,6 +229,7 @@ class Weather:
             FaultKind.REPLAY_MEMORY: fleet.replay_memory,
             FaultKind.DELETE_LEASE: fleet.delete_lease,
             FaultKind.DELETE_ROW: fleet.delete_row,
+            FaultKind.FLEET_DRAINED: lambda _number: fleet.drain_all(),
             FaultKind.SPLIT: lambda _number: fleet.split(),
             FaultKind.MERGE: lambda _number: fleet.merge(),
             FaultKind.DOUBLE_SPLIT: lambda _number: fleet.split_twice(),
@@ -244,6 +263,8 @@ class Weather:
         def set_to(amount: float) -> None:
             if kind is FaultKind.SINK_REFUSES:
                 sink.refuses = amount
+            elif kind is FaultKind.CODE_FAILS:
+                sink.code_fails = amount
             elif kind is FaultKind.SINK_LIES:
                 sink.lies = amount
             else:
@@ -256,3 +277,18 @@ class Weather:
         for step in range(int(fault.seconds)):
             change = random.choice([self.fleet.split, self.fleet.merge])
             self.kernel.call_at(self.kernel.now + step * random.uniform(0, 20) * self.stretch, change)
+
+
+def _about(operation: str, request: dict[str, Any]) -> str:
+    """What a paused call can be told by: the attributes that it writes, or the kind of write."""
+    update: str | None = request.get("UpdateExpression")
+    if update is not None:
+        return update
+    if operation == "delete_item":
+        return RELEASES_LOCK if {"S": LEADER_KEY} in request["Key"].values() else ""
+    puts = (
+        [request]
+        if "Item" in request
+        else [part["Put"] for part in request.get("TransactItems", ()) if "Put" in part]
+    )
+    return CREATES_LEASE if any("leaseCounter" in put["Item"] for put in puts) else ""

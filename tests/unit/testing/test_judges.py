@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kcl_dagster.errors import SinkError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
@@ -173,6 +174,34 @@ def test_a_leader_lock_that_is_taken_too_early_is_noticed(
     assert [violation.name for violation in court.violations.found] == names
 
 
+@pytest.mark.parametrize(
+    ("old", "leader", "names"),
+    [
+        pytest.param(lock("x", "1"), "x", [], id="its owner resigns"),
+        pytest.param(lock("x", "1"), "y", ["S8"], id="another leader deletes it"),
+        pytest.param(lock("x", "1"), None, ["S8"], id="a worker deletes it"),
+        pytest.param(lock("x", "1", isReleased={"S": "1"}), "y", [], id="it was released"),
+    ],
+)
+def test_a_leader_lock_that_is_deleted_by_another_than_its_owner_is_noticed(
+    court: Court, old: Item, leader: str | None, names: list[str]
+) -> None:
+    court.ledger.leader_of = lambda _actor: leader
+    court.ledger.lock_changed(old, None, court.processes["daemon"])
+    assert [violation.name for violation in court.violations.found] == names
+
+
+def test_an_operator_may_put_back_and_delete_leases_that_no_worker_owns(court: Court) -> None:
+    court.ledger.is_operator = lambda actor: actor is not None and actor.name == "daemon"
+    back: Item = {"checkpoint": {"S": "TRIM_HORIZON"}}
+    assert court.change(lease(), lease(6, "a", None, **back), "daemon") == ["S4", "S3"]
+    court.ledger.by_hand = True
+    court.change(lease(6, "a", None, **back), lease(7, owner=None), "daemon")
+    court.ledger.by_hand = False
+    assert court.change(lease(7, owner=None), lease(8, None, None, **back), "daemon") == []
+    assert court.change(lease(8, None, None, **back), None, "daemon") == []
+
+
 def test_rows_of_others_are_not_to_be_touched(court: Court) -> None:
     guest = {"leaseKey": {"S": "x"}, "entityType": {"S": "STREAM"}}
     assert court.change(guest, None, "daemon") == ["S11"]
@@ -292,7 +321,24 @@ def test_a_part_that_comes_again_with_other_records_is_noticed(lake: Lake) -> No
 def test_a_batch_number_that_does_not_grow_is_noticed(lake: Lake) -> None:
     lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))
     lake.store(part(Checkpoint("2"), 4, 1), rows(3, 4))
-    assert found(lake) == ["S12"]
+    assert found(lake) == ["S13", "S12"]
+
+
+def test_a_number_or_a_file_name_that_is_used_again_after_a_reset_is_noticed(lake: Lake) -> None:
+    lake.store(part(TRIM_HORIZON, 2, 7), rows(1, 2))
+    lake.repeats("clicks", "s0")
+    lake.store(part(TRIM_HORIZON, 4, 7), rows(1, 2, 3, 4))
+    assert found(lake) == ["S13"]
+
+
+def test_a_number_that_falls_after_a_reset_is_refused_as_a_table_does(lake: Lake) -> None:
+    lake.store(part(TRIM_HORIZON, 2, 7), rows(1, 2))
+    lake.repeats("clicks", "s0")
+    with pytest.raises(SinkError, match="after number 7"):
+        lake.store(part(TRIM_HORIZON, 4, 1), rows(1, 2, 3, 4), "worker")
+    assert [worker for worker, _ in lake.refused.values()] == ["worker"]
+    lake.store(part(TRIM_HORIZON, 4, 8), rows(1, 2, 3, 4))
+    assert (found(lake), lake.refused) == ([], {})
 
 
 def test_a_child_that_is_read_before_its_parent_is_noticed(lake: Lake) -> None:

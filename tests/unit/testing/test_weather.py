@@ -9,8 +9,9 @@ import pytest
 
 from kcl_dagster.tables.attributes import PENDING
 from kcl_dagster.testing.simulation.dagster import Orchestrator, Run
+from kcl_dagster.testing.simulation.faults import Fault, FaultKind
 from kcl_dagster.testing.simulation.kernel import Kernel, Process
-from kcl_dagster.testing.simulation.scenario import Fault, FaultKind, Scenario, draw
+from kcl_dagster.testing.simulation.scenario import Scenario, draw
 from kcl_dagster.testing.simulation.weather import Fleet, Weather
 
 SUSPENDS = 2  # this bit of a pause's number

@@ -1,0 +1,175 @@
+"""Incidents: what platforms, operators and user code do to a fleet, beside the faults of machines and services.
+
+They are drawn last and from randomness of their own, so a seed has the same other faults with and without them.
+Their numbers begin at FIRST.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from kcl_dagster.application import Position
+from kcl_dagster.testing.simulation.faults import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from kcl_dagster.testing.simulation.scenario import Scenario
+
+FIRST: Final = 3000
+SHARE: Final = 0.6
+# Before stretching. A pod may wait for its node; Spark takes 8 s on a good machine.
+POD_SECONDS: Final = (0.0, 0.0, 5.0, 45.0)
+SPARK_SECONDS: Final = (0.0, 8.0, 30.0, 90.0)
+# What a paused call is about; the others name an attribute that the call is about to write.
+CREATES_LEASE: Final = "creates a lease"
+RELEASES_LOCK: Final = "releases the leader lock"
+# A role without these rights may lead, and its leader can do nothing, or not everything.
+RIGHTS: Final = ("scan", "scan", "scan", "transact_write_items", "update_item", "put_item")
+
+_Draw = Callable[[Random, "Scenario", int], tuple["Scenario", list[Fault]]]
+
+
+def with_incidents(random: Random, scenario: "Scenario") -> "Scenario":
+    """The scenario with a few incidents, or as it is."""
+    if random.random() >= SHARE:
+        return scenario
+    scenario = replace(
+        scenario,
+        pod_seconds=scenario.stretch * random.choice(POD_SECONDS),
+        spark_seconds=scenario.stretch * random.choice(SPARK_SECONDS),
+    )
+    faults = list(scenario.faults)
+    for _ in range(random.choice([1, 2, 4])):
+        draw = random.choice(_INCIDENTS)
+        scenario, more = draw(random, scenario, FIRST + len(faults))
+        faults += more
+    return replace(scenario, faults=tuple(sorted(faults, key=lambda fault: (fault.at, fault.id))))
+
+
+def _at(random: Random, scenario: "Scenario", latest: float = 0.9) -> float:
+    return scenario.active * random.uniform(0.05, latest)
+
+
+def _lease(scenario: "Scenario") -> float:
+    return scenario.application.timings.lease_duration
+
+
+def _transaction_conflicts(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    fault = Fault(
+        id=number,
+        kind=FaultKind.TRANSACTION_CONFLICT,
+        at=_at(random, scenario),
+        target=random.choice(["any", "daemon", "worker"]),
+        number=random.randrange(8),
+        seconds=_lease(scenario) * random.choice([0.5, 2.0, 5.0]),
+        share=random.choice([0.1, 0.5, 1.0]),
+        service="dynamodb",
+    )
+    return scenario, [fault]
+
+
+def _half_rights(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    """A leader that cannot work releases the lock. It pauses before it does, and another one takes the lock."""
+    scenario = replace(scenario, deployments=2)
+    deployment = random.randrange(2)
+    denied = Fault(
+        id=number,
+        kind=FaultKind.HALF_RIGHTS,
+        at=_at(random, scenario, 0.6),
+        target="",
+        number=deployment,
+        seconds=_lease(scenario) * random.choice([5.0, 20.0, 40.0]),
+        service="dynamodb",
+        operation=random.choice(RIGHTS),
+    )
+    paused = Fault(
+        id=number + 1,
+        kind=FaultKind.PAUSE_AT_CALL,
+        at=denied.at,
+        target="daemon",
+        number=deployment * scenario.daemons % 4,
+        seconds=scenario.application.timings.leader_lock * random.choice([0.5, 1.5, 1.5, 4.0]),
+        operation=RELEASES_LOCK,
+    )
+    return scenario, [denied, paused]
+
+
+def _first_leases(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    """A leader pauses while it makes the first leases, for so long that another one makes them, and that those of
+    closed shards are read, finished and deleted. The other one pauses for a moment, in case it comes first."""
+    if scenario.application.streams[0].start.position is not Position.TRIM_HORIZON:
+        return scenario, []  # it reads no closed shards
+    if scenario.deployments * scenario.daemons == 1:
+        scenario = replace(scenario, daemons=2)
+    history = scenario.history or random.choice([2, 4])
+    fault = Fault(
+        id=number,
+        kind=FaultKind.PAUSE_AT_CALL,
+        at=0.0,
+        target="daemon",
+        number=4 * random.choice([0, 0, 1, 2]) + 2 * random.randrange(2),
+        seconds=scenario.active * random.choice([0.6, 0.8]),
+        operation=CREATES_LEASE,
+    )
+    other = replace(fault, id=number + 1, number=fault.number + 1, seconds=_lease(scenario) * 0.5)
+    return replace(scenario, history=history), [fault, other]
+
+
+def _code(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    hangs = random.random() < 0.5
+    fault = Fault(
+        id=number,
+        kind=FaultKind.CODE_HANGS if hangs else FaultKind.CODE_FAILS,
+        at=_at(random, scenario),
+        target="worker" if hangs else "",
+        number=random.randrange(8),
+        seconds=_lease(scenario) * random.choice([2.0, 5.0, 15.0] if hangs else [0.5, 3.0]),
+        share=random.choice([0.2, 1.0]),
+    )
+    return scenario, [fault]
+
+
+def _storage(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    kinds = (FaultKind.STORAGE_SLOW, FaultKind.STORAGE_HANGS, FaultKind.STORAGE_RAISES)
+    fault = Fault(
+        id=number,
+        kind=random.choice(kinds),
+        at=_at(random, scenario),
+        target="",
+        number=random.randrange(scenario.deployments),
+        seconds=_lease(scenario) * random.choice([0.8, 3.0, 10.0]),
+    )
+    return scenario, [fault]
+
+
+def _fleet_drained(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    return scenario, [Fault(id=number, kind=FaultKind.FLEET_DRAINED, at=_at(random, scenario), target="")]
+
+
+def _reset(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    """Only where all records are wanted from the beginning, and where our leader alone decides."""
+    start = scenario.application.streams[0].start.position
+    if start is not Position.TRIM_HORIZON or scenario.java or scenario.application.policy.name == "kcl":
+        return scenario, []
+    fault = Fault(
+        id=number,
+        kind=FaultKind.RESET,
+        at=_at(random, scenario, 0.6),
+        target="",
+        seconds=scenario.active * 0.3,
+    )
+    return scenario, [fault]
+
+
+_INCIDENTS: Final[tuple[_Draw, ...]] = (
+    _transaction_conflicts,
+    _half_rights,
+    _first_leases,
+    _first_leases,
+    _code,
+    _code,
+    _fleet_drained,
+    _reset,
+    _storage,
+    _storage,
+)

@@ -1,0 +1,89 @@
+"""Whether every shard has a worker that reads it, while nothing goes wrong (L7).
+
+That a lease has an owner is not enough: the owner may not have begun to read, because its Spark is not there yet,
+or may have stopped. Here the fetches count.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from kcl_dagster.testing.simulation.liveness import LAUNCH_SECONDS
+
+if TYPE_CHECKING:
+    from kcl_dagster.testing.simulation.fleet import Simulation
+    from kcl_dagster.testing.simulation.ledger import LeaseRow
+
+# How often it is looked, before stretching.
+LOOK_SECONDS: Final = 15.0
+# Ticks until a worker that is gone is noticed, its successor asked for, its leases given, and those found.
+TICKS: Final = 6
+
+
+class ReadingWatch:
+    """`read` is told of every fetch. From `begin` on it is looked for shards that nobody reads."""
+
+    def __init__(self, simulation: "Simulation") -> None:
+        self._simulation = simulation
+        self._read_at: dict[str, float] = {}
+        self._since: dict[str, float] = {}
+        """Since when each lease that may be read is known to be unread."""
+
+    def read(self, lease: str) -> None:
+        self._read_at[lease] = self._simulation.kernel.now
+
+    def begin(self) -> None:
+        """The faults have stopped: from now on the time counts."""
+        self._since.clear()
+        self._look()
+
+    @property
+    def patience(self) -> float:
+        """For how long a shard may be unread: its worker ended, another one is launched, and opens its Spark."""
+        scenario = self._simulation.scenario
+        return LAUNCH_SECONDS + scenario.start_seconds + scenario.monitor_seconds + self.patience_served
+
+    @property
+    def patience_served(self) -> float:
+        """The same, where another worker could read all the time: it only has to be given the lease."""
+        scenario = self._simulation.scenario
+        timings = scenario.application.timings
+        ticks = TICKS * (timings.tick_interval + 1.0)
+        return 2 * timings.lease_duration + timings.handoff_timeout + ticks + scenario.stretch * LOOK_SECONDS
+
+    def _can_be_read(self, since: float) -> bool:
+        """Whether a worker that is alive has been able to read since then."""
+        return any(0.0 < worker.opened_at < since for worker in self._simulation.living())
+
+    def unread(self, seconds: float) -> list[str]:
+        """Leases that may be read and were not for so long."""
+        this = self._simulation
+        now = this.kernel.now
+        return [
+            key
+            for key, lease in sorted(this.ledger.leases.items())
+            if not lease.is_finished and self._may_be_read(lease) and now - self._read_at.get(key, 0.0) > seconds
+        ]
+
+    def _look(self) -> None:
+        this = self._simulation
+        now, leases = this.kernel.now, this.ledger.leases
+        if this.java.living() or this.epilogue_begins:
+            return
+        served = self.patience_served
+        for key, lease in leases.items():
+            if lease.is_finished or not self._may_be_read(lease):
+                self._since.pop(key, None)
+                continue
+            since = self._since[key] = max(self._since.get(key, now), self._read_at.get(key, 0.0))
+            if now - since > (served if self._can_be_read(now - served) else self.patience):
+                this.violations.add("L7", f"{key} of {lease.actual} was not read for {now - since:.0f} s")
+                return
+        this.kernel.call_at(now + LOOK_SECONDS * this.scenario.stretch, self._look)
+
+    def _may_be_read(self, lease: "LeaseRow") -> bool:
+        """Its parents are finished, its stream is there, and no loss has stopped it."""
+        this = self._simulation
+        if this.is_former(lease.stream) or this.lake.is_stopped(this.truth_of(lease)):
+            return False
+        prefix = lease.key.removesuffix(lease.shard)
+        above = (this.ledger.leases.get(f"{prefix}{parent}") for parent in lease.parents)
+        return all(parent is None or parent.is_finished for parent in above)
