@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import json
 import re
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 
 import kcl_dagster as kcl
 from kcl_dagster import cli, errors
+from kcl_dagster.operations.rights import RIGHTS, Component, Deployment, policy
 from kcl_dagster.orchestration import checks, translator
 from kcl_dagster.orchestration.component import (
     BatchModel,
@@ -57,12 +59,49 @@ def pages() -> Mapping[str, str]:
     """File name -> text."""
     return {
         "api.md": _api(),
+        "rights.md": _rights(),
         "settings.md": _settings(),
         "cli.md": _cli(),
         "records.md": _records(),
         "checks.md": _checks(),
         "errors.md": _errors(),
     }
+
+
+# An application that needs all rights.
+DEPLOYMENT = Deployment(
+    kcl.Application(
+        name="orders-to-lake",
+        streams=("orders",),
+        batch=kcl.BatchSettings(retrieval="fanout"),
+        tables=kcl.TableSettings(tags={"team": "web"}, point_in_time_recovery=True),
+        telemetry=kcl.TelemetrySettings(cloudwatch="SUMMARY"),
+    ),
+    "eu-west-1",
+    "123456789012",
+    lakes=("s3://lake/orders",),
+    glue_table="lake.orders",
+    stream_key="arn:aws:kms:eu-west-1:123456789012:key/stream",
+    table_key="arn:aws:kms:eu-west-1:123456789012:key/tables",
+    lake_key="arn:aws:kms:eu-west-1:123456789012:key/lake",
+    roles=("arn:aws:iam::123456789012:role/reader",),
+)
+
+
+def _rights() -> str:
+    rows = (
+        (f"`{grant.action}`", grant.target, ", ".join(one for one in Component if one in grant.to), grant.when)
+        for grant in RIGHTS
+    )
+    policies = "\n\n".join(
+        f"## {_capital(component)}\n\n{_fenced(json.dumps(policy(component, DEPLOYMENT), indent=2), 'json')}"
+        for component in Component
+    )
+    intro = (
+        "The AWS rights of each component. `kcl-dagster rights` prints the policies of an application; below are "
+        "those of one that needs all of them. See [production](../production.md#rights)."
+    )
+    return _joined(["# Rights", MADE, intro, _table(("action", "on", "components", "needed with"), rows), policies])
 
 
 def topics() -> Mapping[str, tuple[str, ...]]:

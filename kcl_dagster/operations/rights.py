@@ -1,8 +1,8 @@
 """The AWS rights of each component, as one table, and the IAM policies that are made of it.
 
 The doctor probes the rights of this table, the command `rights` prints it as policies, and the reference shows it.
-A test compares the table with the requests that each component sends: a request without a grant fails it, and so
-does a grant without a request.
+A test compares the table with the requests that the code can send: a request without a grant fails it, and so does
+a grant without a request.
 """
 
 from collections.abc import Iterable, Sequence
@@ -89,6 +89,22 @@ RIGHTS: Final[tuple[Grant, ...]] = (
     *_grants(Target.STREAM, When.FANOUT, ["kinesis:RegisterStreamConsumer"], _W),
     *_grants(Target.STREAM, When.FANOUT, ["kinesis:DeregisterStreamConsumer"], _O),
     *_grants(Target.CONSUMER, When.FANOUT, ["kinesis:SubscribeToShard", "kinesis:DescribeStreamConsumer"], _E),
+    # Named by stream and name, a consumer may be checked by its own ARN as well.
+    *_grants(
+        Target.CONSUMER,
+        When.FANOUT,
+        ["kinesis:DescribeStreamConsumer"],
+        _W,
+        _O,
+        checked_by=("kinesis:DescribeStreamConsumer",),
+    ),
+    *_grants(
+        Target.CONSUMER,
+        When.FANOUT,
+        ["kinesis:DeregisterStreamConsumer"],
+        _O,
+        checked_by=("kinesis:DeregisterStreamConsumer",),
+    ),
     *_grants(
         Target.TABLE,
         When.ALWAYS,

@@ -1,34 +1,37 @@
-"""The policy in docs/production.md is what is asked for: no right too few, none too many."""
+"""The table of rights is complete for what the code can ask, and its policies are valid."""
 
 import ast
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import botocore.session
 import pytest
 
 import kcl_dagster
+from docs.make_reference import DEPLOYMENT
+from kcl_dagster.application import Application
+from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.doctor import diagnose
 from kcl_dagster.operations.doctor.diagnosis import Patient
-from tests.docs.pages import ROOT, all_blocks
+from kcl_dagster.operations.rights import RIGHTS, Component, Deployment, Target, policy
 from tests.unit.operations.conftest import Shop
 
 PACKAGE = Path(kcl_dagster.__file__).parent
 # Serve others, or are others' tools: what they ask is not asked of the reader's account.
 OURS_ALONE = {"emulator", "testing"}
 # AWS's name of a right where it is not the operation's.
-RIGHTS = {
+NAMES = {
     "s3:CopyObject": {"s3:GetObject", "s3:PutObject"},
     "s3:DeleteObjects": {"s3:DeleteObject"},
     "s3:ListObjectsV2": {"s3:ListBucket"},
     "dynamodb:TransactWriteItems": {"dynamodb:PutItem", "dynamodb:UpdateItem"},
-    "sts:AssumeRole": set[str](),  # belongs to the role that is assumed, in its own trust policy
     "sts:GetCallerIdentity": set[str](),  # needs none
     "dynamodb:ListTables": set[str](),  # asked where a table is missing, and not missed when denied
 }
-# Rights that no operation of their name uses.
-IMPLIED = {"dynamodb:TagResource": "CreateTable with tags"}
+IN_THE_TABLE = {grant.action for grant in RIGHTS}
+BARE = Deployment(Application(name="orders", streams="orders", tables={"create": False}), "eu-west-1", "1")
 
 
 def operations() -> dict[str, str]:
@@ -37,8 +40,7 @@ def operations() -> dict[str, str]:
     found: dict[str, str] = {}
     for service in ("s3", "sts", "cloudwatch", "kinesis", "dynamodb"):
         for operation in session.get_service_model(service).operation_names:
-            method = botocore.xform_name(operation)
-            found[method] = f"{service}:{operation}"
+            found[botocore.xform_name(operation)] = f"{service}:{operation}"
     return found
 
 
@@ -54,28 +56,88 @@ def called() -> Iterator[str]:
 
 
 def needed() -> set[str]:
-    return {right for operation in called() for right in RIGHTS.get(operation, {operation})}
+    return {right for operation in called() for right in NAMES.get(operation, {operation})}
 
 
-@pytest.fixture(scope="module")
-def policy() -> set[str]:
-    [block] = [block for block in all_blocks("json") if block.page == ROOT / "docs/production.md"]
-    return {action for statement in json.loads(block.text)["Statement"] for action in statement["Action"]}
+@pytest.mark.audit("D14")
+def test_what_the_code_can_ask_is_in_the_table() -> None:
+    assert needed() - IN_THE_TABLE == set()
 
 
-def test_the_policy_allows_what_is_called(policy: set[str]) -> None:
-    assert needed() - policy == set()
+@pytest.mark.audit("D14")
+def test_the_table_has_nothing_that_the_code_cannot_ask() -> None:
+    named_otherwise = {grant.action for grant in RIGHTS if grant.checked_by}
+    assert IN_THE_TABLE - needed() - named_otherwise == set()
 
 
-def test_the_policy_allows_nothing_else(policy: set[str]) -> None:
-    assert policy - needed() - set(IMPLIED) == set()
+def test_a_right_is_checked_by_a_request_of_the_table() -> None:
+    outside = {"pyiceberg", "KclResource"}
+    assert {by for grant in RIGHTS for by in grant.checked_by} - outside <= IN_THE_TABLE
 
 
-def test_the_doctor_asks_for_nothing_that_the_policy_does_not_allow(policy: set[str]) -> None:
+def test_the_doctor_asks_for_nothing_that_the_operator_may_not() -> None:
     shop = Shop()
     shop.put(b"one")
     shop.serve()
     found = diagnose(Patient(shop.application, shop.dynamodb, shop.kinesis, shop.runtime))
     asked = {finding.check.removeprefix("iam ") for finding in found.findings if finding.check.startswith("iam ")}
     assert len(asked) >= 8
-    assert asked - policy == set()
+    assert asked - {grant.action for grant in RIGHTS if Component.OPERATOR in grant.to} == set()
+
+
+@pytest.mark.audit("D14")
+@pytest.mark.parametrize("component", Component)
+def test_a_policy_names_the_resources_of_its_application_and_no_others(component: Component) -> None:
+    made: dict[str, Any] = json.loads(json.dumps(policy(component, DEPLOYMENT)))
+    for statement in made["Statement"]:
+        assert statement["Sid"].isalnum()
+        assert statement["Action"] == sorted(set(statement["Action"]))
+        assert all("*" not in action for action in statement["Action"])
+        for resource in statement["Resource"]:
+            assert resource == "*" or resource.startswith("arn:aws:")
+            assert (resource == "*") == (statement["Sid"] == "Metrics")
+    assert len({statement["Sid"] for statement in made["Statement"]}) == len(made["Statement"])
+
+
+def actions(component: Component, deployment: Deployment) -> set[str]:
+    return {action for one in policy(component, deployment)["Statement"] for action in one["Action"]}
+
+
+@pytest.mark.audit("D14")
+def test_a_policy_leaves_out_what_the_application_does_not_use() -> None:
+    bare = set().union(*(actions(component, BARE) for component in Component))
+    services = {action.split(":")[0] for action in bare}
+    assert services == {"kinesis", "dynamodb", "cloudwatch"}
+    assert not {"dynamodb:CreateTable", "dynamodb:TagResource", "kinesis:SubscribeToShard"} & bare
+    assert "cloudwatch:PutMetricData" not in bare
+    everything = set().union(*(actions(component, DEPLOYMENT) for component in Component))
+    assert everything == IN_THE_TABLE
+
+
+@pytest.mark.audit("D14")
+def test_no_component_may_do_what_another_is_for() -> None:
+    leader, executor = actions(Component.LEADER, DEPLOYMENT), actions(Component.EXECUTOR, DEPLOYMENT)
+    assert not {action for action in leader if action.startswith(("s3:", "glue:"))}
+    assert not {action for action in executor if action.startswith("dynamodb:")}
+    assert "dynamodb:CreateTable" not in actions(Component.WORKER, DEPLOYMENT)
+    assert "kinesis:GetRecords" not in actions(Component.WORKER, DEPLOYMENT) | leader
+
+
+@pytest.mark.parametrize(
+    ("lake", "objects"), [("s3://lake", "arn:aws:s3:::lake/*"), ("s3://lake/a/b/", "arn:aws:s3:::lake/a/b/*")]
+)
+def test_a_lake_is_its_prefix_and_not_the_bucket(lake: str, objects: str) -> None:
+    deployment = Deployment(BARE.application, "eu-west-1", "1", lakes=(lake,))
+    assert deployment.arns(Target.OBJECTS) == [objects]
+    assert deployment.arns(Target.BUCKET) == ["arn:aws:s3:::lake"]
+
+
+@pytest.mark.parametrize(("region", "partition"), [("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov")])
+def test_other_partitions_have_other_names(region: str, partition: str) -> None:
+    deployment = Deployment(BARE.application, region, "1")
+    assert deployment.arns(Target.STREAM) == [f"arn:{partition}:kinesis:{region}:1:stream/orders"]
+
+
+def test_a_lake_elsewhere_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="s3://bucket/prefix"):
+        Deployment(BARE.application, "eu-west-1", "1", lakes=("abfs://lake",)).arns(Target.BUCKET)
