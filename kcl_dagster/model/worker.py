@@ -28,7 +28,7 @@ class WorkerState(StrEnum):
 class WorkerRow:
     """A row of worker metrics. `averages` and `operating_range` are the KCL's `sts` and `opr`.
 
-    Everything from `slot` to `stopped` is ours; the KCL ignores and preserves it.
+    Everything from `slot` to `why_stopped` is ours; the KCL ignores and preserves it.
     """
 
     id: WorkerId
@@ -49,6 +49,9 @@ class WorkerRow:
 
     stopped: tuple[LeaseKey, ...] | None = None
     """Shards that keep failing and do not go on, SHARDS_TOLD at most."""
+
+    why_stopped: Mapping[LeaseKey, str] | None = None
+    """The error of each shard in `stopped`, in a line, without values of records."""
 
     properties: Mapping[str, str] = field(default_factory=dict)
 

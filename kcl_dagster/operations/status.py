@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.errors import TableNotFound, UnreadableItem
-from kcl_dagster.model.lease import Lease
+from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control, ControlRow
@@ -59,13 +59,41 @@ class Status:
             return "unserved"
         if lease.actual_owner is None:
             return "paused"
+        if lease.key in self.why_stopped:
+            return "stopped"
         return f"handoff to {lease.owner}" if lease.in_handoff else "served"
+
+    @property
+    def why_stopped(self) -> dict[LeaseKey, str]:
+        """Shards that keep failing, and the error of each as far as its worker tells it."""
+        found: dict[LeaseKey, str] = {}
+        for row in self.workers:
+            found |= {key: (row.why_stopped or {}).get(key, "") for key in row.stopped or ()}
+        return found
 
     def behind_ms(self, lease: Lease) -> int | None:
         """As its worker last said. A worker tells only of its shards that are furthest behind, and one of the KCL
-        of none."""
-        told = (row.behind for row in self.workers if row.id == lease.actual_owner)
-        return next((behind.get(lease.key) for behind in told if behind is not None), None)
+        of none. Of a lease that no worker reads it is the time since its shard was seen to be read to the end:
+        nothing unread is older. None: not known."""
+        if lease.is_finished:
+            return None
+        row = next((row for row in self.workers if row.id == lease.actual_owner), None)
+        if row is None:
+            return None if lease.tip_seen is None else max(0, round((self.at - lease.tip_seen) * 1000))
+        return None if row.behind is None else row.behind.get(lease.key)
+
+    @property
+    def furthest_behind_ms(self) -> int | None:
+        """Of all shards, those that no worker reads included. None where one of these is not known."""
+        unread = [self.behind_ms(lease) for lease in self._unread]
+        told = [row.lag_ms for row in self.workers if row.lag_ms is not None]
+        known = [millis for millis in unread if millis is not None]
+        return None if len(known) < len(unread) else max((*known, *told), default=None)
+
+    @property
+    def _unread(self) -> list[Lease]:
+        alive = {row.id for row in self.workers}
+        return [lease for lease in self.open_leases if lease.actual_owner not in alive]
 
     def seconds_behind(self, lease: Lease) -> float | None:
         millis = self.behind_ms(lease)
@@ -117,6 +145,7 @@ class Status:
             "throughput_kbps": lease.throughput_kbps,
             "batch": lease.batch,
             "state": self.state_of(lease),
+            "why_stopped": self.why_stopped.get(lease.key),
         }
 
     def _worker(self, row: WorkerRow) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ LOOK_SECONDS: Final = 2.0  # four to six small requests each
 FEWEST_ROWS: Final = 5  # of leases, however low the terminal
 OTHER_LINES: Final = 12  # headings and frames
 
-_STYLES: Final = {"unserved": "bold red", "finished": "dim"}
+_STYLES: Final = {"unserved": "bold red", "stopped": "bold red", "finished": "dim"}
 
 
 def view(status: Status, rows: int | None = None) -> RenderableType:
@@ -44,20 +44,21 @@ def view(status: Status, rows: int | None = None) -> RenderableType:
     parts: list[RenderableType] = [_heading(status), _workers(status), leases]
     if len(shown) < len(status.leases):
         parts.append(Text(f"and {len(status.leases) - len(shown)} leases that stand better", style="dim"))
+    parts += [cell(f"{key} is stopped: {why}", "bold red") for key, why in sorted(status.why_stopped.items())]
     parts += [cell(f"unreadable: {problem}", "bold red") for problem in status.unreadable]
     return Group(*parts)
 
 
 def _heading(status: Status) -> Text:
-    behind = [row.lag_ms for row in status.workers if row.lag_ms is not None]
-    furthest = f", {max(behind) / 1000:.1f} s behind" if behind else ""
+    behind = status.furthest_behind_ms
+    furthest = ", lag not known" if behind is None else f", {behind / 1000:.1f} s behind"
     unserved = len(status.unserved)
     text = cell(
         f"{status.application.name}: {status.leader or 'nobody'} leads; {len(status.open_leases)} open leases, "
         f"{unserved} unserved, {len(status.workers)} workers{furthest} "
         f"({datetime.fromtimestamp(status.at, UTC):%H:%M:%S} UTC)"
     )
-    if unserved or status.leader is None:
+    if unserved or status.why_stopped or status.leader is None:
         text.stylize("bold red")
     control = status.control
     paused = ["the application"] if control.paused else [*sorted(control.leases), *sorted(control.slots)]

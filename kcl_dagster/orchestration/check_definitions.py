@@ -84,6 +84,7 @@ def look(
         paused=[key for key in unserved if control.pauses(key)],
         paused_by=control.paused_by,
         retention=retentions(kinesis, [stream.name for stream in application.streams], runtime),
+        now=runtime.clock.now(),
         lag_seconds=max((row.lag_ms / 1000 for row in workers if row.lag_ms is not None), default=None),
     )
 

@@ -89,20 +89,29 @@ def _handoffs(seen: Observation, _: Consumer) -> str | None:
 
 
 def _lag(seen: Observation, consumer: Consumer) -> str | None:
-    if seen.lag_seconds is None or seen.lag_seconds <= consumer.lag_target:
-        return None
-    worst = next((f", {lag.lease} most of all" for lag in seen.lags if lag.seconds is not None), "")
-    return f"{seen.lag_seconds:.0f} s behind{worst}; the target is {consumer.lag_target:.0f} s."
+    behind, problems = seen.seconds_behind, []
+    if behind is not None and behind > consumer.lag_target:
+        worst = next((lag for lag in seen.lags if lag.seconds is not None), None)
+        most = "" if worst is None else f", {worst.lease} most of all"
+        unread = ", which no worker reads" if worst is not None and not worst.is_read else ""
+        problems.append(f"{behind:.0f} s behind{most}{unread}; the target is {consumer.lag_target:.0f} s.")
+    if seen.unknown_lags:
+        problems.append(_unknown(seen))
+    return " ".join(problems) or None
 
 
 def _retention(seen: Observation, _: Consumer) -> Finding | None:
     used = seen.retention_used or 0.0
     step = max((step for step in WARNING_STEPS if used >= step), default=None)
     if step is None:
-        return None
+        return Finding(_unknown(seen), AssetCheckSeverity.WARN) if seen.unknown_lags else None
     severity = AssetCheckSeverity.ERROR if step >= RETENTION_FAILS else AssetCheckSeverity.WARN
     left = "records are lost soon" if step >= RETENTION_FAILS else f"{RETENTION_FAILS:.0%} is an error"
     return Finding(f"{used:.0%} of the retention is used up, past {step:.0%}: {left}.", severity, step)
+
+
+def _unknown(seen: Observation) -> str:
+    return f"How far behind {_some(seen.unknown_lags)} are is not known, because no worker reads them."
 
 
 def _loss(seen: Observation, _: Consumer) -> str | None:
@@ -123,7 +132,11 @@ def _queue(seen: Observation, _: Consumer) -> str | None:
 
 
 def _stopped(seen: Observation, _: Consumer) -> str | None:
-    return f"A record that fails again and again stops {_some(seen.stopped)}." if seen.stopped else None
+    if not seen.stopped:
+        return None
+    why = seen.why_stopped
+    texts = [f"{key}: {why[key]}" for key in seen.stopped if key in why][:SHOWN]
+    return " ".join([f"Failures stop {_some(seen.stopped)}.", *texts])
 
 
 def _told_by_workers(_seen: Observation, _: Consumer) -> str | None:
@@ -241,8 +254,10 @@ CHECKS = (
         Role.LAG,
         "No shard stands still because one of its batches keeps failing.",
         _stopped,
-        "The worker's log names the error, and `kcl-dagster peek` shows records. Mend the consumer and reload, or "
-        "set its failure policy to dead_letter or skip. The shard goes on where it stopped.",
+        "The worker's log has the traceback, and `kcl-dagster peek` shows records. If the consumer's code fails, "
+        "mend it, reload, and `kcl-dagster drain` the worker, whose run keeps the code it began with; or set the "
+        "failure policy to dead_letter or skip. The shard goes on where it stopped. "
+        "If the sink or the platform fails, the shard goes on by itself when that is over.",
     ),
     SET_ASIDE,
     BROKEN,

@@ -10,6 +10,8 @@ from kcl_dagster.leader.runs import SlotRun
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
 
+NEW_SECONDS = 60.0  # a run, Spark and the first lease
+
 DecisionKind = Literal["unserved", "balance", "drain", "start", "end", "loss", "note"]
 
 
@@ -38,6 +40,8 @@ class ShardLag:
     seconds: float | None
     retention_used: float | None
     worker: WorkerId | None
+    is_read: bool = True
+    """A worker that lives has the lease. Otherwise `seconds` is the most that it can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class Observation:
     failed_stages: Mapping[str, str] = field(default_factory=dict)
     overdue_handoffs: Collection[LeaseKey] = ()
     lag_seconds: float | None = None
+    """Of the worker furthest behind, as the workers tell it."""
+
     retention: Mapping[str, float] = field(default_factory=dict)
     """Seconds for which each stream keeps its records, as far as known."""
 
@@ -101,21 +107,52 @@ class Observation:
         return sorted({key for row in self.workers for key in row.stopped or ()})
 
     @property
+    def why_stopped(self) -> dict[LeaseKey, str]:
+        """The errors of stopped shards, as far as their workers tell them."""
+        return {key: why for row in self.workers for key, why in (row.why_stopped or {}).items()}
+
+    @property
     def lags(self) -> list[ShardLag]:
-        """Of open leases whose lag somebody told, and of unserved ones; the worst first.
+        """The lag of open leases, the worst first: as their workers tell it; of a lease that no worker reads, as of
+        a paused one, by the clock since its shard was last seen to be read to the end.
 
         Each worker tells of its worst shards only, so the first here are the worst of all; the last need not be.
         """
         told = {key: (ms / 1000, row.id) for row in self.workers for key, ms in (row.behind or {}).items()}
         unserved = {*self.unserved, *self.paused}
+        rows = {row.id: row for row in self.workers}
         found = []
         for lease in self.open_leases:
-            seconds, worker = told.get(lease.key, (None, lease.actual_owner))
-            if lease.key in unserved or seconds is not None:
-                stream = self.stream_of(lease)
-                known = None if lease.key in unserved else seconds
-                found.append(ShardLag(lease.key, stream, known, self._used(stream, known), worker))
+            row = rows.get(lease.actual_owner) if lease.actual_owner is not None else None
+            is_read = row is not None and lease.key not in unserved
+            seconds, worker = told.get(lease.key, (None, None)) if is_read else (None, None)
+            if seconds is None and row is not None and is_read and (row.slot is None or row.lag_ms is not None):
+                continue  # one of the shards that its worker does not tell of
+            seconds = self._by_clock(lease) if seconds is None else seconds
+            stream = self.stream_of(lease)
+            used = self._used(stream, seconds)
+            found.append(ShardLag(lease.key, stream, seconds, used, worker or lease.actual_owner, is_read=is_read))
         return sorted(found, key=lambda lag: (lag.seconds is not None, -(lag.seconds or 0.0), lag.lease))
+
+    def _by_clock(self, lease: Lease) -> float | None:
+        """The shard had been read to its end at `tip_seen`, so nothing unread is older than that."""
+        return None if lease.tip_seen is None or not self.now else max(0.0, self.now - lease.tip_seen)
+
+    @property
+    def unknown_lags(self) -> list[LeaseKey]:
+        """Leases that no worker reads and whose lag nobody knows, a new lease's first minute apart."""
+        return [
+            lag.lease
+            for lag in self.lags
+            if lag.seconds is None and not lag.is_read and self.ages.get(lag.lease, NEW_SECONDS) >= NEW_SECONDS
+        ]
+
+    @property
+    def seconds_behind(self) -> float | None:
+        """Of the shard furthest behind, whoever reads it."""
+        known = [lag.seconds for lag in self.lags if lag.seconds is not None]
+        told = [] if self.lag_seconds is None else [self.lag_seconds]
+        return max((*known, *told), default=None)
 
     @property
     def retention_used(self) -> float | None:

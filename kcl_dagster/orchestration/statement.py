@@ -41,18 +41,24 @@ _HOUR, _MINUTE = 3600.0, 60.0
 
 def of_leases(seen: Observation) -> KclLeasesMetadataSet:
     """Unserved leases first, then those in handoff, then those that stood still longest."""
-    unserved, still_open = set(seen.unserved), seen.open_leases
+    unserved, stopped, still_open = set(seen.unserved), set(seen.stopped), seen.open_leases
     behind = {lag.lease: lag.seconds for lag in seen.lags}
 
-    def badness(lease: Lease) -> tuple[bool, bool, float, float]:
+    def badness(lease: Lease) -> tuple[bool, bool, bool, float, float]:
         lag = behind.get(lease.key) or 0.0
-        return (lease.key in unserved, lease.in_handoff, round(seen.ages.get(lease.key, 0.0)), lag)
+        return (
+            lease.key in unserved,
+            lease.key in stopped,
+            lease.in_handoff,
+            round(seen.ages.get(lease.key, 0.0)),
+            lag,
+        )
 
     rows: list[Row] = [
         {
             "shard": picture.shard(lease.key).removeprefix("shard "),
             "owner": picture.unbroken(slot_of(lease.actual_owner or "nobody")),
-            "state": _state(lease, unserved=lease.key in unserved),
+            "state": _state(lease, unserved=lease.key in unserved, stopped=lease.key in stopped),
             "lag s": _rounded(behind.get(lease.key)),
             "KB/s": round(lease.throughput_kbps or 0.0, 1),
             "age s": round(seen.ages.get(lease.key, 0.0)),
@@ -111,7 +117,7 @@ def of_lag(seen: Observation) -> KclLagMetadataSet:
     used = seen.retention_used
     worth = [lag for lag in seen.lags if lag.seconds is None or lag.seconds >= BEHIND_WORTH_TELLING]
     return KclLagMetadataSet(
-        seconds_behind=_rounded(seen.lag_seconds),
+        seconds_behind=_rounded(seen.seconds_behind),
         retention_used_percent=None if used is None else round(100 * used, 2),
         shards=_shards(worth) if worth else MetadataValue.md("all at the tip"),
         streams=_streams(seen) if len(seen.streams) > 1 else None,
@@ -180,7 +186,7 @@ def _shards(lags: Sequence[ShardLag]) -> MarkdownMetadataValue:
 
 def _lag_row(lag: ShardLag) -> str:
     behind, used = _told(lag)
-    worker = slot_of(lag.worker) if lag.worker is not None and lag.seconds is not None else "nobody"
+    worker = slot_of(lag.worker) if lag.worker is not None and lag.is_read else "nobody"
     return f"| {picture.shard(lag.lease)} | {behind} | {used} | {worker} |\n"
 
 
@@ -203,9 +209,11 @@ def _streams(seen: Observation) -> MarkdownMetadataValue:
     return inline(lines)
 
 
-def _state(lease: Lease, *, unserved: bool) -> str:
+def _state(lease: Lease, *, unserved: bool, stopped: bool) -> str:
     if unserved:
         return "unserved"
+    if stopped:
+        return "stopped"
     return f"handoff to {slot_of(str(lease.owner))}" if lease.in_handoff else "served"
 
 

@@ -17,6 +17,7 @@ from kcl_dagster.runtime import system
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine, local_slots
 from kcl_dagster.spark.executors import check_executors, check_stream
 from kcl_dagster.spark.fetch import Connection
+from kcl_dagster.spark.interruption import Interruption
 from kcl_dagster.spark.seats.sparkseats import SparkSeats
 from kcl_dagster.spark.sharing import check_sharing
 from kcl_dagster.spark.storage import S3Options, open_store
@@ -54,7 +55,8 @@ class WorkerRun:
         application = self.consumer.application
         sink = self._sink()
         # The row is written and leases are assigned while Spark starts, which takes it five to ten seconds.
-        late: Late[SparkEngine | SparkSeats] = Late(partial(self._open, sink))
+        interruption = Interruption()
+        late: Late[SparkEngine | SparkSeats] = Late(partial(self._open, sink, interruption))
         identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
         try:
             with (
@@ -62,7 +64,9 @@ class WorkerRun:
                 open_telemetry(application, identity, runtime, self._client, self.diary) as telemetry,
                 queued_logs(),
             ):
-                reason = telemetry.worker(self._surroundings(late, sink), runtime).run(stop)
+                worker = telemetry.worker(self._surroundings(late, sink, interruption), runtime)
+                with interruption.installed():
+                    reason = worker.run(stop)
             if late.why_failed() is not None:
                 late.get()
             opened = late.if_opened()
@@ -81,7 +85,9 @@ class WorkerRun:
             return None
         return choice.open(self.diary.noting_columns(self.consumer.transform), self._connection("s3"))
 
-    def _surroundings(self, late: "Late[SparkEngine | SparkSeats]", sink: Sink[Any] | None) -> Surroundings[Any]:
+    def _surroundings(
+        self, late: "Late[SparkEngine | SparkSeats]", sink: Sink[Any] | None, interruption: Interruption
+    ) -> Surroundings[Any]:
         runtime = system()
 
         def why_lost() -> str | None:
@@ -101,12 +107,14 @@ class WorkerRun:
             utilization=measured(runtime.clock),
             watches=(*self.watches, why_lost),
             is_ready=lambda: late.if_opened() is not None,
+            interrupt=interruption,
             on_batch=self.diary.batch,
             on_event=self.diary.event,
         )
 
-    def _open(self, sink: Sink[Any] | None) -> SparkEngine | SparkSeats:
+    def _open(self, sink: Sink[Any] | None, interruption: Interruption) -> SparkEngine | SparkSeats:
         choice, session = self.consumer.sink, self.open_session()
+        interruption.session = session
         connection = Connection(**self._connection("kinesis"))
         if local_slots(session) is None:
             check_executors(session)  # again for ours; nobody has asked those of other resources

@@ -5,6 +5,7 @@ Implements `worker.batch.Engine` with Spark DataFrames. All progress is in the l
 
 import os
 import re
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -20,6 +21,7 @@ from kcl_dagster.spark.fetch import Connection, FetchTask
 from kcl_dagster.spark.fetched import FetchedBatch, FetchedRanges
 from kcl_dagster.spark.frozen import FrozenRanges
 from kcl_dagster.spark.health import SessionHealth
+from kcl_dagster.spark.interruption import tag_jobs
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.sealing import SEALED_DDL
 from kcl_dagster.spark.storage import Store
@@ -53,14 +55,22 @@ class SparkEngine:
         self._plans = Plans(connection, settings, runtime)
         self._ahead = ReadAhead(spark, self._read, f"kcl-prefetch-{runtime.new_id()}")
         self.health = SessionHealth(spark)
+        self._tagged: int | None = None
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> FetchedBatch:
         """See `worker.batch.Engine.fetch`."""
         try:
+            self._tag()
             return self._fetch(ranges, budget)
         except Exception as error:
             self.health.failed(error)
             raise
+
+    def _tag(self) -> None:
+        """Tags belong to a thread; the engine is opened on another than the one that fetches and writes."""
+        if self._tagged != threading.get_ident():
+            self._tagged = threading.get_ident()
+            tag_jobs(self._spark)
 
     def _fetch(self, ranges: Sequence[Range], budget: Budget) -> FetchedBatch:
         parts: list[tuple[FetchedRanges, set[LeaseKey]]] = []

@@ -23,6 +23,7 @@ DRAIN: Final = "kdDrain"
 LAG: Final = "kdLagMs"
 BEHIND: Final = "kdBehindMs"
 STOPPED: Final = "kdStopped"
+WHY_STOPPED: Final = "kdWhyStopped"
 
 OLDEST_REPORT: Final = 60  # seconds; the KCL refuses to write a row that its readers would call dead
 
@@ -55,6 +56,7 @@ def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> Wo
         lag_ms=reader.whole(LAG),
         behind=_behind(reader),
         stopped=_stopped(reader),
+        why_stopped=_why_stopped(reader),
         properties=_properties(reader),
     )
 
@@ -78,6 +80,7 @@ def worker_row_values(row: WorkerRow) -> dict[str, Value]:
         LAG: None if row.lag_ms is None else n(row.lag_ms),
         BEHIND: None if row.behind is None else {"M": {lease: n(ms) for lease, ms in row.behind.items()}},
         STOPPED: None if row.stopped is None else {"L": [s(lease) for lease in row.stopped]},
+        WHY_STOPPED: None if row.why_stopped is None else {"M": _texts(row.why_stopped)},
     }
     return {name: value for name, value in values.items() if value is not None}
 
@@ -166,6 +169,19 @@ def _stopped(reader: Reader) -> tuple[LeaseKey, ...] | None:
     if not all(isinstance(text, str) and text for text in texts):
         reader.refuse(STOPPED, "should hold names of leases only")
     return tuple(LeaseKey(str(text)) for text in texts)
+
+
+def _texts(values: Mapping[LeaseKey, str]) -> dict[str, Value]:
+    return {lease: s(text) for lease, text in values.items() if text}
+
+
+def _why_stopped(reader: Reader) -> dict[LeaseKey, str] | None:
+    """For people to read: what is odd is left out."""
+    members = reader.mapping(WHY_STOPPED)
+    if members is None:
+        return None
+    texts = {lease: value.get("S") if isinstance(value, Mapping) else None for lease, value in members.items()}
+    return {LeaseKey(lease): text for lease, text in texts.items() if isinstance(text, str)}
 
 
 def _properties(reader: Reader) -> dict[str, str]:

@@ -26,6 +26,7 @@ class EventKind(StrEnum):
     SHARD_STOPPED = "shard stopped"
     FETCH_FAILED = "fetch failed"
     BATCH_FAILED = "batch failed"
+    PROCESSING_SLOW = "processing slow"
     BATCH_NARROWED = "batch narrowed"
     RECORD_DEAD_LETTERED = "record dead-lettered"
     RECORD_SKIPPED = "record skipped"
@@ -45,6 +46,7 @@ TROUBLE = frozenset(
         EventKind.SHARD_STOPPED,
         EventKind.FETCH_FAILED,
         EventKind.BATCH_FAILED,
+        EventKind.PROCESSING_SLOW,
         EventKind.RECORD_DEAD_LETTERED,
         EventKind.RECORD_SKIPPED,
         EventKind.BROKEN_AGGREGATE,

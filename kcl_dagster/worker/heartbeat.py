@@ -51,7 +51,7 @@ class Unmeasured:
 
 class Heartbeat:
     """One thread calls `step` every `timings.heartbeat` seconds; another may set `state`, `lag_ms`,
-    `behind` and `stopped`."""
+    `behind`, `stopped` and `why_stopped`."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class Heartbeat:
         self.lag_ms: int | None = None
         self.behind: Mapping[LeaseKey, int] = {}
         self.stopped: tuple[LeaseKey, ...] = ()
+        self.why_stopped: Mapping[LeaseKey, str] = {}
         self.drain_requested = False
 
     def measure(self) -> None:
@@ -93,6 +94,7 @@ class Heartbeat:
             lag_ms=self.lag_ms,
             behind=self.behind,
             stopped=self.stopped,
+            why_stopped=self.why_stopped,
         )
         self._row = row
         written = self._table.beat(row) if self._is_written else None

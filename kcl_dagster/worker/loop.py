@@ -30,6 +30,7 @@ from kcl_dagster.worker.outage import Outage
 from kcl_dagster.worker.parents import Parents
 from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.processing import ProcessorProtocol
+from kcl_dagster.worker.processing_watch import ProcessingWatch
 from kcl_dagster.worker.protocol import BatchProtocol
 from kcl_dagster.worker.ranges import Planner, first_number_at
 from kcl_dagster.worker.reading import Reading, RoundSettings
@@ -112,6 +113,9 @@ class Worker(Generic[D]):
             for_each,
         )
         self.discoverer = Discoverer(surroundings.leases, identity.worker, self.holdings, self.tell, self._clock)
+        is_interruptible = surroundings.processors is None  # a processor's process does not belong to the worker
+        limit = surroundings.application.batch.max_process_seconds if is_interruptible else None
+        self.processing = ProcessingWatch(self._clock, self.tell, limit, surroundings.interrupt)
         self.protocol = self._make_protocol(runtime)
         self._lag = Lag(self._clock, self.settings.round_patience)
         self._beat_due = Every(self.settings.heartbeat)
@@ -172,6 +176,7 @@ class Worker(Generic[D]):
             failures=failures,
             retention=RetentionWatch(around.retention_of, self._clock),
             clock=self._clock,
+            processing=self.processing,
             on_event=self.tell,
             confirm=around.confirm_stream,
         )
@@ -228,11 +233,9 @@ class Worker(Generic[D]):
         if not self.is_ready():
             return BatchReport()
         report = self.protocol.run_once(self.stop.is_requested)
-        lag = self._lag.see(report.leases, self.holdings.keys())
-        if lag is not None or self.heartbeat.lag_ms is not None:
-            self.heartbeat.lag_ms = lag or 0  # a worker whose leases have all gone is not behind any more
-        self.heartbeat.behind = self._lag.worst(SHARDS_TOLD)
+        self._lag.see(report.leases, self.holdings.keys())
         self.heartbeat.stopped = report.stopped[:SHARDS_TOLD]
+        self.heartbeat.why_stopped = {key: report.why_stopped[key] for key in self.heartbeat.stopped}
         if report.leases:
             self._on_batch(report)
         if report.fatal is not None:
@@ -262,6 +265,7 @@ class Worker(Generic[D]):
         if self._leader_due.is_due(now):
             self.step_leaderless()
         self.step_drain()
+        self.processing.step()
         self.heartbeat.measure()
         if self._beat_due.is_due(now) or self._has_become_ready():
             self.step_heartbeat()
@@ -275,12 +279,21 @@ class Worker(Generic[D]):
                 self.heartbeat.state = WorkerState.RUNNING
             else:
                 self._beats_while_starting += 1
+        self._measure_lag()
         return self.heartbeat.step()
 
     def _has_become_ready(self) -> bool:
         """Leases wait for this worker: the leader hears of it before the next heartbeat is due."""
         is_starting = self.heartbeat.state is WorkerState.STARTING
         return is_starting and self._beats_while_starting > 0 and self.is_ready()
+
+    def _measure_lag(self) -> None:
+        held = self.holdings.holdings()
+        behind = self._lag.measure([holding.key for holding in held if not holding.lease.is_finished])
+        if behind or self.heartbeat.lag_ms is not None:
+            # A worker whose leases have all gone is not behind any more.
+            self.heartbeat.lag_ms = max(behind.values(), default=0)
+        self.heartbeat.behind = dict(list(behind.items())[:SHARDS_TOLD])
 
     def step_watches(self) -> None:
         for watch in self._around.watches:

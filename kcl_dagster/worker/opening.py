@@ -21,6 +21,7 @@ from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import OnEvent, ignore
 from kcl_dagster.worker.heartbeat import Utilization
 from kcl_dagster.worker.leader_watch import LockWatch
+from kcl_dagster.worker.processing_watch import Interrupt, cannot_interrupt
 from kcl_dagster.worker.seating import Seats
 from kcl_dagster.worker.settings import WorkerSettings
 from kcl_dagster.worker.surroundings import (
@@ -122,6 +123,7 @@ def open_surroundings(
     utilization: Utilization | None = None,
     watches: tuple[Watch, ...] = (),
     is_ready: Ready = at_once_ready,
+    interrupt: Interrupt = cannot_interrupt,
     on_batch: OnBatch = ignore_batch,
     on_event: OnEvent = ignore,
     parallel: Callable[..., Any] | None = None,
@@ -153,6 +155,7 @@ def open_surroundings(
         leader=LockWatch(dynamodb, layout, runtime, ControlRow(dynamodb, application, layout, runtime)),
         watches=(*watches, LayoutWatch(dynamodb, application, layout, runtime)),
         is_ready=is_ready,
+        interrupt=interrupt,
         on_batch=on_batch,
         on_event=on_event,
     )

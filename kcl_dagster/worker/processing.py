@@ -112,7 +112,7 @@ class ProcessorProtocol:
                 this.report(key, Outcome.DROPPED, progress)
             else:
                 tasks[key] = partial(self._deliver, progress, this.holdings[key])
-        with self.reading.timed(this, "write"):
+        with self.reading.timed(this, "write"), self.reading.processing.running(sorted(tasks)):
             failed = self.seats.side_by_side(tasks)
         for progress in found:
             key = progress.range.lease

@@ -139,8 +139,9 @@ class BatchProtocol(Generic[D]):
             ahead = [following for progress in found if (following := next_range(progress)) is not None]
             self.reading.engine.prefetch(ahead, self.reading.settings.budget)
         try:
-            with self.reading.timed(this, "write"):
-                self.sink.write(fetched.data([part.lease for part in parts]), batch)
+            leases = [part.lease for part in parts]
+            with self.reading.timed(this, "write"), self.reading.processing.running(leases):
+                self.sink.write(fetched.data(leases), batch)
         except Exception as error:
             self._failed(this, fetched, found, error)
             return False

@@ -17,6 +17,7 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.holdings import Holding, Holdings
 from kcl_dagster.worker.parents import Parents
+from kcl_dagster.worker.processing_watch import ProcessingWatch
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 from kcl_dagster.worker.retention import RetentionWatch, loss_in
 
@@ -108,6 +109,7 @@ class Reading(Generic[R]):
     failures: Failures
     retention: RetentionWatch
     clock: Clock
+    processing: ProcessingWatch
     on_event: OnEvent = ignore
     confirm: ConfirmStream = believed
     _begun: set[int] = field(default_factory=set)

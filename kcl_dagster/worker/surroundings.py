@@ -14,6 +14,7 @@ from kcl_dagster.worker.batch import Batch, Budget, D, Engine, Fetched, Range, R
 from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import OnEvent, ignore
 from kcl_dagster.worker.heartbeat import Utilization
+from kcl_dagster.worker.processing_watch import Interrupt, cannot_interrupt
 from kcl_dagster.worker.ranges import ResolvedStart
 from kcl_dagster.worker.reading import ConfirmStream, believed
 from kcl_dagster.worker.report import BatchReport
@@ -101,5 +102,6 @@ class Surroundings(Generic[D]):
     leader: LeaderWatch | None = None
     watches: tuple[Watch, ...] = ()
     is_ready: Ready = at_once_ready
+    interrupt: Interrupt = cannot_interrupt
     on_batch: OnBatch = ignore_batch
     on_event: OnEvent = ignore

@@ -54,7 +54,12 @@ def look_status(top: Worktop, _: None) -> Answer:
         f"{len(unserved)} leases unserved"
     )
     return Answer(
-        [line, *(f"{key} is unserved" for key in unserved), *status.unreadable],
+        [
+            line,
+            *(f"{key} is unserved" for key in unserved),
+            *(f"{key} is stopped: {why}" for key, why in sorted(status.why_stopped.items())),
+            *status.unreadable,
+        ],
         {
             "leader": status.leader or "nobody",
             "open leases": len(status.open_leases),

@@ -1,5 +1,7 @@
 """What goes wrong in real sinks and transforms, and the class it gets."""
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,13 +10,16 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from kcl_dagster.errors import BatchError, ConfigurationError, RecordRefused, SinkError
+from kcl_dagster.errors import BatchError, ConfigurationError, ProcessingTimeout, RecordRefused, SinkError
+from kcl_dagster.spark.interruption import TAG, Interruption, tag_jobs
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import full
+from kcl_dagster.worker.processing_watch import ProcessingWatch
 from tests.integration.spark.test_sinks import part, write
 
 pytestmark = pytest.mark.spark
@@ -77,6 +82,40 @@ def test_whatever_a_transform_raises_or_returns_is_the_codes_failure(
         with pytest.raises(Exception, match=r"mine|must return a DataFrame") as caught:
             write(sink, spark, part(1, 1000, 1001, 1))
         assert class_of(caught.value) is ErrorClass.CODE
+
+
+@pytest.mark.audit("B2")
+def test_a_function_that_hangs_in_an_executor_is_cancelled(spark: SparkSession, tmp_path: Path) -> None:
+    begun, over = tmp_path / "begun", threading.Event()
+
+    def hang(data: bytes) -> int:
+        begun.touch()
+        time.sleep(3600)
+        return len(data)
+
+    interruption = Interruption()
+    interruption.session = spark
+    watch = ProcessingWatch(FakeClock(), limit=1.0, interrupt=interruption)
+
+    def housekeeping() -> None:
+        while not over.wait(0.1):
+            if begun.exists():
+                watch.clock.sleep(11)
+                watch.step()
+
+    udf = F.udf(hang, "int", useArrow=False)
+    sink = ParquetSink(str(tmp_path / "lake"), transform=lambda df: df.withColumn("x", udf("data")))
+    thread = threading.Thread(target=housekeeping)
+    thread.start()
+    tag_jobs(spark)
+    try:
+        with pytest.raises(ProcessingTimeout, match="was cancelled"), watch.running([part(1, 1000, 1001, 1).lease]):
+            write(sink, spark, part(1, 1000, 1001, 1))
+    finally:
+        spark.sparkContext.removeJobTag(TAG)
+        over.set()
+        thread.join()
+    write(ParquetSink(str(tmp_path / "lake")), spark, part(1, 1000, 1001, 1))  # the session lives
 
 
 @pytest.mark.audit("F3")

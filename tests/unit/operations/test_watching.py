@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -146,3 +147,30 @@ def test_a_look_ten_times_a_second_is_the_most(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         cli.main(["status", "my_project:orders", "--watch", "0"])
     assert "less than 0.1 seconds" in capsys.readouterr().err
+
+
+@pytest.mark.audit("F2")
+def test_a_paused_shard_is_behind_by_the_clock_and_unknown_is_not_zero(shop: Shop) -> None:
+    shop.serve()
+    shop.beat(lag_ms=0, behind={A: 0})
+    shop.desk.leases.release(shop.leases()[B])
+    pause(shop.desk, [B])
+    status = status_of(shop)
+    assert (status.behind_ms(shop.leases()[B]), status.furthest_behind_ms) == (None, None)
+    assert "lag not known" in shown(view(status))
+    seen = [replace(lease, tip_seen=int(status.at) - 600) for lease in status.leases]
+    status = replace(status, leases=seen)
+    assert status.furthest_behind_ms == pytest.approx(600_000, abs=1000)
+    assert "600.0 s behind" in shown(view(replace(status, at=float(int(status.at)))))
+
+
+@pytest.mark.audit("F3")
+def test_a_stopped_shard_is_shown_with_its_error(shop: Shop) -> None:
+    shop.serve()
+    shop.beat(lag_ms=0, stopped=(A,), why_stopped={A: "ValueError: my bug 42 (orders.py:31 in price)"})
+    status = status_of(shop)
+    assert [status.state_of(shop.leases()[key]) for key in (A, B)] == ["stopped", "served"]
+    text = shown(view(status))
+    assert f"{A} is stopped: ValueError: my bug 42 (orders.py:31 in price)" in text
+    [document] = [lease for lease in status.to_document()["leases"] if lease["lease"] == A]
+    assert (document["state"], "my bug 42" in document["why_stopped"]) == ("stopped", True)

@@ -9,7 +9,7 @@ import pytest
 from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetKey, AssetMaterialization
 
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.orchestration import checks
+from kcl_dagster.orchestration import checks, statement
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
 from kcl_dagster.orchestration.observation import Decision, Observation
 from kcl_dagster.orchestration.operations import build_kcl_operation_jobs
@@ -18,6 +18,7 @@ from kcl_dagster.orchestration.translator import KclTranslator
 from tests.unit.orchestration.test_reporting import CALM, lease, things, worker
 
 FIRST = LeaseKey("shardId-000000000000")
+UNREAD = lease(3, None)
 DAY = {"stream": 86_400.0}
 
 
@@ -32,7 +33,12 @@ def failing(events: Sequence[Event]) -> dict[str, str | None]:
 
 # What is wrong; the check that says so; how it says it; and what it says to do.
 CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
-    "unserved": ({"unserved": [FIRST]}, "leases_are_served", f"No worker reads {FIRST}", "kcl-dagster plan"),
+    "unserved": (
+        {"unserved": [FIRST], "ages": {FIRST: 9.0}},
+        "leases_are_served",
+        f"No worker reads {FIRST}",
+        "kcl-dagster plan",
+    ),
     "leaderless": (
         {"leader": None, "leading": False},
         "somebody_leads",
@@ -81,8 +87,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "poison": (
         {"workers": [worker(stopped=(FIRST,))]},
         "no_shard_is_stopped",
-        f"stops {FIRST}",
-        "set its failure policy to dead_letter or skip",
+        f"Failures stop {FIRST}",
+        "policy to dead_letter or skip",
     ),
 }
 
@@ -107,6 +113,45 @@ def test_each_check_fails_for_its_reason_says_what_to_do_and_passes_again(name: 
 def test_every_check_has_a_case() -> None:
     told_by_workers = {checks.SET_ASIDE.name, checks.BROKEN.name}  # see test_reporting: the diary of a worker
     assert {case[1] for case in CASES.values()} | told_by_workers == {check.name for check in checks.CHECKS}
+
+
+@pytest.mark.audit("F2")
+@pytest.mark.parametrize("who", [None, "worker-009:dead"])
+def test_a_shard_that_no_worker_reads_falls_behind_by_the_clock(who: str | None) -> None:
+    """Paused, or its worker is gone: nothing unread is older than the moment when it was last at the tip."""
+    unread = lease(0, who, tip_seen=1_000_000)
+    seen = replace(CALM, leases=[unread, lease(1)], retention=DAY, now=1_000_020.0)
+    found = {check.name: problem for check, problem in checks.evaluate(seen, things)}
+    assert found["lag_is_on_target"] is None
+    assert found["retention_is_safe"] is None
+    found = {check.name: p for check, p in checks.evaluate(replace(seen, now=1_000_000 + 0.8 * 86_400), things)}
+    assert "69120 s behind" in str(found["lag_is_on_target"])
+    assert f"{unread.key} most of all, which no worker reads" in str(found["lag_is_on_target"])
+    assert "80% of the retention is used up" in str(found["retention_is_safe"])
+    assert statement.of_lag(replace(seen, now=1_003_600.0)).seconds_behind == 3600.0
+
+
+@pytest.mark.audit("F2")
+def test_a_lag_that_nobody_knows_is_no_lag_of_zero() -> None:
+    seen = replace(CALM, leases=[lease(0), UNREAD], retention=DAY, now=5000.0, ages={UNREAD.key: 30.0})
+    assert {name for name, problem in named(seen).items() if problem} == set()  # it has just begun
+    wrong = named(replace(seen, ages={UNREAD.key: 61.0}))
+    assert {name for name, problem in wrong.items() if problem} == {"lag_is_on_target", "retention_is_safe"}
+    assert {p.severity for p in wrong.values() if p} == {AssetCheckSeverity.WARN}
+
+
+def named(seen: Observation) -> dict[str, checks.Finding | None]:
+    return {check.name: problem for check, problem in checks.evaluate(seen, things)}
+
+
+@pytest.mark.audit("F3")
+def test_a_stopped_shard_is_told_with_its_error_and_is_not_called_served() -> None:
+    why = "ValueError: my bug 42 (/home/app/orders.py:31 in price)"
+    seen = replace(CALM, workers=[worker(stopped=(FIRST,), why_stopped={FIRST: why})])
+    assert why in str(named(seen)["no_shard_is_stopped"])
+    rows = statement.of_leases(seen).leases
+    assert rows is not None
+    assert [row.data["state"] for row in rows.records] == ["stopped", "served"]
 
 
 def test_what_to_do_is_also_on_the_page_of_a_check_that_passes() -> None:
@@ -189,7 +234,7 @@ def test_only_what_can_wait_until_morning_warns() -> None:
 
 
 def test_a_first_problem_of_a_start_or_handoff_is_not_worth_an_alarm(reporter: Reporter) -> None:
-    wrong = replace(CALM, unserved=[FIRST])
+    wrong = replace(CALM, unserved=[FIRST], ages={FIRST: 9.0})
     alarmed = [tick for tick in range(20) if failing(reporter.events(wrong, tick * 5.0))]
     assert alarmed == [checks.START_SECONDS / 5]
 

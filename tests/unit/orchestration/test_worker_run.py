@@ -17,6 +17,7 @@ from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.interruption import Interruption
 from kcl_dagster.tables.layout import create_tables
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.testing import EmulatorResource
@@ -68,7 +69,7 @@ def test_a_worker_does_not_begin_where_it_would_fail_later(
     resource = EmulatorResource()
     run = WorkerRun(clicks, resource, lambda: session, "worker-000", "run", diary)
     with pytest.raises(ConfigurationError, match=problem):
-        run._open(run._sink())
+        run._open(run._sink(), Interruption())
 
 
 class Lines:

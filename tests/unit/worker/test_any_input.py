@@ -170,13 +170,12 @@ def test_the_lag_is_that_of_the_shard_furthest_behind_and_only_of_those_held(
     lag = Lag(clock, patience=30.0)
     for key, outcome, millis, passed in rounds:
         clock.advance(passed)
-        worst = lag.see([reported(key, outcome, millis)], set(KEYS[:4]))
-        told = lag.worst(99)
-        assert worst == max(told.values(), default=None)
+        lag.see([reported(key, outcome, millis)], set(KEYS[:4]))
+        told = lag.measure(set(KEYS[:4]) - {key} if outcome is Outcome.FINISHED else set(KEYS[:4]))
         assert set(told) <= set(KEYS[:4])
         assert list(told.values()) == sorted(told.values(), reverse=True)
         assert outcome is not Outcome.FINISHED or key not in told
-    assert lag.see([], set()) is None
+    assert lag.measure(set()) == {}
 
 
 # Failures

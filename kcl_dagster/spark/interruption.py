@@ -1,0 +1,80 @@
+"""Interrupts the consumer's code: its Spark jobs first, then what the main thread waits for."""
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from kcl_dagster.errors import ProcessingTimeout
+from kcl_dagster.spark.session import is_classic
+from kcl_dagster.worker.processing_watch import Attempt
+
+log = logging.getLogger(__name__)
+
+TAG: Final = "kcl-dagster-batch"
+"""On every Spark job that the worker's main thread starts."""
+
+SIGNAL: Final = getattr(signal, "SIGUSR2", None)
+
+
+def tag_jobs(spark: SparkSession) -> None:
+    """Mark the Spark jobs that the calling thread starts from now on, so that `cancel_jobs` finds them."""
+    if is_classic(spark):
+        spark.sparkContext.addJobTag(TAG)  # a session's own tags can be cancelled by the thread that set them only
+    else:
+        spark.addTag(TAG)
+
+
+def cancel_jobs(spark: SparkSession) -> None:
+    """Cancel the jobs of the thread that called `tag_jobs`. Any thread may call it."""
+    if is_classic(spark):
+        spark.sparkContext.cancelJobsWithTag(TAG)
+    else:
+        spark.interruptTag(TAG)
+
+
+class Interruption:
+    """`session` is the worker's, once there is one. `installed` belongs to the main thread of the process."""
+
+    def __init__(self) -> None:
+        self.session: SparkSession | None = None
+        self._attempt: Attempt | None = None
+        self._main: int | None = None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """While it lasts, code that blocks the main thread can be interrupted. Elsewhere only Spark jobs can."""
+        if SIGNAL is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(SIGNAL, self._raise)
+        self._main = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._main = None
+            signal.signal(SIGNAL, before)
+
+    def __call__(self, attempt: Attempt) -> None:
+        """See `processing_watch.Interrupt`. The first attempt leaves the main thread alone: the job's end reaches
+        it by itself, and an exception in the middle of an answer would cost the connection to the JVM."""
+        self._attempt = attempt
+        if self.session is not None:
+            try:
+                cancel_jobs(self.session)
+            except (PySparkException, Py4JError, OSError) as error:
+                log.warning("Spark jobs could not be cancelled: %s", error)
+        if attempt.number > 1 and self._main is not None and SIGNAL is not None:
+            signal.pthread_kill(self._main, SIGNAL)
+
+    def _raise(self, _number: int, _frame: FrameType | None) -> None:
+        # Asked on the thread that runs the code, so what comes after the batch is never interrupted.
+        if self._attempt is not None and self._attempt.is_running():
+            raise ProcessingTimeout("the consumer's code was interrupted")

@@ -1,0 +1,93 @@
+"""How long the consumer's code has been working on the batch at hand; and its end, where that has a limit.
+
+The worker's main thread waits for the code, so the housekeeping thread watches. It tells of a batch that takes
+long, and interrupts one that takes longer than `batch.max_process_seconds`. The batch has failed then, by its code.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from kcl_dagster.errors import ProcessingTimeout
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import Clock
+from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
+
+FIRST_NOTICE_SECONDS = 45.0  # a batch that hangs is known of within a minute
+NOTICE_FACTOR = 2.0  # from one event to the next, so that a night's hang is ten events
+INTERRUPT_SECONDS = 10.0  # from one attempt at interrupting the code to the next
+
+Interrupt = Callable[["Attempt"], None]
+"""Called on the housekeeping thread. May do nothing, must not raise, must not block for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt at interrupting the consumer's code; `number` counts from 1."""
+
+    number: int
+    is_running: Callable[[], bool]
+    """Whether the code still runs. Where it is asked on the thread that runs the code, the answer is certain."""
+
+
+def cannot_interrupt(_: Attempt) -> None:
+    """For code that nothing can interrupt."""
+
+
+@dataclass(slots=True)
+class _Work:
+    leases: Collection[LeaseKey]
+    began: float
+    notice_after: float = FIRST_NOTICE_SECONDS
+    attempts: int = 0
+    attempt_at: float = 0.0
+
+
+@dataclass(slots=True)
+class ProcessingWatch:
+    """`running` belongs to the main thread, `step` to the housekeeping thread."""
+
+    clock: Clock
+    on_event: OnEvent = ignore
+    limit: float | None = None
+    interrupt: Interrupt = cannot_interrupt
+    _work: _Work | None = field(default=None)
+
+    @contextmanager
+    def running(self, leases: Collection[LeaseKey]) -> Iterator[None]:
+        """Around the consumer's code. Raises ProcessingTimeout in place of what an interruption made it raise."""
+        work = self._work = _Work(leases, self.clock.monotonic())
+        try:
+            yield
+        except Exception as error:
+            if work.attempts:
+                ran = self.clock.monotonic() - work.began
+                raise ProcessingTimeout(
+                    f"the consumer's code was cancelled after {ran:.0f} s, more than max_process_seconds="
+                    f"{self.limit:g}"
+                ) from error
+            raise
+        finally:
+            self._work = None
+
+    def step(self) -> None:
+        work = self._work
+        if work is None:
+            return
+        now = self.clock.monotonic()
+        ran = now - work.began
+        if ran >= work.notice_after:
+            work.notice_after = max(ran, work.notice_after) * NOTICE_FACTOR
+            self.on_event(self._notice(work, ran))
+        if self.limit is not None and ran >= self.limit and now >= work.attempt_at:
+            work.attempts += 1
+            work.attempt_at = now + INTERRUPT_SECONDS
+            self.interrupt(Attempt(work.attempts, lambda: self._work is work))
+
+    def _notice(self, work: _Work, ran: float) -> WorkerEvent:
+        limit = "there is no max_process_seconds" if self.limit is None else f"max_process_seconds={self.limit:g}"
+        some = ", ".join(sorted(work.leases)[:3])
+        more = f" and {len(work.leases) - 3} more" if len(work.leases) > 3 else ""
+        message = f"the consumer's code has been working on a batch of {some}{more} for {ran:.0f} s; {limit}"
+        lease = next(iter(work.leases)) if len(work.leases) == 1 else None
+        return WorkerEvent(EventKind.PROCESSING_SLOW, message, lease, {"seconds": round(ran, 1)})

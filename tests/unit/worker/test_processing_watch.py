@@ -1,0 +1,155 @@
+"""The consumer's code hangs: it is seen, and interrupted where it has a limit."""
+
+import contextlib
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from kcl_dagster.errors import ProcessingTimeout
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.interruption import Interruption
+from kcl_dagster.testing.clock import FakeClock
+from kcl_dagster.worker.batch import Batch
+from kcl_dagster.worker.events import EventKind, WorkerEvent
+from kcl_dagster.worker.processing_watch import Attempt, ProcessingWatch
+from kcl_dagster.worker.report import Outcome
+from tests.unit.worker.kit import Run, World
+
+A = "shardId-000000000000"
+KEY = LeaseKey(A)
+
+
+def hang(world: World, run: Run, seconds: int) -> None:
+    """The main thread waits in the sink while the housekeeping thread goes on."""
+    for _ in range(seconds):
+        world.clock.advance(1)
+        run.worker.step_renewal()
+        run.worker.step_housekeeping()
+
+
+@pytest.mark.audit("B2")
+def test_a_hung_function_is_seen_within_a_minute() -> None:
+    world = World()
+    run = world.worker("w1")
+    world.assign(run)
+    run.worker.start()
+    run.round()
+    world.stream.put(A, *"abc")
+    seen: list[Any] = []
+
+    def look(_: Batch) -> None:
+        hang(world, run, 59)
+        [row] = world.worker_table(world.service).list()
+        seen.extend([row.lag_ms, row.behind, run.kinds().count(EventKind.PROCESSING_SLOW)])
+
+    run.sink.hooks.append(look)
+    run.round()
+    lag, behind, events = seen
+    assert lag >= 50_000
+    assert behind == {A: lag}
+    assert events == 1
+    [event] = [event for event in run.events if event.kind is EventKind.PROCESSING_SLOW]
+    assert A in event.message
+    assert " for 45 s" in event.message
+    run.worker.step_heartbeat()
+    [row] = world.worker_table(world.service).list()
+    assert row.lag_ms == 0  # it ended, and its batch reached the tip
+
+
+@pytest.mark.audit("B2")
+def test_a_batch_that_takes_too_long_is_a_failure_of_the_code() -> None:
+    world = World(batch={"max_process_seconds": 20, "failure": {"action": "skip", "attempts": 1}})
+    attempts: list[Attempt] = []
+    run = world.worker("w1", interrupt=attempts.append)
+    world.assign(run)
+    run.worker.start()
+    run.engine.limit = 100
+    world.stream.put(A, *"ab!cd")
+
+    def refuse(data: list[tuple[str, int, str]]) -> None:
+        if any(text == "!" for _, _, text in data):
+            before = len(attempts)
+            hang(world, run, 25)
+            assert len(attempts) > before
+            raise RuntimeError("Job 3 cancelled")
+
+    run.sink.refuses = refuse
+    for _ in range(60):
+        run.round()
+        world.clock.advance(1)
+    assert "".join(text for _, _, text in sorted(world.store.everything())) == "abcd"
+    assert run.kinds().count(EventKind.RECORD_SKIPPED) == 1
+    failed = [lease for report in run.reports for lease in report.leases if lease.outcome is Outcome.SET_ASIDE]
+    assert "cancelled after 2" in str(failed[0].error)
+
+
+def test_the_code_is_interrupted_again_until_it_ends() -> None:
+    clock, attempts = FakeClock(), list[int]()
+    events: list[WorkerEvent] = []
+    watch = ProcessingWatch(clock, events.append, 30.0, lambda attempt: attempts.append(attempt.number))
+    with watch.running([KEY]):
+        for _ in range(600):
+            clock.advance(1)
+            watch.step()
+    assert attempts == list(range(1, 59))  # every ten seconds
+    assert [round(float(event.facts["seconds"])) for event in events] == [45, 90, 180, 360]
+    watch.step()
+    assert len(attempts) == 58
+
+
+def test_what_fails_by_itself_keeps_its_error() -> None:
+    watch = ProcessingWatch(FakeClock(), limit=30.0)
+    with pytest.raises(ValueError, match="mine"), watch.running([KEY]):
+        raise ValueError("mine")
+
+
+@pytest.mark.audit("B2")
+@pytest.mark.parametrize("where", ["waits", "computes"])
+def test_code_that_blocks_the_main_thread_is_interrupted(where: str) -> None:
+    interruption = Interruption()
+    watch = ProcessingWatch(FakeClock(), limit=1.0, interrupt=interruption)
+    read, write = os.pipe()
+    over = threading.Event()
+
+    def housekeeping() -> None:
+        while not over.wait(0.05):
+            watch.clock.sleep(11)
+            watch.step()
+
+    def hang_for_ever() -> None:
+        thread.start()
+        if where == "waits":
+            os.read(read, 1)
+        while True:
+            time.monotonic()
+
+    thread = threading.Thread(target=housekeeping)
+    try:
+        with interruption.installed():
+            with pytest.raises(ProcessingTimeout, match="max_process_seconds=1"), watch.running([KEY]):
+                hang_for_ever()
+            over.set()
+            thread.join()
+    finally:
+        over.set()
+        os.close(read)
+        os.close(write)
+
+
+def test_what_comes_after_the_batch_is_never_interrupted() -> None:
+    interruption = Interruption()
+    watch = ProcessingWatch(FakeClock(), limit=1.0, interrupt=interruption)
+    kept: list[Attempt] = []
+    watch.interrupt = kept.append
+    with contextlib.suppress(ProcessingTimeout), interruption.installed():
+        with watch.running([KEY]):
+            for _ in range(2):
+                watch.clock.sleep(11)
+                watch.step()
+        interruption(kept[1])
+        assert not kept[1].is_running()
+        return
+    raise AssertionError("it was interrupted")
