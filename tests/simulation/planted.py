@@ -66,7 +66,6 @@ _DELIVERY: Final = "kcl_dagster.worker.delivery"
 _LATEST: Final = "kcl_dagster.worker.latest"
 _WRITING: Final = "kcl_dagster.spark.sinks.writing"
 _LAYOUT: Final = "kcl_dagster.spark.sinks.layout"
-_SPLIT: Final = "kcl_dagster.spark.sinks.split"
 _COORDINATION: Final = "kcl_dagster.tables.coordination"
 
 MUTANTS: Final = (
@@ -427,12 +426,6 @@ MUTANTS: Final = (
         _LAYOUT,
         "    if text == NULL_PARTITION:\n        return",
         '    if text == "":\n        return',
-    ),
-    Mutant(
-        "floats are grouped by their values",
-        _SPLIT,
-        "    if values.type in _BITS:",
-        "    if values.type not in _BITS and values.type in _BITS.values():",
     ),
     Mutant(
         "events are written on the thread on which they happen",

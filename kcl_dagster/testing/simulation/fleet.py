@@ -328,15 +328,10 @@ class Simulation:
         self.trace.note(now, kind, text)
 
     def _served(self, process: Process, service: str, operation: str, request: dict[str, Any], answer: Any) -> None:
-        def told() -> str:
-            what = request.get("Key") or request.get("Item", {}).get("leaseKey") or request.get("ShardId") or ""
-            result = "ok"
-            if isinstance(answer, Exception):
-                result = getattr(answer, "response", {}).get("Error", {}).get("Code", type(answer).__name__)
-            return f"{process.name} {service}.{operation} {what} {result}"
-
         self.counts["call"] = self.counts.get("call", 0) + 1
-        self.trace.detail(self.kernel.now, "call", told)
+        if self.trace.keep:
+            text = _call_text(process, service, operation, request, answer)
+            self.trace.detail(self.kernel.now, "call", lambda: text)
         self.weather.served(process)
 
     def _changed(self, table: str, old: Item | None, new: Item | None) -> None:
@@ -477,6 +472,14 @@ class Simulation:
 
     def living(self) -> list[WorkerProcess]:
         return [worker for worker in self.workers if worker.process.is_alive]
+
+
+def _call_text(process: Process, service: str, operation: str, request: dict[str, Any], answer: Any) -> str:
+    what = request.get("Key") or request.get("Item", {}).get("leaseKey") or request.get("ShardId") or ""
+    result = "ok"
+    if isinstance(answer, Exception):
+        result = getattr(answer, "response", {}).get("Error", {}).get("Code", type(answer).__name__)
+    return f"{process.name} {service}.{operation} {what} {result}"
 
 
 class _Mistakes(logging.Handler):
