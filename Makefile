@@ -11,7 +11,7 @@ export UV_SYSTEM_CERTS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test unit lint types format lock sbom wheel conformance interop ui simulate simulate-mutants audit hostile spec \
-	chaos screenshots reference bench-emulator bench-leader bench-failover bench-worker bench-decoding clean
+	chaos soak screenshots reference bench-emulator bench-leader bench-failover bench-worker bench-decoding clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -91,6 +91,9 @@ spec: $(READY)  ## model-check the protocol
 
 chaos: $(READY)  ## real processes, real Spark, faults: SEED=1 MINUTES=2
 	@$(BIN)/python -m tests.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),2) $(ARGS)
+
+soak: $(READY)  ## processes apart, on PostgreSQL that goes away twice: SEED=1 MINUTES=30 (needs PostgreSQL)
+	@$(BIN)/python -m tests.soak --seed $(or $(SEED),1) --minutes $(or $(MINUTES),30) $(ARGS)
 
 screenshots: $(READY)  ## pictures of the real UI for README and docs (needs Chromium)
 	@$(BIN)/python -m docs.screenshots $(ARGS)

@@ -16,7 +16,6 @@ from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutErr
 from kcl_dagster.testing.simulation.kernel import Process
 
 Service = Literal["dynamodb", "kinesis"]
-TRANSACTION: Final = "transact_write_items"
 
 # What `kcl_dagster.aws` configures.
 READ_TIMEOUT_SECONDS: Final = 5.0

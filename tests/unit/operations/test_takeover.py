@@ -23,8 +23,14 @@ def take_over(shop: Shop, *, stopped: bool = True, dry: bool = False) -> None:
 def test_a_stopped_fleet_is_taken_over_and_can_be_led(from_2x: Shop) -> None:
     before = from_2x.dynamodb.scan(TableName=from_2x.application.lease_table)["Items"]
     take_over(from_2x)
-    clients = {"dynamodb": from_2x.dynamodb, "kinesis": from_2x.kinesis}
-    leader = open_leader(from_2x.application, **clients, identity="new", runtime=from_2x.runtime, parallel=map)
+    leader = open_leader(
+        from_2x.application,
+        dynamodb=from_2x.dynamodb,
+        kinesis=from_2x.kinesis,
+        identity="new",
+        runtime=from_2x.runtime,
+        parallel=map,
+    )
     assert leader.plan(from_2x.leader_runs()).ok
     after = from_2x.dynamodb.scan(TableName=from_2x.application.lease_table)["Items"]
     assert [item for item in before if item not in after] == []

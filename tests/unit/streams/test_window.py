@@ -9,10 +9,10 @@ import pytest
 from kcl_dagster.emulator import Limits
 from kcl_dagster.errors import DataLoss, Throttled
 from kcl_dagster.model.checkpoint import AT_TIMESTAMP, Checkpoint
-from kcl_dagster.streams.pacing import Allowance, ShardLimits
+from kcl_dagster.streams.pacing import FIRST_PAGE_RECORDS, Allowance, ShardLimits
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
-from kcl_dagster.streams.window import FIRST_PAGE_RECORDS, Window, WindowReader
+from kcl_dagster.streams.window import Window, WindowReader
 from tests.unit.streams.conftest import SHARD, STREAM, World, payloads
 
 UNBOUNDED = Allowance(1 << 40, 1 << 40, 1)
