@@ -69,29 +69,32 @@ def _transaction_conflicts(random: Random, scenario: "Scenario", number: int) ->
 
 
 def _half_rights(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
-    """A leader that cannot work releases the lock. It pauses before it does, and another one takes the lock."""
-    scenario = replace(scenario, deployments=2)
-    deployment = random.randrange(2)
-    denied = Fault(
-        id=number,
-        kind=FaultKind.HALF_RIGHTS,
-        at=_at(random, scenario, 0.6),
-        target="",
-        number=deployment,
-        seconds=_lease(scenario) * random.choice([5.0, 20.0, 40.0]),
-        service="dynamodb",
-        operation=random.choice(RIGHTS),
-    )
-    paused = Fault(
-        id=number + 1,
-        kind=FaultKind.PAUSE_AT_CALL,
-        at=denied.at,
-        target="daemon",
-        number=deployment * scenario.daemons % 4,
-        seconds=scenario.application.timings.leader_lock * random.choice([0.5, 1.5, 1.5, 4.0]),
-        operation=RELEASES_LOCK,
-    )
-    return scenario, [denied, paused]
+    """A leader that cannot work releases the lock. It pauses before it does, and another one takes the lock. First
+    one deployment loses the right and later the other, because only the one that leads has a lock to release."""
+    scenario = replace(scenario, deployments=2, daemons=1)
+    faults: list[Fault] = []
+    for deployment in random.sample(range(2), 2):
+        denied = Fault(
+            id=number + len(faults),
+            kind=FaultKind.HALF_RIGHTS,
+            at=scenario.active * random.uniform(0.1, 0.4) + scenario.active * 0.2 * len(faults),
+            target="",
+            number=deployment,
+            seconds=_lease(scenario) * random.choice([5.0, 20.0]),
+            service="dynamodb",
+            operation=random.choice(RIGHTS),
+        )
+        paused = Fault(
+            id=denied.id + 1,
+            kind=FaultKind.PAUSE_AT_CALL,
+            at=denied.at,
+            target="daemon",
+            number=deployment,
+            seconds=scenario.application.timings.leader_lock * random.choice([0.5, 1.5, 4.0]),
+            operation=RELEASES_LOCK,
+        )
+        faults += [denied, paused]
+    return scenario, faults
 
 
 def _first_leases(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
