@@ -141,7 +141,7 @@ class Worker(Generic[D]):
         planner = Planner(
             StreamIdentifier.single(application.streams[0].name),
             around.resolved_start,
-            lambda: first_number_at(runtime.clock.now()),
+            lambda: first_number_at((around.service_time or runtime.clock.now)()),
         )
         shard_ends = ShardEnds(around.leases, around.list_shards)
         if around.processors is not None:

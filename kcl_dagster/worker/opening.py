@@ -1,6 +1,7 @@
 """A worker's surroundings on AWS: tables and streams behind two clients."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ from kcl_dagster.worker.surroundings import (
 
 _SECONDS_PER_HOUR = 3600.0
 VERIFY_SECONDS = 60.0  # between two looks at the layout of the tables
+COMPARE_CLOCKS_SECONDS = 600.0  # a machine's clock drifts by less than a millisecond in this time
 
 
 class StreamLookup:
@@ -50,12 +52,25 @@ class StreamLookup:
         self._starts = starts
         self._runtime = runtime
         self._resolved: dict[StreamIdentifier, int] = {}
+        self._ahead = 0.0  # of the monotonic clock, the service's
+        self._compared_at = float("-inf")
 
     def list_shards(self, stream: StreamIdentifier) -> Sequence[Shard]:
         return list_shards(self._kinesis, stream.name, runtime=self._runtime)
 
     def retention_of(self, stream: StreamIdentifier) -> float | None:
         return describe(self._kinesis, stream.name, runtime=self._runtime).retention_hours * _SECONDS_PER_HOUR
+
+    def service_time(self) -> float:
+        """Epoch seconds by the service's clock, which all workers share; by this machine's if that is unknown."""
+        clock = self._runtime.clock
+        if clock.monotonic() - self._compared_at >= COMPARE_CLOCKS_SECONDS:
+            now = None
+            with suppress(KclError):
+                now = describe(self._kinesis, next(iter(self._configured)), runtime=self._runtime).answered
+            self._ahead = (clock.now() if now is None else now) - clock.monotonic()
+            self._compared_at = clock.monotonic()
+        return clock.monotonic() + self._ahead
 
     def confirm(self, stream: StreamIdentifier) -> None:
         """Raises StreamRecreated when the stream of that name is not the one that was meant. Only leases of a
@@ -149,6 +164,7 @@ def open_surroundings(
         processors=processors,
         retention_of=lookup.retention_of,
         confirm_stream=lookup.confirm,
+        service_time=lookup.service_time,
         resolved_start=lookup.resolved_start,
         dead_letters=dead_letters or NoDeadLetters(),
         utilization=utilization,

@@ -18,7 +18,7 @@ FirstNumber = Callable[[], int]
 
 
 def first_number_at(now: float) -> int:
-    """The milliseconds of the epoch; `now` is epoch seconds.
+    """The milliseconds of the epoch; `now` is epoch seconds by the service's clock.
 
     A lease may be deleted and made again: by a reset, by hand, with a stream or a lease table that was made anew.
     Sinks remember the numbers of the former lease, and nothing in the new row tells which were used. Numbers grow

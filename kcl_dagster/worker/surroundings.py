@@ -97,6 +97,10 @@ class Surroundings(Generic[D]):
     retention_of: RetentionOf = unknown_retention
     resolved_start: ResolvedStart = unresolved_start
     confirm_stream: ConfirmStream = believed
+    service_time: Callable[[], float] | None = None
+    """Epoch seconds by a clock that all workers share. May block for one request; asked once for each lease, at
+    most. None: by the worker's own clock."""
+
     dead_letters: DeadLetters = field(default_factory=NoDeadLetters)
     utilization: Utilization | None = None
     leader: LeaderWatch | None = None

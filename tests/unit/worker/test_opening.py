@@ -2,6 +2,7 @@
 
 import random
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -19,6 +20,7 @@ from kcl_dagster.tables.starts import StartPosition, StartTable
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from kcl_dagster.testing.dynamodb.failures import client_error
 from kcl_dagster.testing.engine import MemoryEngine
 from kcl_dagster.testing.kinesis import FakeKinesis
 from kcl_dagster.testing.processors import LocalSeats
@@ -26,7 +28,7 @@ from kcl_dagster.testing.sink import RecordingSink
 from kcl_dagster.worker.batch import Batch, Budget
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.loop import Worker
-from kcl_dagster.worker.opening import VERIFY_SECONDS, open_surroundings
+from kcl_dagster.worker.opening import VERIFY_SECONDS, StreamLookup, open_surroundings
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from tests.unit.worker.kit import in_nobodys_background
 
@@ -245,3 +247,47 @@ def test_a_worker_stops_when_its_fleet_is_switched_back_to_2x() -> None:
     assert watch() is None, "it looks once a minute"
     place.clock.advance(VERIFY_SECONDS)
     assert "changed its protocol" in (watch() or "")
+
+
+class Slow:
+    """A clock whose wall time is an hour behind."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clock, name)
+
+    def now(self) -> float:
+        return self._clock.now() - 3600
+
+
+@pytest.mark.audit("A3")
+def test_batches_of_a_lease_that_is_made_again_are_numbered_by_the_clock_of_the_service() -> None:
+    """By its own clock, a worker that is an hour behind would begin below the numbers that the former lease had."""
+    place = Place()
+    place.put("a")
+    place.own(TRIM_HORIZON)
+    place.work()
+    [former] = place.sink.parts.values()
+    lease = place.leases.get(LeaseKey(SHARD))
+    assert lease is not None
+    assert place.leases.delete(lease, forced=True)
+    place.own(TRIM_HORIZON)
+    place.put("b")
+    place.runtime = Runtime(clock=Slow(place.clock), random=random.Random(1))
+    place.work()
+    later = [stored.part.number for stored in place.sink.parts.values() if stored is not former]
+    assert later
+    assert min(later) > former.part.number
+
+
+def test_a_worker_that_cannot_ask_for_the_service_s_time_uses_its_own() -> None:
+    place = Place()
+    kinesis = SimpleNamespace(describe_stream_summary=refuse)
+    lookup = StreamLookup(kinesis, place.application, place.starts, place.runtime)
+    assert lookup.service_time() == pytest.approx(place.clock.now())
+
+
+def refuse(**_: Any) -> Any:
+    raise client_error("AccessDeniedException", "not yours", "DescribeStreamSummary")
