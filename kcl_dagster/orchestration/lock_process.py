@@ -4,17 +4,9 @@ Without `DAGSTER_HOME`, each `dagster dev` is a new deployment with a new name. 
 of the former one to expire, although that process is gone.
 """
 
-import hashlib
-import os
-import socket
-from contextlib import suppress
-from pathlib import Path
-
+from kcl_dagster.machine import this_machine
 from kcl_dagster.orchestration import processes
 from kcl_dagster.tables.lock import LockProcess
-
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-_NAMESPACE = Path("/proc/self/ns/pid")  # containers of one machine cannot see each other's processes
 
 
 def lock_process(machine: str | None = None) -> LockProcess:
@@ -31,11 +23,3 @@ def lock_process(machine: str | None = None) -> LockProcess:
             return False
 
     return LockProcess(f"{here}/{processes.current().identity}", is_dead)
-
-
-def this_machine() -> str:
-    """This machine since it was booted, this container of it, and this user, who may not see others' processes."""
-    parts = [socket.gethostname(), str(getattr(os, "getuid", int)())]
-    with suppress(OSError):  # not on Linux
-        parts += [_BOOT.read_text().strip(), str(_NAMESPACE.readlink())]
-    return hashlib.sha256("/".join(parts).encode()).hexdigest()[:12]

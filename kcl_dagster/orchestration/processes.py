@@ -14,12 +14,12 @@ from typing import Final, Self
 
 import psutil
 
+from kcl_dagster.machine import START_TOLERANCE_SECONDS
+
 # `dagster dev` and `dg dev` set it in their own process, so only what they start has it from its beginning.
 DEV_VARIABLE: Final = "DAGSTER_IS_DEV_CLI"
 DEV_COMMANDS: Final = frozenset({"dagster", "dg"})
 
-# The kernel gives the start in ticks since boot; processes that compute the boot time apart may differ by a second.
-START_TOLERANCE_SECONDS: Final = 2.0
 _ATTRIBUTES: Final = ("pid", "ppid", "create_time", "cmdline", "status")
 _PYTHON: Final = re.compile(r"python[0-9.]*(\.exe)?")
 _FLAGS_WITH_VALUE: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})

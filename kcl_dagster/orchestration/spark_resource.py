@@ -25,6 +25,10 @@ class KclSparkResource(ConfigurableResource[Any]):
     slots: int | None = Field(default=None, description="Task slots of a local session; twice the cores.")
     memory: str = Field(default="1g", description="Heap of the driver; a batch needs about five times its size.")
     java_options: str = Field(default="-XX:+UseSerialGC", description="Of a local session's JVM.")
+    local_root: str | None = Field(
+        default=None,
+        description="Where a local session makes the folder of its temporary files; the system's temporary folder.",
+    )
     conf: dict[str, str] = Field(default={}, description="Spark configuration, on top of ours.")
 
     _session: Any = PrivateAttr(default=None)
@@ -39,6 +43,7 @@ class KclSparkResource(ConfigurableResource[Any]):
                     "slots": self.slots,
                     "memory": self.memory,
                     "java_options": self.java_options,
+                    "local_root": self.local_root,
                     "conf": dict(self.conf),
                 }
             )

@@ -2,9 +2,11 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from py4j.protocol import Py4JError
@@ -13,8 +15,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.machine import this_machine
 from kcl_dagster.spark.executors import check_executors
 from kcl_dagster.spark.java import find_java
+from kcl_dagster.spark.local_dir import LOCAL_DIR, is_chosen_by_user, own_folder, remove_left_behind
 
 # Twice the cores: a fetch spends its time waiting for the network.
 LOCAL_SLOTS_PER_CORE: Final = 2
@@ -55,6 +59,9 @@ CLUSTER: Final = {
 }
 """What a cluster's session starts with; everything can be overridden."""
 
+# Systems allow 103 bytes for the path of a socket; Spark's have names of 42, in the JVM's temporary folder.
+LONGEST_SOCKET_FOLDER: Final = 60
+
 WORKER_PYTHON: Final = "spark.pyspark.python"  # of Spark: the interpreter of the executors' Python workers
 
 
@@ -82,6 +89,9 @@ class SparkSettings(BaseModel):
     """How often a local session runs a task that fails."""
 
     java_options: str = "-XX:+UseSerialGC"
+    local_root: str | None = None
+    """Where a local session makes the folder of its temporary files; left out, the system's temporary folder."""
+
     conf: dict[str, str] = {}
 
 
@@ -100,8 +110,9 @@ class SessionPlan:
         return self.master is not None
 
 
-def plan_session(settings: SparkSettings, *, python: str, cores: int) -> SessionPlan:
-    """The session that `settings` ask for. Pure. `python`: the path of this interpreter.
+def plan_session(settings: SparkSettings, *, python: str, cores: int, folder: Path | None = None) -> SessionPlan:
+    """The session that `settings` ask for. Pure. `python`: the path of this interpreter. `folder`: of a local
+    session's temporary files; None leaves the choice to Spark.
 
     Only a local session is tied to this machine: its address is the loopback address, and its Python workers run
     this interpreter. Executors of a cluster cannot reach a driver at 127.0.0.1, and this interpreter's path means
@@ -116,6 +127,8 @@ def plan_session(settings: SparkSettings, *, python: str, cores: int) -> Session
                 "spark.driver.memory": settings.memory,
                 "spark.driver.extraJavaOptions": settings.java_options,
             }
+            if folder is not None:
+                conf |= _inside(folder, settings.java_options)
             conf |= settings.conf
             # Spark looks up its own host name otherwise, which fails or takes seconds on laptops.
             environment = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_DRIVER_PYTHON": python}
@@ -139,7 +152,9 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
     Raises JavaMissing without a Java runtime, ConfigurationError when the session cannot be had, or its executors
     cannot run our code.
     """
-    plan = plan_session(settings, python=sys.executable, cores=os.cpu_count() or 1)
+    plan = plan_session(
+        settings, python=sys.executable, cores=os.cpu_count() or 1, folder=_prepared_folder(settings)
+    )
     builder: SparkSession.Builder = SparkSession.builder.appName(name)
     if plan.starts_java:
         java = find_java(os.environ)
@@ -171,6 +186,25 @@ def stop_session(spark: SparkSession) -> None:
 def is_classic(spark: SparkSession) -> bool:
     """Whether the session's driver runs in this process; a Spark Connect session's does not."""
     return "connect" not in type(spark).__module__
+
+
+def _prepared_folder(settings: SparkSettings) -> Path | None:
+    """The folder of a local session, after those of killed processes are removed; None if the user chose one."""
+    if settings.mode != "local" or is_chosen_by_user(settings.conf, os.environ):
+        return None
+    folder = own_folder(None if settings.local_root is None else Path(settings.local_root))
+    remove_left_behind(folder.parent, this_machine())
+    return folder
+
+
+def _inside(folder: Path, java_options: str) -> dict[str, str]:
+    """Configuration that keeps everything temporary in `folder`: Spark's blocks, and what the JVM unpacks."""
+    conf = {LOCAL_DIR: str(folder)}
+    if "-Djava.io.tmpdir" not in java_options:
+        conf["spark.driver.extraJavaOptions"] = f'{java_options} "-Djava.io.tmpdir={folder}"'
+    if len(str(folder)) > LONGEST_SOCKET_FOLDER:
+        conf["spark.python.unix.domain.socket.dir"] = tempfile.gettempdir()
+    return conf
 
 
 def _url(settings: SparkSettings) -> str:

@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -80,3 +80,27 @@ def test_the_locks_fit_what_is_declared() -> None:
     running = locked("requirements-runtime.lock")
     for requirement in DECLARED:
         assert all(requirement.specifier.contains(one) for one in running[canonicalize_name(requirement.name)])
+
+
+@pytest.mark.audit("F12")
+def test_the_lock_for_building_holds_what_the_build_needs_and_nothing_else() -> None:
+    building, developing = locked("requirements-build.lock"), locked("requirements.lock")
+    groups = PROJECT["dependency-groups"]
+    assert groups["build"] == PROJECT["build-system"]["requires"]
+    assert {"include-group": "build"} in groups["dev"]
+    needed, waiting = set(), [Requirement(text) for text in groups["build"]]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name not in needed and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            needed.add(name)
+            waiting += [Requirement(text) for text in requires(name) or ()]
+    assert building.keys() == needed
+    assert {name: developing[name] for name in building} == building, "what is tested is what builds"
+
+
+@pytest.mark.audit("F12")
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-runtime.lock", "requirements-build.lock"])
+def test_everything_that_is_locked_has_a_hash(lock: str) -> None:
+    entries = re.split(r"\n(?=\S)", (ROOT / lock).read_text().strip())
+    assert [entry for entry in entries if "--hash=sha256:" not in entry] == []

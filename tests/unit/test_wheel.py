@@ -31,3 +31,13 @@ def test_the_wheel_is_typed_and_brings_no_jar(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     assert "kcl_dagster/py.typed" in names
     assert not [name for name in names if name.endswith((".jar", ".class", ".pyc"))]
+
+
+@pytest.mark.audit("F12")
+def test_building_the_wheel_does_not_set_up_the_development_environment() -> None:
+    """All commands of `make wheel` on a fresh checkout, none of them run."""
+    command = ["make", "--dry-run", "--always-make", "wheel", f"PYTHON={sys.executable}"]
+    commands = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "--require-hashes -r requirements-build.lock" in commands
+    assert "requirements.lock" not in commands
+    assert ".venv" not in commands.replace(sys.executable, "python")

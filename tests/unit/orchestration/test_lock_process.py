@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
+from kcl_dagster.machine import this_machine
 from kcl_dagster.orchestration import processes
-from kcl_dagster.orchestration.lock_process import lock_process, this_machine
+from kcl_dagster.orchestration.lock_process import lock_process
 
 
 @pytest.mark.audit("F8")
