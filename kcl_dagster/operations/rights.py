@@ -1,8 +1,8 @@
 """The AWS rights of each component, as one table, and the IAM policies that are made of it.
 
 The doctor probes the rights of this table, the command `rights` prints it as policies, and the reference shows it.
-A test compares the table with the requests that the code can send: a request without a grant fails it, and so does
-a grant without a request.
+Tests compare the table with the requests that the code can send, and with those that arrive at the emulator while
+every component works: a request without a grant fails them, and so does a grant without a request.
 """
 
 from collections.abc import Iterable, Sequence

@@ -49,7 +49,7 @@ def check_stream(spark: SparkSession, connection: Connection, stream: str) -> No
     """Raises ConfigurationError when executors cannot reach Kinesis, or have no credentials.
 
     Runs one small job. Some platforms let no user code out of their executors at all, which is found out here.
-    Rights are not looked at: executors need none for what is asked.
+    Rights are not looked at: a refusal is a response.
     """
     ask = _Ask(connection, stream)
     try:
@@ -73,7 +73,7 @@ class _Ask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         problem = ""
         try:
-            call(client_of(self._connection), "list_shards", StreamName=self._stream, MaxResults=1)
+            call(client_of(self._connection), "describe_stream_summary", StreamName=self._stream)
         except (EndpointUnreachable, CredentialsRefused) as error:
             problem = f"{type(error).__name__}: {error}"
         except KclError:
