@@ -241,8 +241,8 @@ class FleetSettings(_Settings):
     """From one change of the number of workers to the next."""
 
     lifetime: Seconds = 12 * 3600.0
-    """A worker is replaced after this: new code, bounded logs, bounded event log. The leader replaces one worker at
-    a time, once its successor runs if `max_workers` allows one. A worker that no leader replaces ends by itself,
+    """A worker is replaced after this: new libraries, bounded logs, bounded events. The leader replaces one worker
+    at a time, once its successor runs if `max_workers` allows one. A worker that no leader replaces ends by itself,
     after two to three lifetimes."""
 
     zone: str | None = None

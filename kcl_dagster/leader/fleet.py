@@ -5,7 +5,9 @@ knows the worker's run: another deployment of the application may have launched 
 
 The number follows the open shards, and lag and throughput within `min` and `max`, one step per cool-down; never
 more workers than shards that can be read, but for the moment in which one replaces another.
-A worker beyond its lifetime is replaced, one at a time: its successor is up before it is asked to leave.
+A worker beyond its lifetime, or with older code than the leader's, is replaced, one at a time: its successor is up
+before it is asked to leave. Workers with older code that have stopped shards are replaced all at the same time, and
+do not wait for their successors as long as another worker reads.
 """
 
 import math
@@ -15,7 +17,7 @@ from typing import Final
 
 from kcl_dagster.application import FleetSettings
 from kcl_dagster.leader.liveness import WorkerSight
-from kcl_dagster.leader.runs import SlotRun
+from kcl_dagster.leader.runs import LoadedCode, SlotRun
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker import slot_name
 
@@ -51,6 +53,9 @@ class FleetSight:
     paused: Collection[str] = ()
     """Slots that shall have no worker."""
 
+    code: LoadedCode | None = None
+    """The code that launched workers have."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
@@ -71,25 +76,37 @@ def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker
     """Pure. Called once a tick by the leader."""
     target, why = decide_target(settings, sight, max_kbps_per_worker)
     slots = _Slots(settings, sight)
-    keep = slots.serving[: max(0, target)]
-    surplus = slots.serving[len(keep) :]
+    stuck = [slot for slot in slots.serving if slots.is_stuck(slot)]
+    others = [slot for slot in slots.serving if slot not in stuck]
+    keep = others[: max(0, target)]
+    surplus = others[len(keep) :]
     held = [slot for slot in slots.held if slots.is_up(slot)]
     launch = dict.fromkeys(slots.free[: max(0, target - len(keep))], why)
     drain: dict[WorkerId, str] = {slots.worker(slot).id: f"an operator paused {slot}" for slot in held}
     enough = len(keep) >= target and all(slots.is_up(slot) for slot in keep)
     unwanted = [*surplus, *slots.held, *slots.overtaken, *(slots.waiting if enough else ())]
     cancel = tuple(slot for slot in unwanted if slots.is_queued(slot))
+    if not launch:
+        drain |= {slots.worker(slot).id: slots.why_leave(slot) for slot in _of_stuck(stuck, keep, target, slots)}
     if all(slots.is_up(slot) for slot in keep):
         for slot in surplus:
             if slots.is_up(slot):
                 drain[slots.worker(slot).id] = slots.why_leave(slot) or f"{target} workers are enough: {why}"
-        if not surplus and not launch and not slots.leaving and sight.unserved == 0:
+        if not surplus and not stuck and not launch and not slots.leaving and sight.unserved == 0:
             old = next((slot for slot in reversed(keep) if slots.why_leave(slot)), None)
             if old is not None and slots.free:
                 launch[slots.free[0]] = f"it replaces {old}: {slots.why_leave(old)}"
             elif old is not None:
                 drain[slots.worker(old).id] = slots.why_leave(old)
     return FleetPlan(target, launch, drain, cancel, slots.expected(), slots.notes())
+
+
+def _of_stuck(stuck: Sequence[str], keep: Sequence[str], target: int, slots: "_Slots") -> Sequence[str]:
+    """Those of the stuck workers that drain now. Their shards that are not stopped need a worker meanwhile; where
+    there is no slot for one, the workers are replaced one after the other."""
+    if target <= 0 or any(slots.is_up(slot) for slot in keep):
+        return stuck
+    return stuck[:1] if not keep and not slots.leaving else ()
 
 
 def decide_target(
@@ -158,11 +175,28 @@ class _Slots:
         return run is not None and run.status == "queued"
 
     def why_leave(self, slot: str) -> str:
-        """Not empty for a worker that is beyond its lifetime. A worker of another deployment ends by itself."""
+        """Not empty for a worker with older code or beyond its lifetime. A worker of another deployment ends by
+        itself."""
         run = self._sight.slots.get(slot)
-        if run is None or run.status != "running" or self._age(slot) <= self._settings.lifetime:
+        if run is None or run.status != "running":
             return ""
-        return f"it has run for {self._age(slot) / 3600:.1f} hours"
+        if self._has_older_code(slot, run):
+            return "it runs older code than the leader"
+        if self._age(slot) > self._settings.lifetime:
+            return f"it has run for {self._age(slot) / 3600:.1f} hours"
+        return ""
+
+    def is_stuck(self, slot: str) -> bool:
+        """Its worker has older code and stopped shards, which newer code may read on."""
+        run = self._sight.slots.get(slot)
+        is_older = run is not None and run.status == "running" and self._has_older_code(slot, run)
+        return is_older and self.is_up(slot) and bool(self.worker(slot).row.stopped)
+
+    def _has_older_code(self, slot: str, run: SlotRun) -> bool:
+        """Only of the run's own worker: the slot may be served by a worker of another deployment."""
+        code, worker = self._sight.code, self._workers.get(slot)
+        is_own = worker is None or worker.row.run_id == run.run_id
+        return is_own and code is not None and code.is_newer_than(run)
 
     def expected(self) -> int:
         """Runs whose workers will report soon."""

@@ -17,6 +17,24 @@ class SlotRun:
     worker_id: WorkerId
     status: RunStatus
     started_at: float
+    code: str | None = None
+    """The version of the code that the run was launched with; None where it was launched without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCode:
+    """The consumer's code in the process of the leader. `since`: epoch seconds, when this process loaded it."""
+
+    version: str
+    since: float
+
+    def is_newer_than(self, run: SlotRun) -> bool:
+        """Whether `run` has other code, and began before this process loaded its own.
+
+        Where two processes lead with different code, neither of them judges what began after both had started.
+        So each start of a process ends a run once at most, and there is no endless replacement.
+        """
+        return run.code != self.version and run.started_at < self.since
 
 
 def _none_is_known(run_ids: Collection[str]) -> Collection[str]:  # noqa: ARG001
@@ -35,6 +53,9 @@ class RunView:
     finished: Callable[[Collection[str]], Collection[str]] = _none_is_known
     launches: bool = True
     """Whether somebody acts on what the leader wants launched. A leader outside of the orchestrator does not."""
+
+    code: LoadedCode | None = None
+    """What newly launched workers run; None: the code of workers is not judged."""
 
     unknown: str = ""
     """Why the orchestrator could not be asked for its runs; empty when it was asked."""

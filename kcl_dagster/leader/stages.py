@@ -222,6 +222,7 @@ class Tick:
                 target_stood=standing.stood_for(TARGET, str(self.memory.target)),
                 now=clock.now(),
                 paused=self.leader.control.slots,
+                code=self.runs.code,
             ),
             self.leader.application.policy.max_throughput_kbps_per_worker,
         )

@@ -255,7 +255,7 @@ CHECKS = (
         "No shard stands still because one of its batches keeps failing.",
         _stopped,
         "The worker's log has the traceback, and `kcl-dagster peek` shows records. If the consumer's code fails, "
-        "mend it, reload, and `kcl-dagster drain` the worker, whose run keeps the code it began with; or set the "
+        "mend it and reload: the leader replaces the worker, whose run keeps the code it began with. Or set the "
         "failure policy to dead_letter or skip. The shard goes on where it stopped. "
         "If the sink or the platform fails, the shard goes on by itself when that is over.",
     ),

@@ -18,6 +18,7 @@ from kcl_dagster.application import (
     Timings,
 )
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration.code_version import code_version
 from kcl_dagster.orchestration.sinks import SinkChoice, Transform, processors
 
 
@@ -70,6 +71,12 @@ class Consumer:
             return f"{inspect.getsourcefile(written)}:{inspect.getsourcelines(written)[1]}"
         except (TypeError, OSError):  # built in, or typed into a prompt
             return getattr(written, "__qualname__", type(written).__name__)
+
+    @property
+    def code_version(self) -> str:
+        """Changes with the source of the transform, of the modules of its project that it imports, and with the
+        application's settings. Reads files; workers that were launched with another version are replaced."""
+        return code_version(self.transform, self.application)
 
     def __call__(self, records: Any) -> Any:
         return self.transform(records)

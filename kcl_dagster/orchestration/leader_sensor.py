@@ -23,6 +23,7 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.leader import expiry
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import Launch, TickReport
+from kcl_dagster.leader.runs import LoadedCode
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration import checks, observation
@@ -31,7 +32,7 @@ from kcl_dagster.orchestration.lock_process import lock_process
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
 from kcl_dagster.orchestration.reporting import Reporter
 from kcl_dagster.orchestration.resources import KclResource
-from kcl_dagster.orchestration.runs import APPLICATION_TAG, WORKER_TAG, run_view, worker_tag
+from kcl_dagster.orchestration.runs import APPLICATION_TAG, CODE_TAG, WORKER_TAG, run_view, worker_tag
 from kcl_dagster.orchestration.statement import Row
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier, slots_of
 from kcl_dagster.runtime import Runtime, system
@@ -93,6 +94,7 @@ class _Seat:
 
 
 _seats: dict[str, _Seat] = {}
+_loaded: dict[str, LoadedCode] = {}
 _seating = threading.Lock()
 
 
@@ -121,6 +123,8 @@ def build_kcl_leader_sensor(
     translator = translator or KclTranslator()
     application = consumer.application
     slots = slots_of(application)
+    # Read once, when the process has just imported the code: what is written to the files later is not loaded.
+    code = loaded_code(consumer)
 
     @sensor(
         name=name or f"{identifier(application.name)}_leader",
@@ -143,7 +147,7 @@ def build_kcl_leader_sensor(
             seat.lock.release()
             return SkipReason(f"cannot lead yet: {error}")
         try:
-            runs = run_view(instance, application)
+            runs = run_view(instance, application, code)
             report = leader.tick(runs)
             if report.refused is not None:
                 seat.leader = None  # the next tick finds out which tables the application has now
@@ -160,7 +164,7 @@ def build_kcl_leader_sensor(
             for decision in seen.decisions:
                 context.log.info(str(decision))
             known = set(instance.get_dynamic_partitions(slots.name or ""))
-            requests = [_request(application, launch) for launch in report.launches]
+            requests = [_request(application, launch, code) for launch in report.launches]
             new = sorted({launch.slot for launch in report.launches} - known)
             return SensorResult(
                 run_requests=requests or None,
@@ -173,6 +177,13 @@ def build_kcl_leader_sensor(
             seat.lock.release()
 
     return lead
+
+
+def loaded_code(consumer: Consumer, runtime: Runtime | None = None) -> LoadedCode:
+    """The consumer's code in this process. Definitions that are made again from the same code are not newer."""
+    code = LoadedCode(consumer.code_version, (runtime or system()).clock.now())
+    with _seating:
+        return _loaded.setdefault(f"{consumer.application.name}/{code.version}", code)
 
 
 def _seat(consumer: Consumer, kcl: KclResource, translator: KclTranslator, instance: DagsterInstance) -> _Seat:
@@ -220,12 +231,16 @@ def _deployment(instance: DagsterInstance) -> str:
     return str(storage_id())
 
 
-def _request(application: Application, launch: Launch) -> RunRequest:
+def _request(application: Application, launch: Launch, code: LoadedCode) -> RunRequest:
     """Dagster drops a request whose key it has seen, so that a replayed tick launches nothing twice."""
     return RunRequest(
         run_key=f"{application.name}/{launch.slot}/{launch.generation}",
         partition_key=launch.slot,
-        tags={APPLICATION_TAG: application.name, WORKER_TAG: worker_tag(application, launch.slot)},
+        tags={
+            APPLICATION_TAG: application.name,
+            WORKER_TAG: worker_tag(application, launch.slot),
+            CODE_TAG: code.version,
+        },
     )
 
 

@@ -6,12 +6,15 @@ from typing import Final
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from kcl_dagster.application import Application
-from kcl_dagster.leader.runs import RunStatus, RunView, SlotRun
+from kcl_dagster.leader.runs import LoadedCode, RunStatus, RunView, SlotRun
 from kcl_dagster.model.worker import worker_id
 
 APPLICATION_TAG = "kcl/application"
 WORKER_TAG = "kcl/worker"
 """`application/slot`. dagster.yaml's tag_concurrency_limits counts by it, so it is unique in the instance."""
+
+CODE_TAG = "kcl/code"
+"""The version of the consumer's code that the run was launched with."""
 
 SLOT_TAG = "dagster/partition"
 
@@ -49,6 +52,7 @@ def slot_runs(instance: DagsterInstance, application: Application) -> Mapping[st
             worker_id=worker_id(slot, run.run_id),
             status=_STATUS[run.status],
             started_at=record.start_time or record.create_timestamp.timestamp(),
+            code=run.tags.get(CODE_TAG),
         )
         known = best.get(slot)
         if known is None or _RANK.index(found.status) > _RANK.index(known.status):
@@ -56,9 +60,10 @@ def slot_runs(instance: DagsterInstance, application: Application) -> Mapping[st
     return best
 
 
-def run_view(instance: DagsterInstance, application: Application) -> RunView:
-    """What the leader may know of the runs of its application."""
-    return RunView(slot_runs(instance, application), lambda run_ids: finished(instance, run_ids))
+def run_view(instance: DagsterInstance, application: Application, code: LoadedCode | None = None) -> RunView:
+    """What the leader may know of the runs of its application. `code`: what it launches; workers with older code
+    are replaced."""
+    return RunView(slot_runs(instance, application), lambda run_ids: finished(instance, run_ids), code=code)
 
 
 def finished(instance: DagsterInstance, run_ids: Collection[str]) -> Collection[str]:

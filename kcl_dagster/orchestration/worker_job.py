@@ -21,7 +21,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from kcl_dagster.orchestration import checks, watchdog
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
-from kcl_dagster.orchestration.runs import APPLICATION_TAG, WORKER_TAG, rival, worker_tag
+from kcl_dagster.orchestration.runs import APPLICATION_TAG, CODE_TAG, WORKER_TAG, rival, worker_tag
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier, slots_of
 from kcl_dagster.worker.stop import StopReason, StopSignal
 
@@ -50,9 +50,10 @@ def build_worker_asset(
             context.log.warning("slot %s is served by run %s: nothing to do here", slot, taken_by)
             return
         # A run launched by hand, from the asset's page, lacks what the leader knows its runs by.
-        instance.add_run_tags(
-            run.run_id, {APPLICATION_TAG: application.name, WORKER_TAG: worker_tag(application, slot)}
-        )
+        known = {APPLICATION_TAG: application.name, WORKER_TAG: worker_tag(application, slot)}
+        if CODE_TAG not in run.tags:
+            known[CODE_TAG] = consumer.code_version
+        instance.add_run_tags(run.run_id, known)
         watches = watchdog.watches(instance, run.run_id)
 
         def write(event: AssetMaterialization | AssetCheckEvaluation) -> None:

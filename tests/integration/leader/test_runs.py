@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from kcl_dagster.application import Application, FleetSettings
-from kcl_dagster.leader.runs import RunView, SlotRun
+from kcl_dagster.leader.runs import LoadedCode, RunView, SlotRun
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.tables.control import Control
 from tests.integration.leader.town import TICK, Town, shard_id
@@ -257,3 +257,57 @@ def test_a_fleet_shrinks_although_a_shard_is_stopped_and_another_one_paused() ->
     holder.heartbeat.lag_ms, holder.heartbeat.behind, holder.heartbeat.stopped = 900_000, {stuck: 900_000}, (stuck,)
     town.until(lambda report: report.target_workers == 2, within=150.0)
     town.until(lambda _: third.heartbeat.drain_requested, within=30.0)
+
+
+def lived(town: Town) -> list[WorkerId]:
+    """One step in which runs start, and end once their workers have given up their shards; the runs that ended."""
+    town.obey(town.step())
+    ended: list[WorkerId] = []
+    for worker in list(town.workers.values()):
+        if worker.alive and worker.heartbeat.drain_requested and not worker.shards():
+            town.kill(worker, seen=True)
+            ended.append(worker.id)
+    return ended
+
+
+@pytest.mark.audit("F4")
+def test_a_reload_with_other_code_replaces_every_worker_once_and_loses_no_reader() -> None:
+    town = town_of(shards=8)
+    grown(town)
+    first = set(town.workers)
+    town.clock.advance(30.0)
+    town.code = LoadedCode("mended", town.clock.now())
+    ended = [worker for _ in range(100) for worker in lived(town)]
+    assert set(ended) == first
+    assert len(ended) == len(first), "once"
+    assert {run.code for run in town.runs.values()} == {"mended"}
+    assert set(town.owners().values()) <= {run.worker_id for run in town.runs.values()}
+    assert not any(report.unserved for report in town.reports[-100:])
+
+
+@pytest.mark.audit("F4")
+def test_a_worker_with_a_stopped_shard_is_the_first_to_be_replaced_after_a_reload() -> None:
+    town = town_of(shards=8)
+    grown(town)
+    stuck = town.workers[town.runs["worker-000"].worker_id]
+    stuck.heartbeat.stopped = (LeaseKey(shard_id(0)),)
+    town.clock.advance(30.0)
+    town.code = LoadedCode("mended", town.clock.now())
+    ended: list[WorkerId] = []
+    while not ended:
+        ended = lived(town)
+    assert ended == [stuck.id]
+
+
+@pytest.mark.audit("F4")
+def test_two_processes_that_lead_with_different_code_do_not_replace_workers_for_ever() -> None:
+    """As two code locations with one application do, or the replicas of a code server that differ."""
+    town = town_of(shards=8)
+    grown(town)
+    ended = []
+    codes = [LoadedCode("blue", town.clock.now()), LoadedCode("green", town.clock.now() + 7.0)]
+    for number in range(200):
+        town.code = codes[number % 2]
+        ended += lived(town)
+    assert 2 <= len(ended) <= 4, "the workers from before, and what one of the two launched before the other began"
+    assert not any("older code" in note for report in town.reports[-150:] for note in report.notes)

@@ -11,7 +11,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.emulator.kinesis import KinesisService, Limits
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import TickReport
-from kcl_dagster.leader.runs import RunView, SlotRun
+from kcl_dagster.leader.runs import LoadedCode, RunView, SlotRun
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
@@ -125,6 +125,7 @@ class Town:
             if number:
                 self.kinesis.create_stream(StreamName=stream.name, ShardCount=number)
         self.runs: dict[str, SlotRun] = {}
+        self.code: LoadedCode | None = None
         self.over: set[str] = set()
         self.workers: dict[WorkerId, Worker] = {}
         self.reports: list[TickReport] = []
@@ -148,7 +149,7 @@ class Town:
         self.leader = self.open_leader(identity)
 
     def view(self) -> RunView:
-        return RunView(dict(self.runs), self.finished)
+        return RunView(dict(self.runs), self.finished, code=self.code)
 
     def finished(self, run_ids: Collection[str]) -> set[str]:
         return self.over & set(run_ids)
@@ -179,7 +180,8 @@ class Town:
         """A run of a slot, and its worker."""
         run_id = run_id or f"{len(self.over) + len(self.runs):08d}-{slot}"
         worker = Worker(self, slot, run_id)
-        self.runs[slot] = SlotRun(run_id, worker.id, "running", self.clock.now())
+        code = None if self.code is None else self.code.version
+        self.runs[slot] = SlotRun(run_id, worker.id, "running", self.clock.now(), code)
         self.workers[worker.id] = worker
         worker.heartbeat.step()
         return worker

@@ -12,8 +12,8 @@ from kcl_dagster.leader.fleet import QUEUED_SECONDS, FleetSight, decide_fleet, d
 from kcl_dagster.leader.launches import FIRST_PAUSE, LONGEST_PAUSE, LaunchBook
 from kcl_dagster.leader.liveness import WorkerSight
 from kcl_dagster.leader.memory import Memory
-from kcl_dagster.leader.runs import RunStatus, SlotRun
-from kcl_dagster.model.lease import WorkerId
+from kcl_dagster.leader.runs import LoadedCode, RunStatus, SlotRun
+from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow, WorkerState, slot_name
 
 NOW = 1_000_000.0
@@ -34,6 +34,16 @@ def fleet(number: int, **more: Any) -> FleetSight:
     slots = {slot_name(index): run(index) for index in range(number)}
     sight = FleetSight(slots, [worker(index) for index in range(number)], open_leases=8, target=number, now=NOW)
     return replace(sight, **{"target_stood": 600.0, **more})
+
+
+MENDED = LoadedCode("mended", since=NOW - 10.0)
+
+
+def stopped(sight: FleetSight, *indexes: int) -> FleetSight:
+    """The workers of these slots have a shard that does not go on."""
+    shards = {worker_id: (LeaseKey(f"shard-{worker_id}"),) for worker_id in (worker(i).id for i in indexes)}
+    workers = [replace(seen, row=replace(seen.row, stopped=shards.get(seen.id))) for seen in sight.workers]
+    return replace(sight, workers=workers)
 
 
 @pytest.mark.parametrize(
@@ -165,12 +175,16 @@ def test_a_run_without_a_worker_is_waited_for_and_then_not_counted_on() -> None:
     st.sampled_from([None, 0, 1, 3, 8, 50]),
     st.sampled_from([None, 0, 90_000]),
     st.sampled_from([None, 0, 1, 4, 9]),
+    st.sets(st.integers(0, 9)),
+    st.sampled_from([None, MENDED]),
 )
 def test_what_always_holds(
     slots: dict[int, tuple[RunStatus, float, str | None]],
     open_leases: int | None,
     lag_ms: int | None,
     target: int | None,
+    have_stopped: set[int],
+    code: LoadedCode | None,
 ) -> None:
     states: dict[str, dict[str, Any]] = {
         "up": {},
@@ -185,8 +199,9 @@ def test_what_always_holds(
         target=target,
         target_stood=600.0,
         now=NOW,
+        code=code,
     )
-    plan = decide_fleet(SETTINGS, sight)
+    plan = decide_fleet(SETTINGS, stopped(sight, *have_stopped))
     assert not set(plan.launch) & set(sight.slots), "one run per slot"
     assert set(plan.launch) <= {slot_name(index) for index in range(SETTINGS.max_workers)}
     assert open_leases is None or plan.target <= max(open_leases, 0)
@@ -195,6 +210,74 @@ def test_what_always_holds(
     assert all(plan.drain.values())
     assert set(plan.drain) <= {seen.id for seen in sight.workers if not seen.drains}
     assert not (plan.launch and plan.drain), "a fleet grows or shrinks"
+
+
+# --- workers with older code ---
+
+
+@pytest.mark.audit("F4")
+def test_workers_with_older_code_are_replaced_one_after_the_other() -> None:
+    sight = fleet(3, target=3, code=MENDED)
+    plan = decide_fleet(SETTINGS, sight)
+    assert (list(plan.launch), plan.drain) == (["worker-003"], {})
+    assert "older code" in plan.launch["worker-003"]
+    successor = replace(run(3, age=1.0), code="mended")
+    up = replace(sight, slots={**sight.slots, "worker-003": successor}, workers=[*sight.workers, worker(3)])
+    assert list(decide_fleet(SETTINGS, up).drain) == ["worker-002:run-2"]
+
+
+@pytest.mark.audit("F4")
+def test_workers_with_older_code_and_stopped_shards_drain_at_once() -> None:
+    sight = stopped(fleet(4, target=4, code=MENDED), 0, 1)
+    first = decide_fleet(SETTINGS, sight)
+    assert (list(first.launch), first.drain) == (["worker-004", "worker-005"], {})
+    successors = {slot: replace(run(i, "starting", age=1.0), code="mended") for i, slot in enumerate(first.launch)}
+    second = decide_fleet(SETTINGS, replace(sight, slots={**sight.slots, **successors}))
+    assert (second.launch, set(second.drain)) == ({}, {"worker-000:run-0", "worker-001:run-1"})
+
+
+@pytest.mark.audit("F4")
+def test_the_only_worker_with_older_code_reads_until_its_successor_is_up() -> None:
+    sight = stopped(fleet(1, open_leases=4, code=MENDED), 0)
+    assert list(decide_fleet(SETTINGS, sight).launch) == ["worker-001"]
+    starting = replace(sight, slots={**sight.slots, "worker-001": replace(run(1, "starting", 1.0), code="mended")})
+    assert (decide_fleet(SETTINGS, starting).launch, decide_fleet(SETTINGS, starting).drain) == ({}, {})
+    up = replace(starting, workers=[*starting.workers, worker(1)])
+    assert list(decide_fleet(SETTINGS, up).drain) == ["worker-000:run-0"]
+
+
+@pytest.mark.audit("F4")
+def test_without_a_free_slot_stuck_workers_leave_one_after_the_other() -> None:
+    sight = stopped(fleet(2, code=MENDED), 0, 1)
+    plan = decide_fleet(replace_max(2), sight)
+    assert (plan.launch, list(plan.drain)) == ({}, ["worker-000:run-0"])
+    leaving = replace(
+        sight, workers=[replace(worker(0), row=replace(worker(0).row, drain_requested=True)), sight.workers[1]]
+    )
+    assert decide_fleet(replace_max(2), leaving).drain == {}
+
+
+@pytest.mark.audit("F4")
+@pytest.mark.parametrize(
+    ("code", "age"),
+    [
+        pytest.param("mended", 300.0, id="the same code, launched before the process restarted"),
+        pytest.param("other", 5.0, id="other code, launched after this process had loaded its own"),
+        pytest.param(None, 5.0, id="unknown code, launched after this process had loaded its own"),
+    ],
+)
+def test_a_worker_is_not_replaced_for_its_code(code: str | None, age: float) -> None:
+    sight = stopped(fleet(2, code=MENDED), 0)
+    sight = replace(sight, slots={slot: replace(run(i, age=age), code=code) for i, slot in enumerate(sight.slots)})
+    assert (decide_fleet(SETTINGS, sight).launch, decide_fleet(SETTINGS, sight).drain) == ({}, {})
+
+
+@pytest.mark.audit("F4")
+def test_the_workers_of_another_deployment_are_not_judged_by_their_code() -> None:
+    workers = [foreign(0, stopped=(LeaseKey("shard"),)), foreign(1)]
+    known = {"worker-000": run(0)}
+    plan = decide_fleet(SETTINGS, FleetSight(known, workers, open_leases=8, target=2, now=NOW, code=MENDED))
+    assert (plan.launch, plan.drain) == ({}, {})
 
 
 # --- workers that another deployment launched ---

@@ -23,7 +23,7 @@ from kcl_dagster.emulator import Emulator
 from kcl_dagster.leader.launches import FIRST_PAUSE
 from kcl_dagster.orchestration import leader_sensor
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.runs import WORKER_TAG
+from kcl_dagster.orchestration.runs import CODE_TAG, WORKER_TAG, slot_runs
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.testing.clock import FakeClock
@@ -48,6 +48,25 @@ def test_the_first_tick_asks_for_one_run_per_slot(bench: Bench) -> None:
     asked = [(request.partition_key, request.tags[WORKER_TAG]) for request in result.run_requests or ()]
     assert asked == [(slot, f"{name}/{slot}") for slot in SLOTS]
     assert [request.partition_keys for request in result.dynamic_partitions_requests or ()] == [SLOTS]
+
+
+@pytest.mark.audit("F4")
+def test_a_run_is_launched_with_the_version_of_the_code(bench: Bench) -> None:
+    [first, *_] = bench.tick().run_requests or ()
+    assert first.tags[CODE_TAG] == bench.consumer.code_version
+    bench.add_run("worker-000", DagsterRunStatus.STARTED)
+    assert slot_runs(bench.instance, bench.consumer.application)["worker-000"].code is None
+    [run] = bench.instance.get_runs()
+    bench.instance.add_run_tags(run.run_id, {CODE_TAG: "another"})
+    assert slot_runs(bench.instance, bench.consumer.application)["worker-000"].code == "another"
+
+
+@pytest.mark.audit("F4")
+def test_definitions_that_are_made_again_of_the_same_code_are_not_newer(consumer: Consumer) -> None:
+    clock = FakeClock()
+    first = leader_sensor.loaded_code(consumer, Runtime(clock=clock))
+    clock.advance(60.0)
+    assert leader_sensor.loaded_code(consumer, Runtime(clock=clock)) == first
 
 
 def test_a_tick_that_is_replayed_asks_with_the_same_keys(bench: Bench) -> None:

@@ -1,0 +1,99 @@
+"""Which code a consumer has: a version that changes when its source, its settings or this package change.
+
+The leader compares the version of the code that its process has loaded with the one that each run was launched
+with. Nothing is imported here: only files are read, so the version depends on nothing but their content.
+"""
+
+import ast
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from kcl_dagster.application import Application
+
+_LENGTH: Final = 16  # hexadecimal digits: a tag that fits on one line of a run's page
+MOST_FILES: Final = 500  # of a project; the rest is left out rather than read at every load
+
+
+def code_version(transform: Any, application: Application) -> str:
+    """The version of a consumer's code. Reads the module of the transform, and what it imports of its own project;
+    libraries count with the release of this package only."""
+    settings = application.model_dump(mode="json", exclude={"streams": {"__all__": {"start"}}})
+    digest = hashlib.sha256(version("kcl-dagster").encode())
+    digest.update(json.dumps(settings, sort_keys=True).encode())
+    written = inspect.unwrap(transform)
+    try:
+        source = Path(inspect.getsourcefile(written) or "").resolve()
+        files = project_files(source, getattr(written, "__module__", ""))
+    except (TypeError, OSError):  # built in, or typed into a prompt
+        digest.update(getattr(written, "__qualname__", type(written).__name__).encode())
+        return digest.hexdigest()[:_LENGTH]
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:_LENGTH]
+
+
+def project_files(source: Path, module: str) -> dict[str, bytes]:
+    """The module and the modules of its project that it imports, directly or not, by their paths in the project."""
+    root = _root(source, module)
+    found: dict[str, bytes] = {}
+    waiting = [source, *_packages(source, root)]
+    while waiting and len(found) < MOST_FILES:
+        path = waiting.pop()
+        name = path.relative_to(root).as_posix()
+        if name in found:
+            continue
+        found[name] = path.read_bytes()
+        for imported in _imports(found[name], path, root):
+            waiting += [imported, *_packages(imported, root)]
+    return found
+
+
+def _root(source: Path, module: str) -> Path:
+    """The directory from which the project's modules are imported."""
+    own = source.parent if source.name == "__init__.py" else source.with_suffix("")
+    names = tuple(module.split("."))
+    if own.parts[-len(names) :] == names:
+        return own.parents[len(names) - 1]
+    root = source.parent
+    while (root / "__init__.py").exists():
+        root = root.parent
+    return root
+
+
+def _packages(path: Path, root: Path) -> Iterator[Path]:
+    """What an import of the module executes before it."""
+    for parent in path.relative_to(root).parents:
+        if (found := root / parent / "__init__.py").is_file() and found != path:
+            yield found
+
+
+def _imports(content: bytes, path: Path, root: Path) -> Iterator[Path]:
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _found(root.joinpath(*alias.name.split(".")))
+        elif isinstance(node, ast.ImportFrom):
+            base = path.parents[node.level - 1] if node.level else root
+            if node.module is not None:
+                base = base.joinpath(*node.module.split("."))
+            if base.is_relative_to(root):
+                yield from _found(base)
+                for alias in node.names:
+                    yield from _found(base / alias.name)
+
+
+def _found(base: Path) -> Iterator[Path]:
+    """The file of a module, where the project has one."""
+    for candidate in (base.with_name(f"{base.name}.py"), base / "__init__.py"):
+        if candidate.is_file():
+            yield candidate
