@@ -59,7 +59,7 @@ def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> Job
             by = f"the compaction in run {context.run_id}"
             done = compact(choice.place, target_bytes=target, min_age_seconds=config.min_age_seconds, s3=s3, by=by)
         else:
-            options = choice.storage_options
+            options = choice.delta_options()
             done = compact_delta(choice.place, target_bytes=target, s3=s3, storage_options=options)
         context.log.info("merged %d files into %d, %d bytes", done.merged, done.into, done.bytes)
         context.add_output_metadata({"merged": done.merged, "into": done.into, "bytes": done.bytes})

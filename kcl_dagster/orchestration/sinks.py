@@ -4,7 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kcl_dagster.orchestration.secret_options import refuse_literals, resolved
 from kcl_dagster.worker.batch import Batch, Sink
+
+_DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
 
 Transform = Callable[[Any], Any]
 """From the records of a batch, a Spark DataFrame, to what the sink stores. Runs once per batch, in the driver;
@@ -41,7 +44,11 @@ class SinkChoice:
     """Processes of the executors that record processors are spread over; left out, as fits the session."""
 
     storage_options: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
-    """Of a Delta table: what its compaction opens it with."""
+    """Of a Delta table: what its compaction opens it with. EnvVars are not resolved yet."""
+
+    def delta_options(self) -> dict[str, str] | None:
+        """`storage_options` with the values of their EnvVars, in the process that opens the table."""
+        return None if self.storage_options is None else resolved(self.storage_options, _DELTA)
 
 
 def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
@@ -77,13 +84,19 @@ def delta(
         path: A directory that driver and executors share, or `s3://bucket/prefix`.
         partition_by: Columns of the output that the table is partitioned by, when it is made; or the month, day or
             hour of one, in UTC, such as `day(arrival_timestamp)`, which the sink adds as a column.
-        storage_options: delta-rs' own; left out, the connection of the `KclResource`.
+        storage_options: delta-rs' own; left out, the connection of the `KclResource`. A value may be a
+            `dagster.EnvVar`, which the worker resolves. Secrets must be: a literal raises ConfigurationError.
 
     Example:
         .. code-block:: python
 
             kcl.delta("s3://lake/clicks", storage_options={"AWS_REGION": "eu-west-1"})
     """
+    refuse_literals(
+        storage_options or {},
+        _DELTA,
+        "leave it out and delta-rs takes it from the environment or the role of the machine",
+    )
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
         from kcl_dagster.spark.sinks.delta import DeltaSink
@@ -94,10 +107,11 @@ def delta(
             transform=transform,
             partition_by=partition_by,
             s3=S3Options(**s3),
-            storage_options=storage_options,
+            storage_options=choice.delta_options(),
         )
 
-    return SinkChoice("deltalake", path, open_sink, storage_options=storage_options)
+    choice = SinkChoice("deltalake", path, open_sink, storage_options=storage_options)
+    return choice
 
 
 def iceberg(
@@ -113,7 +127,8 @@ def iceberg(
         identifier: `database.table`.
         catalog: pyiceberg's properties, such as `{"type": "glue"}`, which takes region and keys from the
             `KclResource`, or `{"type": "rest", "uri": "https://..."}`. What they leave out comes from pyiceberg's
-            configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`).
+            configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`). A value may be a `dagster.EnvVar`, which
+            the worker resolves. Secrets must be: a literal raises ConfigurationError.
         catalog_name: The catalog's name there. A SQL catalog keeps the tables of each name apart.
         partition_by: What the table is partitioned by, when it is made: columns of the output, or Iceberg's own
             transforms of them, such as `day(arrival_timestamp)`, `bucket(16, user)` or `truncate(4, page)`. A table
@@ -124,6 +139,8 @@ def iceberg(
 
             kcl.iceberg("lake.clicks", {"type": "glue"}, partition_by=["day(arrival_timestamp)"])
     """
+    configured = f"PYICEBERG_CATALOG__{catalog_name.upper()}__..."
+    refuse_literals(catalog or {}, _ICEBERG, f"leave it out and set pyiceberg's own variable, {configured}")
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
         from kcl_dagster.spark.sinks.iceberg import IcebergSink
@@ -131,7 +148,7 @@ def iceberg(
 
         return IcebergSink(
             identifier,
-            catalog,
+            resolved(catalog or {}, _ICEBERG),
             catalog_name=catalog_name,
             transform=transform,
             partition_by=partition_by,

@@ -59,7 +59,9 @@ def test_small_files_of_a_delta_table_become_one(tmp_path: Path) -> None:
     assert sorted(table.to_pyarrow_table()["value"].to_pylist()) == [0, 1, 2, 3]
 
 
-def test_a_delta_table_is_compacted_where_its_own_options_say(sidecar: Endpoint) -> None:
+def test_a_delta_table_is_compacted_where_its_own_options_say(
+    sidecar: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deltalake: Any = pytest.importorskip("deltalake")
     bucket = f"bucket-{os.urandom(4).hex()}"
     s3 = S3Options("us-east-1", sidecar.url, access_key="test", secret_key="test")
@@ -70,7 +72,10 @@ def test_a_delta_table_is_compacted_where_its_own_options_say(sidecar: Endpoint)
         table = pa.table({"value": [number]})
         deltalake.write_deltalake(url, table, mode="append", storage_options=options)
     nowhere = f"http://127.0.0.1:{free_port()}"  # where the rest of AWS is
-    told = launch(kcl.delta(url, storage_options=options), endpoint_url=nowhere)
+    named = options | {"AWS_SECRET_ACCESS_KEY": dg.EnvVar("SECRET_OF_THE_LAKE")}
+    sink = kcl.delta(url, storage_options=named)
+    monkeypatch.setenv("SECRET_OF_THE_LAKE", options["AWS_SECRET_ACCESS_KEY"])
+    told = launch(sink, endpoint_url=nowhere)
     assert (told["merged"], told["into"]) == (4, 1)
 
 

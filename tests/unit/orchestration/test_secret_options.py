@@ -1,0 +1,163 @@
+"""Secrets in the options of a sink: never literals, and resolved by the worker."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import deltalake
+import pyiceberg.catalog
+import pytest
+from dagster._core.remote_representation.external_data import RepositorySnap
+from dagster._serdes import serialize_value
+
+import kcl_dagster as kcl
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration.component import SinkModel
+from kcl_dagster.orchestration.resources import SECRETS
+from kcl_dagster.orchestration.secret_options import is_secret
+from kcl_dagster.spark.sinks.delta import delta_options
+from kcl_dagster.spark.sinks.iceberg import iceberg_options
+from kcl_dagster.spark.storage import S3Options
+
+VALUE = "never-to-be-shown"
+OWN_SECRETS = {
+    *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "s3.secret-access-key", "s3.session-token"),
+    *("client.secret-access-key", "client.session-token"),
+}
+SECRET = [
+    *("AWS_SECRET_ACCESS_KEY", "aws_session_token", "s3.secret-access-key", "client.session-token", "credential"),
+    *("token", "password", "clientSecret", "accesskeysecret", "adls.sas-token", "azure_storage_sas_key"),
+    *("azure_storage_account_key", "azure_storage_access_key", "adls.connection-string", "hf.token"),
+    *("gcs.oauth2.token", "google_service_account_key", "aws_sse_customer_key_base64", "header.Authorization"),
+]
+HARMLESS = [
+    *("AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "s3.access-key-id", "AWS_IAM_ROLE_ARN", "type", "uri"),
+    *("warehouse", "s3.endpoint", "aws_web_identity_token_file", "google_application_credentials", "auth.type"),
+    *("gcs.oauth2.token-expires-at", "oauth2-server-uri", "client.profile-name", "aws_sse_kms_key_id", "scope"),
+    *("aws_container_credentials_relative_uri", "s3.sse-kms-key-id", "AWS_ALLOW_HTTP", "sassafras.name"),
+]
+
+
+def unchanged(records: Any) -> Any:
+    return records
+
+
+def of_delta(options: Mapping[str, str]) -> kcl.SinkChoice:
+    return kcl.delta("s3://lake/clicks", storage_options=options)
+
+
+def of_iceberg(options: Mapping[str, str]) -> kcl.SinkChoice:
+    return kcl.iceberg("lake.clicks", options, catalog_name="prod")
+
+
+both = pytest.mark.parametrize("choice_of", [of_delta, of_iceberg])
+
+
+@pytest.mark.audit("D2")
+def test_which_options_are_secret_is_told_by_their_names() -> None:
+    assert [name for name in SECRET if not is_secret(name)] == []
+    assert [name for name in HARMLESS if is_secret(name)] == []
+    assert {name for name in kcl.KclResource.model_fields if is_secret(name)} == set(SECRETS)
+
+
+@pytest.mark.audit("D2")
+def test_our_own_options_for_s3_are_told_apart() -> None:
+    s3 = S3Options(
+        "eu-west-1",
+        "http://lake",
+        access_key="AKIA",
+        secret_key="x",
+        session_token="y",
+        role_arn="arn:aws:iam::1:role/lake",
+        session_name="clicks",
+    )
+    own = {**delta_options(s3), **iceberg_options(s3)}
+    assert {name for name in own if is_secret(name)} == OWN_SECRETS
+
+
+@pytest.mark.audit("D2")
+@both
+@pytest.mark.parametrize("name", SECRET)
+def test_a_literal_is_refused_with_what_to_say_instead(
+    choice_of: Callable[[Mapping[str, str]], kcl.SinkChoice], name: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=r'say dagster.EnvVar\("[A-Z0-9_]+"\), or leave it out') as refusal:
+        choice_of({"AWS_REGION": "eu-west-1", name: VALUE})
+    assert name in str(refusal.value)
+    assert VALUE not in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.audit("D2")
+@both
+@pytest.mark.parametrize(
+    "address", [f"postgresql://kcl:{VALUE}@db/catalog", f"https://catalog.example/?access_token={VALUE}"]
+)
+def test_a_secret_in_an_address_is_refused(
+    choice_of: Callable[[Mapping[str, str]], kcl.SinkChoice], address: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=r'uri of kcl.*contains a secret.*EnvVar\("URI"\)') as error:
+        choice_of({"uri": address})
+    assert VALUE not in str(error.value)
+
+
+@pytest.mark.audit("D2")
+def test_the_component_refuses_them_as_well() -> None:
+    """In YAML, a template such as `{{ env.NAME }}` is a literal by then; pyiceberg's own variables are not."""
+    sink = SinkModel("lake.clicks", "iceberg", catalog={"type": "rest", "credential": VALUE})
+    component = kcl.KclApplicationComponent(application="clicks", stream="clicks", sink=sink)
+    with pytest.raises(ConfigurationError, match="PYICEBERG_CATALOG__DEFAULT__"):
+        component.consumer()
+
+
+@pytest.mark.audit("D2")
+def test_what_is_not_secret_stays_as_it_was() -> None:
+    options = dict.fromkeys(HARMLESS, "plain")
+    assert of_delta(options).delta_options() == options
+    of_iceberg(options | {"uri": "https://kcl@catalog.example:8181/api?warehouse=lake"})
+
+
+@pytest.mark.filterwarnings("ignore:Property `ScheduleDefinition:DeprecationWarning")  # Dagster's own
+@pytest.mark.audit("D2")
+@both
+def test_the_serialised_repository_holds_no_secret_of_a_sink(
+    choice_of: Callable[[Mapping[str, str]], kcl.SinkChoice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_LAKE", VALUE)
+    sink = choice_of({"uri": "https://catalog.example", "token": dg.EnvVar("SECRET_OF_THE_LAKE")})
+    consumer = kcl.kcl_consumer(application="clicks", stream="clicks", sink=sink, name="records")(unchanged)
+    definitions = kcl.build_kcl_definitions(consumer, resources={"kcl": kcl.KclResource()})
+    assert VALUE not in serialize_value(RepositorySnap.from_def(definitions.get_repository_def()))
+    assert VALUE not in repr(sink)
+
+
+@pytest.mark.audit("D2")
+def test_the_worker_resolves_them_when_it_opens_the_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, str]] = []
+
+    def load(name: str, **properties: str) -> Any:
+        given.append({"name": name, **properties})
+
+    monkeypatch.setattr(pyiceberg.catalog, "load_catalog", load)
+    named = {"uri": dg.EnvVar("PLACE_OF_THE_LAKE"), "token": dg.EnvVar("SECRET_OF_THE_LAKE")}
+    choices = [kcl.delta(str(tmp_path), storage_options=named), of_iceberg(named)]
+    for choice in choices:  # the variables are the worker's: here, they are set after the definitions were made
+        with pytest.raises(ConfigurationError, match="environment variable PLACE_OF_THE_LAKE is not set"):
+            choice.open(unchanged, {})
+    monkeypatch.setenv("PLACE_OF_THE_LAKE", "https://catalog.example")
+    monkeypatch.setenv("SECRET_OF_THE_LAKE", VALUE)
+    plain = {"uri": "https://catalog.example", "token": VALUE}
+    delta, _ = (choice.open(unchanged, {}) for choice in choices)
+    assert given == [{"name": "prod", **plain}]
+    assert choices[0].delta_options() == plain
+    opened: list[dict[str, str]] = []
+
+    def exists(_: str, options: dict[str, str]) -> bool:
+        opened.append(options)
+        return False
+
+    monkeypatch.setattr(deltalake.DeltaTable, "is_deltatable", staticmethod(exists))
+    sink: Any = delta
+    assert sink._open() is None
+    assert opened == [plain]
