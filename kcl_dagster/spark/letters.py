@@ -3,6 +3,9 @@
 A replay takes what letters there are, writes down under a number which ones, stores them under that number, and
 removes them. One that is cut off anywhere is finished by the next one, under the same number, so that sinks that
 store a part once store a letter once. Letters that fail again stay where they are, and do not keep others.
+
+Numbers begin at the time in milliseconds, like those of batches: sinks remember the numbers of a journal that was
+removed together with its folder, and name files of lower numbers as version 0.1 did, without the application.
 """
 
 from base64 import b64decode
@@ -20,13 +23,16 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.runtime import Clock, SystemClock
 from kcl_dagster.spark.schema import RECORD_DDL
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.worker.batch import Batch, Part, Sink, Withdrawing
 from kcl_dagster.worker.dead_letter import DeadLetter, from_json
+from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.instance import Instance
 from kcl_dagster.worker.kclpy import checkpoint_error
 from kcl_dagster.worker.processor import ProcessorFactory, Record
+from kcl_dagster.worker.ranges import first_number_at
 
 WORKER: Final = WorkerId("dead-letters")
 JOURNAL: Final = "_replays"  # readers of letters pass over names that begin with an underscore
@@ -54,13 +60,20 @@ class Replayed:
     """Letters that were not tried: the replay takes so many and no more."""
 
 
-def replay(store: Store, application: str, recipient: Recipient, *, most: int = LETTERS_AT_ONCE) -> Replayed:
+def replay(
+    store: Store,
+    application: str,
+    recipient: Recipient,
+    *,
+    most: int = LETTERS_AT_ONCE,
+    clock: Clock | None = None,
+) -> Replayed:
     """Process up to `most` letters of an application. Not beside another replay of the same application.
 
     `store` is at the failure policy's `dead_letter_path`. Raises what AWS or the sink raises; the next replay goes
     on from there.
     """
-    return _Replay(store, application, recipient).run(most)
+    return _Replay(store, application, recipient, clock or SystemClock()).run(most)
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -75,6 +88,7 @@ class _Replay:
     store: Store
     application: str
     recipient: Recipient
+    clock: Clock
     last: int = 0
 
     def run(self, most: int) -> Replayed:
@@ -97,7 +111,7 @@ class _Replay:
         if error is None:
             return len(names)
         if len(names) == 1:
-            failing[names[0]] = f"{type(error).__name__}: {error}"
+            failing[names[0]] = full(error)
             return 0
         return sum(self._process(self._next(), (name,), failing) for name in names)
 
@@ -121,7 +135,7 @@ class _Replay:
         self._note(number, _Entry())
 
     def _next(self) -> int:
-        self.last += 1
+        self.last = max(self.last + 1, first_number_at(self.clock.now()))
         return self.last
 
     def _names(self) -> list[str]:

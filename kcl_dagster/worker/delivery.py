@@ -2,7 +2,8 @@
 
 A worker's threads keep leases, so they may not wait for a receiver. They offer a call to a bounded queue, and one
 thread of the queue makes the calls in order. What finds no room, or fails repeatedly, is dropped and counted by
-kind. When the receiver accepts calls again, it gets one call that says how many were dropped.
+kind. When the receiver accepts calls again, it gets one call that says how many were dropped; one that is too slow
+for all of them gets such a call once in a while.
 """
 
 import threading
@@ -19,6 +20,7 @@ RESERVED: Final = 100  # of the capacity, for calls that are important
 ATTEMPTS: Final = 3  # then the next call has its turn: the receiver may refuse this one alone
 FIRST_PAUSE: Final = 1.0  # seconds after a failure, doubled with every further one
 LONGEST_PAUSE: Final = 30.0  # seconds; a receiver that is back is noticed within half a minute
+REPORT_SECONDS: Final = 300.0  # between two reports of dropped calls to a receiver that never catches up
 LAST_SECONDS: Final = 5.0  # for what is still queued when a worker ends
 IDLE_SECONDS: Final = 60.0  # between two steps of a thread that nothing is offered to
 
@@ -60,6 +62,7 @@ class DeliveryQueue:
         self._waiting: deque[_Waiting] = deque()
         self._dropped: Counter[str] = Counter()
         self._failures = 0
+        self._reported = float("-inf")
         self._is_closed = False
         self.woken: Callable[[], object] = _ignore
         """Called after each offer that was accepted: a thread that waits may go on."""
@@ -135,15 +138,18 @@ class DeliveryQueue:
                 self._waiting.popleft()
 
     def _report_dropped(self) -> None:
+        now = self._clock.monotonic()
         with self._lock:
             dropped = Counter(self._dropped)
-        if not dropped or self._on_dropped is None:
+            is_due = not self._waiting or now - self._reported >= REPORT_SECONDS
+        if not dropped or not is_due or self._on_dropped is None:
             return
         try:
             self._on_dropped(dict(dropped))
         except Exception:
             self._failures += 1
             return
+        self._reported = now
         with self._lock:
             self._dropped -= dropped
 

@@ -4,6 +4,8 @@ Parquet: a part can be written again until its owner has committed it, and a rew
 would be stored twice. So the last part of each shard is left alone, however old it is: it may be a batch that has
 been failing for days. Parts before it are committed, or the next could not have begun; a stalled writer may still
 have one in hand, so they have to be old, too, and what it holds in hand is taken from it first (see `_compact`).
+The last part has the highest number. Version 0.1 gave low numbers again to leases that were made anew, so the part
+that begins last is left alone, too.
 Files are merged folder by folder, oldest first. Each merge is journalled before its result appears, so one that
 is cut off anywhere is finished by the next. Two at once would both merge the same files, so they take turns.
 
@@ -16,7 +18,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -39,7 +41,7 @@ JOURNAL: Final = "_compaction"  # readers pass over names that begin with an und
 TURNS: Final = "_compaction_turns"
 MERGED: Final = "merged-"
 BEFORE_ANY: Final = -1  # TRIM_HORIZON and its like
-_NAMED_AFTER_A_PART: Final = re.compile(r"(?P<lease>.+)\.(?P<after>\w+)-(?P<sub>\d+)(\.\d+)?\.parquet")
+_NAMED_AFTER_A_PART: Final = re.compile(r"(?P<lease>.+)\.(?P<after>\w+)-(?P<sub>\d+)(\.(?P<number>\d+))?\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,9 @@ def _groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> It
     folders: dict[str, list[StoredFile]] = defaultdict(list)
     last = _last_parts(files)
     for file in files:
+        part = _part_of(file)
         is_small = file.path.endswith(".parquet") and file.bytes < target_bytes / 2
-        if is_small and file.modified <= before and _part_of(file) not in last:
+        if is_small and file.modified <= before and (part is None or part[0] not in last):
             folders[file.path.rpartition("/")[0]].append(file)
     for found in folders.values():
         group: list[StoredFile] = []
@@ -146,21 +149,32 @@ def _groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> It
             yield group
 
 
-def _part_of(file: StoredFile) -> tuple[str, int, int] | None:
-    """Lease, and where the part begins, of a file that a sink wrote (see `writing.file_stem`)."""
+class _Place(NamedTuple):
+    """Where a part begins. One that failed as a whole and its first half begin at the same place."""
+
+    lease: str
+    after: int
+    sub: int
+
+
+def _part_of(file: StoredFile) -> tuple[_Place, int] | None:
+    """Place and number of the part that a sink's file belongs to (see `writing.file_stem`)."""
     found = _NAMED_AFTER_A_PART.fullmatch(file.path.rpartition("/")[2])
     if found is None:
         return None
     after = int(found["after"]) if found["after"].isdigit() else BEFORE_ANY
-    return found["lease"], after, int(found["sub"])
+    return _Place(found["lease"], after, int(found["sub"])), int(found["number"] or 0)
 
 
-def _last_parts(files: Sequence[StoredFile]) -> set[tuple[str, int, int]]:
-    """Of each lease the part that begins last."""
-    last: dict[str, tuple[str, int, int]] = {}
-    for part in filter(None, map(_part_of, files)):
-        last[part[0]] = max(part, last.get(part[0], part))
-    return set(last.values())
+def _last_parts(files: Sequence[StoredFile]) -> set[_Place]:
+    """Of each lease the part that begins last, and the one with the highest number: another one after a reset, and
+    where a stream or its leases were made anew."""
+    furthest: dict[str, _Place] = {}
+    newest: dict[str, tuple[int, _Place]] = {}
+    for place, number in filter(None, map(_part_of, files)):
+        furthest[place.lease] = max(place, furthest.get(place.lease, place))
+        newest[place.lease] = max((number, place), newest.get(place.lease, (number, place)))
+    return {*furthest.values(), *(place for _, place in newest.values())}
 
 
 def _mergeable(store: Store, group: Sequence[StoredFile], mine: Turn) -> list[dict[str, pa.Table]]:

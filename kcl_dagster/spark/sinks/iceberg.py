@@ -5,6 +5,7 @@ written by the same commit as the files, so a part is never added twice. Commits
 pyiceberg, which would add the files again on top of whatever came in between.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,7 @@ from kcl_dagster.spark.sinks.writing import (
 from kcl_dagster.spark.storage import S3Options, Store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.worker.batch import Batch, Part
+from kcl_dagster.worker.error_text import REDACTED
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -40,6 +42,7 @@ DEFAULT_CATALOG: Final = "default"  # pyiceberg's own name for the one that is n
 COMMIT_ATTEMPTS: Final = 20  # every worker of the application commits to the one table
 DATA_PATH: Final = "write.data.path"  # a table's property
 LONGEST_PAUSE: Final = 1.0  # seconds between two attempts; a commit takes some tenths
+_LOGIN: Final = re.compile(r"//[^/\s]*@")  # of a catalog's URI, which pyiceberg quotes
 NO_RETRIES: Final = {"commit.retry.num-retries": "0"}
 
 
@@ -79,7 +82,8 @@ class IcebergSink:
             self._catalog: Catalog = load_catalog(catalog_name, **properties)
         except Exception as error:
             # Whatever a catalog's client raises when it is made: nothing has been asked of it yet.
-            raise ConfigurationError(f"Iceberg catalog {catalog_name} cannot be used: {error}") from error
+            said = _LOGIN.sub(f"//{REDACTED}@", str(error))
+            raise ConfigurationError(f"Iceberg catalog {catalog_name} cannot be used: {said}") from None
         self._transform, _ = partitioned(transform, ())
         if isinstance(partition_by, str):
             raise ConfigurationError(f"partition_by is a list of columns: [{partition_by!r}]")

@@ -101,6 +101,21 @@ def test_the_last_part_of_each_shard_may_be_failing_for_days_and_is_left_alone(t
     ]
 
 
+@pytest.mark.parametrize("begins", ["TRIM_HORIZON-0", "0-5"])
+def test_the_newest_part_is_left_alone_where_a_reset_made_it_begin_before_older_ones(
+    tmp_path: Path, begins: str
+) -> None:
+    """Its worker may have died between the write and the commit, and whoever comes next writes it again."""
+    lake(tmp_path, files=3)
+    uncommitted = tmp_path / f"shard.{begins}.1763000000000.parquet"
+    pq.write_table(pa.table({"value": ["again"]}), uncommitted)
+    os.utime(uncommitted, (OLD, OLD))
+    content = uncommitted.read_bytes()
+    assert run(tmp_path).merged == 3
+    uncommitted.write_bytes(content)
+    assert contents(tmp_path)["again"] == 1
+
+
 def test_files_are_merged_up_to_the_target(tmp_path: Path) -> None:
     lake(tmp_path)
     size = (tmp_path / "shard.0-0.1.parquet").stat().st_size

@@ -1,9 +1,12 @@
 """Dead letters are processed again, each once, wherever a replay is cut off."""
 
+import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kcl_dagster.emulator import Emulator
@@ -11,8 +14,10 @@ from kcl_dagster.errors import AccessDenied, SinkError, Unsafe
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.spark.letters import ToProcessors, replay
+from kcl_dagster.spark.letters import ToProcessors, _parts, replay
+from kcl_dagster.spark.sinks.writing import file_stem
 from kcl_dagster.spark.storage import LocalStore
+from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import Part, PoisonRecord
 from kcl_dagster.worker.dead_letter import DeadLetter, dead_letter
 from kcl_dagster.worker.processor import (
@@ -105,6 +110,46 @@ def test_a_journal_that_names_files_outside_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unsafe, match=r"precious\.json"):
         replay(store, APP, Table())
     assert precious.exists()
+
+
+def test_applications_that_share_a_folder_replay_into_files_of_their_own(tmp_path: Path) -> None:
+    """Both read the stream, and both set the same record aside."""
+    stems = []
+    for application in (APP, "audit"):
+        taken = Table()
+        mine = msgspec.structs.replace(letter(101), application=application)
+        assert replay(box(tmp_path, mine), application, taken).stored == 1
+        (number,) = taken.stored
+        stems += [file_stem(part) for part, _ in _parts([mine], number)]
+    assert len(set(stems)) == 2
+
+
+def test_numbers_go_on_growing_when_the_folder_was_emptied(tmp_path: Path) -> None:
+    """A table refuses what comes under a number that it has passed."""
+    clock, table = FakeClock(), Table()
+    for number in range(3):
+        replay(box(tmp_path, letter(number)), APP, table, clock=clock)
+    shutil.rmtree(tmp_path)
+    clock.advance(1)
+    replay(box(tmp_path, letter(4)), APP, table, clock=clock)
+    assert [table.stored[number] for number in sorted(table.stored)] == [["0"], ["1"], ["2"], ["4"]]
+
+
+def test_a_replay_that_version_0_1_left_goes_on_under_its_number(tmp_path: Path) -> None:
+    store, table = box(tmp_path, letter(101)), Table()
+    store.put(f"{APP}/_replays/000000000007.json", json.dumps({"letters": [letter(101).name]}).encode())
+    assert replay(store, APP, table).stored == 1
+    assert table.stored == {7: ["101"]}
+
+
+def test_why_a_letter_fails_again_does_not_quote_its_record(tmp_path: Path) -> None:
+    class Parser(Table):
+        def take(self, letters: Sequence[DeadLetter], number: int) -> None:
+            raise ValueError(f"cannot parse {letters[0].partition_key!r}")
+
+    done = replay(box(tmp_path, letter(101)), APP, Parser())
+    assert "ValueError: cannot parse" in done.failing[letter(101).name]
+    assert "key-101" not in done.failing[letter(101).name]
 
 
 def test_letters_are_stored_and_removed(tmp_path: Path) -> None:

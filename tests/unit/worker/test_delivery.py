@@ -15,7 +15,8 @@ class Receiver:
         self.received: list[object] = []
         self.is_away = False
         self.reports: list[Mapping[str, int]] = []
-        self.queue = DeliveryQueue(FakeClock(), self.report, capacity=10)
+        self.clock = FakeClock()
+        self.queue = DeliveryQueue(self.clock, self.report, capacity=10)
 
     def receive(self, what: object) -> None:
         if self.is_away:
@@ -69,6 +70,20 @@ def test_a_call_that_fails_is_tried_again_with_growing_pauses_and_then_dropped()
     receiver.deliver()
     assert receiver.received == [2]
     assert receiver.reports == [{"line": 1}]
+
+
+def test_a_receiver_that_never_catches_up_is_told_of_drops_now_and_then() -> None:
+    """Each report costs it as much as a call that waits."""
+    receiver = Receiver()
+    for second in range(1200):
+        receiver.clock.advance(1)
+        for number in range(3):
+            receiver.offer(3 * second + number)
+        receiver.queue.step()
+    assert len(receiver.reports) == 4
+    assert len(receiver.received) == 1200
+    receiver.deliver()
+    assert len(receiver.received) + sum(sum(report.values()) for report in receiver.reports) == 3600
 
 
 def test_a_report_that_fails_is_made_again() -> None:
