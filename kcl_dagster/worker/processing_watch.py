@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kcl_dagster.errors import ProcessingTimeout
+from kcl_dagster.errors import ProcessingTimeout, RecordRefused, SinkError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
@@ -55,10 +55,14 @@ class ProcessingWatch:
 
     @contextmanager
     def running(self, leases: Collection[LeaseKey]) -> Iterator[None]:
-        """Around the consumer's code. Raises ProcessingTimeout in place of what an interruption made it raise."""
+        """Around the consumer's code. Raises ProcessingTimeout in place of what an interruption made it raise. What
+        the sink says of itself or of a record is no consequence of it: a sink that was slow and then failed is no
+        reason to set records aside."""
         work = self._work = _Work(leases, self.clock.monotonic())
         try:
             yield
+        except (SinkError, RecordRefused):
+            raise
         except Exception as error:
             if work.attempts:
                 ran = self.clock.monotonic() - work.began

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kcl_dagster.errors import ProcessingTimeout
+from kcl_dagster.errors import ProcessingTimeout, SinkError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.interruption import Interruption
 from kcl_dagster.testing.clock import FakeClock
@@ -84,6 +84,31 @@ def test_a_batch_that_takes_too_long_is_a_failure_of_the_code() -> None:
     assert run.kinds().count(EventKind.RECORD_SKIPPED) == 1
     failed = [lease for report in run.reports for lease in report.leases if lease.outcome is Outcome.SET_ASIDE]
     assert "cancelled after 2" in str(failed[0].error)
+
+
+def test_a_sink_that_is_slow_and_then_fails_has_no_record_set_aside() -> None:
+    world = World(batch={"max_process_seconds": 20, "failure": {"action": "skip", "attempts": 1}})
+    attempts: list[Attempt] = []
+    run = world.worker("w1", interrupt=attempts.append)
+    world.assign(run)
+    run.worker.start()
+    world.stream.put(A, *"abcd")
+    is_away = [True] * 8
+
+    def refuse(_: list[tuple[str, int, str]]) -> None:
+        if is_away:
+            is_away.pop()
+            hang(world, run, 25)
+            raise SinkError("S3 did not answer for 25 s")
+
+    run.sink.refuses = refuse
+    for _ in range(300):
+        run.round()
+        world.clock.advance(1)
+    assert attempts, "it was interrupted, too"
+    assert not is_away
+    assert EventKind.RECORD_SKIPPED not in run.kinds()
+    assert "".join(text for _, _, text in sorted(world.store.everything())) == "abcd"
 
 
 def test_the_code_is_interrupted_again_until_it_ends() -> None:
