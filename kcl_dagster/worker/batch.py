@@ -55,6 +55,9 @@ class Range:
     instead_of: int | None = None
     """Of a range that was narrowed because it kept failing: the number of the whole, which nobody may store now."""
 
+    losses: int = 0
+    """Owners of the lease that were lost while they wrote the pinned batch; see `Pin`."""
+
     @property
     def is_pinned(self) -> bool:
         return self.through is not None

@@ -7,6 +7,10 @@ slowly), or narrow the range, half by half, to the record that fails, and dead-l
 sink or the platform fails, the same leases are tried together again, then in halves, so that one lease that
 cannot be stored does not hold up the others; a lease that has used up `outage_attempts` is stopped and tried
 once a minute.
+A batch that was begun and neither stored nor failed may have ended the process of its worker. The pin counts such
+losses, over all owners of the lease: with one of them it is written alone, with two of them it is narrowed before
+it is written, whatever the policy, and so are its pieces with the next loss. A lone record that is left meets the
+policy; where that is to stop, it is tried at long intervals, because each attempt may cost a worker.
 Order is never given up: nothing after a failing record is read before it was dealt with.
 """
 
@@ -26,6 +30,10 @@ from kcl_dagster.worker.error_text import brief
 FIRST_PAUSE = 0.5  # seconds; a task that failed by chance is back before anybody notices
 LONGEST_PAUSE = 60.0  # a repaired sink or a new deploy is noticed within a minute
 TOGETHER_ATTEMPTS = 5  # an outage of ten seconds costs its leases nothing but time; a longer one splits the batch
+LOSSES_TO_ISOLATE = 1  # an inherited batch with this many losses is written without other leases
+LOSSES_TO_NARROW = 2  # with this many, it is narrowed before it is written; pieces begin with as many
+LOSS_PAUSE = 300.0  # seconds until a lone record that was lost is tried again; doubled with every loss
+LONGEST_LOSS_PAUSE = 3600.0
 
 
 class Verdict(StrEnum):
@@ -45,6 +53,8 @@ class _Trouble:
     retry_at: float = 0.0
     group: int | None = None  # leases of one number are tried together; None: with the healthy ones
     until: Checkpoint | None = None  # the end of the range that is being narrowed
+    is_lost: bool = False  # the range that is being narrowed has ended processes
+    has_waited: bool = False  # the lone record that was lost may be tried
     stopped: str | None = None  # why, once that was announced
 
 
@@ -100,6 +110,7 @@ class Failures:
             trouble.losses = trouble.losses + 1 if is_loss else 0
             trouble.outages = trouble.outages + 1 if is_outage else 0
             trouble.attempts += not is_outage
+            trouble.is_lost = False  # the process lives
         outages = min((trouble.outages for trouble in troubles), default=0)
         if len(troubles) > 1 and outages >= self._policy.outage_attempts:
             self._isolate(troubles, now)
@@ -145,10 +156,37 @@ class Failures:
             return Verdict.STOP
         return Verdict.NARROW if can_narrow else _FINAL[self._policy.action]
 
-    def narrowed(self, key: LeaseKey, until: Checkpoint) -> None:
-        """The failing range was cut; `until` is where it ended before."""
+    def suspect(self, key: LeaseKey) -> None:
+        """Try the lease apart from the others."""
+        self._troubles.setdefault(key, _Trouble(group=self._new_group()))
+
+    def verdict_of_loss(self, key: LeaseKey, losses: int, can_narrow: bool) -> Verdict:
+        """Before a batch of one lease is written that `losses` owners were lost to. RETRY: it may be written."""
+        self.suspect(key)
+        trouble = self._troubles[key]
+        if can_narrow:
+            return Verdict.NARROW
+        final = _FINAL.get(self._policy.action, Verdict.STOP)
+        if final is not Verdict.STOP:
+            return final
+        if trouble.has_waited:
+            trouble.has_waited = False
+            return Verdict.RETRY
+        pause = LOSS_PAUSE * 2.0 ** min(max(0, losses - LOSSES_TO_NARROW), 16)
+        trouble.retry_at = self._clock.monotonic() + min(LONGEST_LOSS_PAUSE, pause)
+        trouble.has_waited = True
+        return Verdict.STOP
+
+    def is_lost(self, key: LeaseKey) -> bool:
+        """Whether the next batch of the lease is a piece of one that ended processes."""
+        trouble = self._troubles.get(key)
+        return trouble is not None and trouble.is_lost
+
+    def narrowed(self, key: LeaseKey, until: Checkpoint, is_lost: bool = False) -> None:
+        """The failing range was cut; `until` is where it ended before. `is_lost`: it was cut for its losses."""
         trouble = self._troubles.setdefault(key, _Trouble(group=self._new_group()))
         trouble.until = trouble.until or until
+        trouble.is_lost = is_lost
         trouble.attempts = trouble.pauses = trouble.outages = trouble.losses = 0
         trouble.retry_at = self._clock.monotonic()
 
@@ -164,7 +202,8 @@ class Failures:
             return
         if trouble.until is not None and through < trouble.until:
             now = self._clock.monotonic()
-            self._troubles[key] = _Trouble(group=self._new_group(), until=trouble.until, retry_at=now)
+            kept = _Trouble(group=self._new_group(), until=trouble.until, retry_at=now, is_lost=trouble.is_lost)
+            self._troubles[key] = kept
         else:
             del self._troubles[key]
 

@@ -5,31 +5,37 @@ the lease's newest batch, is a batch of ours that has to be repeated exactly.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from kcl_dagster.model.checkpoint import is_sequence_number
-from kcl_dagster.model.lease import Lease
+from kcl_dagster.model.lease import Lease, LeaseKey
+
+MOST_LOSSES: Final = 1000  # more were not written by a worker
 
 
 class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     kcl_dagster: int  # the batch number
     first: str | None = None
     instead_of: int | None = None
+    losses: int | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
     """`first`: the sequence number of the batch's first record. Where the batch began may have left the stream by
     the time it is repeated, as on a shard that was quiet for long; its own records have not. `instead_of`: the
-    number of the failing batch that this one is a piece of."""
+    number of the failing batch that this one is a piece of. `losses`: owners of the lease that began to write the
+    batch and did not get as far as its end or its failure, as when their process ended."""
 
     number: int
     first: str | None = None
     instead_of: int | None = None
+    losses: int = 0
 
     def to_state(self) -> bytes:
-        return msgspec.json.encode(_Mark(self.number, self.first, self.instead_of))
+        return msgspec.json.encode(_Mark(self.number, self.first, self.instead_of, self.losses or msgspec.UNSET))
 
 
 def pin_of(lease: Lease) -> Pin | None:
@@ -42,4 +48,20 @@ def pin_of(lease: Lease) -> Pin | None:
         return None
     if mark.kcl_dagster != lease.batch or (mark.first is not None and not is_sequence_number(mark.first)):
         return None
-    return Pin(mark.kcl_dagster, mark.first, mark.instead_of)
+    losses = 0 if isinstance(mark.losses, msgspec.UnsetType) else min(max(0, mark.losses), MOST_LOSSES)
+    return Pin(mark.kcl_dagster, mark.first, mark.instead_of, losses)
+
+
+class OwnPins:
+    """The pins that this worker has written: a pin that it did not write is of a former owner of the lease.
+    Called on the worker's main thread, and on the threads that write pins."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[LeaseKey, tuple[int, int]] = {}
+
+    def wrote(self, key: LeaseKey, token: int, number: int) -> None:
+        """`token`: the ownership under which the pin was written."""
+        self._numbers[key] = token, number
+
+    def has(self, key: LeaseKey, token: int, number: int) -> bool:
+        return self._numbers.get(key) == (token, number)

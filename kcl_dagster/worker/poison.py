@@ -1,10 +1,10 @@
 """Carrying out what the failure policy says about a shard whose batch keeps failing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kcl_dagster.application import FailureAction
-from kcl_dagster.errors import KclError
+from kcl_dagster.errors import KclError, ProcessLost
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Fetched, Part, Progress, Remembering, Sink, Withdrawing
@@ -12,9 +12,9 @@ from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
 from kcl_dagster.worker.error_class import class_of, depends_on_records
 from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
-from kcl_dagster.worker.failure import Failures, Verdict
+from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Failures, Verdict
 from kcl_dagster.worker.holdings import Holding, Holdings
-from kcl_dagster.worker.pending import Pin
+from kcl_dagster.worker.pending import OwnPins, Pin
 from kcl_dagster.worker.report import Outcome
 
 _LEAVES_THE_BATCH = frozenset({Verdict.NARROW, Verdict.DEAD_LETTER, Verdict.SKIP})
@@ -30,6 +30,7 @@ class PoisonHandling:
     sink: Sink[Any]
     clock: Clock
     on_event: OnEvent = ignore
+    own: OwnPins = field(default_factory=OwnPins)
 
     def treat(
         self, fetched: Fetched[Any], progress: Progress, holding: Holding, part: Part, error: Exception
@@ -38,35 +39,67 @@ class PoisonHandling:
         tried again."""
         key = holding.key
         try:
-            middle = self._middle(fetched, progress, error)
+            middle = None
+            if depends_on_records(error) and self.failures.action is not FailureAction.STOP:
+                middle = _middle(fetched, progress)
             oldest = progress.first_arrival_ms
             age = None if oldest is None else self.clock.now() - oldest / 1000
             verdict = self.failures.verdict(key, error, age, can_narrow=middle is not None)
-            if verdict in _LEAVES_THE_BATCH and self._is_stored(part):
-                self._go_on_behind(holding, part)
-                return Outcome.COMMITTED
-            match verdict:
-                case Verdict.STOP:
-                    if self.failures.announce(key, brief(error)):
-                        message = f"batch {part.number} keeps failing ({class_of(error)}): {full(error)}"
-                        self._tell(EventKind.SHARD_STOPPED, message, holding, after=str(part.after))
-                case Verdict.NARROW if middle is not None:
-                    self._narrow(progress, holding, middle)
-                    return Outcome.NARROWED
-                case Verdict.DEAD_LETTER:
-                    self._retire(progress, holding, part)
-                    self._send_dead_letters(fetched, holding, part, error)
-                    self._go_on_behind(holding, part)
-                    return Outcome.SET_ASIDE
-                case Verdict.SKIP:
-                    self._retire(progress, holding, part)
-                    self._go_on_behind(holding, part)
-                    self._tell(EventKind.RECORD_SKIPPED, full(error), holding, sequence=part.through.sequence)
-                    return Outcome.SET_ASIDE
-                case _:
-                    pass
+            return self._carry_out(verdict, fetched, progress, holding, part, error, middle)
         except KclError as problem:
             self._tell(EventKind.BATCH_FAILED, f"while treating a poison record: {problem}", holding)
+        return Outcome.FAILED
+
+    def treat_lost(self, fetched: Fetched[Any], progress: Progress, holding: Holding, part: Part) -> Outcome | None:
+        """What became of an inherited batch before it is written, for its losses; None where it is to be written.
+        The range is narrowed under every policy: nothing else finds a record that ends the process."""
+        losses = progress.range.losses
+        if losses < LOSSES_TO_NARROW or self.own.has(holding.key, holding.token, part.number):
+            return None
+        error = ProcessLost(f"{losses} workers ended while they wrote batch {part.number}")
+        try:
+            middle = _middle(fetched, progress)
+            verdict = self.failures.verdict_of_loss(holding.key, losses, can_narrow=middle is not None)
+            if verdict is Verdict.RETRY:
+                return None
+            return self._carry_out(verdict, fetched, progress, holding, part, error, middle)
+        except KclError as problem:
+            self._tell(EventKind.BATCH_FAILED, f"while treating a poison record: {problem}", holding)
+        return Outcome.FAILED
+
+    def _carry_out(
+        self,
+        verdict: Verdict,
+        fetched: Fetched[Any],
+        progress: Progress,
+        holding: Holding,
+        part: Part,
+        error: Exception,
+        middle: Checkpoint | None,
+    ) -> Outcome:
+        if verdict in _LEAVES_THE_BATCH and self._is_stored(part):
+            self._go_on_behind(holding, part)
+            return Outcome.COMMITTED
+        match verdict:
+            case Verdict.STOP:
+                if self.failures.announce(holding.key, brief(error)):
+                    message = f"batch {part.number} keeps failing ({class_of(error)}): {full(error)}"
+                    self._tell(EventKind.SHARD_STOPPED, message, holding, after=str(part.after))
+            case Verdict.NARROW if middle is not None:
+                self._narrow(progress, holding, middle)
+                return Outcome.NARROWED
+            case Verdict.DEAD_LETTER:
+                self._retire(progress, holding, part)
+                self._send_dead_letters(fetched, holding, part, error)
+                self._go_on_behind(holding, part)
+                return Outcome.SET_ASIDE
+            case Verdict.SKIP:
+                self._retire(progress, holding, part)
+                self._go_on_behind(holding, part)
+                self._tell(EventKind.RECORD_SKIPPED, full(error), holding, sequence=part.through.sequence)
+                return Outcome.SET_ASIDE
+            case _:
+                pass
         return Outcome.FAILED
 
     def _is_stored(self, part: Part) -> bool:
@@ -77,19 +110,13 @@ class PoisonHandling:
         self.holdings.checkpoint(holding.key, holding.token, part.through)
         self.failures.succeeded(holding.key, part.through)
 
-    def _middle(self, fetched: Fetched[Any], progress: Progress, error: Exception) -> Checkpoint | None:
-        if not depends_on_records(error) or self.failures.action is FailureAction.STOP:
-            return None
-        middle = fetched.midpoint(progress.range.lease)
-        if middle is None or progress.through is None or not progress.range.after < middle < progress.through:
-            return None
-        return middle
-
     def _narrow(self, progress: Progress, holding: Holding, middle: Checkpoint) -> None:
-        """Pin the first half instead. What attempts at the whole have left goes when it is written."""
-        self._pin_instead(progress, holding, middle)
+        """Pin the first half instead. What attempts at the whole have left goes when it is written. Of a range
+        that ended processes, the pieces are narrowed with the next loss."""
+        losses = min(progress.range.losses, LOSSES_TO_NARROW)
+        self._pin_instead(progress, holding, middle, losses)
         if progress.through is not None:
-            self.failures.narrowed(holding.key, progress.through)
+            self.failures.narrowed(holding.key, progress.through, is_lost=losses > 0)
         self._tell(EventKind.BATCH_NARROWED, f"to the records through {middle}", holding, records=progress.records)
 
     def _retire(self, progress: Progress, holding: Holding, part: Part) -> None:
@@ -100,14 +127,15 @@ class PoisonHandling:
             self._pin_instead(progress, holding, part.through)
             self.sink.withdraw(part)
 
-    def _pin_instead(self, progress: Progress, holding: Holding, through: Checkpoint) -> None:
+    def _pin_instead(self, progress: Progress, holding: Holding, through: Checkpoint, losses: int = 0) -> None:
         """Pin what the lease is to store in place of a failing batch; raises LeaseLost where that is no business of
         ours any more. It gets a number of its own: a stalled former owner may still be writing the whole under the
         old one, and a sink must be able to tell them apart."""
         failed = progress.range
         first_number = failed.number if failed.instead_of is None else failed.instead_of
-        pin = Pin(failed.number + 1, progress.first, first_number)
+        pin = Pin(failed.number + 1, progress.first, first_number, losses)
         self.holdings.prepare(holding.key, holding.token, through, pin.to_state(), pin.number)
+        self.own.wrote(holding.key, holding.token, pin.number)
 
     def _send_dead_letters(self, fetched: Fetched[Any], holding: Holding, part: Part, error: Exception) -> None:
         for record in fetched.records(holding.key):
@@ -124,3 +152,11 @@ class PoisonHandling:
 
     def _tell(self, kind: EventKind, message: str, holding: Holding, **facts: str | float) -> None:
         self.on_event(WorkerEvent(kind, message, holding.key, facts))
+
+
+def _middle(fetched: Fetched[Any], progress: Progress) -> Checkpoint | None:
+    """A record that splits the batch in two, if there is one."""
+    middle = fetched.midpoint(progress.range.lease)
+    if middle is None or progress.through is None or not progress.range.after < middle < progress.through:
+        return None
+    return middle

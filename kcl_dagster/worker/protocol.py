@@ -16,7 +16,7 @@ Modelled in spec/ExactlyOnce.tla, with what is lost when one of the steps is lef
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 from kcl_dagster.errors import BatchError, KclError
@@ -25,6 +25,7 @@ from kcl_dagster.worker.batch import Batch, D, Fetched, Part, Progress, Sink
 from kcl_dagster.worker.concurrency import ForEach, errors_of, one_by_one
 from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.failure import LOSSES_TO_NARROW
 from kcl_dagster.worker.holdings import Holding, Holdings
 from kcl_dagster.worker.pending import Pin, pin_of
 from kcl_dagster.worker.poison import PoisonHandling
@@ -90,6 +91,7 @@ class BatchProtocol(Generic[D]):
     def _store(
         self, this: Round, fetched: Fetched[D], full: Sequence[Progress], abandon: Callable[[], bool]
     ) -> None:
+        full = [progress for progress in full if not self._is_treated_for_losses(this, fetched, progress)]
         with self.reading.timed(this, "prepare"):
             prepared = self._prepare(this, full)
         ours = [progress for progress in prepared if self._is_still_ours(this, progress)]
@@ -97,10 +99,20 @@ class BatchProtocol(Generic[D]):
             with self.reading.timed(this, "commit"):
                 self._commit(this, ours)
 
+    def _is_treated_for_losses(self, this: Round, fetched: Fetched[D], progress: Progress) -> bool:
+        """Whether the batch is not written now, because it has ended the processes of former owners."""
+        outcome = self.poison.treat_lost(
+            fetched, progress, this.holdings[progress.range.lease], self._part(progress)
+        )
+        if outcome is not None:
+            this.report(progress.range.lease, outcome, progress)
+        return outcome is not None
+
     # Prepare
 
     def _prepare(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
-        """Pin the batch on its leases; what may be written. After an unknown outcome the lease is asked again
+        """Pin the batch on its leases; what may be written. A batch that a former owner pinned counts one loss
+        more: that owner did not get as far as its end. After an unknown outcome the lease is asked again
         before its next write, and read through the pin if that is what it says."""
         read = {progress.range.lease: progress for progress in found}
         refused = errors_of(self.for_each, lambda key: self._pin(this.holdings[key], read[key]), read)
@@ -113,11 +125,27 @@ class BatchProtocol(Generic[D]):
             # The answer to the last write of a pin may have been lost, and the row may hold another one.
             pin = pin_of(self.holdings.settled(holding.key, holding.token))
             if pin is not None and pin.number == progress.range.number:
+                if not self.poison.own.has(holding.key, holding.token, pin.number):
+                    self._write_pin(holding, progress, replace(pin, losses=pin.losses + 1))
                 return
             if pin is not None:
                 raise BatchError(f"{holding.key} is pinned to batch {pin.number}, not to {progress.range.number}")
-        end, pin = progress.through or progress.range.after, Pin(progress.range.number, progress.first)
+        losses = LOSSES_TO_NARROW if self.reading.failures.is_lost(holding.key) else 0
+        self._write_pin(holding, progress, Pin(progress.range.number, progress.first, losses=losses))
+
+    def _write_pin(self, holding: Holding, progress: Progress, pin: Pin) -> None:
+        end = progress.through or progress.range.after
         self.holdings.prepare(holding.key, holding.token, end, pin.to_state(), pin.number)
+        self.poison.own.wrote(holding.key, holding.token, pin.number)
+
+    def _forget_losses(self, holding: Holding, progress: Progress) -> None:
+        """The batch has failed and the process lives, so it was not the batch that ended the former ones."""
+        try:
+            pin = pin_of(self.holdings.settled(holding.key, holding.token))
+            if pin is not None and pin.losses:
+                self._write_pin(holding, progress, replace(pin, losses=0))
+        except KclError as error:
+            self.reading.tell(EventKind.BATCH_FAILED, f"its losses still count: {error}", holding.key)
 
     def _is_still_ours(self, this: Round, progress: Progress) -> bool:
         key = progress.range.lease
@@ -169,6 +197,7 @@ class BatchProtocol(Generic[D]):
         ages = [age for progress in found if (age := self.reading.age_of(progress)) is not None]
         self.reading.failed(this, keys, error, max(ages, default=None))
         for progress in found:
+            self._forget_losses(this.holdings[progress.range.lease], progress)
             this.report(progress.range.lease, Outcome.FAILED, progress, error)
         if len(found) > 1:
             self.reading.tell(EventKind.BATCH_FAILED, this.error, None, leases=len(keys))

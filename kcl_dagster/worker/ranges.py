@@ -43,10 +43,11 @@ class Planner:
         pin = pin_of(lease)
         if pin is not None:
             through, number, first = lease.pending_checkpoint, pin.number, pin.first
-            instead_of = pin.instead_of
+            instead_of, losses = pin.instead_of, pin.losses
         else:
             through = until if until is not None and after < until else None
             number, first, instead_of = lease.batch + 1 if lease.batch else self.first_number(), None, None
+            losses = 0
         return Range(
             lease=lease.key,
             stream=stream,
@@ -58,6 +59,7 @@ class Planner:
             timestamp_ms=self.resolved_start(stream) if after in (LATEST, AT_TIMESTAMP) else None,
             hash_range=lease.hash_range,
             instead_of=instead_of,
+            losses=losses,
         )
 
 

@@ -14,9 +14,10 @@ from kcl_dagster.worker.batch import Budget, Progress, R, Range, Read, Reader
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
-from kcl_dagster.worker.failure import Failures
+from kcl_dagster.worker.failure import LOSSES_TO_ISOLATE, Failures
 from kcl_dagster.worker.holdings import Holding, Holdings
 from kcl_dagster.worker.parents import Parents
+from kcl_dagster.worker.pending import pin_of
 from kcl_dagster.worker.processing_watch import ProcessingWatch
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 from kcl_dagster.worker.retention import RetentionWatch, loss_in
@@ -134,6 +135,10 @@ class Reading(Generic[R]):
         self._begun &= tokens
         self._told = {token: place for token, place in self._told.items() if token in tokens}
         readable = {h.key: h for h in held if self._is_readable(h, this)}
+        for key, holding in readable.items():
+            pin = pin_of(holding.lease)
+            if pin is not None and pin.losses >= LOSSES_TO_ISOLATE:
+                self.failures.suspect(key)
         self._rounds += 1
         self._answered = {token: last for token, last in self._answered.items() if token in tokens}
         waiting = sorted(readable.values(), key=lambda holding: (self._answered.get(holding.token, 0), holding.key))

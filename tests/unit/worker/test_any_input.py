@@ -31,7 +31,7 @@ STREAM = StreamIdentifier.single("clicks")
 KEYS = [LeaseKey(f"s{index}") for index in range(6)]
 numbers = st.integers(0, 1000)
 checkpoints = st.just(TRIM_HORIZON) | st.builds(lambda n, sub: Checkpoint(str(n), sub), numbers, st.integers(0, 3))
-pins = st.builds(Pin, st.integers(0, 99), st.none() | numbers.map(str))
+pins = st.builds(Pin, st.integers(0, 99), st.none() | numbers.map(str), losses=st.integers(0, 1000))
 
 
 # Pins and ranges
