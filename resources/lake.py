@@ -1,6 +1,7 @@
 """Where data lands: below KCL_LAKE if set, a path or s3://bucket/prefix, else in the demo's directory."""
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Final
@@ -9,10 +10,12 @@ from kcl_dagster.errors import ConfigurationError
 
 MADE_HERE: Final = ".made-by-the-demo"  # only folders that hold it are ever emptied
 
+DEFAULT: Final = Path(__file__).parents[1] / ".demo"
+
 
 def directory() -> Path:
     """Everything that the deployment keeps on this machine."""
-    return Path(os.environ.get("KCL_DEMO_DIRECTORY") or Path(__file__).parents[1] / ".demo")
+    return Path(os.environ.get("KCL_DEMO_DIRECTORY") or DEFAULT)
 
 
 def made(path: Path) -> Path:
@@ -20,8 +23,12 @@ def made(path: Path) -> Path:
     folder that it did not make."""
     marker = path / MADE_HERE
     if path.exists() and not marker.is_file() and any(path.iterdir()):
+        # All of .demo is ours: an older version made it without markers, and would be refused folder by folder.
+        stale = DEFAULT if path.is_relative_to(DEFAULT) else path
         raise ConfigurationError(
-            f"{path} holds files and no {MADE_HERE}, so it is not the demo's: choose another directory"
+            f"{path} holds files and no {MADE_HERE}: a demo of an older version made it, or another program. If "
+            f"nothing in it is needed, delete it (rm -r {shlex.quote(str(stale))}) and start again; otherwise "
+            "choose another directory (KCL_DEMO_DIRECTORY)"
         )
     path.mkdir(parents=True, exist_ok=True)
     marker.touch()

@@ -32,6 +32,8 @@ class Target(StrEnum):
     CONSUMER = "consumer"
     TABLE = "table"
     INDEX = "index"
+    ALL_TABLES = "all tables"
+    TABLE_NAMES = "table names"
     METRICS = "metrics"
     BUCKET = "bucket"
     OBJECTS = "objects"
@@ -57,6 +59,7 @@ class When(StrEnum):
     TABLE_KEY = "tables that are encrypted with a key of yours"
     LAKE_KEY = "a lake that is encrypted with a key of yours"
     ROLES = "a role in the KclResource"
+    LISTED = "kcl-dagster list"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,8 @@ RIGHTS: Final[tuple[Grant, ...]] = (
     *_grants(Target.TABLE, When.TABLES_ARE_MADE, ["dynamodb:CreateTable"], _L, _O),
     *_grants(Target.TABLE, When.TAGGED, ["dynamodb:TagResource"], _L, _O, checked_by=("dynamodb:CreateTable",)),
     *_grants(Target.TABLE, When.BACKED_UP, ["dynamodb:UpdateContinuousBackups"], _L, _O),
+    *_grants(Target.TABLE_NAMES, When.LISTED, ["dynamodb:ListTables"], _O),
+    *_grants(Target.ALL_TABLES, When.LISTED, ["dynamodb:DescribeTable", "dynamodb:Scan", "dynamodb:GetItem"], _O),
     *_grants(Target.METRICS, When.METRICS, ["cloudwatch:PutMetricData"], _L, _W, _O),
     *_grants(Target.METRICS, When.ALWAYS, ["cloudwatch:GetMetricStatistics"], _O),
     *_grants(Target.BUCKET, When.LAKE_ON_S3, ["s3:ListBucket"], _W),
@@ -179,6 +184,9 @@ class Deployment:
     roles: tuple[str, ...] = ()
     """ARNs that the KclResource assumes."""
 
+    lists_applications: bool = False
+    """Whether the operator looks for applications among all tables of the account and region."""
+
     def needs(self, when: When) -> bool:
         application = self.application
         match when:
@@ -206,6 +214,8 @@ class Deployment:
                 return self.lake_key is not None
             case When.ROLES:
                 return bool(self.roles)
+            case When.LISTED:
+                return self.lists_applications
 
     def arns(self, target: Target) -> list[str]:
         """Of everything that a right on `target` is given on."""
@@ -222,6 +232,10 @@ class Deployment:
                 return [self._arn("dynamodb", f"table/{name}") for name in names]
             case Target.INDEX:
                 return [self._arn("dynamodb", f"table/{self.application.lease_table}/index/{OWNER_INDEX}")]
+            case Target.ALL_TABLES:
+                return [self._arn("dynamodb", "table/*")]
+            case Target.TABLE_NAMES:
+                return ["*"]  # DynamoDB knows no resources here
             case Target.METRICS:
                 return ["*"]  # CloudWatch knows no resources here
             case Target.BUCKET:

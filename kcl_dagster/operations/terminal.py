@@ -23,6 +23,7 @@ from rich.text import Text
 from kcl_dagster.application import Application, Retrieval
 from kcl_dagster.aws import Client, call
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.operations.applications import list_applications
 from kcl_dagster.operations.backup import export_leases, import_leases
 from kcl_dagster.operations.consumption import measure
 from kcl_dagster.operations.cost import READ_PRICE, WRITE_PRICE, Prices, estimate
@@ -93,6 +94,10 @@ class Verbs:
         rights.add_argument("--stream-key", help="ARN of the KMS key of the stream")
         rights.add_argument("--table-key", help="ARN of the KMS key of the tables")
         rights.add_argument("--lake-key", help="ARN of the KMS key of the lake")
+        rights.add_argument(
+            "--list-applications", action="store_true", help="with what `list` needs: all tables of the region"
+        )
+        whole = verb("list", self._list, "all applications of the account and region, by their tables")
         stop = verb("pause", self._pause, "stop the application, or some shards or workers, until resumed")
         go = verb("resume", self._resume, "let it go on")
         for one in (stop, go):
@@ -132,7 +137,7 @@ class Verbs:
         over.add_argument("--workers-are-stopped", action="store_true", help="you have stopped all of its workers")
         for one in (stop, go, away, back, into, off, over):
             one.add_argument("--dry-run", action="store_true", help="say what would be done, and do not do it")
-        for one in (doctor, back, off, cost):
+        for one in (doctor, whole, back, off, cost):
             one.add_argument("--json", action="store_true", help="for machines")
 
     def _desk(self, options: Options) -> Desk:
@@ -186,8 +191,22 @@ class Verbs:
             table_key=options.table_key,
             lake_key=options.lake_key,
             roles=tuple(self.roles(options)),
+            lists_applications=options.list_applications,
         )
         _tell(json.dumps(policy(Component(options.component), deployment), indent=2))
+        return WELL
+
+    def _list(self, options: Options) -> int:
+        applications = list_applications(self.client(options, "dynamodb"), system())
+        if options.json:
+            _tell(json.dumps(applications.to_document(), indent=2))
+            return WELL
+        for one in applications.found:
+            _tell(str(one))
+        if not applications.found:
+            _tell("no table looks like a lease table: is this the region?")
+        if applications.denied:
+            _tell(f"not looked at, for want of rights: {', '.join(applications.denied)}")
         return WELL
 
     def _lakes(self, options: Options) -> tuple[str, ...]:

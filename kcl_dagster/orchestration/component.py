@@ -236,6 +236,9 @@ class KclApplicationComponent(Component, Described):
     name: str | None = None
     """Asset key of the records; the stream's name when left out."""
 
+    key_prefix: list[str] = field(default_factory=list)
+    """Of the keys of all assets of the application, except those of the streams."""
+
     min_workers: int = 1
     """The leader launches more when the stream grows or lags."""
 
@@ -296,6 +299,7 @@ class KclApplicationComponent(Component, Described):
             stream=self.stream,
             sink=None if self.sink is None else self.sink.choice(),
             name=self.name or self.stream,
+            key_prefix=self.key_prefix,
             fleet=FleetSettings(min_workers=self.min_workers, max_workers=self.max_workers),
             owners=self.owners,
             lag_target=self.lag_target,

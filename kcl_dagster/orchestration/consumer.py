@@ -1,8 +1,9 @@
 """What a user writes: one decorated function per application."""
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,9 @@ from kcl_dagster.application import (
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.code_version import code_version
 from kcl_dagster.orchestration.sinks import SinkChoice, Transform, processors
+
+CONTEXT = "context"
+"""The parameter of a transform that gets Dagster's context, as in Dagster's own assets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,10 @@ class Consumer:
     """Where the records go."""
 
     name: str
-    """Key of the asset that holds the records."""
+    """Key of the asset that holds the records; its last part with a `key_prefix`."""
+
+    key_prefix: Sequence[str] = ()
+    """Of the keys of all assets of the application, except those of the streams."""
 
     description: str | None = None
     """Of the records asset."""
@@ -78,8 +85,50 @@ class Consumer:
         application's settings. Reads files; workers that were launched with another version are replaced."""
         return code_version(self.transform, self.application)
 
-    def __call__(self, records: Any) -> Any:
-        return self.transform(records)
+    @property
+    def resources(self) -> frozenset[str]:
+        """Names of the Dagster resources that the transform asks for, by its parameters."""
+        return frozenset(_parameters(self.transform)) - {CONTEXT}
+
+    def bound(self, context: Any, resources: Any) -> "Consumer":
+        """The consumer, whose transform takes nothing but records. `resources`: an object with an attribute for
+        each resource, such as `context.resources`.
+
+        Raises ConfigurationError without a resource that the transform asks for.
+        """
+        try:
+            given = {name: getattr(resources, name) for name in sorted(self.resources)}
+        except AttributeError as error:
+            raise ConfigurationError(
+                f"application {self.application.name}: {self.name} has a parameter for the resource {error.name}, "
+                "and there is no such resource"
+            ) from None
+        if CONTEXT in _parameters(self.transform):
+            given[CONTEXT] = context
+        if not given:
+            return self
+        transform = self.transform
+
+        @functools.wraps(transform)
+        def called(records: Any) -> Any:
+            return transform(records, **given)
+
+        return replace(self, transform=called)
+
+    def __call__(self, records: Any, **given: Any) -> Any:
+        return self.transform(records, **given)
+
+
+def _parameters(transform: Callable[..., Any]) -> tuple[str, ...]:
+    """Parameters after the records that have no default. A record processor has none: the KCL makes it."""
+    if inspect.isclass(transform):
+        return ()
+    try:
+        _, *others = inspect.signature(transform).parameters.values()
+    except (TypeError, ValueError):  # built in
+        return ()
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(one.name for one in others if one.kind in by_name and one.default is inspect.Parameter.empty)
 
 
 def kcl_consumer(
@@ -96,6 +145,7 @@ def kcl_consumer(
     tables: TableSettings | None = None,
     telemetry: TelemetrySettings | None = None,
     name: str | None = None,
+    key_prefix: str | Sequence[str] = (),
     description: str | None = None,
     owners: Sequence[str] = (),
     tags: Mapping[str, str] | None = None,
@@ -125,11 +175,16 @@ def kcl_consumer(
         metadata: Of the records asset.
         telemetry: Log lines, OpenMetrics and CloudWatch, beside what Dagster shows.
         name: Asset key of the records; the function's name by default.
+        key_prefix: Of the keys of all assets of the application, except those of the streams, which applications
+            share.
         lag_target: Seconds behind the tip of the stream above which a check warns.
         freshness: The records asset is stale when nothing was stored for this long. For streams that never pause;
             workers report three times in it, and at least every half hour.
         processes: Of record processors: how many Python processes of the executors they are spread over. Each
             keeps a task slot of Spark's; one for each core of a local session by default, two on a cluster.
+
+    The function's first parameter gets the records. Others are as in Dagster's assets: `context` is the run's
+    `AssetExecutionContext`, and any other without a default is the resource of that name.
 
     Example:
         .. code-block:: python
@@ -178,6 +233,7 @@ def kcl_consumer(
             transform=transform,
             sink=sink if sink is not None else processors(transform, processes),
             name=name or transform.__name__,
+            key_prefix=(key_prefix,) if isinstance(key_prefix, str) else tuple(key_prefix),
             description=description or inspect.getdoc(transform),
             owners=tuple(owners),
             tags=dict(tags or {}),

@@ -124,6 +124,6 @@ def _refuse_clashes(consumers: Sequence[Consumer]) -> None:
         raise ConfigurationError(
             f"applications {names}: two of them differ in punctuation only, which Dagster drops"
         )
-    assets = [consumer.name for consumer in consumers]
+    assets = ["/".join([*consumer.key_prefix, consumer.name]) for consumer in consumers]
     if len(set(assets)) < len(assets):
         raise ConfigurationError(f"assets {assets}: two consumers cannot make one asset; give one another name=")

@@ -20,7 +20,7 @@ from dagster import (
 )
 
 from kcl_dagster.orchestration.episodes import Episodes
-from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclRecordsMetadataSet
+from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, ROW_COUNT, KclRecordsMetadataSet
 from kcl_dagster.worker.delivery import LAST_SECONDS, DeliveryQueue, DeliveryThread, Offer, at_once, counted
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport
@@ -74,6 +74,9 @@ class Diary:
     monotonic: Callable[[], float] = time.monotonic
     freshness: timedelta | None = None
     """Within what time the records must be seen to be fresh."""
+
+    place: Mapping[str, Any] = field(default_factory=dict)
+    """Metadata of every materialization: where the rows are."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _total: Tally = field(default_factory=Tally)
@@ -217,4 +220,5 @@ class Diary:
         )
         wide = self._columns is not None and len(self._columns.columns) > COLUMNS_TOLD
         columns = None if wide and self._columns_told else self._columns
-        return {**told, **({COLUMN_SCHEMA: columns} if columns is not None else {})}
+        told_by_dagster = {ROW_COUNT: self._recent.records, **self.place}
+        return {**told, **told_by_dagster, **({COLUMN_SCHEMA: columns} if columns is not None else {})}

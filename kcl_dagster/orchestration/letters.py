@@ -33,7 +33,7 @@ def build_kcl_dead_letter_job(
         raise ConfigurationError(f"application {application.name} has no dead_letter_path, so there are no letters")
     name = f"{identifier(application.name)}_dead_letters"
 
-    @op(name=f"replay_{name}", required_resource_keys={kcl_key, spark_key})
+    @op(name=f"replay_{name}", required_resource_keys={kcl_key, spark_key, *consumer.resources})
     def replay_letters(context: OpExecutionContext, config: LettersConfig) -> None:
         from kcl_dagster.spark.letters import Recipient, ToProcessors, ToSink, replay
         from kcl_dagster.spark.sharing import check_sharing
@@ -46,7 +46,7 @@ def build_kcl_dead_letter_job(
             recipient = ToProcessors(choice.processors)
         else:
             session = getattr(context.resources, spark_key).spark_session
-            sink = choice.open(consumer.transform, connection)
+            sink = choice.open(consumer.bound(context, context.resources).transform, connection)
             check_sharing(session, sink, context.run_id)
             recipient = ToSink(session, sink)
         done = replay(open_store(path, S3Options(**connection)), application.name, recipient, most=config.most)

@@ -16,6 +16,15 @@ NAMESPACE = "kcl"
 COLUMN_SCHEMA = "dagster/column_schema"
 """Dagster's own name, under which it shows the columns of a table."""
 
+ROW_COUNT = "dagster/row_count"
+"""Dagster's own name for how many rows a materialization added."""
+
+URI = "dagster/uri"
+"""Dagster's own name for where the rows are."""
+
+TABLE_NAME = "dagster/table_name"
+"""Dagster's own name for a table of a catalog."""
+
 
 class KclMetadataSet(NamespacedMetadataSet):
     """Metadata under the names `kcl/...`."""

@@ -80,7 +80,7 @@ def build_kcl_replay_asset(
         partitions_def: `dagster.HourlyPartitionsDefinition`, `DailyPartitionsDefinition` or any other.
         sink: Where windows go. The consumer's own sink is possible, and then holds what it stored live *and* what
             was replayed: empty it of the windows first.
-        name: The asset's key; the consumer's with `_replayed` when left out.
+        name: The asset's key, behind the consumer's `key_prefix`; the consumer's with `_replayed` when left out.
 
     Example:
         .. code-block:: python
@@ -96,7 +96,7 @@ def build_kcl_replay_asset(
             f"application {consumer.application.name}: record processors checkpoint by themselves and cannot be "
             "replayed; reset the application instead (kcl-dagster reset)"
         )
-    key = AssetKey(name or f"{consumer.name}_replayed")
+    key = AssetKey([*consumer.key_prefix, name or f"{consumer.name}_replayed"])
     application = consumer.application
     replayed = replace(consumer, sink=sink, freshness=None)
     spec = (translator or KclTranslator()).get_asset_spec(KclAsset(Role.RECORDS, replayed))
@@ -112,7 +112,7 @@ def build_kcl_replay_asset(
         name=f"{identifier(application.name)}_{identifier(key.path[-1])}",
         partitions_def=partitions_def,
         backfill_policy=BackfillPolicy.single_run(),
-        required_resource_keys={kcl_key, spark_key},
+        required_resource_keys={kcl_key, spark_key, *consumer.resources},
         pool=f"{identifier(application.name)}_replay",
     )
     def replay(context: AssetExecutionContext, config: ReplayConfig) -> Iterator[Any]:
@@ -123,9 +123,10 @@ def build_kcl_replay_asset(
             _refuse_early(consumer, kcl, windows, runtime)
             with _turn(context, application.name, runtime):
                 spark = getattr(context.resources, spark_key).spark_session
+                ours = consumer.bound(context, context.resources)
                 for window in windows:
                     _refuse_early(consumer, kcl, [window], runtime)
-                    states = _replay_window(context, consumer, sink, kcl, spark, window, config.share, runtime)
+                    states = _replay_window(context, ours, sink, kcl, spark, window, config.share, runtime)
                     context.log_event(AssetMaterialization(key, partition=window.name, metadata=_metadata(states)))
         except KclError as error:
             is_final = isinstance(error, (ConfigurationError, DataLoss))  # whatever else it is may pass

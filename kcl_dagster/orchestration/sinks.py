@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from kcl_dagster.orchestration.metadata import TABLE_NAME, URI
 from kcl_dagster.orchestration.secret_options import refuse_literals, resolved
 from kcl_dagster.worker.batch import Batch, Sink
 
 _DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
 
-Transform = Callable[[Any], Any]
-"""From the records of a batch, a Spark DataFrame, to what the sink stores. Runs once per batch, in the driver;
+Transform = Callable[..., Any]
+"""From the records of a batch, a Spark DataFrame, to what the sink stores. May ask for Dagster's context and for
+resources, see `kcl_consumer`. Runs once per batch, in the driver;
 must be a pure function of its argument, because a batch that failed is transformed again."""
 
 Connection = Mapping[str, str]
@@ -49,6 +52,16 @@ class SinkChoice:
     def delta_options(self) -> dict[str, str] | None:
         """`storage_options` with the values of their EnvVars, in the process that opens the table."""
         return None if self.storage_options is None else resolved(self.storage_options, _DELTA)
+
+
+def place_of(sink: SinkChoice) -> dict[str, str]:
+    """Where a sink's rows are, under Dagster's own names; empty for what is no place, such as a function."""
+    if sink.kind == "iceberg":
+        return {TABLE_NAME: sink.place}
+    if sink.kind not in ("parquet", "deltalake"):
+        return {}
+    is_remote = "://" in sink.place
+    return {URI: sink.place if is_remote else Path(sink.place).absolute().as_uri()}
 
 
 def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:

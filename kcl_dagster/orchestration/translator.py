@@ -24,6 +24,7 @@ from dagster_shared.utils.warnings import BetaWarning
 from kcl_dagster.application import Application
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclApplicationMetadataSet
+from kcl_dagster.orchestration.sinks import place_of
 from kcl_dagster.spark.schema import RECORDS, sql_fields
 
 
@@ -118,8 +119,8 @@ class KclTranslator:
         if asset.role is Role.STREAM:
             return AssetKey(["kinesis", asset.stream or asset.application.streams[0].name])
         if asset.role is Role.RECORDS:
-            return AssetKey(asset.consumer.name)
-        return AssetKey([asset.application.name, asset.role.value])
+            return AssetKey([*asset.consumer.key_prefix, asset.consumer.name])
+        return AssetKey([*asset.consumer.key_prefix, asset.application.name, asset.role.value])
 
     def get_asset_spec(self, asset: KclAsset) -> AssetSpec:
         if asset.role is Role.STREAM:
@@ -180,7 +181,7 @@ def _records_metadata(consumer: Consumer) -> dict[str, Any]:
         sink=MetadataValue.path(consumer.sink.place),
         lease_table=application.lease_table,
     )
-    return {**told, **_code(consumer), **consumer.metadata}
+    return {**told, **place_of(consumer.sink), **_code(consumer), **consumer.metadata}
 
 
 def _code(consumer: Consumer) -> dict[str, Any]:

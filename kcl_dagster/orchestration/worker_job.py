@@ -22,6 +22,7 @@ from kcl_dagster.orchestration import checks, watchdog
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.runs import APPLICATION_TAG, CODE_TAG, WORKER_TAG, rival, worker_tag
+from kcl_dagster.orchestration.sinks import place_of
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier, slots_of
 from kcl_dagster.worker.stop import StopReason, StopSignal
 
@@ -38,7 +39,7 @@ def build_worker_asset(
         specs=[spec],
         name=f"{identifier(application.name)}_records",
         partitions_def=slots_of(application),
-        required_resource_keys={kcl_key, spark_key},
+        required_resource_keys={kcl_key, spark_key, *consumer.resources},
     )
     def worker(context: AssetExecutionContext) -> Iterator[MaterializeResult[None]]:
         # Spark's side is heavy; the code server evaluates this module without ever working.
@@ -69,12 +70,14 @@ def build_worker_asset(
             context.log,
             lambda kind, what: checks.alarm(kind, what, consumer, translator),
             freshness=consumer.freshness,
+            place=place_of(consumer.sink),
         )
         kcl, spark = getattr(context.resources, kcl_key), getattr(context.resources, spark_key)
         stop = StopSignal()
         with _interrupts_ask(stop):
             # PySpark replaces the handler only where it is started on the main thread, and the worker does not.
-            made = WorkerRun(consumer, kcl, lambda: spark.spark_session, slot, run.run_id, diary, watches)
+            ours = consumer.bound(context, context.resources)
+            made = WorkerRun(ours, kcl, lambda: spark.spark_session, slot, run.run_id, diary, watches)
             reason = made.work(stop)
         context.log.info("worker %s stopped: %s", slot, reason)
         yield MaterializeResult(asset_key=spec.key, metadata=diary.metadata())

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 from dagster import AssetKey
 from pyspark.sql import DataFrame, SparkSession
@@ -105,11 +106,21 @@ def embedded_aws(streams: Mapping[str, int]) -> Iterator[EmbeddedAws]:
         yield EmbeddedAws(emulator)
 
 
-def consume(consumer: Consumer, kcl: KclResource, spark: SparkSession, *, within: float = 180.0) -> int:
+def consume(
+    consumer: Consumer,
+    kcl: KclResource,
+    spark: SparkSession,
+    *,
+    within: float = 180.0,
+    context: Any = None,
+    resources: Mapping[str, Any] | None = None,
+) -> int:
     """Have `consumer` process what is in its streams, and return how many records it has stored.
 
     Ends when every shard has been read to its tip; what is put meanwhile may be read or not. The place is kept in
     the lease table, so another call goes on from there. `kcl` should be that of an embedded AWS.
+
+    `context` and `resources` are given to a consumer's code that asks for them.
 
     Raises BatchError with what the consumer's code or its sink said, and TimeoutError after `within` seconds.
 
@@ -121,6 +132,7 @@ def consume(consumer: Consumer, kcl: KclResource, spark: SparkSession, *, within
                 assert consume(clicks, aws.resource(), spark) == 2
     """
     runtime = system()
+    ours = consumer.bound(context, SimpleNamespace(**(resources or {})))
     leader = open_leader(
         consumer.application,
         dynamodb=kcl.client("dynamodb"),
@@ -130,7 +142,7 @@ def consume(consumer: Consumer, kcl: KclResource, spark: SparkSession, *, within
     )
     stop = StopSignal()
     witness = _Witness(
-        AssetKey(consumer.name),
+        AssetKey([*consumer.key_prefix, consumer.name]),
         SLOT,
         write=lambda _: None,
         log=logging.getLogger(__name__),
@@ -139,7 +151,7 @@ def consume(consumer: Consumer, kcl: KclResource, spark: SparkSession, *, within
         deadline=runtime.clock.monotonic() + within,
     )
     with _Leading(leader, witness):
-        WorkerRun(consumer, kcl, lambda: spark, SLOT, runtime.new_id(), witness).work(stop)
+        WorkerRun(ours, kcl, lambda: spark, SLOT, runtime.new_id(), witness).work(stop)
     if witness.error is not None:
         raise BatchError(witness.error)
     if not witness.is_done:

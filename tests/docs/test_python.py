@@ -4,6 +4,7 @@ import inspect
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -79,7 +80,10 @@ def test_the_python_of_a_page_runs(page: Path, spark: SparkSession, tmp_path: Pa
             dg.Definitions.validate_loadable(thing)
         elif isinstance(thing, kcl.Consumer) and thing.sink.processors is None:
             payload = PAYLOADS.get(str(page.relative_to(ROOT)), b'{"user": "anna", "page": "/"}')
-            thing(records(spark, [payload])).collect()
+            given = [one.resources or {} for one in known.values() if isinstance(one, dg.Definitions)]
+            resources = SimpleNamespace(**{key: one for some in given for key, one in some.items()})
+            context = dg.build_asset_context(partition_key="worker-000")
+            thing.bound(context, resources)(records(spark, [payload])).collect()
         elif isinstance(thing, dg.SensorDefinition):
             with dg.DagsterInstance.ephemeral() as instance:
                 thing(dg.build_sensor_context(instance=instance))

@@ -37,6 +37,23 @@ def test_a_folder_that_the_demo_did_not_make_keeps_its_files(
 
 
 @pytest.mark.audit("D11")
+def test_the_folder_of_an_older_version_is_refused_with_the_command_that_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = tmp_path / "my checkout" / ".demo"
+    monkeypatch.setattr(lake, "DEFAULT", default)
+    for folder in (default / "dagster", tmp_path / "mine"):
+        folder.mkdir(parents=True)
+        (folder / "old").touch()
+    with pytest.raises(ConfigurationError) as refused:
+        lake.made(default / "dagster")
+    assert f"(rm -r '{default}') and start again" in str(refused.value)
+    with pytest.raises(ConfigurationError) as refused:
+        lake.made(tmp_path / "mine")
+    assert f"(rm -r {tmp_path / 'mine'}) and start again" in str(refused.value)
+
+
+@pytest.mark.audit("D11")
 def test_folders_of_an_earlier_demo_are_emptied(supervisor: Supervisor, tmp_path: Path) -> None:
     supervisor._prepare()
     for name in FOLDERS:

@@ -95,6 +95,14 @@ def leading(bench: Bench) -> Iterator[None]:
         thread.join()
 
 
+def drain_all(bench: Bench, resource: kcl.KclResource) -> None:
+    """Ask every worker to hand over its leases and to end."""
+    dynamodb, application = resource.client("dynamodb"), bench.consumer.application
+    table = WorkerTable(dynamodb, application, detect_layout(dynamodb, application), system())
+    for row in table.list():
+        table.request_drain(row.id)
+
+
 def execute(bench: Bench, spark: SparkSession, slot: str = "worker-000") -> dg.ExecuteInProcessResult:
     """Run the worker job of a slot until the worker ends."""
     name = bench.consumer.application.name.replace("-", "_")
@@ -151,10 +159,7 @@ def test_a_drained_worker_ends_its_run_and_lets_go(
     dynamodb, application = resource.client("dynamodb"), bench.consumer.application
 
     def drain() -> None:
-        layout = detect_layout(dynamodb, application)
-        table = WorkerTable(dynamodb, application, layout, system())
-        for row in table.list():
-            table.request_drain(row.id)
+        drain_all(bench, resource)
 
     with leading(bench), when_stored(tmp_path / "lake", drain, lambda: materializations(instance)):
         result = execute(bench, spark)
@@ -168,6 +173,25 @@ def test_a_drained_worker_ends_its_run_and_lets_go(
     status = read_status(application, dynamodb, system())
     assert {lease.owner for lease in status.leases} == {None}
     assert status.workers == []
+
+
+@pytest.mark.audit("F13")
+def test_a_function_that_asks_gets_the_context_of_its_run_and_the_resource(
+    stream: str, spark: SparkSession, resource: kcl.KclResource, instance: DagsterInstance, tmp_path: Path
+) -> None:
+    def things(records: Any, context: dg.AssetExecutionContext, kcl: Any) -> Any:
+        said = f"{context.partition_key} of {kcl.region_name}"
+        return records.selectExpr("lease_key", "cast(data as string) as body", f"'{said}' as said")
+
+    asking = replace(consumer_of(stream, tmp_path / "lake"), transform=things)
+    assert asking.resources == {"kcl"}
+    bench = open_bench(asking, resource, instance)
+    with leading(bench), when_stored(tmp_path / "lake", lambda: drain_all(bench, resource)):
+        result = execute(bench, spark)
+    assert result.success
+    files = [str(path) for path in (tmp_path / "lake").rglob("*.parquet")]
+    stored = dataset.dataset(files, format="parquet").to_table(columns=["said"])["said"].to_pylist()
+    assert stored == [f"worker-000 of {resource.region_name}"] * RECORDS
 
 
 def test_aggregates_that_cannot_be_opened_are_seen_in_dagster(
