@@ -15,7 +15,7 @@ export UV_SYSTEM_CERTS := 1
 	chaos soak screenshots reference bench-emulator bench-leader bench-failover bench-worker bench-decoding clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
+	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E -e 's/^bench-[a-z -]+:/bench-NAME:/' -e 's/^([A-Za-z-]+):.*## /\1\t/' | expand -t 20
 
 define find_python
 @test -n "$(PYTHON)" || { echo "kcl_dagster needs Python 3.11, 3.12 or 3.13: install one, or say PYTHON=/path/to/python"; exit 1; }
@@ -114,7 +114,7 @@ screenshots: $(READY)  ## pictures of the real UI for README and docs (needs Chr
 reference: $(READY)  ## docs/reference from the code
 	@$(BIN)/python -m docs.make_reference $(ARGS)
 
-bench-emulator bench-leader bench-failover bench-worker bench-decoding: bench-%: $(READY)  ## a table and one JSON line per figure
+bench-emulator bench-leader bench-failover bench-worker bench-decoding: bench-%: $(READY)  ## measure NAME (emulator, leader, failover, worker, decoding): a table and one JSON line per figure
 	@$(BIN)/python -m benchmarks.$* $(ARGS)
 
 clean:  ## remove everything that was set up or produced

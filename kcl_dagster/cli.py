@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -197,9 +198,10 @@ def _module(target: str) -> Any:
 
 def _why(error: Exception) -> str:
     """What the project's code raised, and where: for one line."""
-    library = str(Path(os.__file__).parent)
+    paths = sysconfig.get_paths()  # in a virtual environment, packages are apart from the standard library
+    libraries = (paths["stdlib"], paths["purelib"], paths["platlib"], str(Path(__file__).parent), "<frozen")
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((library, "<frozen"))]
+    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
     where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
     if isinstance(error, KeyError) and frames and frames[-1].filename in {os.__file__, "<frozen os>"}:
         return f"the environment variable {error.args[0]} is not set{where}"

@@ -149,6 +149,7 @@ def test_without_a_verb_it_prints_its_help(capsys: pytest.CaptureFixture[str]) -
         ("import nothing_of_that_name", "No module named 'nothing_of_that_name'"),
         ("{}['KEY']", "KeyError: 'KEY'"),
         ("def broken(:", "SyntaxError"),
+        ("import kcl_dagster as kcl\nkcl.Application(name='a', streams=('orders',))", "ValidationError"),
     ],
 )
 def test_a_project_that_cannot_be_imported_is_one_line(
@@ -161,6 +162,14 @@ def test_a_project_that_cannot_be_imported_is_one_line(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"kcl-dagster: {module}:orders cannot be loaded: {says}")
     assert f"{module}.py" in line
+
+
+def test_a_module_that_does_not_exist_is_reported_without_a_place_in_the_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["status", "no_such_project:orders"]) == cli.UNANSWERED
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == "kcl-dagster: no_such_project:orders cannot be loaded: No module named 'no_such_project'"
 
 
 @pytest.mark.audit("F11")
