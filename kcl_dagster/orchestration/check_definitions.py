@@ -72,6 +72,8 @@ def look(
     alive = {row.id for row in workers}
     control = ControlRow(dynamodb, application, layout, runtime).load()
     unserved = [lease.key for lease in scan.leases if not lease.is_finished and lease.actual_owner not in alive]
+    names = [stream.name for stream in application.streams]
+    kept = retentions(kinesis, names, runtime)
     leader = LeaderLock(dynamodb, application, layout, runtime, "nobody").peek()
     return Observation(
         leases=scan.leases,
@@ -83,7 +85,8 @@ def look(
         unserved=[key for key in unserved if not control.pauses(key)],
         paused=[key for key in unserved if control.pauses(key)],
         paused_by=control.paused_by,
-        retention=retentions(kinesis, [stream.name for stream in application.streams], runtime),
+        retention=kept,
+        unknown_retention=[name for name in names if name not in kept],
         now=runtime.clock.now(),
         lag_seconds=max((row.lag_ms / 1000 for row in workers if row.lag_ms is not None), default=None),
     )

@@ -104,7 +104,11 @@ def _retention(seen: Observation, _: Consumer) -> Finding | None:
     used = seen.retention_used or 0.0
     step = max((step for step in WARNING_STEPS if used >= step), default=None)
     if step is None:
-        return Finding(_unknown(seen), AssetCheckSeverity.WARN) if seen.unknown_lags else None
+        unknown = [_unknown(seen)] if seen.unknown_lags else []
+        if seen.unknown_retention:
+            named = _some(seen.unknown_retention)
+            unknown.append(f"How long {named} keeps its records is not known: DescribeStreamSummary failed.")
+        return Finding(" ".join(unknown), AssetCheckSeverity.WARN) if unknown else None
     severity = AssetCheckSeverity.ERROR if step >= RETENTION_FAILS else AssetCheckSeverity.WARN
     left = "records are lost soon" if step >= RETENTION_FAILS else f"{RETENTION_FAILS:.0%} is an error"
     return Finding(f"{used:.0%} of the retention is used up, past {step:.0%}: {left}.", severity, step)

@@ -41,6 +41,7 @@ from kcl_dagster.tables.lock import DEPLOYMENT
 from kcl_dagster.telemetry.leader import LeaderTelemetry, open_leader_telemetry
 
 RETENTION_ASKED_SECONDS = 600.0  # it changes once in a stream's life
+UNKNOWN_RETENTION_ASKED_SECONDS = 30.0  # until it is known, a check warns
 
 
 @dataclass
@@ -63,10 +64,15 @@ class _Seat:
         """Seconds for which each stream keeps its records; asked seldom, without those that cannot be asked."""
         now = self.runtime.clock.monotonic()
         if now >= self.retention_due:
-            self.retention_due = now + RETENTION_ASKED_SECONDS
             names = [stream.name for stream in self.application.streams]
             self.kept |= retentions(kcl.client("kinesis", self.application.name), names, self.runtime)
+            is_known = not self.unknown_retention()
+            self.retention_due = now + (RETENTION_ASKED_SECONDS if is_known else UNKNOWN_RETENTION_ASKED_SECONDS)
         return self.kept
+
+    def unknown_retention(self) -> list[str]:
+        """Streams that could not be asked."""
+        return [stream.name for stream in self.application.streams if stream.name not in self.kept]
 
     def cursor(self, before: str | None) -> str:
         """How often a leader has started here, and its ticks since. Dagster copies the cursor into every tick, so
@@ -160,7 +166,11 @@ def build_kcl_leader_sensor(
                 report, _ages(leader, report), runs.slots, seat.runtime.clock.now(), seat.retention(kcl)
             )
             now = seat.runtime.clock.monotonic()
-            seen = replace(seen, decisions=seat.reporter.news(seen.decisions, now))
+            seen = replace(
+                seen,
+                decisions=seat.reporter.news(seen.decisions, now),
+                unknown_retention=seat.unknown_retention(),
+            )
             for decision in seen.decisions:
                 context.log.info(str(decision))
             known = set(instance.get_dynamic_partitions(slots.name or ""))

@@ -79,6 +79,9 @@ class Observation:
     retention: Mapping[str, float] = field(default_factory=dict)
     """Seconds for which each stream keeps its records, as far as known."""
 
+    unknown_retention: Collection[str] = ()
+    """Streams that could not be asked for how long they keep their records."""
+
     data_loss: Sequence[str] = ()
     waiting_runs: Mapping[str, float] = field(default_factory=dict)
     """Slots whose run is queued, and for how many seconds."""

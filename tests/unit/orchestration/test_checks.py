@@ -65,6 +65,12 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "58% of the retention is used up, past 50%: 90% is an error.",
         "Raise the stream's retention",
     ),
+    "retention that cannot be asked": (
+        {"unknown_retention": ["orders"]},
+        "retention_is_safe",
+        "How long orders keeps its records is not known",
+        "Raise the stream's retention",
+    ),
     "retention, of workers that tell one number": (
         {"lag_seconds": 20.0, "retention": {"stream": 30.0}},
         "retention_is_safe",

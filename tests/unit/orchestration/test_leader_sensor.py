@@ -132,6 +132,20 @@ def test_a_missing_stream_fails_a_stage_and_not_the_tick(
     assert "stream no-such-stream does not exist" in str(bench.tick().skip_reason)
 
 
+@pytest.mark.audit("F2")
+def test_a_retention_that_cannot_be_asked_is_no_safe_retention(
+    resource: kcl.KclResource, instance: DagsterInstance
+) -> None:
+    @kcl.kcl_consumer(application="knows-no-retention", stream="no-such-stream", sink=kcl.parquet("unused"))
+    def unknown(records: Any) -> Any:
+        return records
+
+    events = Bench(unknown, resource, instance).tick().asset_events
+    told = {e.check_name: e for e in events if isinstance(e, AssetCheckEvaluation)}["retention_is_safe"]
+    assert not told.passed
+    assert "How long no-such-stream keeps its records is not known" in str(told.description)
+
+
 def test_an_unreachable_aws_is_said_and_not_raised(consumer: Consumer, instance: DagsterInstance) -> None:
     nowhere = EmulatorResource(endpoint_url="http://127.0.0.1:9")
     answer = Bench(consumer, nowhere, instance).evaluate()
