@@ -233,23 +233,11 @@ def _stores(options: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], 
     """What the application's workers write to, and why its sink is not among it."""
     if not options.target:
         return {}, ""
-    from kcl_dagster.spark.storage import S3Options, open_store
-
-    def opener(place: str) -> Callable[[], Any]:
-        return lambda: open_store(place, S3Options(**_access(options, "s3")))
+    from kcl_dagster.orchestration.stores import written_stores
 
     found = _found(options)
-    stores: dict[str, Callable[[], Any]] = {}
-    why = "an Application alone has no sink: name the consumer or the definitions"
-    if found.consumer is not None:
-        kind, place = found.consumer.sink.kind, found.consumer.sink.place
-        why = f"a sink of the kind {kind} cannot be asked without writing to it: {place}"
-        if kind in ("parquet", "deltalake"):
-            stores["sink"] = opener(place)
-    letters = found.application.batch.failure.dead_letter_path
-    if letters is not None:
-        stores["dead letters"] = opener(letters)
-    return stores, why
+    sink = None if found.consumer is None else found.consumer.sink
+    return written_stores(found.application, sink, lambda: _access(options, "s3"))
 
 
 def _roles(options: argparse.Namespace) -> list[str]:

@@ -92,6 +92,7 @@ def _op(
         folder = identifier(consumer.application.name)
         top = Worktop(
             consumer.application,
+            consumer.sink,
             getattr(context.resources, kcl_key),
             context.instance,
             runtime(),

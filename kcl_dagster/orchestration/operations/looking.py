@@ -17,9 +17,11 @@ from kcl_dagster.orchestration.operations import forms
 from kcl_dagster.orchestration.operations.answers import Answer, Row, bullets, place, table
 from kcl_dagster.orchestration.operations.worktop import Worktop
 from kcl_dagster.orchestration.runs import run_view
+from kcl_dagster.orchestration.stores import written_stores
 
 # What the doctor looks at of dagster.yaml.
 INSTANCE_SETTINGS: Final = ("concurrency", "run_queue", "run_coordinator", "run_monitoring", "sensors")
+WORST_FIRST: Final = (Verdict.FAIL, Verdict.WARN, Verdict.NOT_LOOKED, Verdict.OK)
 SHOWN_BYTES: Final = 60  # of a peeked record in the table; all of it is in the document beside it
 
 
@@ -84,6 +86,8 @@ def look_plan(top: Worktop, _: None) -> Answer:
 
 
 def look_doctor(top: Worktop, form: forms.Doctor) -> Answer:
+    name = top.application.name
+    stores, why_no_sink = written_stores(top.application, top.sink, lambda: top.kcl.connection("s3", name))
     patient = Patient(
         top.application,
         top.client("dynamodb"),
@@ -93,9 +97,11 @@ def look_doctor(top: Worktop, form: forms.Doctor) -> Answer:
         {name: top.instance.get_settings(name) for name in INSTANCE_SETTINGS},
         watch_seconds=form.watch_seconds,
         cloudwatch=lambda: top.client("cloudwatch"),
+        stores=stores,
+        why_no_sink=why_no_sink,
     )
     diagnosis = diagnose(patient)
-    worst = sorted(diagnosis.findings, key=lambda finding: -list(Verdict).index(finding.verdict))
+    worst = sorted(diagnosis.findings, key=lambda finding: WORST_FIRST.index(finding.verdict))
     columns = ("verdict", "check", "says", "do")
     rows: list[Row] = [{name: finding.to_document()[name] for name in columns} for finding in worst]
     failing = [finding for finding in worst if finding.verdict is Verdict.FAIL]

@@ -11,6 +11,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.sinks import SinkChoice
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store, open_store
 
@@ -20,6 +21,7 @@ class Worktop:
     """What an operation is done with. `by` goes into the audit."""
 
     application: Application
+    sink: SinkChoice
     kcl: KclResource
     instance: DagsterInstance
     runtime: Runtime

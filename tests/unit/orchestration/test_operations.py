@@ -93,7 +93,8 @@ class Outcome:
 
 
 @pytest.fixture
-def office(bench: Bench) -> Office:
+def office(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Office:
+    monkeypatch.chdir(tmp_path)  # its sink is a relative path, to which the doctor writes
     return Office(bench)
 
 
@@ -158,10 +159,18 @@ def test_a_doctor_that_finds_something_wrong_fails_the_run_and_says_what_to_do(o
     answer = office.run("doctor", watch_seconds=0.01)
     assert not answer.succeeded
     assert answer.refusal is not None
-    assert "did not write it for" in answer.refusal
+    assert "2 of 2 open leases are served by no worker" in answer.refusal
     assert answer.rows("findings")[0]["verdict"] == "fail"
     assert len(answer.rows("findings")) <= OUR_TABLES
     assert office.run("doctor", watch_seconds=0.01, fail_when_ill=False).succeeded
+
+
+@pytest.mark.audit("D14")
+def test_the_doctors_job_looks_at_the_sink(office: Office) -> None:
+    place = Path(office.bench.consumer.sink.place).resolve()
+    findings = office.run("doctor", watch_seconds=0.01, fail_when_ill=False).value("all findings")
+    assert f"ok sink: {place} can be written" in findings
+    assert [file for file in place.rglob("*") if file.is_file()] == []  # what it wrote is gone
 
 
 def test_a_dry_pause_changes_nothing_and_says_so(office: Office) -> None:

@@ -1,0 +1,30 @@
+"""What the workers of an application write files to, for the doctor and the policies."""
+
+from collections.abc import Callable, Mapping
+
+from kcl_dagster.application import Application
+from kcl_dagster.orchestration.sinks import SinkChoice
+from kcl_dagster.spark.storage import S3Options, Store, open_store
+
+
+def written_stores(
+    application: Application, sink: SinkChoice | None, connection: Callable[[], Mapping[str, str]]
+) -> tuple[dict[str, Callable[[], Store]], str]:
+    """How to open each of them, by name, and why the sink is not among them. `connection` is that to S3.
+
+    Nothing is opened, and no connection is made, before a function of the result is called.
+    """
+
+    def opener(place: str) -> Callable[[], Store]:
+        return lambda: open_store(place, S3Options(**connection()))
+
+    stores: dict[str, Callable[[], Store]] = {}
+    why = "an Application alone has no sink: name the consumer or the definitions"
+    if sink is not None:
+        why = f"a sink of the kind {sink.kind} cannot be asked without writing to it: {sink.place}"
+        if sink.kind in ("parquet", "deltalake"):
+            stores["sink"] = opener(sink.place)
+    letters = application.batch.failure.dead_letter_path
+    if letters is not None:
+        stores["dead letters"] = opener(letters)
+    return stores, why
