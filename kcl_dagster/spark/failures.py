@@ -10,7 +10,14 @@ from typing import Final
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, PythonException
 
-from kcl_dagster.errors import BatchContentChanged, BatchError, ProcessLost, RecordRefused, SinkError
+from kcl_dagster.errors import (
+    BatchContentChanged,
+    BatchError,
+    ProcessLost,
+    RecordRefused,
+    SinkError,
+    TransformError,
+)
 from kcl_dagster.worker.error_text import redacted
 
 CONTENT_CHANGED: Final = "KCL_BATCH_CONTENT_CHANGED"
@@ -21,6 +28,9 @@ SINK_FAILED: Final = "KCL_SINK_FAILED"
 
 RECORD_REFUSED: Final = "KCL_RECORD_REFUSED"
 """In the message of the error that our writers raise inside Spark for a value that no file can hold."""
+
+TRANSFORM_FAILED: Final = "KCL_TRANSFORM_FAILED"
+"""In the message of the error that our writers raise inside Spark for an output that cannot be of this batch."""
 
 LONGEST_LINE: Final = 500  # characters, of what an operator reads in an event
 
@@ -73,6 +83,8 @@ def write_failures(sink: str) -> Iterator[None]:
             ) from error
         if RECORD_REFUSED in str(error):
             raise RecordRefused(f"{sink}: {_marked_line(error, RECORD_REFUSED)}") from error
+        if TRANSFORM_FAILED in str(error):
+            raise TransformError(_marked_line(error, TRANSFORM_FAILED)) from error
         if SINK_FAILED in str(error):
             raise SinkError(f"sink {sink}: {_marked_line(error, SINK_FAILED)}") from error
         if _is_from_py4j(error):

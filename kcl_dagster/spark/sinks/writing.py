@@ -10,10 +10,10 @@ from typing import Any, Final, Protocol, TypeGuard
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from kcl_dagster.errors import KclError, RecordRefused, SinkError
+from kcl_dagster.errors import KclError, RecordRefused, SinkError, TransformError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.drafts import Drafted
-from kcl_dagster.spark.failures import RECORD_REFUSED, SINK_FAILED
+from kcl_dagster.spark.failures import RECORD_REFUSED, SINK_FAILED, TRANSFORM_FAILED
 from kcl_dagster.spark.origins import made, origin_of
 from kcl_dagster.spark.parquet_file import Footer, ParquetFile
 from kcl_dagster.spark.schema import LEASE_KEY, RECORDS, ddl
@@ -246,9 +246,9 @@ class _WriteFiles:
 
     def _path(self, lease: str, values: Sequence[Any]) -> str:
         if lease not in self.names:
-            raise SinkError(
-                f"{SINK_FAILED}: the transform's output has a row with {LEASE_KEY} {lease!r}, which is no shard of "
-                "this batch: leave the column as it is, or drop it"
+            raise TransformError(
+                f"{TRANSFORM_FAILED}: the transform's output has a row with {LEASE_KEY} {lease!r}, which is no "
+                "shard of this batch: leave the column as it is, or drop it"
             )
         folder, name = self.layout.folder(values), self.names[LeaseKey(lease)]
         path = f"{folder}/{name}" if folder else name

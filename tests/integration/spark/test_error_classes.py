@@ -10,7 +10,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from kcl_dagster.errors import BatchError, ConfigurationError, ProcessingTimeout, RecordRefused, SinkError
+from kcl_dagster.errors import (
+    BatchError,
+    ConfigurationError,
+    ProcessingTimeout,
+    RecordRefused,
+    SinkError,
+    TransformError,
+)
 from kcl_dagster.spark.interruption import TAG, Interruption, tag_jobs
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
@@ -55,6 +62,14 @@ def test_a_text_that_no_file_can_hold_is_the_records_failure(
         write(sink, spark, part(1, 1000, 1001, 1))
     assert class_of(caught.value) is ErrorClass.RECORD
     write(sink, spark, part(1, 1000, 1000, 1))  # the record before it can be stored
+
+
+@pytest.mark.audit("B1")
+def test_a_row_of_no_shard_of_the_batch_is_the_codes_failure(spark: SparkSession, tmp_path: Path) -> None:
+    sink = ParquetSink(str(tmp_path), transform=lambda records: records.withColumn("lease_key", F.lit("elsewhere")))
+    with pytest.raises(TransformError, match="which is no shard of this batch") as caught:
+        write(sink, spark, part(1, 1000, 1001, 1))
+    assert class_of(caught.value) is ErrorClass.CODE
 
 
 def to_pandas(records: DataFrame) -> Any:
