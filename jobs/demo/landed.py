@@ -1,4 +1,4 @@
-"""What has landed in the lake, in the order in which it landed."""
+"""What has landed in the lake, in the order of its batches."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,10 +38,16 @@ def data_files(table: Path) -> list[Path]:
     ]
 
 
+def batch_number(path: Path) -> int:
+    """The last part of a data file's name: `application.shard.after.number.parquet`."""
+    return int(path.stem.rpartition(".")[2])
+
+
 def records(table: Path) -> Iterator[Stored]:
-    """Every row, files in the order in which they landed. A key is in one shard at a time, and a child shard's
-    files land after its parents', so this is also the order of each key."""
-    for path in sorted(data_files(table), key=lambda p: (p.stat().st_mtime_ns, p.name)):
+    """Every row, files in the order of their batches' numbers. A shard's numbers grow, and those of a child begin
+    with the time of its first batch, above those of its parents; so this is also the order of each key. A file's
+    time says less: a slow worker may replace a file by its equal when later ones are there."""
+    for path in sorted(data_files(table), key=lambda p: (batch_number(p), p.name)):
         for batch in parquet.ParquetFile(path).iter_batches(columns=list(COLUMNS)):
             columns = [batch.column(name).to_pylist() for name in COLUMNS]
             for shard, sequence, user, number in zip(*columns, strict=True):

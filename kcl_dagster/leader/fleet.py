@@ -12,7 +12,7 @@ do not wait for their successors as long as another worker reads.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kcl_dagster.application import FleetSettings
@@ -25,6 +25,9 @@ from kcl_dagster.model.worker import slot_name
 _STEP: Final = 0.25
 # A run of this age without a live row is not counted on: its process hangs, or is gone and nobody has noticed.
 _SILENT_SECONDS: Final = 120.0
+# After as long again it is reported as failed. If the process of a run ends while Dagster's database is away,
+# Dagster never notices, and the run would keep its slot for ever.
+ABANDONED_SECONDS: Final = 120.0
 # A run that waits in the queue for longer is not counted on: the queue may be another deployment's, or stuck.
 QUEUED_SECONDS: Final = 120.0
 # A worker that was launched this recently is expected to report soon.
@@ -70,6 +73,8 @@ class FleetPlan:
     cancel: tuple[str, ...] = ()
     expected: int = 0
     notes: tuple[str, ...] = ()
+    silent: Mapping[str, str] = field(default_factory=dict)
+    """Slots whose run is said to run although no worker of it writes a row -> the run."""
 
 
 def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker: float | None = None) -> FleetPlan:
@@ -98,7 +103,7 @@ def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker
                 launch[slots.free[0]] = f"it replaces {old}: {slots.why_leave(old)}"
             elif old is not None:
                 drain[slots.worker(old).id] = slots.why_leave(old)
-    return FleetPlan(target, launch, drain, cancel, slots.expected(), slots.notes())
+    return FleetPlan(target, launch, drain, cancel, slots.expected(), slots.notes(), slots.silent_runs())
 
 
 def _of_stuck(stuck: Sequence[str], keep: Sequence[str], target: int, slots: "_Slots") -> Sequence[str]:
@@ -204,6 +209,9 @@ class _Slots:
             slot not in self._workers and run.status != "canceling" and self._age(slot) <= EXPECTED_SECONDS
             for slot, run in self._sight.slots.items()
         )
+
+    def silent_runs(self) -> dict[str, str]:
+        return {slot: self._sight.slots[slot].run_id for slot in self.silent}
 
     def notes(self) -> tuple[str, ...]:
         queued = [

@@ -16,6 +16,7 @@ _HIGHEST_COST: Final = 1e6  # percent of CPU for one KB/s; more was not written 
 _LARGEST: Final = 2**53
 TARGET: Final = "fleet/target"  # observed like everything else, so that a cool-down outlives the process
 LAUNCH: Final = "launch/"
+SILENT: Final = "silent/"
 
 # A launch whose run did not show up within this time is asked for again under another generation.
 LAUNCH_SECONDS: Final = 90.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from kcl_dagster.application import Timings
 from kcl_dagster.leader import expiry, handoff, liveness
 from kcl_dagster.leader.handoff import Deadline, Verdict
-from kcl_dagster.leader.liveness import LivenessRule, WorkerSight
+from kcl_dagster.leader.liveness import KCL_ROW_SECONDS, MISSED_BEATS, LivenessRule, WorkerSight
 from kcl_dagster.leader.load import LoadBook
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
@@ -80,6 +80,9 @@ class Observer:
     book: LoadBook = field(default_factory=LoadBook)
     _versions: dict[WorkerId, str] = field(default_factory=dict)
     _moving: set[WorkerId] = field(default_factory=set)
+    _last_look: float | None = None
+    """Monotonic; when the last scan began."""
+
     _given: dict[LeaseKey, tuple[WorkerId | None, int | None]] = field(default_factory=dict)
     """The owner of every lease, and the counter with which it first was seen to have it, until that moves. An owner
     that is asked to hand over what it has not found yet never finds it: it looks for leases under its own name."""
@@ -166,11 +169,16 @@ class Observer:
                 key = handoff.observed_key(lease)
                 kept.add(key)
                 self.standing.observe(key, handoff.observed_version(lease), started, ended)
+        # After a pause of the leader, a row that changed meanwhile may have been written minutes ago.
+        was_watching = self._last_look is not None and started - self._last_look <= self._longest_gap()
+        self._last_look = started
+        if not was_watching:
+            self._moving.clear()
         for row in scan.workers:
             key, version = liveness.observed_key(row), liveness.observed_version(row)
             kept.add(key)
             self.standing.observe(key, version, started, ended)
-            if self._versions.get(row.id, version) != version:
+            if was_watching and self._versions.get(row.id, version) != version:
                 self._moving.add(row.id)
             self._versions[row.id] = version
         here = {row.id for row in scan.workers}
@@ -179,6 +187,10 @@ class Observer:
         self._versions = {worker: version for worker, version in self._versions.items() if worker in here}
         prefixes = (expiry.LEASE, handoff.HANDOFF, liveness.WORKER)
         self.standing.keep(lambda key: key in kept or not key.startswith(prefixes))
+
+    def _longest_gap(self) -> float:
+        """Between two looks of a leader that sees what moves."""
+        return max(MISSED_BEATS * self.timings.heartbeat, KCL_ROW_SECONDS)
 
     def _ended(self, scan: ScanResult, runs: RunView) -> frozenset[str]:
         """Runs that are over. The active run of a slot is not asked about."""

@@ -71,6 +71,9 @@ class TickReport:
     retire: tuple[str, ...] = ()
     """Slots whose worker was asked to drain, or whose run is queued and not wanted any more."""
 
+    abandoned: tuple[str, ...] = ()
+    """Runs that keep their slots although their workers are gone: the orchestrator takes them for failed."""
+
     leases: tuple[Lease, ...] = ()
     """As they stood when the tick began."""
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final
 from kcl_dagster.errors import KclError, LayoutRefused
 from kcl_dagster.leader import expiry, handoff
 from kcl_dagster.leader.failures import twice
-from kcl_dagster.leader.fleet import FleetPlan, FleetSight, decide_fleet
+from kcl_dagster.leader.fleet import ABANDONED_SECONDS, FleetPlan, FleetSight, decide_fleet
 from kcl_dagster.leader.liveness import lag_of, scalable_lag_of
-from kcl_dagster.leader.memory import LAUNCH, TARGET, Memory
+from kcl_dagster.leader.memory import LAUNCH, SILENT, TARGET, Memory
 from kcl_dagster.leader.moving import MoveOutcome, decide
 from kcl_dagster.leader.observation import Observer, Sight
 from kcl_dagster.leader.report import Launch, StageOutcome, TickReport
@@ -59,6 +59,7 @@ class Tick:
     fleet: FleetPlan | None = None
     moved: MoveOutcome = field(default_factory=MoveOutcome)
     launches: list[Launch] = field(default_factory=list)
+    abandoned: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     leading: bool = False
     owner: str | None = None
@@ -232,6 +233,8 @@ class Tick:
         standing.observe(TARGET, str(plan.target), moment, moment)
         if not self.dry:
             self.leader.launches.see(self.runs.slots, clock.now(), moment)
+        if sight is not None:
+            self._see_silent(plan, moment)
         for slot, because in plan.launch.items():
             self._launch(slot, because)
         self.notes += plan.notes
@@ -243,6 +246,16 @@ class Tick:
                 self._request_drain(worker)
         if sight is not None:
             self._send_away(sight)
+
+    def _see_silent(self, plan: FleetPlan, moment: float) -> None:
+        """Find runs that keep a slot although their worker is gone. Not called when the rows could not be read."""
+        standing = self.memory.standing
+        for slot, run in self.runs.slots.items():
+            standing.observe(SILENT + slot, plan.silent.get(slot, ""), moment, moment)
+            silent_for = standing.stood_for(SILENT + slot, run.run_id)
+            if slot in plan.silent and silent_for >= ABANDONED_SECONDS:
+                self.abandoned.append(run.run_id)
+                self.notes.append(f"run {run.run_id} of {slot} is reported as failed: its worker is gone")
 
     def _send_away(self, sight: Sight) -> None:
         """Workers that live on although their run is over, or their slot has another: for those who do not notice
@@ -398,6 +411,7 @@ class Tick:
             moves=() if self.dry else self.moved.written,
             planned=self.moved.planned,
             launches=tuple(self.launches),
+            abandoned=() if self.dry else tuple(self.abandoned),
             target_workers=self.fleet.target if self.fleet is not None else None,
             streams=tuple(outcome.sight for outcome in self.synced.streams),
             data_loss=tuple(event for outcome in self.synced.streams for event in outcome.lost),

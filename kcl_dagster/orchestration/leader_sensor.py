@@ -32,7 +32,14 @@ from kcl_dagster.orchestration.lock_process import lock_process
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
 from kcl_dagster.orchestration.reporting import Reporter
 from kcl_dagster.orchestration.resources import KclResource
-from kcl_dagster.orchestration.runs import APPLICATION_TAG, CODE_TAG, WORKER_TAG, run_view, worker_tag
+from kcl_dagster.orchestration.runs import (
+    APPLICATION_TAG,
+    CODE_TAG,
+    WORKER_TAG,
+    report_failed,
+    run_view,
+    worker_tag,
+)
 from kcl_dagster.orchestration.statement import Row
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier, slots_of
 from kcl_dagster.runtime import Runtime, system
@@ -162,6 +169,8 @@ def build_kcl_leader_sensor(
                 run = runs.slots.get(slot)
                 if run is not None and run.status == "queued":
                     instance.run_coordinator.cancel_run(run.run_id)
+            for run_id in report.abandoned:
+                report_failed(instance, run_id)
             seen = observation.of_tick(
                 report, _ages(leader, report), runs.slots, seat.runtime.clock.now(), seat.retention(kcl)
             )

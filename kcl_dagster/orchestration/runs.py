@@ -73,6 +73,14 @@ def finished(instance: DagsterInstance, run_ids: Collection[str]) -> Collection[
     return {run.run_id for run in runs if run.status in OVER}
 
 
+def report_failed(instance: DagsterInstance, run_id: str) -> None:
+    """End a run in Dagster's books whose process is gone, so that its slot is free. A worker that lives after all
+    sees that its run is over, and leaves."""
+    run = instance.get_run_by_id(run_id)
+    if run is not None and run.status in (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED):
+        instance.report_run_failed(run, "The worker of this run has not written its row for minutes: it is gone.")
+
+
 def rival(instance: DagsterInstance, application: Application, slot: str, run: DagsterRun) -> str | None:
     """Another run that is already at work in this slot. The queue's limit normally prevents it, where it is set."""
     other = slot_runs(instance, application).get(slot)

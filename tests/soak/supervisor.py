@@ -77,6 +77,7 @@ class Soak:
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._problems: list[str] = []
         self._is_outage = False
+        self._silence = 0.0
         self._next_report = 0.0
 
     def run(self) -> int:
@@ -96,8 +97,7 @@ class Soak:
         if not holds:
             self._tell(f"everything is in {self._settings.directory}")
         if verdict is not None:
-            silence = self._watch.longest_silence()
-            sys.stdout.write(f"{verdict}; longest silence of a shard {silence:.0f} s\n")
+            sys.stdout.write(f"{verdict}; longest silence of a shard {self._silence:.0f} s\n")
         return 0 if holds else 1
 
     def _tell(self, line: str) -> None:
@@ -153,7 +153,7 @@ class Soak:
                     raise Ended(f"{service.name} does not stay up; its log is {service.log}")
             if time.monotonic() > deadline:
                 raise Ended(f"two workers stored nothing within {START_SECONDS:g} s")
-        self._watch.silence.clear()
+        self._watch.begin(time.monotonic())
 
     def _is_at_work(self) -> bool:
         owners = {lease.actual_owner for lease in self._leases.values() if lease.actual_owner}
@@ -281,6 +281,7 @@ class Soak:
 
     def _conclude(self) -> Verdict:
         self._tell("the producer stops; the workers store what is left")
+        self._silence = self._watch.longest_silence()
         self._producer.stop(signal.SIGTERM)
         self._producer.wait(STOP_SECONDS)
         self._producer = Child.start("nothing", ["sleep", "infinity"], {}, self._producer.log)

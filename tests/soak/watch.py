@@ -32,6 +32,11 @@ class Watch:
             self.silence[key] = max(self.silence.get(key, 0.0), now - self._advanced.get(key, now))
         self._seen = found
 
+    def begin(self, now: float) -> None:
+        """Count silence from now on."""
+        self.silence.clear()
+        self._advanced = dict.fromkeys(self._advanced, now)
+
     def longest_silence(self) -> float:
         return max(self.silence.values(), default=0.0)
 

@@ -176,6 +176,11 @@ class Orchestrator:
             if run.slot == slot and run.status == "queued":
                 self.finish(run, "cancelled in the queue")
 
+    def report_failed(self, run_id: str) -> None:
+        run = self.runs.get(run_id)
+        if run is not None and run.status in {"starting", "running"}:
+            self.finish(run, "its worker is gone, says the leader")
+
     def rival(self, run: Run) -> Run | None:
         """Another run at work in this slot, as Dagster knows it."""
         at_work = (r for r in self.runs.values() if r.slot == run.slot and r is not run and r.status == "running")

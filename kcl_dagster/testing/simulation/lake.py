@@ -237,11 +237,18 @@ class Lake:
         """The shard was stopped by a loss, or one above it. What was lost may have been stored before; and where
         the record at the checkpoint is gone, nobody can know that the next one is still there. A shard whose lease
         was deleted looks as if nobody had ever read it."""
-        is_stopped = truth.is_repeated or truth.told_to >= truth.stored_to or self.is_gone(truth)
-        if not self.goes_on and truth.is_told and is_stopped:
-            return True
-        above = (self.shards.get((stream, parent)) for parent in truth.parents)
-        return any(parent is not None and self._waits_for_ever(stream, parent) for parent in above)
+        if self.goes_on:
+            return False
+        seen, waiting = {truth.name}, [truth]
+        while waiting:  # each ancestor once: after n splits and merges, 2^n paths lead to it
+            one = waiting.pop()
+            if one.is_told and (one.is_repeated or one.told_to >= one.stored_to or self.is_gone(one)):
+                return True
+            for parent in (self.shards.get((stream, name)) for name in one.parents):
+                if parent is not None and parent.name not in seen:
+                    seen.add(parent.name)
+                    waiting.append(parent)
+        return False
 
     def is_stopped(self, truth: ShardTruth) -> bool:
         """By a loss: its own, or one above it."""

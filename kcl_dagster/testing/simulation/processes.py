@@ -295,6 +295,8 @@ class Daemon:
             run = runs.slots.get(slot)
             if run is not None and run.status == "queued":
                 self.orchestrator.cancel_queued(slot)
+        for run_id in report.abandoned:
+            self.orchestrator.report_failed(run_id)
         if kernel.now - began > TICK_TIMEOUT:
             kernel.note("dagster", f"the tick of {self.name} took too long; what it asked for is dropped")
             return

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from kcl_dagster.application import Application, FleetSettings
+from kcl_dagster.leader.fleet import ABANDONED_SECONDS
 from kcl_dagster.leader.runs import LoadedCode, RunView, SlotRun
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.tables.control import Control
@@ -311,3 +312,41 @@ def test_two_processes_that_lead_with_different_code_do_not_replace_workers_for_
         ended += lived(town)
     assert 2 <= len(ended) <= 4, "the workers from before, and what one of the two launched before the other began"
     assert not any("older code" in note for report in town.reports[-150:] for note in report.notes)
+
+
+def test_a_run_whose_worker_is_gone_unnoticed_is_given_up_and_its_slot_is_launched_again() -> None:
+    """A worker is killed while Dagster's database is away: Dagster says for ever that its run is going on."""
+    town = town_of(min_workers=2, max_workers=2)
+    grown(town)
+    town.step(20)
+    victim = max(town.workers.values(), key=lambda worker: worker.id)
+    slot = victim.id.rpartition(":")[0]
+    run_id = town.runs[slot].run_id
+    town.kill(victim, seen=False)
+    waited = town.until(lambda report: run_id in report.abandoned, within=600.0)
+    assert waited >= ABANDONED_SECONDS
+    assert {run for report in town.reports for run in report.abandoned} == {run_id}
+    town.end(slot)  # what the sensor does with it
+    town.until(lambda report: slot in {launch.slot for launch in report.launches})
+
+
+def test_a_leader_that_was_away_gives_nothing_to_a_worker_that_died_meanwhile() -> None:
+    """The row of the dead worker has changed since the leader's last look, but that was minutes ago."""
+    town = town_of(min_workers=2, max_workers=2)
+    grown(town)
+    town.step(20)
+    victim, other = sorted(town.workers.values(), key=lambda worker: worker.id)
+    for _ in range(10):  # no ticks: Dagster's database is away
+        town.clock.advance(TICK)
+        victim.step()
+        other.step()
+    town.kill(victim, seen=False)
+    for shard in victim.shards():
+        assert town.leader.tables.leases.release(town.lease(shard)) is not None  # taken without a leader
+    for _ in range(30):
+        town.clock.advance(TICK)
+        other.step()
+    before = len(town.reports)
+    town.step(20)
+    given = [move for report in town.reports[before:] for move in report.moves if move.to == victim.id]
+    assert given == []
