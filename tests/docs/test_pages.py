@@ -1,5 +1,6 @@
 """The pages hang together: links lead somewhere, pictures exist, every page can be found."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -62,6 +63,17 @@ def test_a_page_has_one_title_and_no_gap_in_its_headings(page: Path) -> None:
     levels = [len(line.split()[0]) for line in _prose(page).splitlines() if line.startswith("#")]
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_rows_of_a_table_have_as_many_cells_as_its_head(page: Path) -> None:
+    tables = [paragraph.splitlines() for paragraph in _prose(page).split("\n\n") if paragraph.startswith("|")]
+    assert [row for head, *rows in tables for row in rows if _cells(row) != _cells(head)] == []
+
+
+def _cells(row: str) -> int:
+    """The number of cells of a table's row. A bar behind a backslash belongs to the text."""
+    return len(re.findall(r"(?<!\\)\|", row)) - 1
 
 
 def _prose(page: Path) -> str:
