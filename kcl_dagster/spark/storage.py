@@ -140,7 +140,7 @@ class LocalStore:
         return None if longest <= LONGEST_NAME else f"a name of more than {LONGEST_NAME} bytes in a directory"
 
     def put(self, path: str, content: memoryview | bytes) -> None:
-        target = self._path(path)
+        target = self._changed(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         # Two writers of one file may be at work: a stalled former owner and the next one, with equal content.
         draft = _hidden_beside(target)
@@ -156,7 +156,7 @@ class LocalStore:
         _sync_directory(target.parent)
 
     def put_new(self, path: str, content: bytes) -> bool:
-        target = self._path(path)
+        target = self._changed(path)
         draft = _hidden_beside(target)
         self.put(draft.relative_to(self.root).as_posix(), content)
         try:
@@ -206,7 +206,7 @@ class LocalStore:
                 yield StoredFile(relative, state.st_size, state.st_mtime)
 
     def delete(self, paths: Sequence[str]) -> None:
-        for path in [self._path(path) for path in paths]:
+        for path in [self._changed(path) for path in paths]:
             path.unlink(missing_ok=True)
 
     def copy(self, names: Mapping[str, str]) -> None:
@@ -215,7 +215,7 @@ class LocalStore:
             _sync_directory(directory)
 
     def _link(self, source: Path, to: str) -> Path:
-        target = self._path(to)
+        target = self._changed(to)
         target.parent.mkdir(parents=True, exist_ok=True)
         link = _hidden_beside(target)
         try:
@@ -233,6 +233,13 @@ class LocalStore:
 
     def _path(self, path: str) -> Path:
         return Path(self.root, within(path))
+
+    def _changed(self, path: str) -> Path:
+        """Where a file is about to appear or go. A symbolic link among the folders may lead out of the root."""
+        target = self._path(path)
+        if not target.parent.resolve().is_relative_to(Path(self.root).resolve()):
+            raise Unsafe(f"{path!r} leads out of {self.root} by a symbolic link: nothing was changed there")
+        return target
 
 
 def _hidden_beside(target: Path) -> Path:

@@ -201,6 +201,21 @@ def test_a_journal_that_names_anything_else_is_refused(tmp_path: Path, plan: dic
     assert [name for name in names(tmp_path) if TURNS not in name] == before
 
 
+def test_a_journal_that_reaches_out_through_a_link_deletes_nothing(tmp_path: Path) -> None:
+    root, outside = tmp_path / "lake", tmp_path / "outside"
+    lake(root)
+    outside.mkdir()
+    for name in ("merged-1.parquet", "precious.parquet"):
+        (outside / name).write_bytes(b"x")
+    (root / "link").symlink_to(outside)
+    journal = root / "_compaction" / "1.json"
+    journal.parent.mkdir()
+    journal.write_text(json.dumps({"target": "link/merged-1.parquet", "sources": ["link/precious.parquet"]}))
+    with pytest.raises(Unsafe, match="by a symbolic link"):
+        run(root)
+    assert names(outside) == ["merged-1.parquet", "precious.parquet"]
+
+
 @pytest.mark.parametrize("settings", [{"target_bytes": 0}, {"min_age_seconds": -1.0}])
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="make no sense"):

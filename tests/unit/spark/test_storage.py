@@ -6,7 +6,7 @@ import pickle
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,32 @@ def test_a_copy_needs_no_links_and_leaves_none(tmp_path: Path, monkeypatch: pyte
     store.copy({"x": "z"})
     assert store.get("z") == b"new"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y", "z"]
+
+
+def test_nothing_is_changed_behind_a_link_that_leads_out_of_the_root(tmp_path: Path) -> None:
+    root, outside = tmp_path / "lake", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "x").write_bytes(b"precious")
+    (root / "inside").mkdir(parents=True)
+    (root / "link").symlink_to(outside)
+    (root / "near").symlink_to(root / "inside")
+    (tmp_path / "alias").symlink_to(root)
+    store = LocalStore(str(tmp_path / "alias"))
+    store.put("near/y", b"mine")
+    changes: list[Callable[[], object]] = [
+        lambda: store.put("link/x", b""),
+        lambda: store.put("link/new/x", b""),
+        lambda: store.put_new("link/y", b""),
+        lambda: store.copy({"inside/y": "link/x"}),
+        lambda: store.delete(["inside/y", "link/x"]),
+    ]
+    for change in changes:
+        with pytest.raises(Unsafe, match="by a symbolic link"):
+            change()
+    assert [(path.name, path.read_bytes()) for path in outside.iterdir()] == [("x", b"precious")]
+    assert store.get("inside/y") == b"mine"
+    store.delete(["near/y"])
+    assert list((root / "inside").iterdir()) == []
 
 
 def test_what_readers_pass_over_is_listed_on_request(store: Store) -> None:
