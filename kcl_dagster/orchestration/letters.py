@@ -52,12 +52,20 @@ def build_kcl_dead_letter_job(
         done = replay(open_store(path, S3Options(**connection)), application.name, recipient, most=config.most)
         for letter, why in done.failing.items():
             context.log.error("%s fails again: %s", letter, why)
-        context.log.info("%d stored, %d fail again, %d left", done.stored, len(done.failing), done.left)
-        context.add_output_metadata({"stored": done.stored, "failing": len(done.failing), "left": done.left})
-        if done.failing:
+        for file, why in done.malformed.items():
+            context.log.error("%s was passed over: %s", file, why)
+        counts = {
+            "stored": done.stored,
+            "failing": len(done.failing),
+            "malformed": len(done.malformed),
+            "left": done.left,
+        }
+        context.log.info(", ".join(f"{count} {what}" for what, count in counts.items()))
+        context.add_output_metadata(counts)
+        if done.failing or done.malformed:
             raise ConfigurationError(
                 f"{len(done.failing)} of {len(done.failing) + done.stored} dead letters of {application.name} fail "
-                "again; they are where they were"
+                f"again, and {len(done.malformed)} files are no letters; they are where they were"
             )
 
     @job(

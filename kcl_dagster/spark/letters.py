@@ -10,8 +10,8 @@ removed together with its folder, and name files of lower numbers as version 0.1
 
 from base64 import b64decode
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
@@ -19,7 +19,7 @@ from typing import Final, Protocol
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-from kcl_dagster.errors import KclError
+from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
@@ -52,12 +52,15 @@ class Recipient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay did. `failing`: names of the letters that user code still raises for, and what it raised."""
+    """What a replay did. `failing`: names of the letters that user code still raises for, and what it raised.
+    `malformed`: names of files that are no letters, and why not; they stay where they are."""
 
     stored: int
     failing: dict[str, str]
     left: int = 0
     """Letters that were not tried: the replay takes so many and no more."""
+
+    malformed: dict[str, str] = field(default_factory=dict)
 
 
 def replay(
@@ -99,24 +102,45 @@ class _Replay:
             if entry.is_stored:
                 self._remove(number, entry.letters)
             elif entry.letters:
-                stored += self._process(number, entry.letters, failing)
+                stored += self._process(number, self._under_way(entry.letters), failing)
         waiting = [name for name in self._names() if name not in failing]
-        if waiting:
-            stored += self._process(self._next(), tuple(waiting[:most]), failing)
-        return Replayed(stored, failing, max(0, len(waiting) - most))
+        taken, malformed = dict[str, DeadLetter](), dict[str, str]()
+        for name in waiting:
+            if len(taken) == most:
+                break
+            try:
+                taken[name] = _letter(self.store.get(name))
+            except ValueError as error:
+                malformed[name] = str(error)
+        if taken:
+            stored += self._process(self._next(), taken, failing)
+        return Replayed(stored, failing, len(waiting) - len(taken) - len(malformed), malformed)
 
-    def _process(self, number: int, names: tuple[str, ...], failing: dict[str, str]) -> int:
+    def _under_way(self, names: tuple[str, ...]) -> dict[str, DeadLetter]:
+        """They were letters when their number was noted, and may be stored: without one of them, the number would
+        stand for something else."""
+        letters = {}
+        for name in names:
+            try:
+                letters[name] = _letter(self.store.get(name))
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"{self.store.root}/{name} was changed while a replay was under way and is {error}. Restore it"
+                ) from error
+        return letters
+
+    def _process(self, number: int, letters: Mapping[str, DeadLetter], failing: dict[str, str]) -> int:
         """All together, and if that fails by user code, each alone. How many were stored."""
-        error = self._attempt(number, names)
+        error = self._attempt(number, letters)
         if error is None:
-            return len(names)
-        if len(names) == 1:
-            failing[names[0]] = full(error)
+            return len(letters)
+        if len(letters) == 1:
+            failing[next(iter(letters))] = full(error)
             return 0
-        return sum(self._process(self._next(), (name,), failing) for name in names)
+        return sum(self._process(self._next(), {name: one}, failing) for name, one in letters.items())
 
-    def _attempt(self, number: int, names: tuple[str, ...]) -> Exception | None:
-        letters = [from_json(self.store.get(name)) for name in names]
+    def _attempt(self, number: int, found: Mapping[str, DeadLetter]) -> Exception | None:
+        names, letters = tuple(found), list(found.values())
         self._note(number, _Entry(names))
         try:
             self.recipient.take(letters, number)
@@ -219,6 +243,18 @@ class _Nowhere:
 
     def set_aside(self, *_: object) -> bool:
         return False
+
+
+def _letter(text: bytes) -> DeadLetter:
+    """Raises ValueError on anything that no worker wrote: recipients could not even say what it is."""
+    letter = from_json(text)
+    try:
+        _place(letter)
+        b64decode(letter.data, validate=True)
+    except ValueError as error:
+        msg = f"not a dead letter: {error}"
+        raise ValueError(msg) from error
+    return letter
 
 
 def _parts(letters: Sequence[DeadLetter], number: int) -> list[tuple[Part, list[DeadLetter]]]:

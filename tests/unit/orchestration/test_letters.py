@@ -60,8 +60,16 @@ def test_letters_are_processed_and_those_that_fail_again_fail_the_run(tmp_path: 
     assert sorted(Clicks.seen) == ["100", "101"]
     assert names(store) == [letter(102).name, letter(103).name]
     Clicks.poison.clear()
-    assert launch(job) == (True, {"stored": 2, "failing": 0, "left": 0})
+    assert launch(job) == (True, {"stored": 2, "failing": 0, "malformed": 0, "left": 0})
     assert names(store) == []
+
+
+def test_a_file_that_is_no_letter_fails_the_run_when_it_is_done_with_the_letters(tmp_path: Path) -> None:
+    store = box(tmp_path, letter(200))
+    store.put("clicks/clicks/shardId-000000000000/1-0.json", b"{")
+    assert launch(build_kcl_dead_letter_job(consumer(tmp_path))) == (False, {})
+    assert Clicks.seen[-1] == "200"
+    assert names(store) == ["clicks/clicks/shardId-000000000000/1-0.json"]
 
 
 def test_letters_do_not_go_where_the_driver_does_not_look(tmp_path: Path) -> None:

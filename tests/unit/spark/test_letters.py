@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from kcl_dagster.emulator import Emulator
-from kcl_dagster.errors import AccessDenied, SinkError, Unsafe
+from kcl_dagster.errors import AccessDenied, ConfigurationError, SinkError, Unsafe
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
@@ -178,6 +178,38 @@ def test_letters_that_fail_again_stay_and_keep_no_others(tmp_path: Path) -> None
     again = replay(store, APP, table)
     assert (again.stored, list(again.failing)) == (1, [letter(104).name])
     assert table.everything() == ["100", "101", "102", "103", "105"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{}",
+        b"\xff",
+        msgspec.json.encode(msgspec.structs.replace(letter(1), sequence_number="x")),
+        msgspec.json.encode(msgspec.structs.replace(letter(1), data="%")),
+    ],
+)
+def test_files_that_are_no_letters_are_passed_over_and_named(tmp_path: Path, text: bytes) -> None:
+    store, table = box(tmp_path, letter(100), letter(101), letter(102)), Table(poison={"101"})
+    store.put(f"{APP}/0-0.json", text)
+    done = replay(store, APP, table, most=2)
+    assert (done.stored, list(done.failing), done.left) == (1, [letter(101).name], 1)
+    assert list(done.malformed) == [f"{APP}/0-0.json"]
+    assert "not a dead letter" in done.malformed[f"{APP}/0-0.json"]
+    assert table.everything() == ["100"]
+    assert f"{APP}/0-0.json" in names(store)
+
+
+def test_a_letter_that_changes_under_a_replay_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    store, table = box(tmp_path, letter(100)), Table(broken=True)
+    with pytest.raises(SinkError):
+        replay(store, APP, table)
+    store.put(letter(100).name, b"{}")
+    table.broken = False
+    with pytest.raises(ConfigurationError, match=r"100-0\.json was changed"):
+        replay(store, APP, table)
+    assert table.everything() == []
 
 
 def test_a_sink_that_refuses_blames_no_letter(tmp_path: Path) -> None:
