@@ -6,7 +6,7 @@ delivered again, under new batch numbers: a sink keeps it twice unless it is emp
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kcl_dagster import aws
@@ -16,6 +16,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.operations.arrivals import Arrivals, Span
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.target import Target
 from kcl_dagster.streams.listing import StreamDescription, list_shards
@@ -65,11 +66,14 @@ class ResetReport:
     created: tuple[LeaseKey, ...] = ()
     forgotten: tuple[LeaseKey, ...] = ()
     overtaken: tuple[LeaseKey, ...] = ()
+    spans: Mapping[LeaseKey, Span] = field(default_factory=dict)
+    """How much time lies between where each lease is and the target. Only of a dry run."""
 
     def lines(self) -> list[str]:
         """For people."""
         moved = (
             f"{key}: {before or 'nowhere'} -> {'overtaken' if key in self.overtaken else self.target}"
+            + (f"; {self.spans[key]}" if key in self.spans else "")
             for key, before in self.changed.items()
         )
         return [
@@ -79,6 +83,7 @@ class ResetReport:
         ]
 
     def to_document(self) -> dict[str, Any]:
+        spans = {key: span.to_document() for key, span in self.spans.items()}
         return {
             "to": str(self.target),
             "dry_run": self.dry,
@@ -86,6 +91,7 @@ class ResetReport:
             "created": list(self.created),
             "forgotten": list(self.forgotten),
             "overtaken": list(self.overtaken),
+            **({"spans": spans} if self.dry else {}),
         }
 
 
@@ -305,7 +311,7 @@ def _carry_out(
         target, dry, before, tuple(lease.key for lease in created), tuple(lease.key for lease in forgotten)
     )
     if dry:
-        return planned
+        return replace(planned, spans=_spans(desk, plans, target))
     desk.audit.write("reset", desk.by, planned.to_document())
     overtaken: list[LeaseKey] = []
     for plan in plans:
@@ -321,6 +327,19 @@ def _carry_out(
             if free is None or not desk.leases.delete(free, forced=True):
                 overtaken.append(lease.key)
     return ResetReport(target, dry, before, planned.created, planned.forgotten, tuple(overtaken))
+
+
+def _spans(desk: Desk, plans: Sequence[StreamReset], target: Target) -> dict[LeaseKey, Span]:
+    arrivals, spans = Arrivals(desk.kinesis, desk.runtime), {}
+    for plan in plans:
+        name, start = plan.view.identifier.name, plan.view.start
+        meant = None if start is None else start.timestamp_ms
+        for lease in plan.rewind:
+            before = arrivals.at(name, lease.shard_id, lease.checkpoint, meant)
+            spans[lease.key] = Span(
+                before, arrivals.at(name, lease.shard_id, target.checkpoint, target.timestamp_ms)
+            )
+    return spans
 
 
 def _freed(desk: Desk, lease: Lease) -> Lease | None:

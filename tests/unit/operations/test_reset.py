@@ -8,6 +8,7 @@ from kcl_dagster.application import Position
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.checkpoint import LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.operations.arrivals import MOST_SECONDS, Span
 from kcl_dagster.operations.reset import reset
 from kcl_dagster.operations.target import Target
 from kcl_dagster.tables.control import Control
@@ -65,6 +66,82 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(shop: Shop) -> None:
     assert report.changed == {FIRST: sequence, SECOND: "TRIM_HORIZON"}
     assert shop.leases() == before
     assert shop.desk.audit.all() == []
+
+
+def sold(shop: Shop) -> None:
+    """Three records in the first shard; the second of them, an hour old, was processed last. The other is empty."""
+    first = [*shop.put(b"one")]
+    shop.clock.advance(11_520.0)
+    first += shop.put(b"two")
+    shop.clock.advance(3_600.0)
+    shop.put(b"three")
+    shop.serve()
+    shop.desk.leases.checkpoint(shop.leases()[FIRST], Checkpoint(first[1]), batch=7)
+    for lease in shop.leases().values():
+        shop.desk.leases.release(lease)
+    worker = shop.desk.workers.get(ANNA)
+    assert worker is not None
+    assert shop.desk.workers.delete(worker)
+    shop.desk.control.save(Control(paused=True, changed_by="olga"))
+
+
+@pytest.mark.audit("F13")
+def test_a_dry_run_says_how_much_time_is_read_again(shop: Shop) -> None:
+    sold(shop)
+    report = reset(shop.desk, target(shop, "trim_horizon"), dry=True)
+    line = next(line for line in report.lines() if line.startswith(FIRST))
+    assert "-> TRIM_HORIZON; re-reads 3 h 12 min (from 20" in line
+    assert report.to_document()["spans"][FIRST]["seconds"] == -11_520.0
+    assert report.to_document()["spans"][SECOND]["seconds"] == 0.0, "an empty shard"
+
+
+@pytest.mark.audit("F13")
+def test_a_dry_run_says_how_much_time_is_skipped(shop: Shop) -> None:
+    sold(shop)
+    report = reset(shop.desk, target(shop, "latest"), dry=True)
+    assert f"; skips 1 h 0 min (from {report.to_document()['spans'][FIRST]['from']} to " in report.lines()[0]
+
+
+@pytest.mark.audit("F13")
+def test_the_time_of_a_record_that_is_gone_is_unknown(shop: Shop) -> None:
+    sold(shop)
+    shop.clock.advance(86_400.0 - 3_000.0)
+    report = reset(shop.desk, target(shop, "trim_horizon"), dry=True)
+    assert "how much time lies between is unknown (from unknown to 20" in report.lines()[0]
+    assert report.to_document()["spans"][FIRST]["seconds"] is None
+
+
+@pytest.mark.audit("F13")
+def test_a_stream_that_does_not_answer_ends_a_dry_run_in_time(shop: Shop) -> None:
+    sold(shop)
+    shop.kinesis.denied["get_records"] = "ProvisionedThroughputExceededException"
+    began = shop.clock.monotonic()
+    report = reset(shop.desk, target(shop, "trim_horizon"), dry=True)
+    assert {span.seconds for span in report.spans.values()} == {None}
+    assert shop.clock.monotonic() - began <= 2 * MOST_SECONDS
+
+
+@pytest.mark.audit("F13")
+def test_a_reset_looks_up_no_times(shop: Shop) -> None:
+    sold(shop)
+    shop.kinesis.denied["get_records"] = "AccessDeniedException"
+    assert "spans" not in reset(shop.desk, target(shop, "trim_horizon")).to_document()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-59.0, "re-reads 59 s"),
+        (90.0, "skips 2 min"),
+        (-3_599.9, "re-reads 1 h 0 min"),
+        (-11_520.0, "re-reads 3 h 12 min"),
+        (2 * 86_400.0 + 3_600.0, "skips 2 d 1 h"),
+        (0.0, "re-reads and skips nothing"),
+    ],
+)
+@pytest.mark.audit("F13")
+def test_a_span_is_said_in_its_two_largest_units(seconds: float, text: str) -> None:
+    assert str(Span(1_000_000_000_000, 1_000_000_000_000 + int(seconds * 1000))).startswith(f"{text} (from 2001-")
 
 
 def test_leases_go_to_the_beginning_and_keep_their_batch_number(shop: Shop) -> None:

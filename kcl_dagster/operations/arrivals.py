@@ -1,0 +1,112 @@
+"""The span of time between two positions of a shard, by the arrival of the records at them."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from kcl_dagster import aws
+from kcl_dagster.errors import KclError
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.streams.records import arrival_millis
+
+MOST_SECONDS: Final = 30.0  # for all shards of an application; an operator waits for the answer
+MOST_PAGES: Final = 3  # Kinesis answers with empty pages where a shard has few records
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From the arrival of the record at the present checkpoint to that of the record at the target, in epoch
+    milliseconds. None: it is not known, for example because the record has left the stream."""
+
+    before: int | None
+    after: int | None
+
+    @property
+    def seconds(self) -> float | None:
+        """Negative if records are read again, positive if records are skipped."""
+        return None if self.before is None or self.after is None else (self.after - self.before) / 1000
+
+    def __str__(self) -> str:
+        seconds = self.seconds
+        if seconds is None:
+            what = "how much time lies between is unknown"
+        elif seconds < 0:
+            what = f"re-reads {_duration(-seconds)}"
+        else:
+            what = f"skips {_duration(seconds)}" if seconds else "re-reads and skips nothing"
+        return f"{what} (from {_moment(self.before)} to {_moment(self.after)})"
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "from": None if self.before is None else _moment(self.before),
+            "to": None if self.after is None else _moment(self.after),
+            "seconds": self.seconds,
+        }
+
+
+class Arrivals:
+    """Looks up arrival times, for `MOST_SECONDS` from its creation. A position that cannot be looked up in that
+    time, or at all, is unknown: no call raises an error of AWS."""
+
+    def __init__(self, kinesis: aws.Client, runtime: Runtime) -> None:
+        self._kinesis, self._runtime = kinesis, runtime
+        self._deadline = runtime.clock.monotonic() + MOST_SECONDS
+
+    def at(self, stream: str, shard: str, checkpoint: Checkpoint | None, timestamp_ms: int | None) -> int | None:
+        """When the record at `checkpoint` arrived. `timestamp_ms`: what LATEST and AT_TIMESTAMP mean.
+
+        A position behind the last record is the present time, because no record lies between.
+        """
+        if checkpoint is None or checkpoint.is_shard_end:
+            return None
+        sequence: str | None = None
+        place: dict[str, Any]
+        if not checkpoint.is_sentinel:
+            sequence = checkpoint.sequence
+            place = {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": sequence}
+        elif checkpoint.sequence == "TRIM_HORIZON":
+            place = {"ShardIteratorType": "TRIM_HORIZON"}
+        elif timestamp_ms is None:
+            return None
+        else:
+            place = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": timestamp_ms / 1000}
+        try:
+            return self._first(stream, shard, place, sequence)
+        except KclError:
+            return None
+
+    def _first(self, stream: str, shard: str, place: dict[str, Any], sequence: str | None) -> int | None:
+        """When the first record from `place` on arrived. `sequence`: it must be this one."""
+        answer = self._ask("get_shard_iterator", StreamName=stream, ShardId=shard, **place)
+        iterator = answer["ShardIterator"]
+        for _ in range(MOST_PAGES):
+            answer = self._ask("get_records", ShardIterator=iterator, Limit=1)
+            if answer["Records"]:
+                record = answer["Records"][0]
+                is_other = sequence is not None and int(record["SequenceNumber"]) != int(sequence)
+                return None if is_other else arrival_millis(record)
+            iterator = answer.get("NextShardIterator")
+            if iterator is None or not answer.get("MillisBehindLatest"):
+                return None if sequence is not None else int(self._runtime.clock.now() * 1000)
+        return None
+
+    def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        if self._runtime.clock.monotonic() >= self._deadline:
+            raise KclError("the time for looking up arrivals is over")
+        return aws.retried(lambda: aws.call(self._kinesis, method, **parameters), self._runtime, self._deadline)
+
+
+def _moment(millis: int | None) -> str:
+    return "unknown" if millis is None else datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="seconds")
+
+
+def _duration(seconds: float) -> str:
+    """The two largest units: `3 h 12 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    days, hours, minutes = minutes // 1440, minutes // 60 % 24, minutes % 60
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
