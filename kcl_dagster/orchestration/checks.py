@@ -1,7 +1,8 @@
 """What is wrong with an application, and what to do about it: asset checks on the assets that its leader reports.
 
-Dagster forgets what a check said as soon as another run materializes the check's asset. So there is none on the
-records, and evaluations belong to no run, like the reports they stand beside.
+Dagster disregards an evaluation as soon as another run materializes the check's asset. Evaluations therefore belong
+to no run, like the reports that they accompany. The records are the one asset that runs materialize: while a check
+on them fails, the leader evaluates it again after each materialization; see `Reporter.failing`.
 """
 
 import re
@@ -13,6 +14,7 @@ from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetCheckSpec
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.observation import Observation
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
+from kcl_dagster.worker.error_class import is_of_code
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.retention import WARNING_STEPS
 
@@ -143,6 +145,12 @@ def _stopped(seen: Observation, _: Consumer) -> str | None:
     return " ".join([f"Failures stop {_some(seen.stopped)}.", *texts])
 
 
+def _stopped_by_code(seen: Observation, _: Consumer) -> str | None:
+    why = {key: text for key, text in sorted(seen.why_stopped.items()) if is_of_code(text)}
+    texts = [f"{key}: {text}" for key, text in why.items()][:SHOWN]
+    return " ".join([f"The consumer's code fails on {_some(why)}.", *texts]) if why else None
+
+
 def _told_by_workers(_seen: Observation, _: Consumer) -> str | None:
     """Only the worker knows, at the moment it happens; see `_ALARMS`."""
     return None
@@ -265,6 +273,14 @@ CHECKS = (
     ),
     SET_ASIDE,
     BROKEN,
+    KclCheck(
+        "code_fails_on_no_shard",
+        Role.RECORDS,
+        "The consumer's code stops no shard.",
+        _stopped_by_code,
+        "The error names the file and the line. Mend the consumer and reload: the leader replaces the worker, and "
+        "the shard goes on where it stopped. Or set the failure policy to dead_letter or skip.",
+    ),
 )
 
 

@@ -3,11 +3,13 @@
 import json
 import socket
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from dagster import (
+    AssetCheckKey,
     DagsterInstance,
     DefaultSensorStatus,
     RunRequest,
@@ -184,6 +186,8 @@ def build_kcl_leader_sensor(
                 context.log.info(str(decision))
             known = set(instance.get_dynamic_partitions(slots.name or ""))
             requests = [_request(application, launch, code) for launch in report.launches]
+            failing = seat.reporter.failing(now)
+            seat.reporter.repeat(_superseded(failing, consumer, translator, instance))
             new = sorted({launch.slot for launch in report.launches} - known)
             return SensorResult(
                 run_requests=requests or None,
@@ -225,6 +229,22 @@ def _evaluated(consumer: Consumer, translator: KclTranslator, instance: DagsterI
     keys = [spec.key for spec in checks.specs(consumer, translator)]
     latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
     return [key.name for key in latest]
+
+
+def _superseded(
+    names: Iterable[str], consumer: Consumer, translator: KclTranslator, instance: DagsterInstance
+) -> list[str]:
+    """Which of these checks on the records were evaluated before the records were materialized last.
+
+    Compares the same two timestamps as Dagster's `AssetCheckExecutionRecord.targets_latest_materialization`.
+    """
+    records = translator.get_asset_key(KclAsset(Role.RECORDS, consumer))
+    keys = [AssetCheckKey(records, name) for name in names]
+    event = instance.get_latest_materialization_event(records) if keys else None
+    if event is None:
+        return []
+    latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
+    return [key.name for key, record in latest.items() if record.create_timestamp <= event.timestamp]
 
 
 def _decided(consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> list[Row]:

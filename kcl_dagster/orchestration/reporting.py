@@ -28,6 +28,7 @@ NEWS_SECONDS = 1800.0  # what is still decided after that is news again
 LEAST_PACE_SECONDS = 60.0  # a worker's end moves all of its leases, tick after tick, and the tables cost 25 KB
 SETTLED_SECONDS = 30.0  # after a change, numbers mean something again: the worker had its next heartbeats
 CHECK_PACE_SECONDS = 4 * 3600.0  # of a check whose answer stays the same
+SUPERSEDED_PACE_SECONDS = 60.0  # workers materialize the records every 30 s at first, and every 30 minutes later
 EASED_PACE_SECONDS = 1800.0  # of one that still fails and less badly: around a step it must not be told every tick
 # Durations and shares change from tick to tick while what they are part of stays the same.
 _PASSING = re.compile(r"\d+(\.\d+)?( ?s\b|%)")
@@ -46,6 +47,7 @@ class Reporter:
     _checked: dict[str, tuple[float | None, float]] = field(default_factory=dict)
     """The step that each check's problem had come to when it was told last, None where it passed; and when."""
 
+    _looked: float = float("-inf")
     _remarks: dict[str, str | None] = field(default_factory=dict)
     _wrong_since: dict[str, float] = field(default_factory=dict)
     _answered: set[str] = field(default_factory=set)
@@ -69,6 +71,28 @@ class Reporter:
                 fresh.append(decision)
             self._decided.setdefault(text, now)
         return fresh
+
+    def failing(self, now: float) -> list[str]:
+        """Checks on the records whose last evaluation failed; empty if the last call was less than a minute ago.
+
+        Dagster disregards an evaluation that is older than the latest materialization of its asset. The caller
+        compares the two in Dagster's storage, and calls `repeat` for the checks that Dagster disregards. One that
+        passed is not repeated.
+        """
+        failed = [
+            check.name
+            for check in checks.CHECKS
+            if check.role is Role.RECORDS and self._checked.get(check.name, (None, 0.0))[0] is not None
+        ]
+        if not failed or now - self._looked < SUPERSEDED_PACE_SECONDS:
+            return []
+        self._looked = now
+        return failed
+
+    def repeat(self, names: Iterable[str]) -> None:
+        """Evaluate these checks with the next events, although their answers are the same."""
+        for name in names:
+            self._checked.pop(name, None)
 
     def events(self, seen: Observation, now: float) -> list[Event]:
         """What is worth telling now; `now` is monotonic."""

@@ -12,8 +12,10 @@ Errors of Spark, of a table format and of AWS are mapped to the tree of `kcl_dag
 What remains outside of the tree was raised by the consumer's code.
 """
 
+import re
 from enum import StrEnum
 
+from kcl_dagster import errors
 from kcl_dagster.errors import (
     ConfigurationError,
     KclError,
@@ -52,6 +54,18 @@ def class_of(error: BaseException) -> ErrorClass:
             return ErrorClass.PLATFORM
         case _:
             return ErrorClass.CODE
+
+
+def is_of_code(text: str) -> bool:
+    """Whether `text`, as `brief` writes an error into a worker's row, is of the class record or code.
+
+    Such a shard goes on when the code or the failure policy changes, and an outage ends by itself.
+    """
+    found = re.match(r"\w*", text)
+    kind = getattr(errors, found[0], None) if found is not None else None
+    if kind is None or not issubclass(kind, KclError):
+        return True
+    return issubclass(kind, (RecordRefused, TransformError, ProcessingTimeout))
 
 
 def depends_on_records(error: BaseException) -> bool:

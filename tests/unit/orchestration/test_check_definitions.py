@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
+import pytest
 
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
@@ -90,3 +91,16 @@ def test_executing_a_check_acknowledges_a_loss(bench: Bench) -> None:
     latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
     assert {record.run_id for record in latest.values()} == {""}
     assert len(latest) == len(evaluated)
+
+
+@pytest.mark.audit("F3")
+def test_the_check_of_the_records_can_be_executed(bench: Bench) -> None:
+    """Its asset has partitions, and the check has none."""
+    bench.tick()
+    checked = dg.define_asset_job(
+        "check_records", selection=dg.AssetSelection.checks_for_assets(dg.AssetKey("things"))
+    )
+    job = dg.Definitions.merge(bench.definitions, dg.Definitions(jobs=[checked])).resolve_job_def("check_records")
+    result = job.execute_in_process(instance=bench.instance)
+    evaluated = {evaluation.check_name: evaluation.passed for evaluation in result.get_asset_check_evaluations()}
+    assert evaluated == {"code_fails_on_no_shard": True}

@@ -14,7 +14,7 @@ from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
 from kcl_dagster.orchestration.observation import Decision, Observation
 from kcl_dagster.orchestration.operations import build_kcl_operation_jobs
 from kcl_dagster.orchestration.reporting import Event, Reporter
-from kcl_dagster.orchestration.translator import KclTranslator
+from kcl_dagster.orchestration.translator import KclTranslator, Role
 from tests.unit.orchestration.test_reporting import CALM, lease, things, worker
 
 FIRST = LeaseKey("shardId-000000000000")
@@ -97,6 +97,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "policy to dead_letter or skip",
     ),
 }
+BUG = "ValueError: my bug 42 (/home/app/orders.py:31 in price)"
+STOPPED_BY_CODE = replace(CALM, workers=[worker(stopped=(FIRST,), why_stopped={FIRST: BUG})])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -118,7 +120,10 @@ def test_each_check_fails_for_its_reason_says_what_to_do_and_passes_again(name: 
 
 def test_every_check_has_a_case() -> None:
     told_by_workers = {checks.SET_ASIDE.name, checks.BROKEN.name}  # see test_reporting: the diary of a worker
-    assert {case[1] for case in CASES.values()} | told_by_workers == {check.name for check in checks.CHECKS}
+    stopped_by_code = {check.name for check in checks.CHECKS if check.role is Role.RECORDS}  # its tests are below
+    assert {case[1] for case in CASES.values()} | told_by_workers | stopped_by_code == {
+        check.name for check in checks.CHECKS
+    }
 
 
 @pytest.mark.audit("F2")
@@ -152,10 +157,8 @@ def named(seen: Observation) -> dict[str, checks.Finding | None]:
 
 @pytest.mark.audit("F3")
 def test_a_stopped_shard_is_told_with_its_error_and_is_not_called_served() -> None:
-    why = "ValueError: my bug 42 (/home/app/orders.py:31 in price)"
-    seen = replace(CALM, workers=[worker(stopped=(FIRST,), why_stopped={FIRST: why})])
-    assert why in str(named(seen)["no_shard_is_stopped"])
-    rows = statement.of_leases(seen).leases
+    assert BUG in str(named(STOPPED_BY_CODE)["no_shard_is_stopped"])
+    rows = statement.of_leases(STOPPED_BY_CODE).leases
     assert rows is not None
     assert [row.data["state"] for row in rows.records] == ["stopped", "served"]
 
@@ -251,9 +254,67 @@ def test_long_lists_are_cut(reporter: Reporter) -> None:
     assert "shardId-000000000004 and 35 more." in str(told)
 
 
-def test_no_check_is_on_an_asset_that_runs_make() -> None:
-    """Dagster would forget its answer with the next materialization."""
-    assert AssetKey("things") not in {spec.asset_key for spec in checks.specs(things, KclTranslator())}
+@pytest.mark.audit("F3")
+def test_one_check_is_on_the_asset_that_runs_make() -> None:
+    """Dagster disregards its answer after the next materialization, so the leader has to repeat it."""
+    specs = checks.specs(things, KclTranslator())
+    assert [spec.name for spec in specs if spec.asset_key == AssetKey("things")] == ["code_fails_on_no_shard"]
+
+
+@pytest.mark.audit("F3")
+def test_the_records_show_that_the_code_stops_a_shard_with_file_and_line(reporter: Reporter) -> None:
+    told = failing(reporter.events(STOPPED_BY_CODE, 0.0))
+    assert f"The consumer's code fails on {FIRST}. {FIRST}: {BUG}" in str(told["code_fails_on_no_shard"])
+    assert [
+        (e.asset_key, e.passed)
+        for e in reporter.events(CALM, 5.0)
+        if isinstance(e, AssetCheckEvaluation) and e.check_name == "code_fails_on_no_shard"
+    ] == [(AssetKey("things"), True)]
+
+
+@pytest.mark.audit("F3")
+@pytest.mark.parametrize(
+    ("why", "is_of_code"),
+    [
+        (BUG, True),
+        ("AnalysisException: no column x", True),
+        ("KeyError (/home/app/orders.py:31 in price)", True),
+        ("TransformError: it returned no DataFrame", True),
+        ("ProcessingTimeout: it took 60 s", True),
+        ("RecordRefused: a decimal does not fit", True),
+        ("SinkError: the catalog is away", False),
+        ("Throttled: kinesis GetRecords", False),
+        ("DataLoss: records are gone", False),
+    ],
+)
+def test_an_outage_does_not_fail_the_check_of_the_code(why: str, is_of_code: bool) -> None:
+    seen = replace(CALM, workers=[worker(stopped=(FIRST,), why_stopped={FIRST: why})])
+    assert (named(seen)["code_fails_on_no_shard"] is not None) == is_of_code
+
+
+@pytest.mark.audit("F3")
+def test_a_check_on_the_records_is_looked_at_once_a_minute_while_it_fails(reporter: Reporter) -> None:
+    def looks(seen: Observation, first: int, ticks: int) -> int:
+        looked = 0
+        for tick in range(first, first + ticks):
+            looked += bool(reporter.failing(tick * 5.0))
+            reporter.events(seen, tick * 5.0)
+        return looked
+
+    assert looks(CALM, 0, 100) == 0
+    assert looks(STOPPED_BY_CODE, 100, 121) == 10
+    assert looks(CALM, 221, 100) <= 1, "the tick in which it passes"
+
+
+@pytest.mark.audit("F3")
+def test_a_failing_check_on_the_records_is_told_once_for_each_materialization(reporter: Reporter) -> None:
+    told = 0
+    for tick in range(17_280):  # a day, in which the records are materialized every half hour
+        failing_now = reporter.failing(tick * 5.0)
+        if failing_now and tick * 5 % 1800 < 60:
+            reporter.repeat(failing_now)
+        told += "code_fails_on_no_shard" in failing(reporter.events(STOPPED_BY_CODE, tick * 5.0))
+    assert 48 <= told <= 48 + 6
 
 
 @pytest.mark.audit("F11")

@@ -1,6 +1,8 @@
 """The leader sensor, evaluated in process, against the embedded AWS."""
 
+import asyncio
 import json
+import logging
 import os
 import threading
 import time
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 from dagster import (
     AssetCheckEvaluation,
+    AssetCheckKey,
+    AssetKey,
     AssetMaterialization,
     DagsterInstance,
     DagsterRunStatus,
@@ -17,14 +21,22 @@ from dagster import (
     SensorResult,
     SkipReason,
 )
+from dagster._core.events import DagsterEvent, DagsterEventType, StepMaterializationData
+from dagster._core.events.log import EventLogEntry
+from dagster._core.loader import LoadingContextForTest
+from sqlalchemy import text
 
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.leader.launches import FIRST_PAUSE
-from kcl_dagster.orchestration import leader_sensor
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.orchestration import leader_sensor, reporting
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.runs import CODE_TAG, WORKER_TAG, slot_runs
-from kcl_dagster.runtime import Runtime
+from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.testing.clock import FakeClock
 from tests.unit.orchestration.conftest import Bench
@@ -117,6 +129,58 @@ def test_every_check_is_evaluated_by_the_first_tick(bench: Bench) -> None:
     evaluated = {(e.asset_key, e.check_name) for e in events if isinstance(e, AssetCheckEvaluation)}
     graph = bench.definitions.resolve_asset_graph()
     assert evaluated == {(key.asset_key, key.name) for key in graph.asset_check_keys}
+
+
+@pytest.mark.audit("F3")
+def test_the_records_stay_failed_after_a_worker_materializes_them_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "SUPERSEDED_PACE_SECONDS", 0.0)
+    bench.tick()
+    application, dynamodb = bench.consumer.application, bench.resource.client("dynamodb")
+    shard, now = LeaseKey("shardId-000000000000"), time.time()
+    why = {shard: "ValueError: my bug 42 (/home/app/orders.py:31 in price)"}
+    row = WorkerRow(WorkerId("worker-000:a"), int(now), averages={}, stopped=(shard,), why_stopped=why)
+    WorkerTable(dynamodb, application, detect_layout(dynamodb, application), system()).put(row)
+    key = AssetCheckKey(AssetKey("things"), "code_fails_on_no_shard")
+
+    def told() -> list[AssetCheckEvaluation]:
+        events = [e for e in bench.tick().asset_events if isinstance(e, AssetCheckEvaluation)]
+        mine = [e for e in events if e.asset_check_key == key]
+        for evaluation in mine:
+            bench.instance.report_runless_asset_event(evaluation)
+        return mine
+
+    def counts() -> bool:
+        latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
+        return asyncio.run(latest.targets_latest_materialization(LoadingContextForTest(bench.instance)))
+
+    [failed] = told()
+    assert not failed.passed
+    assert "orders.py:31" in str(failed.description)
+    assert told() == [], "Dagster shows the answer still"
+    # SQLite's timestamps have no fractions of a second, so the answer and what follows happened in the past.
+    storage: Any = bench.instance.event_log_storage
+    with storage.index_connection() as connection:
+        connection.execute(text("UPDATE asset_check_executions SET create_timestamp = '2020-01-01 00:00:00'"))
+    materialized(bench, now - 60.0)
+    assert not counts(), "a worker's materialization made Dagster disregard the answer"
+    assert [evaluation.passed for evaluation in told()] == [False]
+    assert counts()
+    assert told() == []
+
+
+def materialized(bench: Bench, timestamp: float) -> None:
+    """The records are materialized by a worker's run."""
+    run_id = bench.add_run("worker-000", DagsterRunStatus.STARTED)
+    event = DagsterEvent(
+        DagsterEventType.ASSET_MATERIALIZATION.value,
+        "worker",
+        event_specific_data=StepMaterializationData(AssetMaterialization("things")),
+    )
+    entry_of: Any = EventLogEntry  # Dagster's constructor has no types
+    entry = entry_of(None, logging.INFO, "", run_id, timestamp, job_name="worker", dagster_event=event)
+    bench.instance.handle_new_event(entry)
 
 
 def test_a_missing_stream_fails_a_stage_and_not_the_tick(
