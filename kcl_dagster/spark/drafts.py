@@ -23,7 +23,7 @@ from kcl_dagster.errors import BatchContentChanged, KclError, SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.failures import SINK_FAILED, fetch_failures
+from kcl_dagster.spark.failures import Marks, fetch_failures
 from kcl_dagster.spark.fetch import BATCH_ROWS, FetchPlan, Trailer, client_of, fetch
 from kcl_dagster.spark.origins import promised
 from kcl_dagster.spark.outcome import Outcome
@@ -142,15 +142,13 @@ class ReadDrafts:
 
     store: Store
     paths: tuple[str, ...]
+    marks: Marks = field(default_factory=Marks)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                try:
+                with self.marks.errors():  # the user's code is what Spark runs this for
                     records = _read(self.store, self.paths[number])
-                except SinkError as error:
-                    # The user's code is what Spark runs this for; the text tells them apart.
-                    raise SinkError(f"{SINK_FAILED}: {error}") from error
                 yield from records.to_batches(BATCH_ROWS)
 
 

@@ -3,8 +3,11 @@
 What is left as it is was raised by the consumer's code.
 """
 
+import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -20,17 +23,45 @@ from kcl_dagster.errors import (
 )
 from kcl_dagster.worker.error_text import redacted
 
+_TOKEN: Final = secrets.token_hex(8)
+
 CONTENT_CHANGED: Final = "KCL_BATCH_CONTENT_CHANGED"
-"""In the message of the error that a guard raises inside Spark."""
-
 SINK_FAILED: Final = "KCL_SINK_FAILED"
-"""In the message of the error that our writers raise inside Spark."""
-
 RECORD_REFUSED: Final = "KCL_RECORD_REFUSED"
-"""In the message of the error that our writers raise inside Spark for a value that no file can hold."""
+"""For a value that no file can hold."""
 
 TRANSFORM_FAILED: Final = "KCL_TRANSFORM_FAILED"
-"""In the message of the error that our writers raise inside Spark for an output that cannot be of this batch."""
+"""For an output that cannot be of this batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Marks in the texts of errors that our code raises in executors: the text survives the way through Spark, the
+    type does not.
+
+    The driver makes the token and sends it with the task. Spark quotes values of records in its errors, and
+    whoever writes records does not know the token, so no record can choose the class of an error.
+    """
+
+    token: str = _TOKEN
+
+    def of(self, kind: str) -> str:
+        return f"{kind}:{self.token}"
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Around all that an executor does for a sink."""
+        try:
+            yield
+        except RecordRefused as error:
+            raise RecordRefused(f"{self.of(RECORD_REFUSED)}: {error}") from error
+        except TransformError as error:
+            raise TransformError(f"{self.of(TRANSFORM_FAILED)}: {error}") from error
+        except SinkError as error:
+            raise SinkError(f"{self.of(SINK_FAILED)}: {error}") from error
+
+
+_MINE: Final = Marks()
 
 LONGEST_LINE: Final = 500  # characters, of what an operator reads in an event
 
@@ -50,13 +81,29 @@ _LOST_PROCESSES: Final = (
 )
 
 # The frozen blocks went away with their executor; Spark does not read the stream again, it fails.
-_LOST_BLOCKS: Final = ("CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND", "Checkpoint block rdd_")
+_LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
+# What Spark wraps around the failure of a task, before it names the condition of that failure.
+_WRAPPERS: Final = frozenset({"TASK_WRITE_FAILED", "WRITING_JOB_ABORTED"})
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]")
 
 
 def is_content_changed(error: BaseException) -> bool:
     """Whether the batch that was pinned can no longer be evaluated, so that it has to be read again."""
+    return _MINE.of(CONTENT_CHANGED) in str(error) or _is_lost_block(error)
+
+
+def _is_lost_block(error: BaseException) -> bool:
+    """By the condition that Spark itself names. It stands before the value of a record that Spark tells with it; an
+    error that has no condition has a quotation mark before such a value, or before the text of a Python error."""
+    if isinstance(error, PythonException):
+        return False
     text = str(error)
-    return CONTENT_CHANGED in text or any(sign in text for sign in _LOST_BLOCKS)
+    for found in _CONDITION.finditer(text):
+        if found[1] in _WRAPPERS:
+            continue
+        before = text[: found.start()]
+        return found[1] == _LOST_BLOCK and "'" not in before and '"' not in before
+    return False
 
 
 @contextmanager
@@ -81,12 +128,12 @@ def write_failures(sink: str) -> Iterator[None]:
             raise BatchContentChanged(
                 "Spark would have evaluated other records than were pinned; the batch has to be read again"
             ) from error
-        if RECORD_REFUSED in str(error):
-            raise RecordRefused(f"{sink}: {_marked_line(error, RECORD_REFUSED)}") from error
-        if TRANSFORM_FAILED in str(error):
-            raise TransformError(_marked_line(error, TRANSFORM_FAILED)) from error
-        if SINK_FAILED in str(error):
-            raise SinkError(f"sink {sink}: {_marked_line(error, SINK_FAILED)}") from error
+        if (refused := _marked_line(error, RECORD_REFUSED)) is not None:
+            raise RecordRefused(f"{sink}: {refused}") from error
+        if (wrong := _marked_line(error, TRANSFORM_FAILED)) is not None:
+            raise TransformError(wrong) from error
+        if (failed := _marked_line(error, SINK_FAILED)) is not None:
+            raise SinkError(f"sink {sink}: {failed}") from error
         if _is_from_py4j(error):
             raise BatchError(f"Spark went away while {sink} was written: {first_line(error)}") from error
         lost = _lost_process(error)
@@ -129,6 +176,7 @@ def first_line(error: BaseException) -> str:
     return redacted(line)
 
 
-def _marked_line(error: BaseException, mark: str) -> str:
-    line = next(line for line in str(error).splitlines() if mark in line)
-    return line.split(mark, 1)[1].lstrip(": ").strip()
+def _marked_line(error: BaseException, kind: str) -> str | None:
+    _, found, rest = str(error).partition(_MINE.of(kind))
+    lines = rest.splitlines()
+    return lines[0].lstrip(": ").strip() if found and lines else None

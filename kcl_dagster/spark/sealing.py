@@ -10,13 +10,13 @@ is not an expression Spark could reorder or leave out: what is behind it does no
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from kcl_dagster.spark.failures import CONTENT_CHANGED
+from kcl_dagster.spark.failures import CONTENT_CHANGED, Marks
 from kcl_dagster.spark.origins import remember_origin
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS, ddl
 
@@ -59,6 +59,7 @@ class Unseal:
     """Opens sealed rows, for `mapInArrow`. `attempts` are those that were counted, by lease."""
 
     attempts: Mapping[str, str]
+    marks: Marks = field(default_factory=Marks)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -66,7 +67,7 @@ class Unseal:
             for row in range(batch.num_rows):
                 lease = columns[LEASE_KEY][row].as_py()
                 if columns["attempt"][row].as_py() != self.attempts.get(lease):
-                    raise RuntimeError(f"{CONTENT_CHANGED}: {lease} was read again")
+                    raise RuntimeError(f"{self.marks.of(CONTENT_CHANGED)}: {lease} was read again")
                 records = columns["records"][row]
                 if records.is_valid:
                     yield _opened(records.as_buffer(), {name: columns[name][row].as_py() for name in _CONSTANT})

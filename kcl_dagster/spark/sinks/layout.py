@@ -24,7 +24,6 @@ from pyspark.sql import types
 from pyspark.sql.types import StructType
 
 from kcl_dagster.errors import ConfigurationError, RecordRefused
-from kcl_dagster.spark.failures import RECORD_REFUSED
 from kcl_dagster.spark.sinks.split import distinct
 
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and Athena expect
@@ -155,7 +154,7 @@ def texts(values: pa.Array, name: str) -> pa.Array:
         words = [_text(value, values.type) for value in few.to_pylist()]
     except (ValueError, OverflowError) as error:  # bytes that are no UTF-8, a year beyond 9999
         raise RecordRefused(
-            f"{RECORD_REFUSED}: partition column {name} has a value of type {values.type} that cannot be written "
+            f"partition column {name} has a value of type {values.type} that cannot be written "
             f"as text ({type(error).__name__})"
         ) from error
     return pc.take(pa.array(words, pa.string()), places)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeGuard
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from kcl_dagster.errors import KclError, RecordRefused, SinkError, TransformError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.drafts import Drafted
-from kcl_dagster.spark.failures import RECORD_REFUSED, SINK_FAILED, TRANSFORM_FAILED
+from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.origins import made, origin_of
 from kcl_dagster.spark.parquet_file import Footer, ParquetFile
 from kcl_dagster.spark.schema import LEASE_KEY, RECORDS, ddl
@@ -196,9 +196,14 @@ class _WriteFiles:
     target: Target | None
     unseal: Unseal | None
     """Set where the rows come sealed."""
+    marks: Marks = field(default_factory=Marks)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
+        with self.marks.errors():
+            yield from self._write(batches)
+
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         files: dict[str, _OpenFile] = {}
         schema: pa.Schema | None = None
         rows_in = 0
@@ -217,7 +222,7 @@ class _WriteFiles:
                 file.content.write(body)
         rows_out = sum(file.content.rows for file in files.values())
         if rows_out != rows_in:  # nothing is stored yet
-            raise SinkError(f"{SINK_FAILED}: {rows_in} rows came in and {rows_out} would be stored")
+            raise SinkError(f"{rows_in} rows came in and {rows_out} would be stored")
         written = [
             {
                 "lease_key": file.lease,
@@ -240,21 +245,20 @@ class _WriteFiles:
         try:
             self.store.put(path, content)
         except (OSError, KclError) as error:
-            # The text survives the way through Spark; the type does not.
-            raise SinkError(f"{SINK_FAILED}: {path} could not be written: {error}") from error
+            raise SinkError(f"{path} could not be written: {error}") from error
         return len(content)
 
     def _path(self, lease: str, values: Sequence[Any]) -> str:
         if lease not in self.names:
             raise TransformError(
-                f"{TRANSFORM_FAILED}: the transform's output has a row with {LEASE_KEY} {lease!r}, which is no "
+                f"the transform's output has a row with {LEASE_KEY} {lease!r}, which is no "
                 "shard of this batch: leave the column as it is, or drop it"
             )
         folder, name = self.layout.folder(values), self.names[LeaseKey(lease)]
         path = f"{folder}/{name}" if folder else name
         reason = self.store.too_long(path)
         if reason is not None:
-            raise RecordRefused(f"{RECORD_REFUSED}: a value of the partition columns would need {reason}")
+            raise RecordRefused(f"a value of the partition columns would need {reason}")
         return path
 
 
@@ -265,7 +269,7 @@ def _refuse_invalid(batch: pa.RecordBatch) -> None:
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise RecordRefused(f"{RECORD_REFUSED}: column {name} has an invalid value: {error}") from error
+            raise RecordRefused(f"column {name} has an invalid value: {error}") from error
 
 
 @dataclass(slots=True)

@@ -18,11 +18,13 @@ from kcl_dagster.errors import (
     SinkError,
     TransformError,
 )
+from kcl_dagster.spark.failures import CONTENT_CHANGED, SINK_FAILED
 from kcl_dagster.spark.interruption import TAG, Interruption, tag_jobs
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.sinks.writing import file_stem
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import full
@@ -69,6 +71,31 @@ def test_a_row_of_no_shard_of_the_batch_is_the_codes_failure(spark: SparkSession
     sink = ParquetSink(str(tmp_path), transform=lambda records: records.withColumn("lease_key", F.lit("elsewhere")))
     with pytest.raises(TransformError, match="which is no shard of this batch") as caught:
         write(sink, spark, part(1, 1000, 1001, 1))
+    assert class_of(caught.value) is ErrorClass.CODE
+
+
+def test_a_file_that_an_executor_cannot_store_is_the_sinks_failure(spark: SparkSession, tmp_path: Path) -> None:
+    this = part(1, 1000, 1001, 1)
+    (tmp_path / f"{file_stem(this)}.parquet").mkdir()
+    sink = ParquetSink(str(tmp_path), transform=lambda records: records.select("lease_key", "data"))
+    with pytest.raises(SinkError, match="could not be written") as caught:
+        write(sink, spark, this)
+    assert class_of(caught.value) is ErrorClass.SINK
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND] Checkpoint block rdd_1_1 not found!", SINK_FAILED, CONTENT_CHANGED],
+)
+def test_a_record_does_not_choose_the_class_of_an_error_that_quotes_it(
+    text: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    def price(records: DataFrame) -> DataFrame:
+        told = F.when(F.col("data").isNotNull(), F.lit(text))
+        return records.withColumn("price", told.cast("int"))
+
+    with pytest.raises(Exception, match=r"cannot be cast|For input string") as caught:
+        write(ParquetSink(str(tmp_path), transform=price), spark, part(1, 1000, 1001, 1))
     assert class_of(caught.value) is ErrorClass.CODE
 
 

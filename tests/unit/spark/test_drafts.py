@@ -23,7 +23,7 @@ from kcl_dagster.spark.drafts import (
     sweep,
     write_drafts,
 )
-from kcl_dagster.spark.failures import SINK_FAILED
+from kcl_dagster.spark.failures import SINK_FAILED, Marks
 from kcl_dagster.spark.fetch import Trailer
 from kcl_dagster.spark.storage import LocalStore, _hidden_beside
 from kcl_dagster.worker.batch import Range
@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_read_is_the_stores_failure(store: LocalStore) -> 
     store.delete(paths[:1])
     store.put(paths[1], b"no Parquet")
     for path, lease in zip(paths, ("s:a", "s:b"), strict=True):
-        with pytest.raises(SinkError, match=f"^{SINK_FAILED}: {path} could not be read"):
+        with pytest.raises(SinkError, match=f"^{Marks().of(SINK_FAILED)}: {path} could not be read"):
             read(store, path)  # in an executor, from where no more than the text arrives
         for look in (whole.midpoint, whole.records):
             with pytest.raises(SinkError, match=f"^{path} could not be read"):

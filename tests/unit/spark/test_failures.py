@@ -1,5 +1,6 @@
 """Telling apart what goes wrong in Spark."""
 
+import pickle
 import socket
 from types import ModuleType
 from typing import Any
@@ -8,8 +9,16 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException, PythonException
 
-from kcl_dagster.errors import BatchContentChanged, BatchError, SinkError, TransformError
-from kcl_dagster.spark.failures import CONTENT_CHANGED, SINK_FAILED, fetch_failures, write_failures
+from kcl_dagster.errors import BatchContentChanged, BatchError, RecordRefused, SinkError, TransformError
+from kcl_dagster.spark.failures import (
+    CONTENT_CHANGED,
+    RECORD_REFUSED,
+    SINK_FAILED,
+    TRANSFORM_FAILED,
+    Marks,
+    fetch_failures,
+    write_failures,
+)
 from kcl_dagster.spark.sinks.layout import UNPARTITIONED
 from kcl_dagster.spark.sinks.writing import _WriteFiles
 from kcl_dagster.worker.error_class import ErrorClass, class_of
@@ -24,7 +33,7 @@ def refused_by_the_jvm() -> None:
 
 
 CASES: list[tuple[Exception, type[Exception]]] = [
-    (PySparkException(f"job aborted\n  {CONTENT_CHANGED}"), BatchContentChanged),
+    (PySparkException(f"job aborted\n  {Marks().of(CONTENT_CHANGED)}"), BatchContentChanged),
     (
         PySparkException("[CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND] Checkpoint block rdd_1_1 not found"),
         BatchContentChanged,
@@ -50,7 +59,8 @@ def test_a_failed_fetch_says_why_in_one_line() -> None:
 
 def test_a_writer_that_failed_is_the_sink() -> None:
     text = (
-        f"PythonException:\nTraceback...\nSinkError: {SINK_FAILED}: x.parquet could not be written: disk full\n at"
+        f"PythonException:\nTraceback...\nSinkError: {Marks().of(SINK_FAILED)}: x.parquet could not be written: "
+        "disk full\n at"
     )
     with pytest.raises(SinkError) as caught, write_failures("lake"):
         raise PySparkException(text)
@@ -60,7 +70,7 @@ def test_a_writer_that_failed_is_the_sink() -> None:
 @pytest.mark.audit("B1")
 def test_a_row_of_no_shard_of_the_batch_is_the_codes_failure() -> None:
     store: Any = None
-    with pytest.raises(TransformError) as raised:
+    with pytest.raises(TransformError) as raised, Marks().errors():
         _WriteFiles(store, {}, UNPARTITIONED, None, None)._path("elsewhere", [])
     with pytest.raises(TransformError) as caught, write_failures("lake"):
         raise PySparkException(f"PythonException:\nTraceback...\nTransformError: {raised.value}\n at")
@@ -97,6 +107,46 @@ def test_user_code_may_say_what_it_likes() -> None:
     text = "Traceback (most recent call last):\nRuntimeError: ExecutorLostFailure, says my own service"
     with pytest.raises(PythonException), write_failures("lake"):
         raise PythonException(text)
+
+
+CHECKPOINT_LOST = "[CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND] Checkpoint block rdd_1_1 not found!"
+FORGED = [
+    *(f"{kind}: x" for kind in (CONTENT_CHANGED, SINK_FAILED, RECORD_REFUSED, TRANSFORM_FAILED)),
+    *(Marks("0123456789abcdef").of(kind) for kind in (CONTENT_CHANGED, SINK_FAILED)),
+    CHECKPOINT_LOST,
+    f"x\n{CHECKPOINT_LOST}",
+    f"'x'\n: org.apache.spark.SparkException: {CHECKPOINT_LOST}",
+]
+
+
+@pytest.mark.parametrize("value", FORGED)
+@pytest.mark.parametrize(
+    "told",
+    [
+        '[CAST_INVALID_INPUT] The value \'{}\' of the type "STRING" cannot be cast to "INT"',
+        "[USER_RAISED_EXCEPTION] {}",
+        'java.lang.NumberFormatException: For input string: "{}"',
+        'Traceback (most recent call last):\n  File "my.py", line 1\nValueError: {}',
+    ],
+)
+def test_a_record_that_an_error_quotes_does_not_choose_its_class(told: str, value: str) -> None:
+    said = PySparkException(told.format(value))
+    with pytest.raises(PySparkException) as caught, write_failures("lake"):
+        raise said
+    assert caught.value is said
+
+
+def test_a_block_that_was_lost_while_a_table_was_written_is_not_the_codes_failure() -> None:
+    text = f"[TASK_WRITE_FAILED] Task failed while writing rows to s3://lake.\nCaused by: x: {CHECKPOINT_LOST}"
+    with pytest.raises(BatchContentChanged), write_failures("lake"):
+        raise PySparkException(text)
+
+
+def test_marks_come_from_executors_with_the_token_of_the_driver() -> None:
+    there = Marks("of the driver")
+    for error in (SinkError("x"), TransformError("x"), RecordRefused("x")):
+        with pytest.raises(type(error), match="of the driver: x"), pickle.loads(pickle.dumps(there)).errors():
+            raise error
 
 
 def test_what_user_code_raises_stays_what_it_is() -> None:
