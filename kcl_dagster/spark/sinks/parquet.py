@@ -16,7 +16,7 @@ from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.layout import Folders
-from kcl_dagster.spark.sinks.writing import Written, file_stem, stems_replaced, write_files
+from kcl_dagster.spark.sinks.writing import Written, file_stem, stems, stems_replaced, write_files
 from kcl_dagster.spark.storage import S3Options, Store, is_hidden, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.worker.batch import Batch, Part
@@ -67,7 +67,7 @@ class ParquetSink:
 
     def withdraw(self, part: Part) -> None:
         """See `worker.batch.Withdrawing`."""
-        self._remove([file_stem(part), *stems_replaced(part)])
+        self._remove([*stems(part), *stems_replaced(part)])
 
     def write_files(self, data: DataFrame, batch: Batch) -> Written:
         """Like `write`, and says what was written."""
@@ -77,20 +77,20 @@ class ParquetSink:
             written = write_files(data, self._transform, self._store, names, self._layout)
             # Not before: if the worker dies here, a retry finds its way; removed first, the records would be lost.
             kept = {file.path for file in written.files}
-            self._remove([file_stem(part) for part in batch.parts if part.is_repeated], kept)
+            self._remove([stem for part in batch.parts if part.is_repeated for stem in stems(part)], kept)
         self._as_read = written.as_read
         return written
 
-    def _remove(self, stems: Sequence[str], kept: AbstractSet[str] | None = None) -> None:
-        """`kept` are the files that a repeated batch has just stored. An earlier attempt may have been made with
-        another partitioning."""
+    def _remove(self, stems: Sequence[str], kept: AbstractSet[str] = frozenset()) -> None:
+        """`kept` are the files that a repeated batch has just stored. Files of a sink that has partitions are found
+        in whichever folders. A sink without partitions has them at its root and does not list the lake: what an
+        earlier attempt stored into folders, before the partitioning was taken away, is not looked for."""
         names = {f"{stem}.parquet" for stem in stems}
-        left = list(names)
         try:
-            # In whichever folders: rare enough to look into all of them.
-            if names and (self._layout.columns or kept is not None):
+            left = sorted(names - kept)
+            if names and self._layout.columns:  # rare enough to look into all folders
                 files = (file.path for file in self._store.files())
-                left = [path for path in files if path.rpartition("/")[2] in names and path not in (kept or ())]
+                left = [path for path in files if path.rpartition("/")[2] in names and path not in kept]
             if left:
                 self._store.delete(left)
         except OSError as error:

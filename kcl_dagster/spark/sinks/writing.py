@@ -167,9 +167,20 @@ def file_stem(part: Part) -> str:
     """Names a part's file: by application and lease, because applications may share a folder; by where the part
     begins; and by its number, because a part that was cut in two begins where its first half does, and a lease that
     was made again begins where the former one did."""
-    lease = part.lease.replace(":", ".")  # object stores and Hadoop give colons a meaning
-    stem = f"{lease}.{part.after.sequence}-{part.after.sub_sequence}.{part.number}"
+    stem = _stem_of_version_0_1(part)
     return stem if part.number in _NUMBERS_OF_VERSION_0_1 else f"{_short_name(part.application)}.{stem}"
+
+
+def _stem_of_version_0_1(part: Part) -> str:
+    lease = part.lease.replace(":", ".")  # object stores and Hadoop give colons a meaning
+    return f"{lease}.{part.after.sequence}-{part.after.sub_sequence}.{part.number}"
+
+
+def stems(part: Part) -> tuple[str, ...]:
+    """All names that a file of the part may have: version 0.1 leaves the application out of each, also while it
+    runs beside this version. The file of another application has the short name only if it comes from version 0.1,
+    too, and if lease, place and number are equal, which is a time in milliseconds."""
+    return tuple(dict.fromkeys((file_stem(part), _stem_of_version_0_1(part))))
 
 
 def _short_name(application: str) -> str:
@@ -183,7 +194,7 @@ def _short_name(application: str) -> str:
 def stems_replaced(part: Part) -> list[str]:
     """Of the parts that this one stands in for."""
     first = part.number if part.instead_of is None else part.instead_of
-    return [file_stem(replace(part, number=number)) for number in range(first, part.number)]
+    return [stem for number in range(first, part.number) for stem in stems(replace(part, number=number))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,29 @@ def test_a_repeated_batch_replaces_what_another_version_of_the_transform_stored(
     assert stored(spark, tmp_path / "kind=a") == Counter(range(60))
 
 
+@pytest.mark.parametrize("partition_by", [[], ["kind"]])
+def test_a_repeated_batch_replaces_what_version_0_1_stored_under_its_own_name(
+    stream: Stream, engine: SparkEngine, spark: SparkSession, tmp_path: Path, partition_by: list[str]
+) -> None:
+    """Both versions run during an upgrade: a worker of 0.1 pins a batch, stores it and dies."""
+
+    def kind(records: DataFrame) -> DataFrame:
+        return records.withColumn("kind", F.lit("a"))
+
+    stream.produce(30)
+    fetched = engine.fetch(stream.ranges(number=1_798_761_600_000), GENEROUS)
+    batch = batch_of(list(fetched.progress.values()))
+    leases = [part.lease for part in batch.parts]
+    sink = ParquetSink(str(tmp_path), transform=kind, partition_by=partition_by)
+    sink.write(fetched.data(leases), batch)
+    for file in list(tmp_path.rglob("*.parquet")):
+        file.rename(file.with_name(file.name.removeprefix(f"{batch.application}.")))
+    again = replace(batch, parts=tuple(replace(part, is_repeated=True) for part in batch.parts))
+    sink.write(fetched.data(leases), again)
+    assert stored(spark, tmp_path) == Counter(range(30))
+    assert all(file.name.startswith(f"{batch.application}.") for file in tmp_path.rglob("*.parquet"))
+
+
 @pytest.mark.audit("A5", "F1")
 def test_applications_that_share_a_folder_keep_their_records(
     stream: Stream, engine: SparkEngine, spark: SparkSession, tmp_path: Path
