@@ -29,6 +29,17 @@ class Waiting(FakeClock):
         self._meanwhile()
 
 
+def read_by_a_worker(bench: Bench, behind_ms: int) -> None:
+    """A worker reads both shards. The lag of a shard that no worker reads is not known, and the checks warn."""
+    bench.tick()
+    application, dynamodb = bench.consumer.application, bench.resource.client("dynamodb")
+    behind = {LeaseKey(f"shardId-{number:012d}"): behind_ms for number in (0, 1)}
+    now = int(system().clock.now())
+    row = WorkerRow(WorkerId("worker-000:a"), now, averages={}, slot="worker-000", run_id="a", behind=behind)
+    WorkerTable(dynamodb, application, detect_layout(dynamodb, application), system()).put(row)
+    bench.tick()  # it gets the leases
+
+
 def problems(bench: Bench, clock: FakeClock) -> dict[str, str]:
     seen = look(bench.consumer.application, bench.resource, Runtime(clock=clock))
     return {check.name: found.what for check, found in checks.evaluate(seen, bench.consumer) if found is not None}
@@ -54,19 +65,13 @@ def test_leases_without_a_worker_are_found(bench: Bench) -> None:
 
 def test_a_shard_that_is_near_the_end_of_its_retention_is_found(bench: Bench) -> None:
     """Executing the check must not silence what the leader has told."""
-    bench.tick()
-    application, dynamodb = bench.consumer.application, bench.resource.client("dynamodb")
-    behind = {LeaseKey(f"shardId-{number:012d}"): round(0.95 * 86_400_000) for number in (0, 1)}
-    now = int(system().clock.now())
-    row = WorkerRow(WorkerId("worker-000:a"), now, averages={}, slot="worker-000", run_id="a", behind=behind)
-    WorkerTable(dynamodb, application, detect_layout(dynamodb, application), system()).put(row)
-    bench.tick()  # it gets the leases
+    read_by_a_worker(bench, behind_ms=round(0.95 * 86_400_000))
     assert "95% of the retention is used up" in problems(bench, FakeClock())["retention_is_safe"]
 
 
 def test_executing_a_check_acknowledges_a_loss(bench: Bench) -> None:
     """What is over stays failed until somebody has seen it; see `KclCheck.acknowledged`."""
-    bench.tick()
+    read_by_a_worker(bench, behind_ms=0)
     definitions = bench.definitions
     checked = dg.define_asset_job(
         "acknowledge",
