@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 from py4j.protocol import Py4JError
 from pydantic import BaseModel, ConfigDict, Field
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from kcl_dagster.errors import ConfigurationError
@@ -61,6 +62,10 @@ CLUSTER: Final = {
 
 # Systems allow 103 bytes for the path of a socket; Spark's have names of 42, in the JVM's temporary folder.
 LONGEST_SOCKET_FOLDER: Final = 60
+
+# PySpark's own loggers, which write each error with its message. The message may quote a record, and our events
+# report the error without it.
+QUERY_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 WORKER_PYTHON: Final = "spark.pyspark.python"  # of Spark: the interpreter of the executors' Python workers
 
@@ -174,7 +179,14 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
         raise ConfigurationError(f"the Spark session ({settings.mode}) could not be started: {error}") from error
     if settings.mode != "local":
         check_executors(session)
+    if settings.mode != "existing":
+        _silence_query_loggers()
     return session
+
+
+def _silence_query_loggers() -> None:
+    for name in QUERY_LOGGERS:
+        PySparkLogger.getLogger(name).disabled = True
 
 
 def stop_session(spark: SparkSession) -> None:

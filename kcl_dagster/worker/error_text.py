@@ -2,13 +2,23 @@
 
 A message of foreign code may quote a record. Text in quotes is therefore replaced, unless it stands in the source
 lines of the traceback too, where it is part of the code; so are addresses and long numbers.
+
+The place is always one of the consumer's code: a frame of the traceback, or the call that Spark names for an
+expression that it evaluated after the consumer's function had returned. An error without such a place has none.
 """
 
+import linecache
 import re
+import sysconfig
 import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from itertools import dropwhile
+from pathlib import Path
+from typing import Any, Final
 
+import kcl_dagster
 from kcl_dagster.errors import KclError
 from kcl_dagster.worker.seating import ProcessorFailed
 
@@ -24,7 +34,15 @@ _LONG_NUMBER: Final = re.compile(r"\d(?:[ -]?\d){8,}")
 _TYPE_NAME: Final = re.compile(r"[A-Z]{3,9}(?:\(\d+(?:, ?\d+)?\))?")  # "BIGINT", "DECIMAL(10,2)": Spark's
 _PLACE: Final = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$')
 _REMOTE: Final = "Traceback (most recent call last):"
-_LIBRARIES: Final = ("/kcl_dagster/", "/pyspark/", "/py4j/", "pyspark.zip/", "/lib/python3")
+LONGEST_FRAGMENT: Final = 80  # characters of an SQL expression
+
+_HERE: Final = f"{Path(kcl_dagster.__file__).parent}/"
+_STANDARD_LIBRARY: Final = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+# An executor has other paths than this machine: its standard library, and the archives that Spark ships.
+_OF_PYTHON: Final = re.compile(r"(?:^|/)lib(?:64)?/python3(?:\.\d+)?t?/")
+_OF_SPARK: Final = re.compile(r"(?:^|/)(?:pyspark|py4j[^/]*)(?:\.zip)?/")
+_GUARD: Final = (f"{_HERE}spark/transform.py", "called")  # the frame that calls the consumer's transform
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +54,75 @@ class Frame:
 
     @property
     def is_of_the_consumer(self) -> bool:
-        return not any(part in self.file for part in _LIBRARIES)
+        """Neither of an installed library, nor of the standard library, nor of this package."""
+        return self.package is None and not self._is_of_a_platform
+
+    @property
+    def package(self) -> str | None:
+        """The folder or file below `site-packages` that the frame belongs to."""
+        parts = Path(self.file).parts
+        last = max((index for index, part in enumerate(parts) if part in _INSTALLED), default=None)
+        return None if last is None else "/".join(parts[: last + 2])
+
+    @property
+    def may_be_of_the_consumer(self) -> bool:
+        """Of a library that is not Spark: where the consumer is installed as a package, also the consumer's."""
+        return not self._is_of_a_platform or (self.package is not None and not self._is_of_ours_or_spark)
+
+    @property
+    def _is_of_a_platform(self) -> bool:
+        is_of_python = self.file.startswith(_STANDARD_LIBRARY) or _OF_PYTHON.search(self.file) is not None
+        return is_of_python or self.file.startswith("<frozen ") or self._is_of_ours_or_spark
+
+    @property
+    def _is_of_ours_or_spark(self) -> bool:
+        package = Path(self.package).name if self.package is not None else ""
+        is_shipped = _OF_SPARK.search(self.file) is not None and (self.package is not None or ".zip/" in self.file)
+        return self.file.startswith(_HERE) or package in {"kcl_dagster", "pyspark", "py4j"} or is_shipped
+
+    @property
+    def brief(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
 
     def __str__(self) -> str:
         place = f'File "{self.file}", line {self.line}, in {self.function}'
         return f"{place}\n  {self.source}" if self.source else place
 
 
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A piece of SQL in the consumer's code. Spark knows its text, but not where it stands."""
+
+    text: str
+
+    @property
+    def source(self) -> str:
+        return self.text
+
+    @property
+    def brief(self) -> str:
+        return f"in the SQL expression {self.text}"
+
+    def __str__(self) -> str:
+        return self.brief
+
+
+Place = Frame | Expression
+
+
 def brief(error: BaseException) -> str:
     """One line: type, message and the innermost place in the consumer's code."""
-    kind, message, frames = _parts(error)
+    kind, message, places = _parts(error)
     text = f"{kind}: {message}" if message else kind
-    place = "" if not frames else f" ({frames[-1].file}:{frames[-1].line} in {frames[-1].function})"
+    place = f" ({places[-1].brief})" if places else ""
     return f"{text[: LONGEST_BRIEF - min(len(place), LONGEST_BRIEF // 2)]}{place[-LONGEST_BRIEF // 2 :]}"
 
 
 def full(error: BaseException) -> str:
     """Type and message, then the places in the consumer's code, the innermost last."""
-    kind, message, frames = _parts(error)
+    kind, message, places = _parts(error)
     head = f"{kind}: {message}" if message else kind
-    return "\n".join([head, *map(str, frames)])[:LONGEST_TEXT]
+    return "\n".join([head, *map(str, places)])[:LONGEST_TEXT]
 
 
 def redacted(text: str, source: str = "") -> str:
@@ -71,23 +138,23 @@ def redacted(text: str, source: str = "") -> str:
     return _LONG_NUMBER.sub(REDACTED, _ADDRESS.sub(REDACTED, bounded))[:LONGEST_MESSAGE]
 
 
-def _parts(error: BaseException) -> tuple[str, str, list[Frame]]:
+def _parts(error: BaseException) -> tuple[str, str, Sequence[Place]]:
     if isinstance(error, ProcessorFailed):
         return error.kind, redacted(error.text), []
     text = str(error)
     if _REMOTE in text and not isinstance(error, KclError):
         return _remote(text)
     cause = error.__cause__ if isinstance(error, KclError) and error.__cause__ is not None else error
-    frames = _chosen(
-        [
-            Frame(frame.filename, frame.lineno or 0, frame.name, frame.line or "")
-            for frame in traceback.extract_tb(cause.__traceback__)
-        ]
-    )
+    frames = [
+        Frame(frame.filename, frame.lineno or 0, frame.name, frame.line or "")
+        for frame in traceback.extract_tb(cause.__traceback__)
+    ]
+    chosen = _chosen(frames) or _from_the_transform(frames)
     if isinstance(error, KclError):
         # Our own texts name shards and tables, and were redacted where they were made of foreign ones.
-        return type(error).__name__, text[:LONGEST_MESSAGE], [f for f in frames if f.is_of_the_consumer]
-    return type(error).__name__, redacted(_first_lines(text), "\n".join(f.source for f in frames)), frames
+        return type(error).__name__, text[:LONGEST_MESSAGE], chosen
+    places = [*chosen, *_query_places(error)][-MOST_FRAMES:]
+    return type(error).__name__, redacted(_first_lines(text), "\n".join(f.source for f in places)), places
 
 
 def _remote(text: str) -> tuple[str, str, list[Frame]]:
@@ -108,13 +175,51 @@ def _remote(text: str) -> tuple[str, str, list[Frame]]:
             break  # what follows an empty line is the JVM's
     kind, _, message = (rest[0] if rest else "").partition(": ")
     message = "\n".join([message, *(line for line in rest[1:] if not line.lstrip().startswith("at "))])
-    chosen = _chosen(frames)
+    # What Spark's Python worker calls is the consumer's function, also where it is installed as a package.
+    chosen = _chosen(frames) or _of_one_package([frame for frame in frames if frame.may_be_of_the_consumer])
     return kind.strip() or "Error", redacted(message.strip(), "\n".join(f.source for f in chosen)), chosen
 
 
-def _chosen(frames: list[Frame]) -> list[Frame]:
-    """The innermost ones of the consumer's code; where there are none, the innermost of all."""
-    return [frame for frame in frames if frame.is_of_the_consumer][-MOST_FRAMES:] or frames[-1:]
+def _chosen(frames: Sequence[Frame]) -> list[Frame]:
+    """The innermost ones of the consumer's code."""
+    return [frame for frame in frames if frame.is_of_the_consumer][-MOST_FRAMES:]
+
+
+def _from_the_transform(frames: Sequence[Frame]) -> list[Frame]:
+    """Those of the transform, where the consumer is installed as a package beside the libraries."""
+    after = list(dropwhile(lambda frame: (frame.file, frame.function) != _GUARD, frames))[1:]
+    return _of_one_package([frame for frame in after if frame.may_be_of_the_consumer])
+
+
+def _of_one_package(frames: Sequence[Frame]) -> list[Frame]:
+    """Those of the package that was entered first: the consumer calls libraries, not the other way round."""
+    return [frame for frame in frames if frame.package == frames[0].package][-MOST_FRAMES:]
+
+
+def _query_places(error: BaseException) -> list[Place]:
+    """Where the expression was written that failed when Spark evaluated it, as Spark 4 tells with the error."""
+    places: list[Place] = []
+    contexts: list[Any] = []
+    with suppress(Exception):  # the JVM that knows it may be gone
+        contexts = list(getattr(error, "getQueryContext", list)())
+    for context in contexts[-MOST_FRAMES:]:
+        place: Place | None = None
+        with suppress(Exception):
+            place = _query_place(context)
+        if place is not None:
+            places.append(place)
+    return places
+
+
+def _query_place(context: Any) -> Place | None:
+    fragment = redacted(str(context.fragment()))[:LONGEST_FRAGMENT]
+    if "SQL" in str(context.contextType()):  # which has no call site
+        return Expression(fragment) if fragment else None
+    file, _, line = str(context.callSite()).strip().rpartition(":")
+    if not file or not line.isdigit():
+        return None
+    frame = Frame(file, int(line), f"the call of {fragment}", linecache.getline(file, int(line)).strip())
+    return frame if frame.is_of_the_consumer or frame.may_be_of_the_consumer else None
 
 
 def _first_lines(text: str) -> str:

@@ -27,7 +27,7 @@ from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.sinks.writing import file_stem
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.error_class import ErrorClass, class_of
-from kcl_dagster.worker.error_text import full
+from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.processing_watch import ProcessingWatch
 from tests.integration.spark.test_sinks import part, write
 
@@ -158,6 +158,24 @@ def test_a_function_that_hangs_in_an_executor_is_cancelled(spark: SparkSession, 
         over.set()
         thread.join()
     write(ParquetSink(str(tmp_path / "lake")), spark, part(1, 1000, 1001, 1))  # the session lives
+
+
+def test_an_expression_that_fails_when_spark_evaluates_it_is_told_with_its_place(
+    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def amount(records: DataFrame) -> DataFrame:
+        word = F.concat(F.lit("anna"), F.col("sequence_number"))
+        return records.select("lease_key", word.cast("int").alias("amount"))
+
+    with pytest.raises(Exception, match="CAST_INVALID_INPUT") as caught:
+        write(ParquetSink(str(tmp_path), transform=amount), spark, part(1, 1000, 1001, 1))
+    line = amount.__code__.co_firstlineno + 2
+    text = full(caught.value)
+    assert f'File "{__file__}", line {line}, in the call of cast' in text
+    assert "pyspark" not in text
+    assert "anna" not in text
+    assert f"test_error_classes.py:{line} in the call of cast)" in brief(caught.value)
+    assert "QueryContextLogger" not in capfd.readouterr().err
 
 
 @pytest.mark.audit("F3")

@@ -1,10 +1,19 @@
 """What events, checks, dead letters and the status say of an error."""
 
+import json
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+import kcl_dagster
 from kcl_dagster.errors import SinkError
 from kcl_dagster.spark.failures import first_line, of_table
-from kcl_dagster.worker.error_text import LONGEST_BRIEF, LONGEST_TEXT, REDACTED, brief, full, redacted
+from kcl_dagster.spark.transform import guarded
+from kcl_dagster.worker.error_text import LONGEST_BRIEF, LONGEST_TEXT, REDACTED, Frame, brief, full, redacted
 from kcl_dagster.worker.seating import ProcessorFailed
 
 # What Spark 4 raises on the driver when a function fails in a Python worker.
@@ -49,6 +58,125 @@ def test_an_error_of_an_executor_says_where_it_was_raised() -> None:
     assert "pyspark" not in text
     assert "scala" not in text
     assert brief(RemoteError(REMOTE)).endswith("(/home/app/orders.py:31 in price)")
+
+
+@dataclass
+class Context:
+    """Stands in for a query context of Spark 4."""
+
+    kind: str
+    text: str
+    site: str = ""
+
+    def contextType(self) -> str:  # noqa: N802
+        return f"QueryContextType.{self.kind}"
+
+    def fragment(self) -> str:
+        return self.text
+
+    def callSite(self) -> str:  # noqa: N802
+        if self.kind == "SQL":
+            raise ValueError("UNSUPPORTED_CALL")
+        return self.site
+
+
+class LazyError(Exception):
+    """Stands in for what Spark raises when it evaluates an expression of the transform."""
+
+    def __init__(self, *contexts: Context) -> None:
+        super().__init__("[DIVIDE_BY_ZERO] Division by zero.\n== DataFrame ==\nand more")
+        self.contexts = contexts
+
+    def getQueryContext(self) -> list[Context]:  # noqa: N802
+        return list(self.contexts)
+
+
+def from_module(path: Path, code: str) -> Any:
+    """The function `go` of a module that is installed at `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code)
+    names: dict[str, Any] = {"json": json}
+    exec(compile(code, str(path), "exec"), names)
+    return names["go"]
+
+
+def caught(call: Callable[[], object]) -> Exception:
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+STDLIB = sysconfig.get_path("stdlib")
+
+
+@pytest.mark.parametrize(
+    ("file", "is_of_the_consumer"),
+    [
+        ("/home/app/orders.py", True),
+        ("/home/me/kcl_dagster/orders.py", True),
+        ("/home/me/pyspark/orders.py", True),
+        ("/venv/lib/python3.12/site-packages/pyspark/errors/exceptions/captured.py", False),
+        ("/usr/lib/python3/dist-packages/pandas/core/frame.py", False),
+        ("/venv/lib/python3.12/site-packages/kcl_dagster/spark/engine.py", False),
+        (str(Path(kcl_dagster.__file__).parent / "spark" / "engine.py"), False),
+        (f"{STDLIB}/json/decoder.py", False),
+        ("/opt/conda/lib/python3.12/json/decoder.py", False),
+        ("/opt/spark/python/lib/pyspark.zip/pyspark/worker.py", False),
+        ("/opt/spark/python/lib/py4j-0.10.9.9-src.zip/py4j/protocol.py", False),
+        ("<frozen importlib._bootstrap>", False),
+    ],
+)
+def test_whose_code_a_line_is_of(file: str, is_of_the_consumer: bool) -> None:
+    assert Frame(file, 1, "f").is_of_the_consumer is is_of_the_consumer
+
+
+def test_no_place_is_given_where_only_libraries_are_on_the_stack(tmp_path: Path) -> None:
+    deco = from_module(tmp_path / "site-packages" / "pyspark" / "captured.py", "def go(error): raise error")
+    installed = caught(lambda: deco(LazyError()))
+    installed.__traceback__ = installed.__traceback__.tb_next.tb_next  # type: ignore[union-attr]
+    assert full(installed) == brief(installed) == "LazyError: [DIVIDE_BY_ZERO] Division by zero."
+
+
+def test_an_expression_that_spark_evaluated_later_is_named_by_its_call(tmp_path: Path) -> None:
+    orders = tmp_path / "orders.py"
+    orders.write_text('def price(df):\n    return df.select(df.a.cast("int"))\n')
+    error = LazyError(Context("DataFrame", "cast", f"{orders}:2"))
+    assert brief(error) == f"LazyError: [DIVIDE_BY_ZERO] Division by zero. ({orders}:2 in the call of cast)"[:300]
+    assert full(error).endswith(
+        f'File "{orders}", line 2, in the call of cast\n  return df.select(df.a.cast("int"))'
+    )
+
+
+def test_an_sql_expression_is_named_by_its_text_without_literals() -> None:
+    error = LazyError(Context("SQL", "cast('anna' as int)"))
+    assert brief(error).endswith(f"(in the SQL expression cast('{REDACTED}' as int))")
+
+
+def test_calls_of_libraries_and_contexts_that_cannot_be_asked_for_name_no_place() -> None:
+    own = str(Path(kcl_dagster.__file__).parent / "spark" / "engine.py")
+    for context in (Context("DataFrame", "cast", f"{own}:5"), Context("DataFrame", "cast", "nowhere")):
+        assert "(" not in brief(LazyError(context))
+
+    class GoneError(LazyError):
+        def getQueryContext(self) -> list[Context]:  # noqa: N802
+            raise ConnectionError("no JVM")
+
+    assert brief(GoneError()) == "GoneError: [DIVIDE_BY_ZERO] Division by zero."
+
+
+def test_a_consumer_that_is_installed_as_a_package_has_places_too(tmp_path: Path) -> None:
+    path = tmp_path / "site-packages" / "orders" / "price.py"
+    go = from_module(path, "def go(df):\n    return json.loads(df)\n")
+    error = caught(lambda: guarded(go)("{"))  # type: ignore[arg-type]
+    error.__traceback__ = error.__traceback__.tb_next.tb_next  # type: ignore[union-attr]
+    assert brief(error).endswith(f"({path}:2 in go)"[-150:])
+    assert "decoder.py" not in full(error)
+    remote = RemoteError(
+        REMOTE.replace("/home/app/orders.py", "/venv/lib/python3.12/site-packages/orders/price.py")
+    )
+    assert brief(remote).endswith("(/venv/lib/python3.12/site-packages/orders/price.py:31 in price)")
 
 
 @pytest.mark.audit("D15")
