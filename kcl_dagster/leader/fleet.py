@@ -40,8 +40,9 @@ _FILL: Final = 0.9
 class FleetSight:
     """What the decision rests on.
 
-    `open_leases`: leases whose shards can be read now or later, None when the tables could not be read. `target` is
-    the last tick's, and stood for `target_stood` seconds. `now` in epoch seconds, as the runs' start times are.
+    `open_leases`: leases whose shards can be read now or later, None when the tables could not be read. `lag_ms` is
+    without failing, stopped and paused shards. `target` is the last tick's, and stood for `target_stood` seconds.
+    `now` in epoch seconds, as the runs' start times are.
     """
 
     slots: Mapping[str, SlotRun]
@@ -96,7 +97,7 @@ def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker
     if all(slots.is_up(slot) for slot in keep):
         for slot in surplus:
             if slots.is_up(slot):
-                drain[slots.worker(slot).id] = slots.why_leave(slot) or f"{target} workers are enough: {why}"
+                drain[slots.worker(slot).id] = slots.why_leave(slot) or f"{_enough(target)}: {why}"
         if not surplus and not stuck and not launch and not slots.leaving and sight.unserved == 0:
             old = next((slot for slot in reversed(keep) if slots.why_leave(slot)), None)
             if old is not None and slots.free:
@@ -112,6 +113,10 @@ def _of_stuck(stuck: Sequence[str], keep: Sequence[str], target: int, slots: "_S
     if target <= 0 or any(slots.is_up(slot) for slot in keep):
         return stuck
     return stuck[:1] if not keep and not slots.leaving else ()
+
+
+def _enough(workers: int) -> str:
+    return "1 worker is enough" if workers == 1 else f"{workers} workers are enough"
 
 
 def decide_target(
@@ -132,13 +137,19 @@ def decide_target(
     target = floor if sight.target is None else min(max(sight.target, floor), ceiling)
     if target != sight.target or sight.target_stood < settings.cooldown:
         return target, why
+    apart = "without its failing shards, " if _has_failing_shards(sight) else ""
     if sight.lag_ms is not None and sight.lag_ms > settings.scale_up_lag * 1000 and target < ceiling:
         step = max(1, int(target * _STEP))
-        return min(target + step, ceiling), f"the application is {sight.lag_ms / 1000:.0f} s behind"
+        return min(target + step, ceiling), f"{apart}the application is {sight.lag_ms / 1000:.0f} s behind"
     is_idle = sight.lag_ms is not None and sight.lag_ms <= settings.scale_down_lag * 1000
     if is_idle and target > floor and sight.unserved == 0:
-        return target - 1, "the application keeps up"
+        return target - 1, f"{apart}the application keeps up"
     return target, why
+
+
+def _has_failing_shards(sight: FleetSight) -> bool:
+    """Their lag is not in `lag_ms`: no number of workers ends it."""
+    return any(seen.alive and (seen.row.stopped or seen.row.failing) for seen in sight.workers)
 
 
 class _Slots:

@@ -169,13 +169,14 @@ def lag_of(sights: Sequence[WorkerSight]) -> int | None:
 
 
 def scalable_lag_of(sights: Sequence[WorkerSight], paused: Collection[LeaseKey] = ()) -> int | None:
-    """As `lag_of`, of the shards that more workers would help: neither stopped nor paused. None: not known."""
+    """As `lag_of`, of the shards that more workers would help: neither failing, nor stopped, nor paused. None: not
+    known."""
     lags = [_scalable_lag(seen.row, paused) for seen in sights if seen.alive]
     return max((lag for lag in lags if lag is not None), default=None)
 
 
 def _scalable_lag(row: WorkerRow, paused: Collection[LeaseKey]) -> int | None:
-    excluded = {*paused, *(row.stopped or ())}
+    excluded = {*paused, *(row.stopped or ()), *(row.failing or ())}
     behind = row.behind or {}
     if row.lag_ms is None or excluded.isdisjoint(behind):
         return row.lag_ms

@@ -28,7 +28,7 @@ class WorkerState(StrEnum):
 class WorkerRow:
     """A row of worker metrics. `averages` and `operating_range` are the KCL's `sts` and `opr`.
 
-    Everything from `slot` to `why_stopped` is ours; the KCL ignores and preserves it.
+    Everything from `slot` to `failing` is ours; the KCL ignores and preserves it.
     """
 
     id: WorkerId
@@ -52,6 +52,9 @@ class WorkerRow:
 
     why_stopped: Mapping[LeaseKey, str] | None = None
     """The error of each shard in `stopped`, in a line, without values of records."""
+
+    failing: tuple[LeaseKey, ...] | None = None
+    """Shards whose last attempt failed, stopped ones included, SHARDS_TOLD at most."""
 
     properties: Mapping[str, str] = field(default_factory=dict)
 

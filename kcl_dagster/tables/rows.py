@@ -24,6 +24,7 @@ LAG: Final = "kdLagMs"
 BEHIND: Final = "kdBehindMs"
 STOPPED: Final = "kdStopped"
 WHY_STOPPED: Final = "kdWhyStopped"
+FAILING: Final = "kdFailing"
 
 OLDEST_REPORT: Final = 60  # seconds; the KCL refuses to write a row that its readers would call dead
 
@@ -55,8 +56,9 @@ def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> Wo
         drain_requested=reader.flag(DRAIN) or False,
         lag_ms=reader.whole(LAG),
         behind=_behind(reader),
-        stopped=_stopped(reader),
+        stopped=_leases(reader, STOPPED),
         why_stopped=_why_stopped(reader),
+        failing=_leases(reader, FAILING),
         properties=_properties(reader),
     )
 
@@ -81,6 +83,7 @@ def worker_row_values(row: WorkerRow) -> dict[str, Value]:
         BEHIND: None if row.behind is None else {"M": {lease: n(ms) for lease, ms in row.behind.items()}},
         STOPPED: None if row.stopped is None else {"L": [s(lease) for lease in row.stopped]},
         WHY_STOPPED: None if row.why_stopped is None else {"M": _texts(row.why_stopped)},
+        FAILING: None if row.failing is None else {"L": [s(lease) for lease in row.failing]},
     }
     return {name: value for name, value in values.items() if value is not None}
 
@@ -161,13 +164,13 @@ def _behind(reader: Reader) -> dict[LeaseKey, int] | None:
     return {LeaseKey(lease): shards.required_whole(lease) for lease in members}
 
 
-def _stopped(reader: Reader) -> tuple[LeaseKey, ...] | None:
-    entries = reader.raw(STOPPED, "L")
+def _leases(reader: Reader, attribute: str) -> tuple[LeaseKey, ...] | None:
+    entries = reader.raw(attribute, "L")
     if entries is None:
         return None
     texts = [entry.get("S") if isinstance(entry, Mapping) else None for entry in entries]
     if not all(isinstance(text, str) and text for text in texts):
-        reader.refuse(STOPPED, "should hold names of leases only")
+        reader.refuse(attribute, "should hold names of leases only")
     return tuple(LeaseKey(str(text)) for text in texts)
 
 

@@ -57,6 +57,10 @@ class _Trouble:
     has_waited: bool = False  # the lone record that was lost may be tried
     stopped: str | None = None  # why, once that was announced
 
+    @property
+    def is_failing(self) -> bool:
+        return self.pauses > 0 or self.until is not None or self.has_waited or self.stopped is not None
+
 
 class Failures:
     """The leases in trouble. One per worker, in memory: a new owner of a lease starts counting anew."""
@@ -222,6 +226,11 @@ class Failures:
     def stopped(self) -> Mapping[LeaseKey, str]:
         """The stopped leases, in order, and why."""
         return {key: why for key in sorted(self._troubles) if (why := self._troubles[key].stopped) is not None}
+
+    def failing(self) -> tuple[LeaseKey, ...]:
+        """The leases whose last attempt failed, stopped ones included, in order. One that failed with others, and
+        is not known to be the cause, is not among them."""
+        return tuple(key for key in sorted(self._troubles) if self._troubles[key].is_failing)
 
     def _is_old(self, oldest_age: float | None) -> bool:
         return self._policy.max_age is not None and oldest_age is not None and oldest_age > self._policy.max_age

@@ -51,7 +51,7 @@ class Unmeasured:
 
 class Heartbeat:
     """One thread calls `step` every `timings.heartbeat` seconds; another may set `state`, `lag_ms`,
-    `behind`, `stopped` and `why_stopped`."""
+    `behind`, `stopped`, `why_stopped` and `failing`."""
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class Heartbeat:
         self.behind: Mapping[LeaseKey, int] = {}
         self.stopped: tuple[LeaseKey, ...] = ()
         self.why_stopped: Mapping[LeaseKey, str] = {}
+        self.failing: tuple[LeaseKey, ...] = ()
         self.drain_requested = False
 
     def measure(self) -> None:
@@ -95,6 +96,7 @@ class Heartbeat:
             behind=self.behind,
             stopped=self.stopped,
             why_stopped=self.why_stopped,
+            failing=self.failing,
         )
         self._row = row
         written = self._table.beat(row) if self._is_written else None

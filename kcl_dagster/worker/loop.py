@@ -236,6 +236,9 @@ class Worker(Generic[D]):
         self._lag.see(report.leases, self.holdings.keys())
         self.heartbeat.stopped = report.stopped[:SHARDS_TOLD]
         self.heartbeat.why_stopped = {key: report.why_stopped[key] for key in self.heartbeat.stopped}
+        behind = self.heartbeat.behind
+        # Those first that the row also says are behind: the leader reads the two together.
+        self.heartbeat.failing = tuple(sorted(report.failing, key=lambda key: key not in behind)[:SHARDS_TOLD])
         if report.leases:
             self._on_batch(report)
         if report.fatal is not None:

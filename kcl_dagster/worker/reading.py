@@ -85,6 +85,7 @@ class Round:
             blocked=self.blocked,
             stopped=tuple(stopped),
             why_stopped=stopped,
+            failing=failures.failing(),
             fatal=self.fatal,
         )
 

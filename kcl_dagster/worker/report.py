@@ -78,6 +78,9 @@ class BatchReport:
     why_stopped: Mapping[LeaseKey, str] = field(default_factory=dict)
     """The error of each of them, in a line."""
 
+    failing: tuple[LeaseKey, ...] = field(default=())
+    """Shards whose last attempt failed, stopped ones included."""
+
     fatal: ConfigurationError | None = None
     """The settings cannot work, so the worker has to end."""
 

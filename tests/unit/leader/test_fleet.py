@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from kcl_dagster.application import FleetSettings
 from kcl_dagster.leader.fleet import QUEUED_SECONDS, FleetSight, decide_fleet, decide_target
 from kcl_dagster.leader.launches import FIRST_PAUSE, LONGEST_PAUSE, LaunchBook
-from kcl_dagster.leader.liveness import WorkerSight
+from kcl_dagster.leader.liveness import WorkerSight, scalable_lag_of
 from kcl_dagster.leader.memory import Memory
 from kcl_dagster.leader.runs import LoadedCode, RunStatus, SlotRun
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow, WorkerState, slot_name
+from kcl_dagster.model.worker import SHARDS_TOLD, WorkerRow, WorkerState, slot_name
 
 NOW = 1_000_000.0
 SETTINGS = FleetSettings(min_workers=1, max_workers=8, shards_per_worker=4, cooldown=60.0, lifetime=3600.0)
@@ -44,6 +44,37 @@ def stopped(sight: FleetSight, *indexes: int) -> FleetSight:
     shards = {worker_id: (LeaseKey(f"shard-{worker_id}"),) for worker_id in (worker(i).id for i in indexes)}
     workers = [replace(seen, row=replace(seen.row, stopped=shards.get(seen.id))) for seen in sight.workers]
     return replace(sight, workers=workers)
+
+
+def lagging(**more: Any) -> FleetSight:
+    """One worker, of whose two shards the first is 61 s behind."""
+    behind = {LeaseKey("bad"): 61_000, LeaseKey("good"): 0}
+    sight = fleet(1, open_leases=4)
+    return replace(sight, workers=[worker(0, lag_ms=61_000, behind=behind, **more)])
+
+
+@pytest.mark.parametrize("trouble", ["failing", "stopped"])
+def test_the_lag_of_a_shard_that_fails_launches_no_worker(trouble: str) -> None:
+    healthy = lagging()
+    lag = scalable_lag_of(healthy.workers)
+    assert decide_target(SETTINGS, replace(healthy, lag_ms=lag)) == (2, "the application is 61 s behind")
+    sight = lagging(**{trouble: (LeaseKey("bad"),)})
+    lag = scalable_lag_of(sight.workers)
+    assert lag == 0
+    assert not decide_fleet(SETTINGS, replace(sight, lag_ms=lag)).launch
+    fewer = decide_target(SETTINGS, replace(sight, lag_ms=lag, target=2))
+    assert fewer == (1, "without its failing shards, the application keeps up")
+
+
+def test_nothing_is_known_of_the_lag_where_all_shards_that_are_named_fail() -> None:
+    keys = [LeaseKey(f"shard-{index}") for index in range(SHARDS_TOLD)]
+    sight = worker(0, lag_ms=61_000, behind=dict.fromkeys(keys, 61_000), failing=tuple(keys))
+    assert scalable_lag_of([sight]) is None
+
+
+def test_one_worker_is_enough_is_said_in_the_singular() -> None:
+    sight = fleet(2, open_leases=4, target=1)
+    assert set(decide_fleet(SETTINGS, sight).drain.values()) == {"1 worker is enough: 4 shards are open"}
 
 
 @pytest.mark.parametrize(

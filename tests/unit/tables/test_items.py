@@ -346,6 +346,7 @@ class TestWorkerRows:
             lag_ms=17,
             behind={LeaseKey("shardId-000000000001"): 17},
             stopped=(LeaseKey("shardId-000000000001"),),
+            failing=(LeaseKey("shardId-000000000001"), LeaseKey("shardId-000000000002")),
         )
         assert worker_row_from_item(worker_row_to_item(row, key=key), key=key) == row
 
@@ -365,6 +366,7 @@ class TestWorkerRows:
             ("kdBeat", {"N": "-1"}),
             ("kdBehindMs", {"L": []}),
             ("kdStopped", {"L": [{"N": "1"}]}),
+            ("kdFailing", {"L": [{"N": "1"}]}),
         ],
     )
     def test_what_nobody_writes_is_refused_by_name(self, attribute: str, value: Any) -> None:

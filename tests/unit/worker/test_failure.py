@@ -84,6 +84,26 @@ def test_a_failing_shard_stops_by_default_and_the_others_go_on() -> None:
     assert run.worker.step_batch().stopped == ()
 
 
+def test_a_shard_counts_as_failing_from_its_first_attempt_alone_until_it_is_stored() -> None:
+    world, run = world_with({"action": "stop", "attempts": 5}, shards=2)
+    world.assign(run)
+    world.stream.put(A, "!")
+    world.stream.put(B, "x")
+    run.sink.refuses = fails_on("!")
+    seen: list[tuple[LeaseKey, ...]] = []
+    while run.kinds().count(EventKind.SHARD_STOPPED) == 0:
+        run.round()
+        seen.append(run.worker.heartbeat.failing)
+        world.clock.advance(1)
+    assert seen[0] == (), "it failed with the other shard, so the cause is not known yet"
+    assert set(seen[1:]) <= {(), (LeaseKey(A),)}
+    assert seen[-1] == (LeaseKey(A),)
+    assert seen.count((LeaseKey(A),)) > 1, "it is failing before it is stopped"
+    run.sink.refuses = None
+    work(world, run)
+    assert run.worker.heartbeat.failing == ()
+
+
 def test_a_stopped_shard_is_tried_more_and_more_seldom() -> None:
     world, run = world_with({})
     world.assign(run)
