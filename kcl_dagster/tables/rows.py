@@ -191,6 +191,6 @@ def _properties(reader: Reader) -> dict[str, str]:
     found = {}
     for name, value in (reader.mapping(PROPERTIES) or {}).items():
         text = value.get("S") if isinstance(value, Mapping) else None
-        if isinstance(text, str):  # free form, used by nobody: what is odd is left out
+        if isinstance(text, str) and text:  # free form and not used: what is odd is left out
             found[name] = text
     return found
