@@ -13,15 +13,18 @@ from kcl_dagster.testing.simulation import epilogue
 from kcl_dagster.testing.simulation.fleet import Simulation
 from kcl_dagster.testing.simulation.lake import LakeSink
 from kcl_dagster.testing.simulation.scenario import draw
+from kcl_dagster.worker.taking import Taker
 
 Act = Callable[[Simulation, Random], None]
+ONLY_A_LEADER_HELPS = 17  # with a worker killed, its leases need a leader to be served again
 SEED = 16  # one daemon, unstretched, an application whose policy may be held to rest
 
 
-def violations(act: Act, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def violations(act: Act, monkeypatch: pytest.MonkeyPatch, seed: int = SEED) -> list[str]:
     """Of a fleet without faults that is put through one act."""
     monkeypatch.setattr(epilogue, "play", lambda simulation: act(simulation, Random(1)))
-    return [violation.name for violation in Simulation(draw(SEED).without_faults()).run().violations]
+    scenario = draw(seed, incidents=False).without_faults()
+    return [violation.name for violation in Simulation(scenario).run().violations]
 
 
 @pytest.mark.parametrize("act", epilogue.ACTS)
@@ -59,7 +62,9 @@ def test_a_stage_that_stops_the_others_is_noticed(monkeypatch: pytest.MonkeyPatc
         return all(stage.ok for stage in tick.stages) and sound(tick, name, work)
 
     monkeypatch.setattr(Tick, "_stage", give_up)
-    assert violations(epilogue.with_a_broken_stage, monkeypatch)[:1] == ["L5"]
+    # A leader that cannot lead gives up its lock, and workers then take leases without one: that would cover it up.
+    monkeypatch.setattr(Taker, "step", lambda *_: [])
+    assert violations(epilogue.with_a_broken_stage, monkeypatch, ONLY_A_LEADER_HELPS)[:1] == ["L5"]
 
 
 def test_a_leader_that_believes_an_old_memory_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_a_fault_strikes_and_is_survived(kind: FaultKind) -> None:
 
 def with_outage(policy: str, *before: Fault) -> Simulation:
     """A fleet that is down for longer than its stream keeps records."""
-    base = draw(STRETCHED).without_faults()
+    base = draw(STRETCHED, incidents=False).without_faults()
     batch = base.application.batch.model_copy(update={"on_data_loss": policy})
     down = Fault(id=0, kind=FaultKind.OUTAGE, at=9000.0, target="", seconds=27 * 3600.0)
     scenario = replace(

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator, Limits
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.model.lease import Lease
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.pausing import drain
 from kcl_dagster.orchestration.replay import REPLAY_TAG, build_kcl_replay_asset, older
@@ -144,6 +145,8 @@ def test_a_backfill_stores_its_windows_once_beside_the_live_consumer_although_it
         kill_a_replay(archive, replayed)
         assert set(by_hour(replayed)) == {_word(archive.hours[0])}
         wait_until(lambda: len(stored(alive)) == len(everything))
+        # What is stored is committed a moment later.
+        wait_until(lambda: not any(pending(lease) for lease in desk_of(bench).scan().leases))
         before = {lease.key: (lease.checkpoint, lease.owner) for lease in desk_of(bench).scan().leases}
         job = replaying(bench.consumer, replayed, archive.aws.endpoint_url, spark, archive.hours[0])
         tags = {RANGE_START: archive.hours[0], RANGE_END: archive.hours[1]}
@@ -157,6 +160,11 @@ def test_a_backfill_stores_its_windows_once_beside_the_live_consumer_although_it
     for record in told:
         assert record.asset_materialization is not None
         assert record.asset_materialization.metadata["dagster/row_count"].value == RECORDS
+
+
+def pending(lease: Lease) -> bool:
+    has_begun = lease.checkpoint is not None and not lease.checkpoint.is_initial_position
+    return lease.pending_checkpoint is not None or not has_begun
 
 
 def at_full_speed() -> dict[str, Any]:

@@ -15,6 +15,7 @@ from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.tables.expressions import Request
 from kcl_dagster.tables.layout import create_tables, detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
@@ -75,12 +76,19 @@ class Everything(Tables):
         return WorkerRow(ANNA, int(self.clock.now()), averages={}, operating_range={})
 
 
+def guard_of_a_leader() -> Request:
+    tables = Everything()
+    assert tables.lock.hold(Standing()).held
+    return tables.lock.guard()
+
+
 ACTIONS: dict[str, Callable[[Everything], Any]] = {
     "get": lambda t: t.leases.get(LEASE.key),
     "scan": lambda t: t.leases.scan(),
     "has_leases": lambda t: t.leases.has_leases(),
     "owned_by": lambda t: t.leases.owned_by(ANNA),
     "create": lambda t: t.leases.create(new_lease("other")),
+    "create_all": lambda t: t.leases.create_all([new_lease("other"), new_lease("another")], guard_of_a_leader()),
     "create_child": lambda t: t.leases.create_child(LEASE, new_lease("other"), frozenset({"other"})),
     "renew": lambda t: t.leases.renew(LEASE),
     "take": lambda t: t.leases.take(LEASE, BERT),
@@ -94,6 +102,7 @@ ACTIONS: dict[str, Callable[[Everything], Any]] = {
     "update_children": lambda t: t.leases.update_children(LEASE.key, frozenset("c")),
     "update_hash_range": lambda t: t.leases.update_hash_range(LEASE.key, HashRange(1, 2)),
     "delete": lambda t: t.leases.delete(LEASE, forced=True),
+    "workers.beat": lambda t: t.workers.beat(t.row),
     "workers.put": lambda t: t.workers.put(t.row),
     "workers.get": lambda t: t.workers.get(ANNA),
     "workers.list": lambda t: t.workers.list(),
