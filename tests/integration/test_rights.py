@@ -59,8 +59,8 @@ def granted() -> set[Asked]:
 @pytest.fixture(scope="module")
 def asked(aws: Emulator, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> set[Asked]:
     """What leader, worker, executor and operator asked for when each did all that it does."""
-    with pytest.MonkeyPatch.context() as patch, tapped(patch) as tap:
-        name = f"rights-{uuid.uuid4().hex[:8]}"
+    name = f"rights-{uuid.uuid4().hex[:8]}"
+    with pytest.MonkeyPatch.context() as patch, tapped(patch, name) as tap:
         for key in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
             patch.delenv(key, raising=False)
         patch.setenv("AWS_ACCESS_KEY_ID", str(Component.OPERATOR))
@@ -70,6 +70,7 @@ def asked(aws: Emulator, spark: SparkSession, tmp_path_factory: pytest.TempPathF
         kinesis.create_stream(StreamName=name, ShardCount=2)
         fleet_works(aws, spark, name, kinesis)
         executors_meet_what_is_rare(aws, name)
+        another_application_exists(aws, kinesis)
         operator_does_everything(aws, name, tmp_path_factory.mktemp("operator"))
         return tap.asked
 
@@ -168,6 +169,15 @@ def executors_meet_what_is_rare(aws: Emulator, name: str) -> None:
         write_drafts(iter([*batches, broken]), open_store(f"s3://{name}/lake", S3Options(**access)), "draft")
 
 
+def another_application_exists(aws: Emulator, kinesis: Any) -> None:
+    """Its tables are what the operator's right to list applications is for."""
+    other = kcl.Application(name=f"other-{uuid.uuid4().hex[:8]}", streams=f"other-{uuid.uuid4().hex[:8]}")
+    kinesis.create_stream(StreamName=other.streams[0].name, ShardCount=1)
+    dynamodb = aws.client("dynamodb")
+    leader = open_leader(other, dynamodb=dynamodb, kinesis=kinesis, identity="other", runtime=system())
+    leader.tick(RunView(launches=False))
+
+
 def operator_does_everything(aws: Emulator, name: str, folder: Path) -> None:
     """The verbs of the command line, and what needs settings that only a project has."""
 
@@ -189,6 +199,7 @@ def operator_does_everything(aws: Emulator, name: str, folder: Path) -> None:
         ["peek", "--shard", "shardId-000000000001"],
         ["cost", "--measured", "1"],
         ["doctor", "--watch", "0.1"],
+        ["list"],
         ["deregister", "--force"],
     ):
         verb(*words)

@@ -37,9 +37,10 @@ class Asked:
 
 
 class Wiretap:
-    """The rights that components needed. Requests with other keys than components' are not kept."""
+    """The rights that components of an application needed. Requests with other keys than theirs are not kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, application: str) -> None:
+        self._application = application
         self.asked: set[Asked] = set()
 
     def read(self, request: Request) -> None:
@@ -49,11 +50,11 @@ class Wiretap:
         key, _, _, service, *_ = authorization.split("Credential=")[1].split(",")[0].split("/")
         if key not in set(Component):
             return
-        for right, target in rights(service, request):
+        for right, target in rights(service, request, self._application):
             self.asked.add(Asked(Component(key), right, target))
 
 
-def rights(service: str, request: Request) -> Iterator[tuple[str, Target]]:
+def rights(service: str, request: Request, application: str) -> Iterator[tuple[str, Target]]:
     target = request.headers.get("x-amz-target", "").partition(".")[2]
     if service == "kinesis":
         body = _kinesis_body(request)
@@ -63,7 +64,7 @@ def rights(service: str, request: Request) -> Iterator[tuple[str, Target]]:
         if target == "TransactWriteItems":
             yield from ((IN_TRANSACTIONS[kind], Target.TABLE) for item in body["TransactItems"] for kind in item)
         else:
-            yield f"dynamodb:{target}", Target.INDEX if "IndexName" in body else Target.TABLE
+            yield f"dynamodb:{target}", _table(body, application)
     elif service == "monitoring":
         operation = target or urlsplit(request.target).path.rpartition("/")[2]
         operation = operation or parse_qs(request.body.decode())["Action"][0]
@@ -74,6 +75,14 @@ def rights(service: str, request: Request) -> Iterator[tuple[str, Target]]:
             yield right, Target.BUCKET if right == "s3:ListBucket" else Target.OBJECTS
     elif service != "sts":
         raise AssertionError(f"a request to {service} that the wiretap does not know: {request.target}")
+
+
+def _table(body: dict[str, Any], application: str) -> Target:
+    if "TableName" not in body:
+        return Target.TABLE_NAMES
+    if not body["TableName"].startswith(application):
+        return Target.ALL_TABLES
+    return Target.INDEX if "IndexName" in body else Target.TABLE
 
 
 def _kinesis_body(request: Request) -> dict[str, Any]:
@@ -113,9 +122,12 @@ class ComponentsResource(EmulatorResource):
 
 
 @contextmanager
-def tapped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wiretap]:
-    """Read every request to this process's emulators. An `Access` that is pickled for executors gets their key."""
-    tap = Wiretap()
+def tapped(monkeypatch: pytest.MonkeyPatch, application: str) -> Iterator[Wiretap]:
+    """Read every request to this process's emulators by components of `application`.
+
+    An `Access` that is pickled for executors gets their key.
+    """
+    tap = Wiretap(application)
     handle = Gateway.__call__
 
     def listening(gateway: Gateway, request: Request) -> Any:

@@ -400,8 +400,8 @@ MUTANTS: Final = (
     Mutant(
         "a pin does not name its first record",
         _PROTOCOL,
-        "Pin(progress.range.number, progress.first)",
-        "Pin(progress.range.number, None)",
+        "Pin(progress.range.number, progress.first, losses=losses)",
+        "Pin(progress.range.number, None, losses=losses)",
     ),
     Mutant(
         "a leader creates leases without the lock's guard",

@@ -311,7 +311,7 @@ def test_a_batch_of_which_nothing_is_left_is_fine(place: Place, spark: SparkSess
 
 def test_an_unknown_lease_in_the_output_is_refused(place: Place, spark: SparkSession) -> None:
     sink = place.open(transform=lambda frame: frame.withColumn("lease_key", F.lit("made up")))
-    with pytest.raises(SinkError, match="made up"):
+    with pytest.raises(TransformError, match="made up"):
         write(sink, spark, part(1, 1000, 1001, 1))
 
 
