@@ -12,6 +12,8 @@ import psutil
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE: Final = Path("/proc/self/ns/pid")  # containers of one machine cannot see each other's processes
 
+_START_IN_STAT: Final = 19  # of the fields behind the name: the 22nd of all, in ticks
+
 # The kernel gives the start in ticks since boot; processes that compute the boot time apart may differ by a second.
 START_TOLERANCE_SECONDS: Final = 2.0
 
@@ -22,6 +24,17 @@ def this_machine() -> str:
     with suppress(OSError):  # not on Linux
         parts += [_BOOT.read_text().strip(), str(_NAMESPACE.readlink())]
     return hashlib.sha256("/".join(parts).encode()).hexdigest()[:12]
+
+
+def started_after_boot(pid: int) -> float | None:
+    """How long after the machine was booted the process started, in seconds. None for a process that is gone, and
+    on a system that does not keep it. A clock that is set changes nothing here, unlike a start in epoch seconds."""
+    try:
+        # The name of the program comes before it, in brackets, and may hold anything.
+        facts = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return int(facts[_START_IN_STAT]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def is_alive(pid: int, started: float) -> bool:

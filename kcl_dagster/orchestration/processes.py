@@ -14,11 +14,14 @@ from typing import Final, Self
 
 import psutil
 
-from kcl_dagster.machine import START_TOLERANCE_SECONDS
+from kcl_dagster.machine import START_TOLERANCE_SECONDS, started_after_boot
 
 # `dagster dev` and `dg dev` set it in their own process, so only what they start has it from its beginning.
 DEV_VARIABLE: Final = "DAGSTER_IS_DEV_CLI"
 DEV_COMMANDS: Final = frozenset({"dagster", "dg"})
+
+_BOOT: Final = "boot+"  # in an identity: the start counts from the boot of the machine
+_TICK: Final = 0.01  # seconds; an identity has two decimals
 
 _ATTRIBUTES: Final = ("pid", "ppid", "create_time", "cmdline", "status")
 _PYTHON: Final = re.compile(r"python[0-9.]*(\.exe)?")
@@ -52,8 +55,9 @@ class Process:
 
     @property
     def identity(self) -> str:
-        """What another process needs to find this one: see `parse`."""
-        return f"{self.pid}@{self.started:.2f}"
+        """What another process needs to find this one, also after the clock was set: see `parse`."""
+        after_boot = started_after_boot(self.pid)
+        return f"{self.pid}@{self.started:.2f}" if after_boot is None else f"{self.pid}@{_BOOT}{after_boot:.2f}"
 
     def is_alive(self) -> bool:
         """False also when another process has the pid. Clocks that are set do not matter."""
@@ -98,7 +102,11 @@ def parse(identity: str) -> Process | None:
     if not at:
         msg = f"{identity!r} is not of the form PID@STARTED"
         raise ValueError(msg)
-    return find(int(pid), float(started))
+    if not started.startswith(_BOOT):
+        return find(int(pid), float(started))
+    wanted, process = float(started.removeprefix(_BOOT)), find(int(pid))
+    after_boot = None if process is None else started_after_boot(process.pid)
+    return process if after_boot is not None and abs(after_boot - wanted) <= _TICK else None
 
 
 def snapshot() -> dict[int, Process]:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from kcl_dagster.errors import ProcessingTimeout
 from kcl_dagster.spark.session import is_classic
-from kcl_dagster.worker.processing_watch import Attempt
+from kcl_dagster.worker.processing_watch import Attempt, may_interrupt
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +75,6 @@ class Interruption:
             signal.pthread_kill(self._main, SIGNAL)
 
     def _raise(self, _number: int, _frame: FrameType | None) -> None:
-        # Asked on the thread that runs the code, so what comes after the batch is never interrupted.
-        if self._attempt is not None and self._attempt.is_running():
+        # Asked on the thread that runs the code, so neither what comes after the batch nor a commit is interrupted.
+        if self._attempt is not None and may_interrupt() and self._attempt.is_running():
             raise ProcessingTimeout("the consumer's code was interrupted")

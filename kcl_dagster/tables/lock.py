@@ -53,7 +53,7 @@ class LockView:
     """For how long the other owner's version is known to have stood."""
 
     duration: float = 0.0
-    """After how long it may be taken over. Seconds, from the row."""
+    """After how long it may be taken over. Seconds, from the row, within `LONGEST_DURATION`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,11 @@ class _Row:
     is_released: bool
     process: str | None = None
 
+
+# The longest duration that is believed of a row, if ours is not longer. A leader changes the row several times a
+# minute; a duration of years, whatever wrote it, would leave the fleet without a leader once its owner is gone.
+# A takeover is safe at any moment: what the former leader still writes is conditional.
+LONGEST_DURATION: Final = 3600.0
 
 _MILLISECONDS: Final = re.compile(r"[0-9]{1,15}")
 _OVERTAKEN: Final = LockView(held=False, owner=None, trusted_until=0.0)
@@ -237,7 +242,7 @@ class LeaderLock:
         return _Row(
             owner=reader.required_text(LOCK_OWNER),
             version=reader.required_text(LOCK_VERSION),
-            duration=int(milliseconds) / 1000,
+            duration=min(int(milliseconds) / 1000, max(LONGEST_DURATION, self._duration)),
             is_released=reader.raw(LOCK_RELEASED, "S") is not None,
             process=reader.text(LOCK_PROCESS),
         )

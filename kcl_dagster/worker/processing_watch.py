@@ -4,6 +4,7 @@ The worker's main thread waits for the code, so the housekeeping thread watches.
 long, and interrupts one that takes longer than `batch.max_process_seconds`. The batch has failed then, by its code.
 """
 
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,31 @@ class Attempt:
 
 def cannot_interrupt(_: Attempt) -> None:
     """For code that nothing can interrupt."""
+
+
+class _Uninterrupted(threading.local):
+    depth = 0
+
+
+_uninterrupted = _Uninterrupted()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Around what a sink does itself while the consumer's code is limited, such as a table's commit. An exception
+    in the middle of a commit would leave unknown whether the batch is stored, and would blame the consumer's code
+    for a slow catalog. An attempt at interrupting meanwhile does nothing; the next one follows in
+    `INTERRUPT_SECONDS`. The calling thread only."""
+    _uninterrupted.depth += 1
+    try:
+        yield
+    finally:
+        _uninterrupted.depth -= 1
+
+
+def may_interrupt() -> bool:
+    """Whether the calling thread is outside of `uninterrupted`."""
+    return _uninterrupted.depth == 0
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from kcl_dagster.spark.sinks.writing import Written, file_stem, stems, stems_rep
 from kcl_dagster.spark.storage import S3Options, Store, is_hidden, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.worker.batch import Batch, Part
+from kcl_dagster.worker.processing_watch import uninterrupted
 
 
 class ParquetSink:
@@ -87,11 +88,12 @@ class ParquetSink:
         earlier attempt stored into folders, before the partitioning was taken away, is not looked for."""
         names = {f"{stem}.parquet" for stem in stems}
         try:
-            left = sorted(names - kept)
-            if names and self._layout.columns:  # rare enough to look into all folders
-                files = (file.path for file in self._store.files())
-                left = [path for path in files if path.rpartition("/")[2] in names and path not in kept]
-            if left:
-                self._store.delete(left)
+            with uninterrupted():
+                left = sorted(names - kept)
+                if names and self._layout.columns:  # rare enough to look into all folders
+                    files = (file.path for file in self._store.files())
+                    left = [path for path in files if path.rpartition("/")[2] in names and path not in kept]
+                if left:
+                    self._store.delete(left)
         except OSError as error:
             raise SinkError(f"parquet at {self.path}: {sorted(names)} could not be removed: {error}") from error

@@ -10,6 +10,7 @@ from kcl_dagster.errors import KclError, SinkError
 from kcl_dagster.spark.failures import of_table
 from kcl_dagster.spark.sinks.writing import WrittenFile
 from kcl_dagster.worker.batch import Part
+from kcl_dagster.worker.processing_watch import uninterrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,11 @@ def owner_key(part: Part) -> str:
 
 @contextmanager
 def table_errors(table: str) -> Iterator[None]:
-    """For what a table's own library does; see `spark.failures.of_table`."""
+    """For what a table's own library does; see `spark.failures.of_table`. No code of the consumer runs in there, so
+    `batch.max_process_seconds` interrupts nothing of it."""
     try:
-        yield
+        with uninterrupted():
+            yield
     except KclError:
         raise
     except Exception as error:

@@ -24,6 +24,7 @@ from kcl_dagster.spark.sinks.split import split
 from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.transform import Transform, apply, gathered, unchanged
 from kcl_dagster.worker.batch import Part
+from kcl_dagster.worker.processing_watch import uninterrupted
 
 
 class FileWriter(Protocol):
@@ -139,7 +140,8 @@ def _published(drafted: Drafted, names: Mapping[LeaseKey, str]) -> tuple[Written
     """Give the drafts of a batch their names."""
     store, drafts = drafted.store, drafted.drafts
     try:
-        store.copy({draft.path: names[lease] for lease, draft in drafts.items()})
+        with uninterrupted():
+            store.copy({draft.path: names[lease] for lease, draft in drafts.items()})
     except (OSError, KclError) as error:
         raise SinkError(f"{store.root}: what was fetched could not be published: {error}") from error
     return tuple(

@@ -70,6 +70,8 @@ def test_a_process_is_not_mistaken_for_the_next_with_its_number(
     assert processes.parse(found.identity) == found
     assert processes.parse(f"{found.pid}@{found.started - 60}") is None
     assert processes.find(found.pid, found.started - 60) is None
+    pid, _, since = found.identity.partition("@boot+")
+    assert processes.parse(f"{pid}@boot+{float(since) - 60:.2f}") is None
     with pytest.raises(ValueError, match="PID@STARTED"):
         processes.parse(str(found.pid))
 

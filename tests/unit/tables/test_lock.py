@@ -8,7 +8,7 @@ import pytest
 from kcl_dagster.errors import OutcomeUnknown, UnreadableItem, Unsafe
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.tables.lock import LeaderLock, LockProcess, LockView
+from kcl_dagster.tables.lock import LONGEST_DURATION, LeaderLock, LockProcess, LockView
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
@@ -154,6 +154,22 @@ def test_a_dead_leader_is_followed_once_its_own_duration_has_been_watched(room: 
     assert room.row is not None
     assert room.row["ownerName"] == {"S": "us"}
     assert room.row["leaseDuration"] == {"S": "5000"}
+
+
+@pytest.mark.parametrize("milliseconds", ["3600001", "999999999999999"])
+def test_an_absurd_duration_keeps_the_fleet_without_a_leader_for_an_hour_at_most(
+    room: Room, milliseconds: str
+) -> None:
+    room.write(JAVA | {"leaseDuration": {"S": milliseconds}})
+    mine = room.candidate("mine")
+    assert mine.look().duration == LONGEST_DURATION
+    room.clock.advance(LONGEST_DURATION - 1)
+    assert not mine.look().held
+    room.clock.advance(2)
+    assert mine.look().held
+    patient = room.candidate("patient", duration=2 * LONGEST_DURATION)
+    room.write(JAVA | {"leaseDuration": {"S": "999999999999999"}})
+    assert patient.look().duration == 2 * LONGEST_DURATION
 
 
 def test_a_heartbeat_starts_the_watch_anew(room: Room) -> None:

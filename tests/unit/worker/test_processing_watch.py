@@ -11,10 +11,11 @@ import pytest
 from kcl_dagster.errors import ProcessingTimeout, SinkError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.interruption import Interruption
+from kcl_dagster.spark.sinks.record import table_errors
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.events import EventKind, WorkerEvent
-from kcl_dagster.worker.processing_watch import Attempt, ProcessingWatch
+from kcl_dagster.worker.processing_watch import Attempt, ProcessingWatch, uninterrupted
 from kcl_dagster.worker.report import Outcome
 from tests.unit.worker.kit import Run, World
 
@@ -178,3 +179,47 @@ def test_what_comes_after_the_batch_is_never_interrupted() -> None:
         assert not kept[1].is_running()
         return
     raise AssertionError("it was interrupted")
+
+
+@pytest.mark.parametrize("ends", ["is committed", "fails"])
+def test_a_commit_that_is_slow_is_neither_interrupted_nor_blamed_on_the_code(ends: str) -> None:
+    interruption = Interruption()
+    watch = ProcessingWatch(FakeClock(), limit=1.0, interrupt=interruption)
+    committed: list[str] = []
+
+    def commit() -> None:
+        for _ in range(3):  # the second attempt sends the signal to this thread, and so does the third
+            watch.clock.sleep(11)
+            watch.step()
+        committed.append("batch 1")
+        if ends == "fails":
+            raise OSError("the catalog did not answer")
+
+    expected: Any = pytest.raises(SinkError, match="the catalog") if ends == "fails" else contextlib.nullcontext()
+    with interruption.installed(), expected, watch.running([KEY]), table_errors("clicks"):
+        commit()
+    assert committed == ["batch 1"]
+
+
+def test_code_that_runs_on_after_a_commit_is_interrupted() -> None:
+    interruption = Interruption()
+    watch = ProcessingWatch(FakeClock(), limit=1.0, interrupt=interruption)
+    reached: list[str] = []
+
+    def wait() -> None:
+        for _ in range(2):
+            watch.clock.sleep(11)
+            watch.step()
+
+    def commit_and_go_on() -> None:
+        with uninterrupted():
+            with uninterrupted():
+                wait()
+            wait()
+        reached.append("the code after the commit")
+        wait()
+        reached.append("the end")
+
+    with interruption.installed(), pytest.raises(ProcessingTimeout), watch.running([KEY]):
+        commit_and_go_on()
+    assert reached == ["the code after the commit"]
