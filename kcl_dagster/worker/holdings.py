@@ -13,13 +13,21 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from kcl_dagster.errors import LeaseLost
+from kcl_dagster.errors import KclError, LeaseLost
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.leases import CaughtUp, LeaseTable
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.throughput import Throughput
+
+
+class EndWasWritten(KclError):
+    """The row is at its shard's end already: an earlier write of it was applied, and its answer was lost."""
+
+    def __init__(self, key: LeaseKey, children: frozenset[str]) -> None:
+        super().__init__(f"{key} is at the end of its shard: the earlier write was applied")
+        self.children = children
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +174,11 @@ class Holdings:
             return held.lease
 
     def prepare(self, key: LeaseKey, token: int, pending: Checkpoint, state: bytes | None, batch: int) -> None:
-        """Pin the next batch of the lease. Raises as `renew`; after OutcomeUnknown the pin may or may not stand."""
+        """Pin the next batch of the lease. Raises as `renew`, or EndWasWritten. After OutcomeUnknown the pin may or
+        may not have been written."""
         held = self._find(key, token)
         with held.lock:
-            self._ready(held, token)
+            self._ready_to_go_on(held, token)
             sent = self._runtime.clock.monotonic()
             with self._dropping(held):
                 prepared = self._table.prepare(
@@ -180,10 +189,13 @@ class Holdings:
     def checkpoint(
         self, key: LeaseKey, token: int, checkpoint: Checkpoint, children: frozenset[str] = frozenset()
     ) -> None:
-        """Everything through `checkpoint` is done; the pin goes. Raises as `renew`."""
+        """Everything through `checkpoint` is done; the pin goes. Raises as `renew`, or EndWasWritten."""
         held = self._find(key, token)
         with held.lock:
-            self._ready(held, token)
+            if checkpoint.is_shard_end:
+                self._ready(held, token)
+            else:
+                self._ready_to_go_on(held, token)
             sent = self._runtime.clock.monotonic()
             with self._dropping(held):
                 written = self._table.checkpoint(
@@ -305,6 +317,11 @@ class Holdings:
             raise LeaseLost(key, f"not renewed for {self._duration:g} s")
         if held.in_doubt:
             self._settle(held)
+
+    def _ready_to_go_on(self, held: _Held, token: int) -> None:
+        self._ready(held, token)
+        if held.lease.is_finished:
+            raise EndWasWritten(held.lease.key, held.lease.children)
 
     def _settle(self, held: _Held) -> None:
         """Learn what became of a write whose answer was lost. Only that one write may separate us from the

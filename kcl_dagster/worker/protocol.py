@@ -26,7 +26,7 @@ from kcl_dagster.worker.concurrency import ForEach, errors_of, one_by_one
 from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import LOSSES_TO_NARROW
-from kcl_dagster.worker.holdings import Holding, Holdings
+from kcl_dagster.worker.holdings import EndWasWritten, Holding, Holdings
 from kcl_dagster.worker.pending import Pin, pin_of
 from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.ranges import Planner, next_range
@@ -117,7 +117,10 @@ class BatchProtocol(Generic[D]):
         read = {progress.range.lease: progress for progress in found}
         refused = errors_of(self.for_each, lambda key: self._pin(this.holdings[key], read[key]), read)
         for key, error in refused.items():
-            this.report(key, Outcome.DROPPED, read[key], error)
+            if isinstance(error, EndWasWritten):
+                self._finished(this, read[key], error.children)
+            else:
+                this.report(key, Outcome.DROPPED, read[key], error)
         return [progress for key, progress in read.items() if key not in refused]
 
     def _pin(self, holding: Holding, progress: Progress) -> None:
@@ -222,8 +225,12 @@ class BatchProtocol(Generic[D]):
         )
         for progress in going_on:
             key = progress.range.lease
-            if key in refused:
-                this.report(key, Outcome.UNCOMMITTED, progress, refused[key])
+            error = refused.get(key)
+            if isinstance(error, EndWasWritten):
+                self._finished(this, progress, error.children)
+                continue
+            if error is not None:
+                this.report(key, Outcome.UNCOMMITTED, progress, error)
                 continue
             self.reading.done(this, progress)
             this.report(key, Outcome.COMMITTED if key in ends else Outcome.IDLE, progress)
@@ -245,8 +252,12 @@ class BatchProtocol(Generic[D]):
         except KclError as error:
             this.report(key, Outcome.UNCOMMITTED, progress, error)
             return True
+        self._finished(this, progress, children)
+        return True
+
+    def _finished(self, this: Round, progress: Progress, children: frozenset[str]) -> None:
+        key = progress.range.lease
         self.reading.parents.finished(key)
         self.reading.failures.succeeded(key, SHARD_END)
         this.report(key, Outcome.FINISHED, progress)
         self.reading.tell(EventKind.SHARD_FINISHED, f"children {', '.join(sorted(children)) or 'none'}", key)
-        return True

@@ -362,6 +362,10 @@ def _named(part: Part) -> str:
     return f"part {part.number} of {part.shard_id} ({part.after}, {part.through}]"
 
 
+# How often hung code is looked at, for the faults' end.
+HANG_SECONDS: Final = 5.0
+
+
 @dataclass(slots=True)
 class SinkWeather:
     """How the sink behaves at the moment, for whom asks."""
@@ -375,9 +379,19 @@ class SinkWeather:
     hangs: dict[str, float] = field(default_factory=dict)
     """For how many seconds user code hangs in the next batch of a process."""
 
+    times_cleared: int = 0
+
     def clear(self) -> None:
         self.refuses = self.lies = self.slow_seconds = self.code_fails = 0.0
         self.hangs.clear()
+        self.times_cleared += 1
+
+    def hang(self, process: Process) -> None:
+        """Return after the seconds that are drawn for the process, or soon after the faults have stopped."""
+        kernel, times_cleared = process.kernel, self.times_cleared
+        until = kernel.now + self.hangs.pop(process.name, 0.0)
+        while (left := until - kernel.now) > 0 and self.times_cleared == times_cleared:
+            kernel.sleep(min(left, HANG_SECONDS))
 
 
 def _any_part(_: Part) -> None:
@@ -400,7 +414,7 @@ class LakeSink:
             self.on_write(part)
         kernel.sleep(self.weather.slow_seconds)
         if self.weather.hangs:
-            kernel.sleep(self.weather.hangs.pop(self.process.name, 0.0))
+            self.weather.hang(self.process)
         if self.weather.code_fails and self.draw() < self.weather.code_fails:
             raise ValueError("user code fails, injected")
         for part in batch.parts:

@@ -1,9 +1,10 @@
 """A worker processes its shards; whatever kills it, the next one goes on, and every record is stored once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.worker.batch import Budget, Range
@@ -65,6 +66,36 @@ def test_a_kill_at_any_point_loses_and_repeats_nothing() -> None:
         world.assign(second, *children)
         second.until_idle()
         world.check_exactly_once()
+
+
+def test_a_shard_whose_end_was_written_without_an_answer_is_finished() -> None:
+    """The write of the end is applied, its answer is lost, and DynamoDB is away until the worker gives up."""
+    world = World()
+    world.stream.put(A, "a", "b")
+    world.stream.split(A)
+    run = world.worker("w1")
+    world.assign(run)
+    is_away = False
+
+    def lose_the_answer(method: str, request: Mapping[str, Any]) -> None:
+        nonlocal is_away
+        if is_away:
+            raise EndpointConnectionError(endpoint_url="https://dynamodb")
+        if method == "update_item" and "SHARD_END" in str(request):
+            is_away = True
+            run.client.service.update_item(**request)
+            raise ReadTimeoutError(endpoint_url="https://dynamodb")
+
+    run.client.before.append(lose_the_answer)
+    run.round()
+    assert is_away
+    run.client.before.clear()
+
+    run.until_idle()
+
+    assert world.lease(A).is_finished
+    assert EventKind.SHARD_FINISHED in run.kinds()
+    world.check_exactly_once()
 
 
 def _small_world() -> World:
