@@ -78,7 +78,9 @@ def _check_rest(simulation: "Simulation") -> None:
         return
     timings = scenario.application.timings
     settling = 3 * timings.lease_duration + timings.handoff_timeout + 60.0 * scenario.stretch
-    since = max(simulation.fleet_changed, scenario.active) + settling
+    # A worker is given leases when it can read, which may be long after its start.
+    opened = max((worker.opened_at for worker in simulation.living()), default=0.0)
+    since = max(simulation.fleet_changed, opened, scenario.active) + settling
     late = [move for at, move in simulation.ledger.moves if at > since]
     if late and not any(worker.run.is_over for worker in simulation.living()):
         simulation.violations.add("L4", f"leases still move: {late[:6]}")
