@@ -36,6 +36,9 @@ class StreamSight:
 
     name: str
     open_shards: int
+    shards: tuple[str, ...] = ()
+    """The ids of the open shards, sorted; empty while no listing has succeeded."""
+
     hole: str | None = None
     """Hash keys nobody reads."""
 

@@ -52,7 +52,9 @@ class StreamState:
     shards: tuple[Shard, ...] = ()
     """The last complete listing."""
 
-    open_shards: int = 0
+    open_shards: tuple[str, ...] = ()
+    """The ids of the open shards in the last listing, sorted."""
+
     missing: dict[LeaseKey, int] = field(default_factory=dict)
     """In how many complete listings in a row the shard of a lease was missing."""
 
@@ -202,7 +204,7 @@ class Syncer:
             leases = grouped.get(_group_of(identifier), [])
             return self._sync(state, identifier, leases, deadline, dry=dry)
         except KclError as error:
-            return StreamOutcome(StreamSight(name, state.open_shards), error=f"stream {name}: {error}")
+            return StreamOutcome(_sight(state, None), error=f"stream {name}: {error}")
 
     def _identified(
         self, state: StreamState, grouped: dict[str, list[Lease]], workers: Sequence[WorkerRow]
@@ -322,7 +324,7 @@ class Syncer:
                 raise StreamError(
                     f"the listing of its first shards lacks hash keys {hole}; it is read again next tick"
                 )
-            state.shards, state.open_shards = (), sum(shard.is_open for shard in opened)
+            state.shards, state.open_shards = (), _open(opened)
             return plan_first_sync(opened, start.position, identifier)
         shards = tuple(self._streams.shards(name))
         plan = plan_sync(shards, leases, start.position, identifier, as_kcl=as_kcl)
@@ -334,7 +336,7 @@ class Syncer:
             roots = frozenset(shard.id for shard in self._streams.shards(name, opened_at))
             plan = plan_sync(shards, leases, start.position, identifier, roots=roots, as_kcl=as_kcl)
         if not plan.inconsistent and shards:
-            state.shards, state.open_shards = shards, sum(shard.is_open for shard in shards)
+            state.shards, state.open_shards = shards, _open(shards)
         return plan
 
     def _create(self, plan: SyncPlan, deadline: float, *, dry: bool) -> list[Lease]:
@@ -433,10 +435,15 @@ def _moment(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
+def _open(shards: Sequence[Shard]) -> tuple[str, ...]:
+    return tuple(sorted(shard.id for shard in shards if shard.is_open))
+
+
 def _sight(state: StreamState, hole: Hole | None, created: Sequence[Lease] = ()) -> StreamSight:
     return StreamSight(
         name=state.settings.name,
-        open_shards=state.open_shards,
+        open_shards=len(state.open_shards),
+        shards=state.open_shards,
         hole=None if hole is None else str(hole),
         created=tuple(lease.key for lease in created),
     )

@@ -24,7 +24,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.errors import KclError
 from kcl_dagster.leader import expiry
 from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.report import Launch, TickReport
+from kcl_dagster.leader.report import Launch, StreamSight, TickReport
 from kcl_dagster.leader.runs import LoadedCode
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.lease import LeaseKey
@@ -32,7 +32,7 @@ from kcl_dagster.orchestration import checks, observation
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.lock_process import lock_process
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
-from kcl_dagster.orchestration.reporting import Reporter
+from kcl_dagster.orchestration.reporting import SHARDS_TAG, Reporter, shards_of
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.runs import (
     APPLICATION_TAG,
@@ -188,12 +188,18 @@ def build_kcl_leader_sensor(
             requests = [_request(application, launch, code) for launch in report.launches]
             failing = seat.reporter.failing(now)
             seat.reporter.repeat(_superseded(failing, consumer, translator, instance))
+            changed = []
+            for stream in seat.reporter.new_shards(seen, now):
+                if _is_told(stream, consumer, translator, instance):
+                    seat.reporter.settle(stream)
+                else:
+                    changed.append(stream)
             new = sorted({launch.slot for launch in report.launches} - known)
             return SensorResult(
                 run_requests=requests or None,
                 skip_reason=None if requests else SkipReason(_summary(report)),
                 dynamic_partitions_requests=[slots.build_add_request(new)] if new else None,
-                asset_events=seat.reporter.events(seen, now),
+                asset_events=seat.reporter.events(seen, now, changed),
                 cursor=seat.cursor(context.cursor),
             )
         finally:
@@ -245,6 +251,16 @@ def _superseded(
         return []
     latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
     return [key.name for key, record in latest.items() if record.create_timestamp <= event.timestamp]
+
+
+def _is_told(stream: StreamSight, consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> bool:
+    """Whether Dagster's storage has a materialization of the stream with these shards, or one that no leader made:
+    the asset may be described elsewhere, and be materialized there."""
+    key = translator.get_asset_key(KclAsset(Role.STREAM, consumer, stream.name))
+    event = instance.get_latest_materialization_event(key)
+    if event is None or event.asset_materialization is None:
+        return False
+    return (event.asset_materialization.tags or {}).get(SHARDS_TAG, shards_of(stream)) == shards_of(stream)
 
 
 def _decided(consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> list[Row]:

@@ -4,6 +4,7 @@ Dagster keeps every event for ever and evaluates us 17,000 times a day, so event
 something changed, with whatever else changes within a minute; once more when that has settled; seldom in calm.
 """
 
+import hashlib
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 from dagster import AssetCheckEvaluation, AssetMaterialization, AssetObservation
 
+from kcl_dagster.leader.report import StreamSight
 from kcl_dagster.orchestration import checks, statement
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.metadata import KclMetadataSet
@@ -28,9 +30,17 @@ NEWS_SECONDS = 1800.0  # what is still decided after that is news again
 LEAST_PACE_SECONDS = 60.0  # a worker's end moves all of its leases, tick after tick, and the tables cost 25 KB
 SETTLED_SECONDS = 30.0  # after a change, numbers mean something again: the worker had its next heartbeats
 CHECK_PACE_SECONDS = 4 * 3600.0  # of a check whose answer stays the same
+SHARDS_PACE_SECONDS = 60.0  # from a materialization of a stream to the look whether Dagster has stored it
+SHARDS_TOLD_AT_MOST = 2  # the second time in case the first was not stored
 SUPERSEDED_PACE_SECONDS = 60.0  # workers materialize the records every 30 s at first, and every 30 minutes later
 EASED_PACE_SECONDS = 1800.0  # of one that still fails and less badly: around a step it must not be told every tick
 # Durations and shares change from tick to tick while what they are part of stays the same.
+SHARDS_TAG = "kcl/shards"
+"""On the materializations of a stream: its set of open shards."""
+
+# The version that Dagster assumes for an external asset without one. A version that changed with the shards would
+# mark all that was made of the stream as out of date.
+_DATA_VERSION = {"dagster/data_version": "INITIAL"}
 _PASSING = re.compile(r"\d+(\.\d+)?( ?s\b|%)")
 
 
@@ -48,6 +58,12 @@ class Reporter:
     """The step that each check's problem had come to when it was told last, None where it passed; and when."""
 
     _looked: float = float("-inf")
+    _stored_shards: dict[str, str] = field(default_factory=dict)
+    """By stream, the set of open shards that Dagster's storage has."""
+
+    _told_shards: dict[str, tuple[str, float, int]] = field(default_factory=dict)
+    """By stream, the set of open shards in the last materialization that was returned, when, and how often."""
+
     _remarks: dict[str, str | None] = field(default_factory=dict)
     _wrong_since: dict[str, float] = field(default_factory=dict)
     _answered: set[str] = field(default_factory=set)
@@ -94,8 +110,28 @@ class Reporter:
         for name in names:
             self._checked.pop(name, None)
 
-    def events(self, seen: Observation, now: float) -> list[Event]:
-        """What is worth telling now; `now` is monotonic."""
+    def new_shards(self, seen: Observation, now: float) -> list[StreamSight]:
+        """Streams whose set of open shards is not known to be in Dagster's storage; `now` is monotonic.
+
+        The caller compares each with the storage and calls `settle`, or passes it to `events`. A materialization
+        that Dagster did not store, because the tick was cut off, is returned once more after a minute. Not oftener:
+        leaders of two accounts may report different streams as one asset.
+        """
+        found = []
+        for stream in seen.streams:
+            shards = shards_of(stream)
+            told, at, times = self._told_shards.get(stream.name, ("", 0.0, 0))
+            may_tell = told != shards or (times < SHARDS_TOLD_AT_MOST and now - at >= SHARDS_PACE_SECONDS)
+            if stream.shards and self._stored_shards.get(stream.name) != shards and may_tell:
+                found.append(stream)
+        return found
+
+    def settle(self, stream: StreamSight) -> None:
+        """Dagster's storage has a materialization of this set of open shards: none is returned for it again."""
+        self._stored_shards[stream.name] = shards_of(stream)
+
+    def events(self, seen: Observation, now: float, changed: Iterable[StreamSight] = ()) -> list[Event]:
+        """What is worth telling now; `now` is monotonic. `changed`: streams whose set of open shards is new."""
         if self._began is None:
             self._began = now
         if seen.shape != self._shape:
@@ -105,6 +141,13 @@ class Reporter:
             if self._is_due(role, now):
                 self._told[role] = now
                 found.append(AssetMaterialization(self._key(role), metadata=dict(statement_of(seen))))
+        for stream in changed:
+            shards = shards_of(stream)
+            before, _, times = self._told_shards.get(stream.name, (shards, 0.0, 0))
+            self._told_shards[stream.name] = (shards, now, times + 1 if before == shards else 1)
+            tags = {**_DATA_VERSION, SHARDS_TAG: shards}
+            key = self._stream_key(stream)
+            found.append(AssetMaterialization(key, metadata=dict(statement.of_stream(stream, seen)), tags=tags))
         if self._is_due(Role.STREAM, now):
             found.extend(self._streams(seen, now))
         if seen.decisions:
@@ -125,11 +168,10 @@ class Reporter:
         return now - told >= (min(LEAST_PACE_SECONDS, pace) if is_news else pace)
 
     def _streams(self, seen: Observation, now: float) -> Iterator[AssetObservation]:
-        """The streams are observed: nobody here makes them."""
+        """Between two changes of its shards, a stream is observed."""
         for stream in seen.streams:
             self._told[Role.STREAM] = now
-            key = self.translator.get_asset_key(KclAsset(Role.STREAM, self.consumer, stream.name))
-            yield AssetObservation(key, metadata=dict(statement.of_stream(stream, seen)))
+            yield AssetObservation(self._stream_key(stream), metadata=dict(statement.of_stream(stream, seen)))
 
     def _checks(self, seen: Observation, now: float) -> Iterator[AssetCheckEvaluation]:
         for check, found in checks.evaluate(seen, self.consumer):
@@ -148,8 +190,16 @@ class Reporter:
                 self._remarks[check.name] = remark
                 yield checks.evaluation(check, problem, self.consumer, self.translator, seen)
 
+    def _stream_key(self, stream: StreamSight) -> Any:
+        return self.translator.get_asset_key(KclAsset(Role.STREAM, self.consumer, stream.name))
+
     def _key(self, role: Role) -> Any:
         return self.translator.get_asset_key(KclAsset(role, self.consumer))
+
+
+def shards_of(stream: StreamSight) -> str:
+    """A short name of a stream's set of open shards. The same in every process and for every application."""
+    return hashlib.sha256("\n".join(stream.shards).encode()).hexdigest()[:16]
 
 
 def _check_pace(told: float | None, step: float | None) -> float:

@@ -75,8 +75,9 @@ def identifier(name: str) -> str:
 
 
 DESCRIPTIONS = {
-    Role.STREAM: "The Kinesis stream `{subject}`: its shards, and whether all of them are read. Nothing in Dagster "
-    "makes it, so it is never materialized: the leader *observes* it, at least every hour.",
+    Role.STREAM: "The Kinesis stream `{subject}`: its shards, and whether all of them are read. The leader reports "
+    "it as *materialized* when it first sees the stream and when its set of open shards has changed, and "
+    "*observes* it at least every hour.",
     Role.LEASES: "**Who reads what**: which worker holds which shard of `{subject}`, up to where, and whether "
     "anybody does. The table has those that need attention first; *age* is for how long a counter has stood still.",
     Role.WORKERS: "**Who works**: the runs of `{subject}`, their leases, their load, how long they are up. Those "

@@ -18,6 +18,7 @@ from dagster import (
 )
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration import checks, watchdog
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
@@ -34,6 +35,12 @@ def build_worker_asset(
     application = consumer.application
     # A run that finds its slot taken ends without having made anything.
     spec = translator.get_asset_spec(KclAsset(Role.RECORDS, consumer)).replace_attributes(skippable=True)
+    if spec.automation_condition is not None:
+        raise ConfigurationError(
+            f"the asset {spec.key.to_user_string()} has an automation condition: the leader of {application.name} "
+            f"launches the runs of its workers, and others would take their slots. Give the condition to assets "
+            f"downstream of it"
+        )
 
     @multi_asset(
         specs=[spec],

@@ -117,11 +117,40 @@ def test_runs_of_other_applications_are_not_counted(bench: Bench) -> None:
 
 
 def test_everything_is_told_at_once_and_then_seldom(bench: Bench) -> None:
-    assert told(bench.tick()) == {"leases", "workers", "lag", "decisions"}
+    stream = bench.consumer.application.name
+    assert told(bench.tick()) == {"leases", "workers", "lag", "decisions", stream}
     bench.tick()  # sees the leases the first has made
     for slot in SLOTS:
         bench.add_run(slot, DagsterRunStatus.NOT_STARTED)
     assert told(bench.tick()) == set()
+
+
+def streams_told(bench: Bench) -> list[AssetMaterialization]:
+    """The materializations of streams in a tick, which Dagster's storage then has."""
+    events = bench.tick().asset_events
+    told = [e for e in events if isinstance(e, AssetMaterialization) and e.asset_key.path[0] == "kinesis"]
+    for event in told:
+        bench.instance.report_runless_asset_event(event)
+    return told
+
+
+@pytest.mark.audit("F11")
+def test_the_stream_is_materialized_once_whatever_leaders_restart(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [first] = streams_told(bench)
+    assert first.asset_key == AssetKey(["kinesis", bench.consumer.application.name])
+    assert (first.tags or {})["dagster/data_version"] == "INITIAL"
+    assert streams_told(bench) == []
+    monkeypatch.setattr(leader_sensor, "_seats", {})
+    assert streams_told(bench) == []
+
+
+@pytest.mark.audit("F11")
+def test_a_stream_that_is_materialized_elsewhere_is_left_alone(bench: Bench) -> None:
+    key = AssetKey(["kinesis", bench.consumer.application.name])
+    bench.instance.report_runless_asset_event(AssetMaterialization(key))
+    assert streams_told(bench) == []
 
 
 def test_every_check_is_evaluated_by_the_first_tick(bench: Bench) -> None:

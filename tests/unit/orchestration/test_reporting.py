@@ -55,7 +55,7 @@ CALM = Observation(
     leader="us",
     leading=True,
     lag_seconds=1.5,
-    streams=[StreamSight("stream", 2)],
+    streams=[StreamSight("stream", 2, ("shardId-000000000000", "shardId-000000000001"))],
 )
 
 
@@ -319,3 +319,33 @@ def test_the_columns_of_what_is_stored_are_told(columns: int, told: list[bool]) 
     assert isinstance(schema, TableSchema)
     assert schema.columns[:2] == [TableColumn("c0", "bigint"), TableColumn("c1", "bigint")]
     assert table.asked == 1
+
+
+RESHARDED = replace(CALM, streams=[StreamSight("stream", 2, ("shardId-000000000001", "shardId-000000000002"))])
+
+
+def materializes(reporter: Reporter, seen: Observation, now: float) -> bool:
+    """Whether a tick materializes the stream where Dagster's storage does not have its shards."""
+    events = reporter.events(seen, now, reporter.new_shards(seen, now))
+    return any(isinstance(e, AssetMaterialization) and e.asset_key.path[0] == "kinesis" for e in events)
+
+
+@pytest.mark.audit("F11")
+def test_a_stream_is_materialized_at_first_sight_and_when_its_shards_changed(reporter: Reporter) -> None:
+    assert materializes(reporter, CALM, 0.0)
+    reporter.settle(CALM.streams[0])
+    assert not any(materializes(reporter, CALM, tick * 5.0) for tick in range(1, 20_000))
+    assert materializes(reporter, RESHARDED, 100_000.0)
+    reporter.settle(RESHARDED.streams[0])
+    assert not materializes(reporter, RESHARDED, 100_005.0)
+
+
+@pytest.mark.audit("F11")
+def test_a_stream_whose_materialization_is_never_stored_is_materialized_twice_at_most(reporter: Reporter) -> None:
+    told = [tick * 5.0 for tick in range(1000) if materializes(reporter, CALM, tick * 5.0)]
+    assert told == [0.0, 60.0]
+
+
+@pytest.mark.audit("F11")
+def test_a_stream_that_could_not_be_listed_is_not_materialized(reporter: Reporter) -> None:
+    assert not materializes(reporter, replace(CALM, streams=[StreamSight("stream", 0)]), 0.0)
