@@ -290,8 +290,8 @@ class FailurePolicy(_Settings):
     tried once a minute from then on, and goes on by itself when the outage ends; no record is set aside for it."""
 
     max_age: Seconds | None = None
-    """The action comes at once when the oldest record of the batch is older than this. In an outage the shard is
-    shown as stopped."""
+    """The action comes, whatever `attempts` is, when the batch has failed for longer than this, counted from its
+    first failure. After an outage of this length the shard is shown as stopped."""
 
     dead_letter_path: str | None = None
     """A directory or `s3://bucket/prefix`, for dead_letter."""

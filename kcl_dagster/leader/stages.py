@@ -91,6 +91,7 @@ class Tick:
             self._stage("clean", self._clean)
             self._stage("report", self._save)
             self._count_failures()
+            self._watch_queue()
         return self._report()
 
     def _stage(self, name: str, work: Callable[[], str | None]) -> bool:
@@ -134,6 +135,9 @@ class Tick:
             raise KclError(
                 f"it could not do its work and leaves the lead to others for {failures.waits(now):.0f} s"
             )
+        rest = self.leader.queue.waits(now, self.runs.slots)
+        if rest > 0:
+            raise KclError(f"its runs do not start, and it leaves the lead to others for {rest:.0f} s")
         if failures.cannot_read:
             twice(self.leader.tables.leases.scan)
             failures.cannot_read = False
@@ -383,6 +387,22 @@ class Tick:
         elif self.leader.failures.failed():
             now = self.leader.runtime.clock.monotonic()
             self.leader.failures.give_up(now, cannot_read=self.cannot_read)
+            self._stage("resign", self._resign)
+
+    def _watch_queue(self) -> None:
+        """A leader whose runs do not start lets another deployment launch workers."""
+        plan, sight, runs = self.fleet, self.sight, self.runs
+        if not self.leading or sight is None or runs.unknown or not runs.launches:
+            return
+        alive = {seen.row.run_id for seen in sight.workers if seen.alive}
+        silent = plan.silent if plan is not None else {}
+        moves = any(
+            run.run_id in alive or (run.status != "queued" and slot not in silent)
+            for slot, run in runs.slots.items()
+        )
+        is_short = plan is not None and bool(plan.launch or set(runs.slots) - set(plan.cancel) - set(silent))
+        if self.leader.queue.see(self.leader.runtime.clock.monotonic(), is_short=is_short, moves=moves):
+            self.notes.append("no run of this deployment has started for minutes: another deployment may lead")
             self._stage("resign", self._resign)
 
     def _resign(self) -> None:

@@ -15,6 +15,7 @@ from kcl_dagster.leader.launches import LaunchBook
 from kcl_dagster.leader.memory import Memory
 from kcl_dagster.leader.moving import Mover
 from kcl_dagster.leader.observation import Observer
+from kcl_dagster.leader.queue_watch import QueueWatch
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.stages import Tick
@@ -98,6 +99,7 @@ class Leader:
         self.former = FormerStreams(tables.leases, tables.starts, streams, runtime.clock)
         self.launches = LaunchBook(application.fleet.lifetime)
         self.failures = FailureCount()
+        self.queue = QueueWatch(application.timings.tick_interval)
         self.policy = policies.configured(application, runtime.random)
         self.balances_every = policies.balances_every(application)
         self.balanced_at: float | None = None

@@ -152,7 +152,7 @@ class FailureModel(Described):
     """How often a batch is tried that the sink, AWS or Spark fails, before its shard is shown as stopped."""
 
     max_age: float | None = _FAILURE.max_age
-    """Seconds; the action comes at once when the oldest record of the batch is older than this."""
+    """Seconds; the action comes when the batch has failed for longer than this, counted from its first failure."""
 
     dead_letter_path: str | None = _FAILURE.dead_letter_path
     """A directory or `s3://bucket/prefix`, for dead_letter."""

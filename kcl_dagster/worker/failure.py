@@ -53,9 +53,19 @@ class _Trouble:
     retry_at: float = 0.0
     group: int | None = None  # leases of one number are tried together; None: with the healthy ones
     until: Checkpoint | None = None  # the end of the range that is being narrowed
+    failing_since: float | None = None  # when a record or the code failed first in the range
+    out_since: float | None = None  # of the outages in a row
     is_lost: bool = False  # the range that is being narrowed has ended processes
     has_waited: bool = False  # the lone record that was lost may be tried
     stopped: str | None = None  # why, once that was announced
+
+    def see(self, now: float, *, is_outage: bool) -> None:
+        """Remember when this kind of failure began."""
+        if is_outage:
+            self.out_since = now if self.out_since is None else self.out_since
+        else:
+            self.out_since = None
+            self.failing_since = now if self.failing_since is None else self.failing_since
 
     @property
     def is_failing(self) -> bool:
@@ -95,11 +105,9 @@ class Failures:
         self._suspects_turn = True
         return well
 
-    def failed(
-        self, keys: Sequence[LeaseKey], error: BaseException, oldest_age: float | None = None
-    ) -> list[LeaseKey]:
-        """Count a failed batch of these leases, or a lease that could not be fetched. `oldest_age`: of the oldest
-        record, in seconds. Returns the lease that an outage has stopped with this failure, if it did."""
+    def failed(self, keys: Sequence[LeaseKey], error: BaseException) -> list[LeaseKey]:
+        """Count a failed batch of these leases, or a lease that could not be fetched. Returns the lease that an
+        outage has stopped with this failure, if it did."""
         now = self._clock.monotonic()
         troubles = [self._troubles.setdefault(key, _Trouble()) for key in keys]
         is_outage = class_of(error).is_outage
@@ -114,18 +122,19 @@ class Failures:
             trouble.losses = trouble.losses + 1 if is_loss else 0
             trouble.outages = trouble.outages + 1 if is_outage else 0
             trouble.attempts += not is_outage
+            trouble.see(now, is_outage=is_outage)
             trouble.is_lost = False  # the process lives
         outages = min((trouble.outages for trouble in troubles), default=0)
         if len(troubles) > 1 and outages >= self._policy.outage_attempts:
             self._isolate(troubles, now)
         elif not is_outage or outages >= min(TOGETHER_ATTEMPTS, (self._policy.outage_attempts + 1) // 2):
             self._split(troubles)
-        is_stopped = is_outage and len(keys) == 1 and self._is_stopped(troubles[0], error, oldest_age)
+        is_stopped = is_outage and len(keys) == 1 and self._is_stopped(troubles[0], error)
         return list(keys) if is_stopped else []
 
-    def _is_stopped(self, trouble: _Trouble, error: BaseException, oldest_age: float | None) -> bool:
+    def _is_stopped(self, trouble: _Trouble, error: BaseException) -> bool:
         """Whether an outage stops the lease now, and had not stopped it before."""
-        if trouble.outages < self._policy.outage_attempts and not self._is_old(oldest_age):
+        if trouble.outages < self._policy.outage_attempts and not self._is_old(trouble.out_since):
             return False
         is_news = trouble.stopped is None
         trouble.stopped = brief(error)
@@ -144,15 +153,15 @@ class Failures:
             for trouble in some:
                 trouble.group = group
 
-    def verdict(self, key: LeaseKey, error: BaseException, oldest_age: float | None, can_narrow: bool) -> Verdict:
-        """After `failed`, for a batch of one lease. `oldest_age`: of its oldest record, in seconds."""
+    def verdict(self, key: LeaseKey, error: BaseException, can_narrow: bool) -> Verdict:
+        """After `failed`, for a batch of one lease."""
         trouble = self._troubles[key]
         if class_of(error).is_outage:
             # A process that is lost again and again, right after a fetch that succeeded, is lost to the batch.
             is_over = isinstance(error, ProcessLost) and trouble.losses >= self._policy.attempts
             is_narrowing = isinstance(error, ProcessLost) and trouble.until is not None and can_narrow
         else:
-            is_over = trouble.attempts >= self._policy.attempts or self._is_old(oldest_age)
+            is_over = trouble.attempts >= self._policy.attempts or self._is_old(trouble.failing_since)
             is_narrowing = trouble.until is not None and can_narrow
         if not is_over and not is_narrowing:
             return Verdict.RETRY
@@ -206,8 +215,13 @@ class Failures:
             return
         if trouble.until is not None and through < trouble.until:
             now = self._clock.monotonic()
-            kept = _Trouble(group=self._new_group(), until=trouble.until, retry_at=now, is_lost=trouble.is_lost)
-            self._troubles[key] = kept
+            self._troubles[key] = _Trouble(
+                group=self._new_group(),
+                until=trouble.until,
+                retry_at=now,
+                failing_since=trouble.failing_since,
+                is_lost=trouble.is_lost,
+            )
         else:
             del self._troubles[key]
 
@@ -232,8 +246,11 @@ class Failures:
         is not known to be the cause, is not among them."""
         return tuple(key for key in sorted(self._troubles) if self._troubles[key].is_failing)
 
-    def _is_old(self, oldest_age: float | None) -> bool:
-        return self._policy.max_age is not None and oldest_age is not None and oldest_age > self._policy.max_age
+    def _is_old(self, since: float | None) -> bool:
+        """Counted from the first failure and not from the arrival of the records: those that a worker reads after a
+        long stop are old already, and their first failure may be due to chance."""
+        age = self._policy.max_age
+        return age is not None and since is not None and self._clock.monotonic() - since > age
 
     def _group(self, key: LeaseKey) -> int | None:
         trouble = self._troubles.get(key)

@@ -42,9 +42,7 @@ class PoisonHandling:
             middle = None
             if depends_on_records(error) and self.failures.action is not FailureAction.STOP:
                 middle = _middle(fetched, progress)
-            oldest = progress.first_arrival_ms
-            age = None if oldest is None else self.clock.now() - oldest / 1000
-            verdict = self.failures.verdict(key, error, age, can_narrow=middle is not None)
+            verdict = self.failures.verdict(key, error, can_narrow=middle is not None)
             return self._carry_out(verdict, fetched, progress, holding, part, error, middle)
         except KclError as problem:
             self._tell(EventKind.BATCH_FAILED, f"while treating a poison record: {problem}", holding)

@@ -211,12 +211,11 @@ class ProcessorProtocol:
         process = self._processes.pop(key, None)
         if process is not None:
             process.leave()
-        age = self.reading.age_of(progress)
         this.error = full(error)
         self.reading.tell(EventKind.BATCH_FAILED, this.error, key)
-        self.reading.failed(this, [key], error, age)
+        self.reading.failed(this, [key], error)
         this.report(key, Outcome.FAILED, progress, error)
-        if failures.verdict(key, error, age, can_narrow=False) is Verdict.RETRY:
+        if failures.verdict(key, error, can_narrow=False) is Verdict.RETRY:
             return
         if failures.action is not FailureAction.STOP and depends_on_records(error) and key not in self._careful:
             self._careful.add(key)

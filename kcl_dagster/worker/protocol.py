@@ -197,8 +197,7 @@ class BatchProtocol(Generic[D]):
     def _failed(self, this: Round, fetched: Fetched[D], found: Sequence[Progress], error: Exception) -> None:
         keys = [progress.range.lease for progress in found]
         this.error = full(error)
-        ages = [age for progress in found if (age := self.reading.age_of(progress)) is not None]
-        self.reading.failed(this, keys, error, max(ages, default=None))
+        self.reading.failed(this, keys, error)
         for progress in found:
             self._forget_losses(this.holdings[progress.range.lease], progress)
             this.report(progress.range.lease, Outcome.FAILED, progress, error)

@@ -280,21 +280,14 @@ class Reading(Generic[R]):
         self.failed(this, [key], error if isinstance(error, KclError) else BatchError(brief(error)))
         this.report(key, Outcome.NOT_READ, error=error)
 
-    def failed(
-        self, this: Round, keys: Sequence[LeaseKey], error: Exception, oldest_age: float | None = None
-    ) -> None:
+    def failed(self, this: Round, keys: Sequence[LeaseKey], error: Exception) -> None:
         """Count a failure, and tell of the shards that it stops. After an error of the configuration the worker
         ends."""
         if isinstance(error, ConfigurationError) and class_of(error) is ErrorClass.CONFIGURATION:
             this.fatal = this.fatal or error
-        for key in self.failures.failed(keys, error, oldest_age):
+        for key in self.failures.failed(keys, error):
             message = f"it keeps failing ({class_of(error)}), and is tried once a minute: {full(error)}"
             self.tell(EventKind.SHARD_STOPPED, message, key)
-
-    def age_of(self, progress: Progress) -> float | None:
-        """Of the oldest record read, in seconds."""
-        oldest = progress.first_arrival_ms
-        return None if oldest is None else self.clock.now() - oldest / 1000
 
     def tell(self, kind: EventKind, message: str, key: LeaseKey | None = None, **facts: str | float) -> None:
         self.on_event(WorkerEvent(kind, message, key, facts))

@@ -1,11 +1,13 @@
 """Runs are launched, scaled, replaced and left alone."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from kcl_dagster.application import Application, FleetSettings
 from kcl_dagster.leader.fleet import ABANDONED_SECONDS
+from kcl_dagster.leader.queue_watch import STUCK_SECONDS, QueueWatch
 from kcl_dagster.leader.runs import LoadedCode, RunView, SlotRun
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.tables.control import Control
@@ -350,3 +352,89 @@ def test_a_leader_that_was_away_gives_nothing_to_a_worker_that_died_meanwhile() 
     town.step(20)
     given = [move for report in town.reports[before:] for move in report.moves if move.to == victim.id]
     assert given == []
+
+
+# --- a run queue that does not move ---
+
+
+def test_a_leader_whose_queue_does_not_move_lets_a_deployment_lead_whose_queue_does() -> None:
+    """Both deployments tick every five seconds. The queue of the first moves again when the second reads."""
+    town, queue = town_of(shards=4), dict[str, SlotRun]()
+    first = town.open_leader("deployment-without-room")
+    leads: list[str | None] = []
+
+    def step() -> None:
+        town.clock.advance(TICK)
+        for worker in town.workers.values():
+            worker.step()
+        report = first.tick(RunView(dict(queue), lambda _: ()))
+        for launch in report.launches:
+            waiting = WorkerId(f"{launch.slot}:waiting")
+            queue.setdefault(launch.slot, SlotRun(f"run-{launch.generation}", waiting, "queued", town.clock.now()))
+        for slot in report.retire:
+            queue.pop(slot, None)
+        town.obey(town.tick())
+        leads.append(report.leader if report.leading else town.reports[-1].leader)
+
+    for _ in range(round(STUCK_SECONDS / TICK)):
+        step()
+    assert set(leads) == {"deployment-without-room"}
+    for _ in range(round(120 / TICK)):
+        step()
+    assert set(leads[-10:]) == {"the-leader"}
+    [worker] = town.workers.values()
+    assert len(worker.shards()) == 4
+    for _ in range(round(2 * STUCK_SECONDS / TICK)):
+        step()
+    assert set(leads[-40:]) == {"the-leader"}, "whose workers read"
+
+
+def test_without_another_deployment_a_leader_with_a_stuck_queue_leads_on_and_launches_when_it_moves() -> None:
+    town = town_of(shards=4)
+    led = 0
+    for _ in range(240):
+        report = town.step()
+        led += report.leading
+        for launch in report.launches:
+            waiting = WorkerId(f"{launch.slot}:waiting")
+            town.runs.setdefault(
+                launch.slot, SlotRun(f"run-{launch.generation}", waiting, "queued", town.clock.now())
+            )
+    assert 0.9 * 240 < led < 240
+    town.runs.clear()
+    for _ in range(24):
+        town.obey(town.step())
+    [worker] = town.workers.values()
+    assert len(worker.shards()) == 4
+
+
+def test_a_leader_that_has_given_up_leads_again_at_once_when_its_queue_moves() -> None:
+    watch = QueueWatch(tick_interval=5.0)
+    queued = {"worker-000": SlotRun("run-1", WorkerId("worker-000:run-1"), "queued", 0.0)}
+    assert not watch.see(0.0, is_short=True, moves=False)
+    assert not watch.see(STUCK_SECONDS - 1, is_short=True, moves=False)
+    assert watch.see(STUCK_SECONDS, is_short=True, moves=False)
+    now = STUCK_SECONDS + 5
+    assert watch.waits(now, queued) == 25.0
+    assert watch.waits(now, {"worker-000": replace(queued["worker-000"], status="starting")}) == 0.0
+    assert watch.waits(now, queued) == 0.0
+
+
+def test_a_leader_with_a_stuck_queue_gives_up_more_and_more_seldom() -> None:
+    watch, moments = QueueWatch(tick_interval=5.0), list[float]()
+    for second in range(30_000):
+        now = float(second)
+        if not watch.waits(now, {}) and watch.see(now, is_short=True, moves=False):
+            moments.append(now)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(moments)]
+    assert gaps[:4] == [510.0, 990.0, 1950.0, 3630.0]
+    assert set(gaps[4:]) == {3630.0}
+    assert not watch.see(40_000.0, is_short=True, moves=True)
+    assert watch.given_up == 0
+
+
+def test_a_fleet_that_has_its_workers_or_is_paused_is_not_stuck() -> None:
+    watch = QueueWatch(tick_interval=5.0)
+    assert not watch.see(0.0, is_short=True, moves=False)
+    assert not watch.see(STUCK_SECONDS / 2, is_short=False, moves=False)
+    assert not watch.see(STUCK_SECONDS + 1, is_short=True, moves=False)

@@ -221,16 +221,36 @@ def test_attempts_of_user_code_do_not_count_failures_of_the_sink() -> None:
     world.check_exactly_once()
 
 
-def test_a_record_that_is_too_old_is_given_no_more_attempts() -> None:
+@pytest.mark.parametrize("arrived", [0.0, 7200.0])
+def test_a_record_that_fails_for_too_long_is_given_no_more_attempts(arrived: float) -> None:
+    """However long ago it arrived: after a long stop all records are old."""
     world, run = world_with({"action": "skip", "attempts": 1000, "max_age": 60.0})
     world.assign(run)
     world.stream.put(A, "!")
-    world.stream.arrival_ms = round((world.clock.now() - 50) * 1000)
+    world.stream.arrival_ms = round((world.clock.now() - arrived) * 1000)
     run.sink.refuses = fails_on("!")
-    work(world, run, 5)
+    work(world, run, 50)
     assert EventKind.RECORD_SKIPPED not in run.kinds()
-    work(world, run, 60)
+    work(world, run, 70)
     assert EventKind.RECORD_SKIPPED in run.kinds()
+
+
+def test_an_old_record_that_fails_by_chance_is_not_set_aside() -> None:
+    world, run = world_with({"action": "skip", "attempts": 5, "max_age": 60.0})
+    world.assign(run)
+    world.stream.put(A, *"abc")
+    world.stream.arrival_ms = round((world.clock.now() - 7200) * 1000)
+    errors = [*[SinkError("down")] * 8, ValueError("by chance")]
+
+    def refuse(_: Data) -> None:
+        if errors:
+            raise errors.pop(0)
+
+    run.sink.refuses = refuse
+    work(world, run, 600)
+    assert not errors
+    assert EventKind.RECORD_SKIPPED not in run.kinds()
+    world.check_exactly_once()
 
 
 def test_a_dead_letter_that_cannot_be_stored_stops_the_shard_until_it_can() -> None:
@@ -401,8 +421,8 @@ def test_a_stopped_shard_is_tried_once_a_minute() -> None:
 
 
 @pytest.mark.audit("B1")
-def test_an_outage_stops_a_shard_at_once_when_its_records_are_too_old() -> None:
-    world, run = world_with({"max_age": 60.0})
+def test_an_outage_stops_a_shard_after_max_age_however_old_its_records_are() -> None:
+    world, run = world_with({"max_age": 60.0, "outage_attempts": 1000})
     world.assign(run)
     world.stream.put(A, "a")
     world.stream.arrival_ms = round((world.clock.now() - 100) * 1000)
@@ -411,7 +431,9 @@ def test_an_outage_stops_a_shard_at_once_when_its_records_are_too_old() -> None:
         raise SinkError("down")
 
     run.sink.refuses = refuse
-    run.round()
+    work(world, run, 50)
+    assert EventKind.SHARD_STOPPED not in run.kinds()
+    work(world, run, 100)
     assert run.kinds().count(EventKind.SHARD_STOPPED) == 1
 
 
