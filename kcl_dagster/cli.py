@@ -16,13 +16,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
-from kcl_dagster import aws
+from kcl_dagster import __version__, aws
 from kcl_dagster.application import Application
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.leader.opening import open_leader
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Every verb with its options."""
     made = argparse.ArgumentParser(prog="kcl-dagster", description="Look at and steer a KCL application.")
-    made.add_argument("--version", action="version", version=f"%(prog)s {version('kcl-dagster')}")
+    made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     verbs = made.add_subparsers(required=True, metavar="VERB")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(

@@ -1,17 +1,18 @@
 """Settings of the documentation site (`make docs`). Its pages are those of docs/, as the repository shows them."""
 
 import re
-import tomllib
 from pathlib import Path
 
 from sphinx.application import Sphinx
+
+import kcl_dagster
 
 DOCS = Path(__file__).parents[1]
 _HEADING = re.compile(r"^## (?P<title>.+)$", re.MULTILINE)
 _PAGE = re.compile(r"\]\((?P<path>[\w/-]+)\.md\)")
 
 project = "kcl_dagster"
-release = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]["version"]
+release = kcl_dagster.__version__
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
 root_doc = "README"
