@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from kcl_dagster.errors import ConfigurationError
 
@@ -16,6 +16,16 @@ Seconds = Annotated[float, Field(gt=0)]
 # Dagster's sensor loop wakes every five seconds and compares with the start of the last tick, so an interval
 # of 5k alternates between 5k and 5k+5. One second less gives exactly 5k.
 _SENSOR_LOOP_SECONDS = 5
+
+
+def refusal(error: ValidationError) -> str:
+    """What pydantic refused, as a line for an operator: the field, the rule and the value of each."""
+    return "; ".join(
+        f"{'.'.join(map(str, one['loc']))}: {one['msg']}, and is {one['input']!r}"
+        if one["loc"]
+        else one["msg"].removeprefix("Value error, ")
+        for one in error.errors(include_url=False)
+    )
 
 
 class _Settings(BaseModel):

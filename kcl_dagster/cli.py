@@ -19,19 +19,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from kcl_dagster import __version__, aws
-from kcl_dagster.application import Application
+from kcl_dagster.application import Application, refusal
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.standby import lead
-from kcl_dagster.operations.planning import decisions, plan, problems
+from kcl_dagster.operations.planning import decisions, nothing_to_do, plan, problems
 from kcl_dagster.operations.printable import printable
-from kcl_dagster.operations.status import Status, read_status
-from kcl_dagster.operations.terminal import Verbs
+from kcl_dagster.operations.status import Status, read_status, refuse_other_streams
+from kcl_dagster.operations.terminal import Verbs, refuse_missing_home
+from kcl_dagster.operations.unread import Unread
 from kcl_dagster.operations.watching import LOOK_SECONDS, view, watch, watch_json
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.lock import STANDBY
@@ -69,22 +71,26 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="kcl-dagster", description="Look at and steer a KCL application.")
     made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     verbs = made.add_subparsers(required=True, metavar="VERB")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
+    named = argparse.ArgumentParser(add_help=False)
+    named.add_argument(
         "target",
         nargs="?",
         help="module:attribute, a consumer, an Application or definitions; or use --application",
     )
-    common.add_argument("--application", help="its name, which is also its lease table's")
-    common.add_argument("--stream", action="append", help="with --application; several times for several streams")
+    named.add_argument("--application", help="its name, which is also its lease table's")
+    named.add_argument("--stream", action="append", help="with --application; several times for several streams")
+    common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--region", help="left out: as boto3 finds it")
     common.add_argument("--endpoint-url", help="of an emulator or a private endpoint")
     common.add_argument("--profile", help="of the shared AWS configuration")
     common.add_argument("--role-arn", help="role to assume")
 
-    def verb(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-        added = verbs.add_parser(name, help=text, description=text, parents=[common])
-        added.set_defaults(run=run)
+    def verb(
+        name: str, run: Callable[[argparse.Namespace], int], text: str, *, of_all: bool = False
+    ) -> argparse.ArgumentParser:
+        parents = [common] if of_all else [named, common]
+        added = verbs.add_parser(name, help=text, description=text, parents=parents)
+        added.set_defaults(run=run, **({"target": None} if of_all else {}))
         return added
 
     status = verb("status", _status, "who reads what, how far, and whether anything is unserved")
@@ -109,15 +115,30 @@ def parser() -> argparse.ArgumentParser:
 def _application(options: argparse.Namespace) -> Application:
     """The application the options name. Raises ConfigurationError, saying how to name one."""
     if options.target:
-        return _found(options).application
+        found = _found(options).application
+        reads = [stream.name for stream in found.streams]
+        others = [name for name in options.stream or () if name not in reads]
+        if others:
+            raise ConfigurationError(
+                f"application {found.name} does not read {', '.join(others)}, but {', '.join(reads)}"
+            )
+        return found
     if not options.application or not options.stream:
         raise ConfigurationError("say which application: module:attribute, or --application NAME --stream NAME")
     try:
         return Application(
             name=options.application, streams=tuple(options.stream), multi_stream=len(options.stream) > 1
         )
+    except ValidationError as error:
+        raise ConfigurationError(f"application {options.application}: {refusal(error)}") from None
     except ValueError as error:
         raise ConfigurationError(f"application {options.application}: {error}") from None
+
+
+def _check_streams(options: argparse.Namespace, application: Application) -> None:
+    """Raises ConfigurationError if --stream is not a stream that the tables of the application name."""
+    if not options.target:
+        refuse_other_streams(application, _client(options, "dynamodb"), system())
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +227,8 @@ def _why(error: Exception) -> str:
         return f"the environment variable {error.args[0]} is not set{where}"
     if isinstance(error, ImportError):
         return f"{error}{where}"
-    return f"{type(error).__name__}: {error}{where}"
+    said = refusal(error) if isinstance(error, ValidationError) else error
+    return f"{type(error).__name__}: {said}{where}"
 
 
 def _client(options: argparse.Namespace, service: str) -> aws.Client:
@@ -249,9 +271,11 @@ def _roles(options: argparse.Namespace) -> list[str]:
 
 def _status(options: argparse.Namespace) -> int:
     application, dynamodb, runtime = _application(options), _client(options, "dynamodb"), system()
+    _check_streams(options, application)
+    unread = Unread(_client(options, "kinesis"), runtime)
 
     def look() -> Status:
-        return read_status(application, dynamodb, runtime)
+        return read_status(application, dynamodb, runtime, unread)
 
     if options.watch is not None:
         if options.json:
@@ -272,13 +296,15 @@ def _status(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     application = _application(options)
+    _check_streams(options, application)
     dynamodb, kinesis = _client(options, "dynamodb"), _client(options, "kinesis")
     report = plan(application, dynamodb, kinesis, system(), _standby(), _runs(application))
     decided = decisions(report)
     if options.json:
         sys.stdout.write(json.dumps({"decisions": decided, "problems": problems(report)}, indent=2) + "\n")
     else:
-        sys.stdout.write(printable("\n".join(decided or ["nothing to do"])) + "\n")
+        first = ["nothing to do"] if nothing_to_do(report) else []
+        sys.stdout.write(printable("\n".join([*first, *decided])) + "\n")
         for problem in problems(report):
             sys.stderr.write(f"{printable(problem)}\n")
     return WELL if report.ok else WRONG
@@ -319,8 +345,10 @@ def _standing(report: TickReport) -> str:
 
 def _runs(application: Application) -> RunView:
     """The runs of the Dagster instance that DAGSTER_HOME names; unknown without one."""
-    if not os.environ.get("DAGSTER_HOME"):
+    home = os.environ.get("DAGSTER_HOME")
+    if not home:
         return RunView(unknown="DAGSTER_HOME is not set, so Dagster's runs are unknown")
+    refuse_missing_home(home)
     from dagster import DagsterInstance
 
     from kcl_dagster.orchestration.runs import run_view
@@ -339,7 +367,7 @@ def _standby() -> str:
 def _emulator(arguments: list[str]) -> int:
     from kcl_dagster.emulator.__main__ import main as run_emulator
 
-    return run_emulator(arguments)
+    return run_emulator(arguments, "kcl-dagster emulator")
 
 
 if __name__ == "__main__":

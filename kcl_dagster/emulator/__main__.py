@@ -24,8 +24,9 @@ EXIT_FAILED = 2
 LARGEST_PORT = 65_535
 
 
-def main(arguments: list[str] | None = None) -> int:
-    options = _parse(arguments)
+def main(arguments: list[str] | None = None, prog: str = "python -m kcl_dagster.emulator") -> int:
+    """`prog`: how it was called, for its help."""
+    options = _parse(arguments, prog)
     try:
         extra.require()
     except extra.ExtraMissingError as error:
@@ -101,9 +102,9 @@ def _port(text: str) -> int:
     return port
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
+def _parse(arguments: list[str] | None, prog: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m kcl_dagster.emulator",
+        prog=prog,
         description="An embedded AWS (Kinesis, DynamoDB, S3, STS) on one local port. It keeps nothing on disk.",
     )
     parser.add_argument("--host", default=LOOPBACK, help="address to listen on (default %(default)s)")

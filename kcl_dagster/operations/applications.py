@@ -7,6 +7,7 @@ from typing import Any, Final
 from kcl_dagster import aws
 from kcl_dagster.application import Application
 from kcl_dagster.errors import AccessDenied, LayoutRefused, TableNotFound, UnreadableItem
+from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.status import NOBODY
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.attributes import CHECKPOINT, COUNTER, ENTITY_TYPE, LEASE, LEASE_KEY, WORKER, Item
@@ -35,7 +36,7 @@ class ApplicationView:
     def __str__(self) -> str:
         finished = f" and {self.finished_leases} finished" if self.finished_leases else ""
         text = (
-            f"{self.name}: {self.open_leases} open leases{finished}, {self.workers} workers, "
+            f"{self.name}: {counted(self.open_leases, 'open lease')}{finished}, {counted(self.workers, 'worker')}, "
             f"leader {self.leader or 'nobody'}, layout {self.layout or 'unknown'}"
         )
         return text if self.problem is None else f"{text}; {self.problem}"

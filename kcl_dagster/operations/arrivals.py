@@ -1,4 +1,4 @@
-"""The span of time between two positions of a shard, by the arrival of the records at them."""
+"""Positions of a shard as times, by the arrival of the records at them."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,38 +46,47 @@ class Span:
 
 
 class Arrivals:
-    """Looks up arrival times, for `MOST_SECONDS` from its creation. A position that cannot be looked up in that
+    """Looks up arrival times, for `seconds` from its creation. A position that cannot be looked up in that
     time, or at all, is unknown: no call raises an error of AWS."""
 
-    def __init__(self, kinesis: aws.Client, runtime: Runtime) -> None:
+    def __init__(self, kinesis: aws.Client, runtime: Runtime, seconds: float = MOST_SECONDS) -> None:
         self._kinesis, self._runtime = kinesis, runtime
-        self._deadline = runtime.clock.monotonic() + MOST_SECONDS
+        self._deadline = runtime.clock.monotonic() + seconds
 
     def at(self, stream: str, shard: str, checkpoint: Checkpoint | None, timestamp_ms: int | None) -> int | None:
         """When the record at `checkpoint` arrived. `timestamp_ms`: what LATEST and AT_TIMESTAMP mean.
 
         A position behind the last record is the present time, because no record lies between.
         """
-        if checkpoint is None or checkpoint.is_shard_end:
+        if checkpoint is None:
             return None
-        sequence: str | None = None
-        place: dict[str, Any]
-        if not checkpoint.is_sentinel:
-            sequence = checkpoint.sequence
-            place = {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": sequence}
-        elif checkpoint.sequence == "TRIM_HORIZON":
-            place = {"ShardIteratorType": "TRIM_HORIZON"}
-        elif timestamp_ms is None:
+        place = _place(checkpoint, timestamp_ms, "AT_SEQUENCE_NUMBER")
+        sequence = None if checkpoint.is_sentinel else checkpoint.sequence
+        found = None if place is None else self._looked_up(stream, shard, place, sequence)
+        if found != float("inf"):
+            return None if found is None else int(found)
+        return None if sequence is not None else int(self._runtime.clock.now() * 1000)
+
+    def first_after(
+        self, stream: str, shard: str, checkpoint: Checkpoint | None, timestamp_ms: int | None
+    ) -> float | None:
+        """When the first record after `checkpoint` arrived; infinite if there is none. Of an aggregate that was
+        processed in part, or may have been, when the aggregate arrived."""
+        if checkpoint is None:
             return None
-        else:
-            place = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": timestamp_ms / 1000}
+        kind = "AT_SEQUENCE_NUMBER" if checkpoint.sub_sequence else "AFTER_SEQUENCE_NUMBER"
+        place = _place(checkpoint, timestamp_ms, kind)
+        return None if place is None else self._looked_up(stream, shard, place, None)
+
+    def _looked_up(self, stream: str, shard: str, place: dict[str, Any], sequence: str | None) -> float | None:
         try:
             return self._first(stream, shard, place, sequence)
         except KclError:
             return None
 
-    def _first(self, stream: str, shard: str, place: dict[str, Any], sequence: str | None) -> int | None:
-        """When the first record from `place` on arrived. `sequence`: it must be this one."""
+    def _first(self, stream: str, shard: str, place: dict[str, Any], sequence: str | None) -> float | None:
+        """When the first record from `place` on arrived; infinite if there is none. `sequence`: it must be this
+        one."""
         answer = self._ask("get_shard_iterator", StreamName=stream, ShardId=shard, **place)
         iterator = answer["ShardIterator"]
         for _ in range(MOST_PAGES):
@@ -88,13 +97,24 @@ class Arrivals:
                 return None if is_other else arrival_millis(record)
             iterator = answer.get("NextShardIterator")
             if iterator is None or not answer.get("MillisBehindLatest"):
-                return None if sequence is not None else int(self._runtime.clock.now() * 1000)
+                return float("inf")
         return None
 
     def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         if self._runtime.clock.monotonic() >= self._deadline:
             raise KclError("the time for looking up arrivals is over")
         return aws.retried(lambda: aws.call(self._kinesis, method, **parameters), self._runtime, self._deadline)
+
+
+def _place(checkpoint: Checkpoint, timestamp_ms: int | None, kind: str) -> dict[str, Any] | None:
+    """A request's position. None: the shard has ended, or nothing says which moment LATEST means."""
+    if checkpoint.is_shard_end:
+        return None
+    if not checkpoint.is_sentinel:
+        return {"ShardIteratorType": kind, "StartingSequenceNumber": checkpoint.sequence}
+    if checkpoint.sequence == "TRIM_HORIZON":
+        return {"ShardIteratorType": "TRIM_HORIZON"}
+    return None if timestamp_ms is None else {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": timestamp_ms / 1000}
 
 
 def _moment(millis: int | None) -> str:

@@ -36,6 +36,11 @@ def decisions(report: TickReport) -> list[str]:
     return [*moves, *launches, *(f"retire {slot}" for slot in report.retire), *report.notes]
 
 
+def nothing_to_do(report: TickReport) -> bool:
+    """Whether a tick decides nothing. It may have something to note all the same."""
+    return not (report.planned or report.launches or report.retire)
+
+
 def problems(report: TickReport) -> list[str]:
     """A line for each stage that failed."""
     return [f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok]

@@ -1,20 +1,23 @@
 """How an application stands: one look at its tables, as data."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
-from kcl_dagster.errors import TableNotFound, UnreadableItem
+from kcl_dagster.errors import ConfigurationError, TableNotFound, UnreadableItem
 from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.operations.unread import Unread
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.places import LayoutKind
+from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.tables.workers import WorkerTable
 
 NOBODY = "nobody"
@@ -35,6 +38,10 @@ class Status:
     at: float
     control: Control = field(default_factory=Control)
     """What operators have paused."""
+
+    unread: Mapping[LeaseKey, float] = field(default_factory=dict)
+    """When the first unread record of a lease arrived that no worker reads, in epoch milliseconds; infinite where
+    every record was read. Without the leases for which that is not known."""
 
     @property
     def open_leases(self) -> list[Lease]:
@@ -72,26 +79,39 @@ class Status:
         return found
 
     def behind_ms(self, lease: Lease) -> int | None:
-        """As its worker last said. A worker tells only of its shards that are furthest behind, and one of the KCL
-        of none. Of a lease that no worker reads it is the time since its shard was seen to be read to the end:
-        nothing unread is older. None: not known."""
+        """As its worker last reported. A worker reports only its shards that are furthest behind, and one of the
+        KCL none. Of a lease that no worker reads it is the age of its first unread record; where that is not known,
+        the time since its shard was last seen to be read to its end, because nothing unread is older. None: not
+        known."""
         if lease.is_finished:
             return None
         row = next((row for row in self.workers if row.id == lease.actual_owner), None)
+        if row is None and lease.key in self.unread:
+            return max(0, round(self.at * 1000 - min(self.unread[lease.key], self.at * 1000)))
         if row is None:
             return None if lease.tip_seen is None else max(0, round((self.at - lease.tip_seen) * 1000))
         return None if row.behind is None else row.behind.get(lease.key)
 
+    def behind_by(self, lease: Lease) -> str | None:
+        """What the lag of a lease is known by: its `worker`, the `stream`, or the `clock` since its shard was last
+        seen to be read to the end. None where it is not known."""
+        if self.behind_ms(lease) is None:
+            return None
+        if lease in self.without_worker:
+            return "stream" if lease.key in self.unread else "clock"
+        return "worker"
+
     @property
     def furthest_behind_ms(self) -> int | None:
         """Of all shards, those that no worker reads included. None where one of these is not known."""
-        unread = [self.behind_ms(lease) for lease in self._unread]
+        unread = [self.behind_ms(lease) for lease in self.without_worker]
         told = [row.lag_ms for row in self.workers if row.lag_ms is not None]
         known = [millis for millis in unread if millis is not None]
         return None if len(known) < len(unread) else max((*known, *told), default=None)
 
     @property
-    def _unread(self) -> list[Lease]:
+    def without_worker(self) -> list[Lease]:
+        """Open leases whose owner has no row, or that have no owner; also those that are paused."""
         alive = {row.id for row in self.workers}
         return [lease for lease in self.open_leases if lease.actual_owner not in alive]
 
@@ -141,6 +161,7 @@ class Status:
             "checkpoint": None if lease.checkpoint is None else str(lease.checkpoint),
             "pending_checkpoint": None if lease.pending_checkpoint is None else str(lease.pending_checkpoint),
             "behind_ms": self.behind_ms(lease),
+            "behind_by": self.behind_by(lease),
             "counter": lease.counter,
             "throughput_kbps": lease.throughput_kbps,
             "batch": lease.batch,
@@ -160,8 +181,13 @@ class Status:
         }
 
 
-def read_status(application: Application, dynamodb: Client, runtime: Runtime) -> Status:
+def read_status(
+    application: Application, dynamodb: Client, runtime: Runtime, unread: Unread | None = None
+) -> Status:
     """Look at the tables; four to six requests. Rows that cannot be read are in `unreadable`.
+
+    With `unread` it also looks at the stream, for the lag of leases that no worker reads: two requests or more for
+    each of them.
 
     Raises TableNotFound when no leader has been there yet.
     """
@@ -175,7 +201,7 @@ def read_status(application: Application, dynamodb: Client, runtime: Runtime) ->
     except TableNotFound as error:
         msg = f"application {application.name} has no lease table yet: has its leader run, and is this its region?"
         raise TableNotFound(msg) from error
-    return Status(
+    found = Status(
         application=application,
         layout=layout.kind,
         leader=leader,
@@ -185,6 +211,33 @@ def read_status(application: Application, dynamodb: Client, runtime: Runtime) ->
         at=runtime.clock.now(),
         control=control,
     )
+    if unread is None or not found.without_worker:
+        return found
+    starts = StartTable(dynamodb, application, layout, runtime)
+    return replace(found, unread=unread.arrivals(found.without_worker, application.streams[0].name, starts))
+
+
+def refuse_other_streams(application: Application, dynamodb: Client, runtime: Runtime) -> None:
+    """Raises ConfigurationError for a stream that no start position in the tables names, where they name any.
+    Tables of a KCL application in another language name none."""
+    layout = detect_layout(dynamodb, application, runtime)
+    try:
+        starts = StartTable(dynamodb, application, layout, runtime).all()
+    except (TableNotFound, UnreadableItem):
+        return
+    known = sorted({_name_of(stream) for stream in starts})
+    others = [stream.name for stream in application.streams if stream.name not in known]
+    if known and others:
+        raise ConfigurationError(
+            f"application {application.name} does not read {', '.join(others)}: its tables name {', '.join(known)}"
+        )
+
+
+def _name_of(stream: str) -> str:
+    try:
+        return StreamIdentifier.parse(stream).name
+    except ValueError:
+        return stream
 
 
 def _unless_unreadable(read: Callable[[], T], otherwise: T, problems: list[str]) -> T:

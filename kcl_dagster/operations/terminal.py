@@ -22,7 +22,8 @@ from rich.text import Text
 
 from kcl_dagster.application import Application, Retrieval
 from kcl_dagster.aws import Client, call
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import ConfigurationError, TableNotFound
+from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.applications import list_applications
 from kcl_dagster.operations.backup import export_leases, import_leases
 from kcl_dagster.operations.consumption import measure
@@ -36,7 +37,7 @@ from kcl_dagster.operations.peek import peek
 from kcl_dagster.operations.printable import printable
 from kcl_dagster.operations.reset import ResetReport, reset
 from kcl_dagster.operations.rights import Component, Deployment, policy
-from kcl_dagster.operations.status import read_status
+from kcl_dagster.operations.status import read_status, refuse_other_streams
 from kcl_dagster.operations.takeover import take_over_2x
 from kcl_dagster.operations.target import Target
 from kcl_dagster.runtime import system
@@ -51,9 +52,11 @@ Options = argparse.Namespace
 
 
 class AddVerb(Protocol):
-    """Adds a verb that takes the options which name an application."""
+    """Adds a verb that takes the options which name an application, unless it is about all of them."""
 
-    def __call__(self, name: str, run: Callable[[Options], int], text: str) -> argparse.ArgumentParser: ...
+    def __call__(
+        self, name: str, run: Callable[[Options], int], text: str, *, of_all: bool = False
+    ) -> argparse.ArgumentParser: ...
 
 
 class Names(argparse.Action):
@@ -97,7 +100,7 @@ class Verbs:
         rights.add_argument(
             "--list-applications", action="store_true", help="with what `list` needs: all tables of the region"
         )
-        whole = verb("list", self._list, "all applications of the account and region, by their tables")
+        whole = verb("list", self._list, "all applications of the account and region, by their tables", of_all=True)
         stop = verb("pause", self._pause, "stop the application, or some shards or workers, until resumed")
         go = verb("resume", self._resume, "let it go on")
         for one in (stop, go):
@@ -122,8 +125,8 @@ class Verbs:
         off.add_argument("--of-stream", action="append", default=[], help="only from this one of several streams")
         off.add_argument("--force", action="store_true", help="although somebody may be reading under it")
         cost = verb("cost", self._cost, "what the tables cost a month, estimated or measured")
-        cost.add_argument("--shards", type=int, help="left out: as many as there are")
-        cost.add_argument("--workers", type=int, help="left out: as many as there are")
+        cost.add_argument("--shards", type=_positive, help="left out: as many as there are")
+        cost.add_argument("--workers", type=_positive, help="left out: as many as there are")
         cost.add_argument("--measured", type=float, metavar="HOURS", help="by CloudWatch, over the last hours")
         cost.add_argument("--busy", type=float, default=1.0, help="part of the time in which shards have records")
         cost.add_argument("--write-price", type=float, default=WRITE_PRICE, help="dollars for a million units")
@@ -141,13 +144,10 @@ class Verbs:
             one.add_argument("--json", action="store_true", help="for machines")
 
     def _desk(self, options: Options) -> Desk:
-        return Desk.open(
-            self.application(options),
-            self.client(options, "dynamodb"),
-            self.client(options, "kinesis"),
-            system(),
-            whoami(),
-        )
+        application, dynamodb = self.application(options), self.client(options, "dynamodb")
+        if not options.target:
+            refuse_other_streams(application, dynamodb, system())
+        return Desk.open(application, dynamodb, self.client(options, "kinesis"), system(), whoami())
 
     # --- verbs
 
@@ -252,7 +252,7 @@ class Verbs:
             sys.stdout.write(text)
         else:
             options.file.write_text(text)
-            _tell(f"{len(lines)} leases")
+            _tell(counted(len(lines), "lease"))
         return WELL
 
     def _import(self, options: Options) -> int:
@@ -285,7 +285,10 @@ class Verbs:
             return self._measured(options, prices)
         application, shards, workers = self.application(options), options.shards, options.workers
         if shards is None or workers is None:
-            status = read_status(application, self.client(options, "dynamodb"), system())
+            try:
+                status = read_status(application, self.client(options, "dynamodb"), system())
+            except TableNotFound as error:
+                raise TableNotFound(f"{error} For an estimate before that, add --shards N --workers N") from error
             shards = len(status.open_leases) if shards is None else shards
             workers = len(status.workers) if workers is None else workers
         cost = estimate(application, shards=shards, workers=workers, busy=options.busy, prices=prices)
@@ -297,7 +300,8 @@ class Verbs:
                     f"{line.dollars(cost.prices):10.2f} $  {line.purpose} "
                     f"({line.writes:.2f} write and {line.reads:.2f} read units a second)"
                 )
-            _tell(f"{cost.dollars:10.2f} $  a month for {shards} shards and {workers} workers, on demand")
+            size = f"{counted(shards, 'shard')} and {counted(workers, 'worker')}"
+            _tell(f"{cost.dollars:10.2f} $  a month for {size}, on demand")
         return WELL
 
     def _measured(self, options: Options, prices: Prices) -> int:
@@ -354,6 +358,13 @@ def _line(finding: Finding) -> Text:
     return text if not finding.do else text.append(f"\n      {printable(finding.do)}")
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
 def whoami() -> str:
     """Who is at the keyboard, for the audit."""
     try:
@@ -364,15 +375,25 @@ def whoami() -> str:
 
 
 def instance_settings(home: str | None) -> Mapping[str, Any] | None:
-    """What dagster.yaml says; None without a home. An instance without the file has Dagster's defaults."""
+    """What dagster.yaml says; None without a home. An instance without the file has Dagster's defaults.
+
+    Raises ConfigurationError for a home that does not exist, or a file that cannot be read.
+    """
     if not home:
         return None
+    refuse_missing_home(home)
     path = Path(home) / "dagster.yaml"
     try:
         settings = yaml.safe_load(path.read_text()) if path.exists() else {}
     except (OSError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from None
     return settings or {}
+
+
+def refuse_missing_home(home: str) -> None:
+    """Raises ConfigurationError for a DAGSTER_HOME that is not there. Dagster's own error is a traceback."""
+    if not Path(home).is_dir():
+        raise ConfigurationError(f"DAGSTER_HOME {home} is not a folder: correct it, or unset it")
 
 
 def _tell_pauses(report: PauseReport) -> int:

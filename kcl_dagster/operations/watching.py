@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from kcl_dagster.errors import KclError
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.printable import cell
 from kcl_dagster.operations.status import Status
 from kcl_dagster.runtime import Clock
@@ -19,6 +21,8 @@ from kcl_dagster.runtime import Clock
 LOOK_SECONDS: Final = 2.0  # four to six small requests each
 FEWEST_ROWS: Final = 5  # of leases, however low the terminal
 OTHER_LINES: Final = 12  # headings and frames
+
+SHOWN_DIGITS: Final = 8  # of the 56 of a sequence number; all of them are in --json
 
 _STYLES: Final = {"unserved": "bold red", "stopped": "bold red", "finished": "dim"}
 
@@ -36,17 +40,33 @@ def view(status: Status, rows: int | None = None) -> RenderableType:
             cell(lease.key),
             cell(lease.actual_owner or ""),
             "" if behind is None else f"{behind:.1f}",
-            str(lease.checkpoint or ""),
+            place(lease.checkpoint),
             kbps,
             cell(state),
             style=_STYLES.get(state),
         )
     parts: list[RenderableType] = [_heading(status), _workers(status), leases]
     if len(shown) < len(status.leases):
-        parts.append(Text(f"and {len(status.leases) - len(shown)} leases that stand better", style="dim"))
+        parts.append(Text(f"and {counted(len(status.leases) - len(shown), 'lease')} less far behind", style="dim"))
+    notes = {_BASIS.get(status.behind_by(lease) or "") for lease in shown if not lease.is_finished} - {None}
+    parts += [Text(note, style="dim") for note in sorted(filter(None, notes))]
     parts += [cell(f"{key} is stopped: {why}", "bold red") for key, why in sorted(status.why_stopped.items())]
     parts += [cell(f"unreadable: {problem}", "bold red") for problem in status.unreadable]
     return Group(*parts)
+
+
+_BASIS: Final = {
+    "stream": "no worker: seconds behind by the arrival of the first unread record",
+    "clock": "no worker, and no answer of the stream: seconds behind since the shard was last read to its end",
+}
+
+
+def place(checkpoint: Checkpoint | None) -> str:
+    """A checkpoint in a few characters: of a sequence number, its last digits."""
+    if checkpoint is None or checkpoint.is_sentinel:
+        return "" if checkpoint is None else str(checkpoint)
+    sub = f"/{checkpoint.sub_sequence}" if checkpoint.sub_sequence else ""
+    return f"…{checkpoint.sequence[-SHOWN_DIGITS:]}{sub}"
 
 
 def _heading(status: Status) -> Text:
@@ -54,8 +74,9 @@ def _heading(status: Status) -> Text:
     furthest = ", lag not known" if behind is None else f", {behind / 1000:.1f} s behind"
     unserved = len(status.unserved)
     text = cell(
-        f"{status.application.name}: {status.leader or 'nobody'} leads; {len(status.open_leases)} open leases, "
-        f"{unserved} unserved, {len(status.workers)} workers{furthest} "
+        f"{status.application.name}: {status.leader or 'nobody'} leads; "
+        f"{counted(len(status.open_leases), 'open lease')}, {unserved} unserved, "
+        f"{counted(len(status.workers), 'worker')}{furthest} "
         f"({datetime.fromtimestamp(status.at, UTC):%H:%M:%S} UTC)"
     )
     if unserved or status.why_stopped or status.leader is None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+from pydantic import ValidationError
+
 from kcl_dagster.application import (
     Application,
     BatchSettings,
@@ -17,6 +19,7 @@ from kcl_dagster.application import (
     TableSettings,
     TelemetrySettings,
     Timings,
+    refusal,
 )
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.code_version import code_version
@@ -199,7 +202,10 @@ def kcl_consumer(
     if workers is not None:
         if fleet is not None:
             raise ConfigurationError("give workers or fleet, not both")
-        fleet = FleetSettings(min_workers=workers, max_workers=workers)
+        try:
+            fleet = FleetSettings(min_workers=workers, max_workers=workers)
+        except ValidationError as error:
+            raise ConfigurationError(f"application {application}: workers: {refusal(error)}") from None
     parts = {"timings": timings, "tables": tables, "policy": policy, "fleet": fleet, "batch": batch}
     given: dict[str, Any] = {key: value for key, value in parts.items() if value is not None}
     given |= {} if telemetry is None else {"telemetry": telemetry}
@@ -212,8 +218,11 @@ def kcl_consumer(
         if stream is None:
             raise ConfigurationError(f"application {application}: say which stream it consumes")
         names = (stream,) if isinstance(stream, str) else tuple(stream)
-        streams = tuple(StreamSettings(name=n, **({} if start is None else {"start": start})) for n in names)
-        whole = Application(name=application, streams=streams, multi_stream=len(streams) > 1, **given)
+        try:
+            streams = tuple(StreamSettings(name=n, **({} if start is None else {"start": start})) for n in names)
+            whole = Application(name=application, streams=streams, multi_stream=len(streams) > 1, **given)
+        except ValidationError as error:
+            raise ConfigurationError(f"application {application}: {refusal(error)}") from None
 
     def decorate(transform: Callable[..., Any]) -> Consumer:
         is_processor = inspect.isclass(transform) and hasattr(transform, "process_records")

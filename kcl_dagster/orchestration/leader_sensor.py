@@ -27,6 +27,7 @@ from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import Launch, StreamSight, TickReport
 from kcl_dagster.leader.runs import LoadedCode
 from kcl_dagster.leader.tick import Leader
+from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration import checks, observation
 from kcl_dagster.orchestration.consumer import Consumer
@@ -308,5 +309,5 @@ def _summary(report: TickReport) -> str:
     failed = [f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok]
     unfinished = sum(not lease.is_finished for lease in report.leases)
     workers = sum(sight.alive for sight in report.workers)
-    calm = f"{unfinished} leases, {workers} workers, {len(report.moves)} moves"
+    calm = f"{counted(unfinished, 'lease')}, {counted(workers, 'worker')}, {counted(len(report.moves), 'move')}"
     return "; ".join([calm, *failed])

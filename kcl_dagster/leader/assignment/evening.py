@@ -8,6 +8,7 @@ import heapq
 from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.leader.assignment.board import Seat
+from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import LeaseKey
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Evening:
         return None
 
     def _move(self, lease: LeaseKey, donor: Seat, receiver: Seat) -> None:
-        because = f"{donor.id} has {donor.count} leases, and {receiver.id} has {receiver.count}"
+        because = f"{donor.id} has {counted(donor.count, 'lease')}, and {receiver.id} has {receiver.count}"
         self.round.give(lease, donor, receiver, "balance", because)
         self.budget -= 1
         for seat in (donor, receiver):

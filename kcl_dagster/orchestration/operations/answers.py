@@ -6,10 +6,7 @@ from typing import Any, Final
 
 from dagster import MetadataValue, TableColumn, TableRecord, TableSchema
 
-from kcl_dagster.model.checkpoint import Checkpoint
-
 MAX_ROWS: Final = 12  # more than that Dagster hides behind a button
-SHOWN_DIGITS: Final = 8  # of a sequence number: a whole one makes a table too wide to be read
 
 Cell = str | int | float | bool
 Row = Mapping[str, Cell]
@@ -39,14 +36,6 @@ def table(rows: Iterable[Row], columns: Sequence[str]) -> Any:
 def bullets(lines: Sequence[str], otherwise: str) -> Any:
     """A Markdown list; longer ones Dagster shows in a dialog."""
     return MetadataValue.md("\n".join(f"- {line}" for line in lines) if lines else otherwise)
-
-
-def place(checkpoint: Checkpoint | None) -> str:
-    """A checkpoint in a few characters."""
-    if checkpoint is None:
-        return ""
-    text = str(checkpoint)
-    return text if checkpoint.is_sentinel else f"…{text[-SHOWN_DIGITS:]}"
 
 
 def _kind(value: Cell) -> str:

@@ -6,15 +6,18 @@ from typing import Any, Final
 from dagster import MetadataValue
 
 from kcl_dagster.errors import ConfigurationError, KclError
+from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.consumption import Consumption, measure
 from kcl_dagster.operations.cost import Prices, estimate
 from kcl_dagster.operations.doctor import Verdict, diagnose
 from kcl_dagster.operations.doctor.diagnosis import Patient
 from kcl_dagster.operations.peek import peek
-from kcl_dagster.operations.planning import decisions, plan, problems
+from kcl_dagster.operations.planning import decisions, nothing_to_do, plan, problems
 from kcl_dagster.operations.status import read_status
+from kcl_dagster.operations.unread import Unread
+from kcl_dagster.operations.watching import place
 from kcl_dagster.orchestration.operations import forms
-from kcl_dagster.orchestration.operations.answers import Answer, Row, bullets, place, table
+from kcl_dagster.orchestration.operations.answers import Answer, Row, bullets, table
 from kcl_dagster.orchestration.operations.worktop import Worktop
 from kcl_dagster.orchestration.runs import run_view
 from kcl_dagster.orchestration.stores import written_stores
@@ -26,7 +29,8 @@ SHOWN_BYTES: Final = 60  # of a peeked record in the table; all of it is in the 
 
 
 def look_status(top: Worktop, _: None) -> Answer:
-    status = read_status(top.application, top.client("dynamodb"), top.runtime)
+    unread = Unread(top.client("kinesis"), top.runtime)
+    status = read_status(top.application, top.client("dynamodb"), top.runtime, unread)
     rows: list[Row] = [
         {
             "shard": lease.key,
@@ -52,8 +56,8 @@ def look_status(top: Worktop, _: None) -> Answer:
     ]
     unserved = [lease.key for lease in status.unserved]
     line = (
-        f"{status.leader or 'nobody'} leads; {len(status.open_leases)} open leases, {len(workers)} workers, "
-        f"{len(unserved)} leases unserved"
+        f"{status.leader or 'nobody'} leads; {counted(len(status.open_leases), 'open lease')}, "
+        f"{counted(len(workers), 'worker')}, {counted(len(unserved), 'lease')} unserved"
     )
     return Answer(
         [
@@ -79,7 +83,7 @@ def look_plan(top: Worktop, _: None) -> Answer:
     report = plan(top.application, top.client("dynamodb"), top.client("kinesis"), top.runtime, top.by, runs)
     decided, failed = decisions(report), problems(report)
     return Answer(
-        [*(decided or ["nothing to do"]), *failed],
+        [*(["nothing to do"] if nothing_to_do(report) else []), *decided, *failed],
         {"decisions": bullets(decided, "nothing to do"), "problems": bullets(failed, "none")},
         "; ".join(failed) or None,
     )
@@ -142,7 +146,7 @@ def look_peek(top: Worktop, form: forms.Peek) -> Answer:
         for record in found
     ]
     return Answer(
-        [f"{len(found)} records of {form.shard}"],
+        [f"{counted(len(found), 'record')} of {form.shard}"],
         {
             "records": len(found),
             "shown": table(rows, ("sequence", "partition key", "bytes", "data")),
@@ -166,7 +170,9 @@ def look_cost(top: Worktop, form: forms.Cost) -> Answer:
         }
         for line in cost.lines
     ]
-    said = [f"estimated {cost.dollars:.2f} $ a month for {shards} shards and {workers} workers"]
+    said = [
+        f"estimated {cost.dollars:.2f} $ a month for {counted(shards, 'shard')} and {counted(workers, 'worker')}"
+    ]
     metadata: dict[str, Any] = {"estimated $/month": round(cost.dollars, 2), "estimate": table(rows, columns)}
     if form.hours:
         measured = _measured(top, form, prices)

@@ -41,7 +41,7 @@ def test_an_application_is_found_by_its_table_with_leases_workers_and_leader(sho
         ],
         "denied": [],
     }
-    assert str(found.found[0]) == "orders-app: 2 open leases, 1 workers, leader dagster, layout single"
+    assert str(found.found[0]) == "orders-app: 2 open leases, 1 worker, leader dagster, layout single"
 
 
 def test_a_fleet_of_kcl_2_is_found_and_the_problem_told(shop: Shop) -> None:

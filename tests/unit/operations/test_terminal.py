@@ -12,6 +12,7 @@ import pytest
 import kcl_dagster as kcl
 from kcl_dagster import aws, cli
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.leader.report import TickReport
 from kcl_dagster.operations import terminal
 from kcl_dagster.operations.doctor.finding import fail
 from tests.unit.operations.conftest import Shop
@@ -178,3 +179,80 @@ def test_the_arn_of_a_stream_is_answered_with_its_name() -> None:
     with pytest.raises(ConfigurationError, match="is an ARN: say 'orders'") as refusal:
         kcl.kcl_consumer(application="orders-app", stream=arn, sink=kcl.parquet("unused"), name="orders")
     assert "pydantic" not in str(refusal.value)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line with which a verb refuses."""
+    assert cli.main(list(arguments)) == cli.UNANSWERED
+    [line] = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("verb", ["status", "plan", "pause", "export"])
+def test_a_stream_that_the_application_does_not_read_is_refused(
+    project: Shop, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    line = refused(capsys, verb, "--application", "orders-app", "--stream", "taps")
+    assert line == "kcl-dagster: application orders-app does not read taps: its tables name orders"
+    line = refused(capsys, verb, "my_project:orders", "--stream", "taps")
+    assert line == "kcl-dagster: application orders-app does not read taps, but orders"
+    assert not project.desk.control.load().paused
+
+
+@pytest.mark.parametrize("verb", ["doctor", "plan"])
+def test_a_home_of_dagster_that_does_not_exist_is_refused(
+    project: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "gone"))
+    line = refused(capsys, verb, "my_project:orders")
+    assert line == f"kcl-dagster: DAGSTER_HOME {tmp_path / 'gone'} is not a folder: correct it, or unset it"
+
+
+def test_a_plan_without_decisions_says_so_before_its_notes(
+    project: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = TickReport(notes=("worker-000 starts for 12 s",))
+    monkeypatch.setattr(cli, "plan", lambda *_: report)
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    assert said(capsys, "plan", "my_project:orders") == ["nothing to do", "worker-000 starts for 12 s"]
+
+
+def test_a_cost_before_the_first_tick_says_how_to_estimate_it(
+    project: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        sys.modules, "my_project", SimpleNamespace(new=kcl.Application(name="new-app", streams=("orders",)))
+    )
+    assert refused(capsys, "cost", "my_project:new").endswith(" add --shards N --workers N")
+    lines = said(capsys, "cost", "my_project:new", "--shards", "1", "--workers", "1")
+    assert lines[-1].endswith("a month for 1 shard and 1 worker, on demand")
+
+
+@pytest.mark.parametrize("option", ["--shards", "--workers"])
+def test_a_cost_of_nothing_is_refused(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["cost", "my_project:orders", option, "0"])
+    assert "0 is less than 1" in capsys.readouterr().err
+
+
+def test_a_name_that_is_too_short_is_refused_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
+    says = "application ab: name: String should have at least 3 characters, and is 'ab'"
+    assert refused(capsys, "status", "--application", "ab", "--stream", "orders") == f"kcl-dagster: {says}"
+    with pytest.raises(ConfigurationError) as refusal:
+        kcl.kcl_consumer(application="ab", stream="orders", sink=kcl.parquet("unused"), name="orders")
+    assert str(refusal.value) == says
+    with pytest.raises(ConfigurationError, match=r"orders-app: workers: .* greater than or equal to 1, and is 0"):
+        kcl.kcl_consumer(application="orders-app", stream="orders", sink=kcl.parquet("unused"), workers=0)
+
+
+@pytest.mark.parametrize("option", [["--application", "orders-app"], ["--stream", "orders"], ["my_project:orders"]])
+def test_list_takes_no_option_that_it_would_ignore(capsys: pytest.CaptureFixture[str], option: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["list", *option])
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_the_help_of_the_emulator_says_how_it_was_called(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["emulator", "--help"])
+    assert capsys.readouterr().out.startswith("usage: kcl-dagster emulator [")

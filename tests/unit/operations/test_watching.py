@@ -12,11 +12,13 @@ from rich.console import Console
 
 from kcl_dagster import aws, cli
 from kcl_dagster.errors import TableNotFound, Throttled
+from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.operations.pausing import pause
 from kcl_dagster.operations.status import Status, read_status
+from kcl_dagster.operations.unread import Unread
 from kcl_dagster.operations.watching import view, watch
-from tests.unit.operations.conftest import ANNA, Shop
+from tests.unit.operations.conftest import ANNA, STREAM, Shop
 
 A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
 
@@ -41,7 +43,7 @@ def test_it_shows_who_reads_what_and_how_far_behind_the_worst_first(shop: Shop) 
     shop.serve()
     shop.beat(lag_ms=90_500, behind={B: 90_500, A: 250})
     text = shown(view(status_of(shop)))
-    assert "2 open leases, 0 unserved, 1 workers, 90.5 s behind" in text
+    assert "2 open leases, 0 unserved, 1 worker, 90.5 s behind" in text
     assert text.index(B) < text.index(A)
     assert ANNA in text
     assert "0.2" in text
@@ -72,7 +74,7 @@ def test_a_low_terminal_shows_the_worst_and_says_that_there_are_more() -> None:
     shop.serve()
     text = shown(view(status_of(shop), rows=2))
     assert text.count("shardId-") == 2
-    assert "and 7 leases that stand better" in text
+    assert "and 7 leases less far behind" in text
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -174,3 +176,80 @@ def test_a_stopped_shard_is_shown_with_its_error(shop: Shop) -> None:
     assert f"{A} is stopped: ValueError: my bug 42 (orders.py:31 in price)" in text
     [document] = [lease for lease in status.to_document()["leases"] if lease["lease"] == A]
     assert (document["state"], "my bug 42" in document["why_stopped"]) == ("stopped", True)
+
+
+def put(shop: Shop, shard: LeaseKey, records: int = 1) -> list[str]:
+    """Records for a shard; their sequence numbers."""
+    described = shop.kinesis.list_shards(StreamName=STREAM)["Shards"]
+    key = next(one["HashKeyRange"]["StartingHashKey"] for one in described if one["ShardId"] == shard)
+    return [
+        shop.kinesis.put_record(StreamName=STREAM, Data=b"x", PartitionKey="k", ExplicitHashKey=key)[
+            "SequenceNumber"
+        ]
+        for _ in range(records)
+    ]
+
+
+def without_worker(shop: Shop) -> Status:
+    """The status with a look at the stream, after the worker has gone."""
+    for lease in shop.leases().values():
+        if lease.actual_owner is not None:
+            shop.desk.leases.release(lease)
+    worker = shop.desk.workers.get(ANNA)
+    if worker is not None:
+        assert shop.desk.workers.delete(worker)
+    return read_status(shop.application, shop.dynamodb, shop.runtime, Unread(shop.kinesis, shop.runtime))
+
+
+@pytest.mark.audit("F13")
+def test_without_a_worker_the_lag_is_the_age_of_the_first_unread_record(shop: Shop) -> None:
+    shop.serve()
+    [first] = put(shop, A)
+    shop.clock.advance(600.0)
+    put(shop, A)
+    assert shop.desk.leases.checkpoint(shop.leases()[A], Checkpoint(first)) is not None
+    shop.clock.advance(90.0)
+    status = without_worker(shop)
+    assert {lease.key: status.behind_by(lease) for lease in status.leases} == {A: "stream", B: "stream"}
+    assert status.behind_ms(shop.leases()[A]) == pytest.approx(90_000, abs=1_000)
+    assert status.behind_ms(shop.leases()[B]) == 0, "an empty shard has nothing unread"
+    assert "no worker: seconds behind by the arrival of the first unread record" in shown(view(status))
+    assert status.to_document()["leases"][0]["behind_by"] == "stream"
+
+
+@pytest.mark.audit("F13")
+def test_without_a_worker_and_without_the_stream_the_lag_is_said_not_to_be_known(shop: Shop) -> None:
+    shop.serve()
+    shop.kinesis.denied["get_shard_iterator"] = "AccessDeniedException"
+    status = without_worker(shop)
+    assert {status.behind_by(lease) for lease in status.leases} <= {None, "clock"}
+    assert "lag not known" in shown(view(status)) or "since the shard was last read" in shown(view(status))
+
+
+@pytest.mark.audit("F13")
+def test_a_watched_status_asks_the_stream_twice_a_minute(shop: Shop) -> None:
+    shop.serve()
+    without_worker(shop)
+    asked: list[float] = []
+    shop.kinesis.changed["get_records"] = lambda _: asked.append(shop.clock.monotonic())
+    unread = Unread(shop.kinesis, shop.runtime)
+    for _ in range(30):
+        read_status(shop.application, shop.dynamodb, shop.runtime, unread)
+        shop.clock.advance(2.0)
+    assert len(asked) == 4, "two shards, twice"
+
+
+def test_a_checkpoint_is_shortened_in_the_table_and_whole_in_the_document(shop: Shop) -> None:
+    shop.tick()
+    [first] = put(shop, A)
+    number = f"49{first.rjust(54, '0')}"
+    shop.serve()
+    status = status_of(shop)
+    leases = [replace(lease, checkpoint=Checkpoint(number, 3)) for lease in status.leases]
+    status = replace(status, leases=leases)
+    text = shown(view(status), width=120)
+    assert f"…{number[-8:]}/3" in text
+    assert number not in text
+    assert status.to_document()["leases"][0]["checkpoint"] == f"{number}/3"
+    assert all(len(line) <= 120 for line in text.splitlines())
+    assert text.count(A) == 1, "no row is folded"

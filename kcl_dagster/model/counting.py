@@ -1,0 +1,6 @@
+"""Numbers of things, in words."""
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 lease`, `2 leases`, `0 leases`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
