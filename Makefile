@@ -12,7 +12,7 @@ export UV_SYSTEM_CERTS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test unit lint types format lock sbom wheel conformance interop ui simulate simulate-mutants audit hostile spec \
-	chaos soak screenshots reference docs bench-emulator bench-leader bench-failover bench-worker bench-decoding clean
+	chaos soak screenshots reference docs shape bench-emulator bench-leader bench-failover bench-worker bench-decoding clean
 
 help:  ## this list
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E -e 's/^bench-[a-z -]+:/bench-NAME:/' -e 's/^([A-Za-z-]+):.*## /\1\t/' | expand -t 20
@@ -113,6 +113,9 @@ screenshots: $(READY)  ## pictures of the real UI for README and docs (needs Chr
 
 reference: $(READY)  ## docs/reference from the code
 	@$(BIN)/python -m docs.make_reference $(ARGS)
+
+shape: $(READY)  ## how large and regular the code is, beside its bars: ARGS=--all
+	@$(BIN)/python -m tests.shape $(ARGS)
 
 docs: $(READY)  ## dist/site: docs/ as a site, with search and a menu of versions
 	@$(BIN)/python -m docs.site $(ARGS)
