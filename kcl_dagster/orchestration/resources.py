@@ -1,25 +1,22 @@
 """`KclResource`: how to reach Kinesis, DynamoDB, CloudWatch and S3, as a Dagster resource."""
 
 import functools
-import os
-from collections.abc import Mapping
-from contextvars import ContextVar
 from typing import Any, Final
 
-from dagster import ConfigurableResource, EnvVar
+from dagster import EnvVar
 from pydantic import Field
 
 from kcl_dagster import aws
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration.secret_options import SecretsResource, is_literal
 
 SECRETS: Final = {"aws_secret_access_key": "AWS_SECRET_ACCESS_KEY", "aws_session_token": "AWS_SESSION_TOKEN"}
 """Fields that must not be literals, and the variable that a refusal proposes."""
 
 _IS_SECRET: Final[dict[str, Any]] = {"dagster__is_secret": True}
-_resolving: ContextVar[bool] = ContextVar("kcl_resource_is_resolving", default=False)
 
 
-class KclResource(ConfigurableResource[Any]):
+class KclResource(SecretsResource):
     """Credentials, region and endpoints of the streams, the lease tables, the metrics and the lake.
 
     With nothing set, boto3's usual sources apply: environment, profile, the role of the machine or pod. Secrets are
@@ -66,20 +63,12 @@ class KclResource(ConfigurableResource[Any]):
     def __init__(self, **values: Any) -> None:
         # Not a validator: pydantic's message would show the secret.
         for name, variable in SECRETS.items():
-            if _is_literal(values.get(name)):
+            if is_literal(values.get(name)):
                 raise ConfigurationError(
                     f"{name} of KclResource is a literal, which Dagster stores and shows: say "
                     f'EnvVar("{variable}"), or leave it out and boto3 takes it from the environment'
                 )
         super().__init__(**values)
-
-    def _with_updated_values(self, values: Mapping[str, Any] | None) -> Any:
-        """Dagster makes the resource again, from plain text, when it has looked up the variables."""
-        token = _resolving.set(True)
-        try:
-            return super()._with_updated_values(values)
-        finally:
-            _resolving.reset(token)
 
     def connection(self, service: str, application: str | None = None) -> dict[str, str]:
         """The fields of `kcl_dagster.aws.Access` for a service, without those that are not set. `application` names
@@ -106,14 +95,6 @@ class KclResource(ConfigurableResource[Any]):
     def client(self, service: str, application: str | None = None) -> Any:
         """A low-level client: `kinesis`, `dynamodb`, `s3`. Cheap after the first call; safe on any thread."""
         return _client(service, tuple(sorted(self.connection(service, application).items())))
-
-
-def _is_literal(value: Any) -> bool:
-    """Whether a value was written into the code or a run's configuration. While Dagster resolves the resource, what
-    an environment variable holds is not."""
-    if value is None or isinstance(value, EnvVar):
-        return False
-    return not (_resolving.get() and value in os.environ.values())
 
 
 def _plain(value: str) -> str:

@@ -1,15 +1,17 @@
-"""Which options of a sink are secrets, and how their values are resolved.
+"""Which options of a sink or a resource are secrets, and how their values are resolved.
 
 Dagster imports the definitions in its webserver, its daemon and every run, and shows what they contain. So a secret
 is named in the code by an `EnvVar`, and its value is read by the worker that opens the sink.
 """
 
+import os
 import re
 from collections.abc import Mapping
-from typing import Final
+from contextvars import ContextVar
+from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from dagster import EnvVar
+from dagster import ConfigurableResource, EnvVar
 
 from kcl_dagster.errors import ConfigurationError
 
@@ -50,8 +52,35 @@ NO_SECRET_ENDINGS: Final = (
     "expires_in",
     "expiry",
     "google_application_credentials",  # the path of a file
+    "s3a_access_key",  # the identifier of the key, which Hadoop names so
 )
 """An option with such an ending says where a secret is, or something about it: `aws_web_identity_token_file`."""
+
+
+_PROPERTY: Final = re.compile(r"-D([\w.-]+)=")
+"""Of Java's options."""
+
+_resolving: ContextVar[bool] = ContextVar("kcl_secrets_are_resolved", default=False)
+
+
+class SecretsResource(ConfigurableResource[Any]):
+    """A resource some of whose fields may not be literals. Dagster makes it twice: as the code says, with EnvVars,
+    and once more from plain text when it has looked up their variables."""
+
+    def _with_updated_values(self, values: Mapping[str, Any] | None) -> Any:
+        token = _resolving.set(True)
+        try:
+            return super()._with_updated_values(values)
+        finally:
+            _resolving.reset(token)
+
+
+def is_literal(value: Any) -> bool:
+    """Whether a value was written into the code or a run's configuration. While Dagster resolves a resource, the
+    value of an environment variable is not."""
+    if not value or isinstance(value, EnvVar):
+        return False
+    return not (_resolving.get() and value in os.environ.values())
 
 
 def is_secret(name: str) -> bool:
@@ -69,7 +98,7 @@ def refuse_literals(options: Mapping[str, str], owner: str, otherwise: str) -> N
     `otherwise` says what happens if the option is left out.
     """
     for name, value in options.items():
-        if isinstance(value, EnvVar) or not value:
+        if not is_literal(value):
             continue
         holds = "a literal secret" if is_secret(name) else _in_address(str(value))
         if holds is not None:
@@ -96,13 +125,18 @@ def resolved(options: Mapping[str, str], owner: str) -> dict[str, str]:
 
 
 def _in_address(value: str) -> str | None:
-    """`postgresql://user:password@host` and `https://host/?sig=...&token=...` are secrets under any name."""
+    """`postgresql://user:password@host`, `https://host/?sig=...&token=...`, `sc://host/;token=...` and
+    `-Dstore.password=...` are secrets under any name."""
+    if any(is_secret(name) for name in _PROPERTY.findall(value)):
+        return "an option of Java that contains a secret"
     if "://" not in value:
         return None
     try:
         parts = urlsplit(value)
     except ValueError:
         return None
-    if parts.password or any(is_secret(name) for name, _ in parse_qsl(parts.query)):
+    settings = [part.partition("=") for part in parts.path.split(";")[1:]]
+    named = [name for name, _ in parse_qsl(parts.query)] + [name for name, _, given in settings if given]
+    if parts.password or any(is_secret(name) for name in named):
         return "an address that contains a secret"
     return None

@@ -1,18 +1,30 @@
 """`KclSparkResource`: the Spark session of a worker run, as a Dagster resource."""
 
-from typing import Any
+import re
+from typing import Any, Final
 
-from dagster import ConfigurableResource, InitResourceContext
+from dagster import InitResourceContext
 from pydantic import Field, PrivateAttr
 
+from kcl_dagster.orchestration.secret_options import SecretsResource, refuse_literals, resolved
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 
+OWNER: Final = "KclSparkResource"
+# They name a secret of Kubernetes, or say how long a token lives.
+_REFERENCES: Final = re.compile(
+    r"spark\.kubernetes\.(driver|executor)\.secret(s|KeyRef)\.|spark\.kubernetes\.kerberos\.tokenSecret\."
+    r"|spark\.security\.credentials\."
+)
 
-class KclSparkResource(ConfigurableResource[Any]):
+
+class KclSparkResource(SecretsResource):
     """A Spark session that starts when it is first asked for and stops with the run.
 
     Anything with a `spark_session` will do in its place, such as dagster-pyspark's `LazyPySparkResource`; this one
     also finds a Java runtime, and has settings that fit a fetch loop.
+
+    Secrets, such as the token of Spark Connect or `spark.hadoop.fs.s3a.secret.key`, must be a `dagster.EnvVar`: the
+    whole `url`, the whole `java_options`, or a value of `conf`. A literal raises ConfigurationError.
 
     Example:
         .. code-block:: python
@@ -33,18 +45,25 @@ class KclSparkResource(ConfigurableResource[Any]):
 
     _session: Any = PrivateAttr(default=None)
 
+    def __init__(self, **values: Any) -> None:
+        # Not a validator: pydantic's message would show the secret.
+        given = {name: values.get(name) or "" for name in ("url", "java_options")}
+        conf = {name: value for name, value in (values.get("conf") or {}).items() if not _REFERENCES.match(name)}
+        refuse_literals(given | conf, OWNER, "leave it out and let the cluster's own configuration provide it")
+        super().__init__(**values)
+
     @property
     def spark_session(self) -> Any:
         if self._session is None:
             settings = SparkSettings.model_validate(
                 {
                     "mode": self.mode,
-                    "url": self.url,
+                    "url": None if self.url is None else resolved({"url": self.url}, OWNER)["url"],
                     "slots": self.slots,
                     "memory": self.memory,
-                    "java_options": self.java_options,
+                    "java_options": resolved({"java_options": self.java_options}, OWNER)["java_options"],
                     "local_root": self.local_root,
-                    "conf": dict(self.conf),
+                    "conf": resolved(self.conf, OWNER),
                 }
             )
             self._session = start_session(settings, "kcl-dagster")

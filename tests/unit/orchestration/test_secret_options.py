@@ -13,6 +13,7 @@ from dagster._serdes import serialize_value
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration import spark_resource
 from kcl_dagster.orchestration.component import SinkModel
 from kcl_dagster.orchestration.resources import SECRETS
 from kcl_dagster.orchestration.secret_options import is_secret
@@ -161,3 +162,70 @@ def test_the_worker_resolves_them_when_it_opens_the_sink(tmp_path: Path, monkeyp
     sink: Any = delta
     assert sink._open() is None
     assert opened == [plain]
+
+
+SPARK_SECRETS: list[dict[str, Any]] = [
+    {"conf": {"spark.hadoop.fs.s3a.secret.key": VALUE}},
+    {"conf": {"spark.hadoop.fs.s3a.session.token": VALUE}},
+    {"conf": {"spark.driver.extraJavaOptions": f"-Xmx1g -Djavax.net.ssl.keyStorePassword={VALUE}"}},
+    {"conf": {"spark.sql.catalog.lake.uri": f"https://user:{VALUE}@catalog.example"}},
+    {"url": f"sc://spark-connect:15002/;use_ssl=true;token={VALUE}", "mode": "connect"},
+    {"java_options": f"-Dstore.password={VALUE}"},
+]
+
+
+def in_a_run(resource: kcl.KclSparkResource) -> kcl.KclSparkResource:
+    """The resource as Dagster gives it to a run."""
+    given: list[kcl.KclSparkResource] = []
+
+    @dg.op
+    def look(spark: kcl.KclSparkResource) -> None:
+        given.append(spark)
+
+    @dg.job
+    def looks() -> None:
+        look()
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        definitions = dg.Definitions(jobs=[looks], resources={"spark": resource})
+        assert definitions.resolve_job_def("looks").execute_in_process(instance=instance).success
+    return given[0]
+
+
+@pytest.mark.audit("D2")
+@pytest.mark.parametrize("fields", SPARK_SECRETS)
+def test_a_literal_secret_of_spark_is_refused_and_not_shown(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"of KclSparkResource is a.*EnvVar\(") as refusal:
+        kcl.KclSparkResource(**fields)
+    assert VALUE not in str(refusal.value)
+
+
+@pytest.mark.audit("D2")
+def test_what_names_a_secret_of_spark_is_no_secret() -> None:
+    kcl.KclSparkResource(
+        url="sc://spark-connect:15002/;use_ssl=true",
+        java_options="-XX:+UseSerialGC -Dstore.path=/tmp",
+        conf={
+            "spark.kubernetes.executor.secretKeyRef.AWS_SECRET_ACCESS_KEY": "lake:secret",
+            "spark.kubernetes.driver.secrets.lake": "/etc/secrets",
+            "spark.hadoop.fs.s3a.access.key": "AKIA",
+            "spark.hadoop.fs.s3a.aws.credentials.provider": "a.b.C",
+            "spark.security.credentials.renewalRatio": "0.5",
+        },
+    )
+
+
+@pytest.mark.audit("D2")
+def test_a_secret_of_spark_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_URL", f"sc://spark-connect:15002/;token={VALUE}")
+    monkeypatch.setenv("LAKE_SECRET", VALUE)
+    name = "spark.hadoop.fs.s3a.secret.key"
+    resource = kcl.KclSparkResource(
+        mode="connect", url=dg.EnvVar("SPARK_URL"), conf={name: dg.EnvVar("LAKE_SECRET"), "spark.a": "b"}
+    )
+    started: list[Any] = []
+    monkeypatch.setattr(spark_resource, "start_session", lambda settings, _: started.append(settings))
+    for one in (resource, in_a_run(resource)):
+        assert one.spark_session is None
+        assert started[-1].url == f"sc://spark-connect:15002/;token={VALUE}"
+        assert started[-1].conf == {name: VALUE, "spark.a": "b"}
