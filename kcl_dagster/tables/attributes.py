@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
+from functools import lru_cache
 from typing import Any, Final, NoReturn
 
 from kcl_dagster.errors import UnreadableItem
@@ -80,6 +81,13 @@ class Reader:
         return value[kind]
 
     def text(self, attribute: str) -> str | None:
+        value = self._item.get(attribute)
+        if type(value) is dict and len(value) == 1:
+            plain = value.get("S")  # nearly always, and a leader reads ten of them of each row
+            if type(plain) is str and plain:
+                return plain
+        elif value is None and attribute not in self._item:
+            return None
         text = self.raw(attribute, "S")
         if text is None:
             return None
@@ -93,6 +101,8 @@ class Reader:
 
     def whole(self, attribute: str) -> int | None:
         """A Java long that is not negative."""
+        if attribute not in self._item:
+            return None
         text = self.raw(attribute, "N")
         if text is None:
             return None
@@ -185,6 +195,7 @@ def names(members: frozenset[str]) -> Value:
     return {"SS": sorted(members)}
 
 
+@lru_cache(maxsize=1024)  # a renewal needs it twice, for the row and for what is known of it
 def rounded(number: float) -> float:
     """Six decimals, half up, as the KCL stores throughput and utilization."""
     if abs(number) >= 2**52 or number % 1 == 0:  # has no decimals
@@ -192,6 +203,7 @@ def rounded(number: float) -> float:
     return float(Decimal(repr(number)).quantize(Decimal("0.000001"), rounding=ROUND_HALF_UP))
 
 
+@lru_cache(maxsize=1024)
 def java_double(number: float) -> str:
     """The text Java's Double.toString gives: what the KCL sends for a floating-point attribute."""
     if number == 0:

@@ -1,6 +1,7 @@
 """The rows in which workers say that they live, how busy they are, and in our case in which run."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from kcl_dagster import aws
 from kcl_dagster.application import Application
@@ -9,12 +10,14 @@ from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables import coordination
-from kcl_dagster.tables.attributes import Item, Value, s
+from kcl_dagster.tables.attributes import ENTITY_TYPE, LEASE, Item, Value, s
 from kcl_dagster.tables.outcomes import Verdict
 from kcl_dagster.tables.places import Layout, LayoutKind
 from kcl_dagster.tables.rows import why_not_writable, worker_row_from_item, worker_row_values
 from kcl_dagster.tables.scanning import scan_items
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
+
+_LEASE: Final = s(LEASE)
 
 RowsRead = tuple[list[WorkerRow], list[UnreadableItem]]
 
@@ -113,6 +116,8 @@ def readable_workers(items: Iterable[Item], key: str) -> RowsRead:
     rows: list[WorkerRow] = []
     unreadable: list[UnreadableItem] = []
     for item in items:
+        if item.get(ENTITY_TYPE) == _LEASE:  # most rows, where one table holds everything
+            continue
         try:
             row = worker_row_from_item(item, key=key)
         except UnreadableItem as error:

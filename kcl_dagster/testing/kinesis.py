@@ -17,6 +17,7 @@ Response = dict[str, Any]
 PUSH_SECONDS: Final = 0.2
 
 _TIMES: Final = frozenset({"StreamCreationTimestamp", "ConsumerCreationTimestamp", "ApproximateArrivalTimestamp"})
+_SCALARS: Final = frozenset({str, int, bytes, float, bool})
 
 
 class FakeKinesis:
@@ -108,10 +109,15 @@ class _Events:
 def _with_datetimes(value: Any) -> Any:
     """Times as botocore's parser gives them."""
     if isinstance(value, dict):
-        return {
-            name: datetime.fromtimestamp(member, UTC) if name in _TIMES else _with_datetimes(member)
-            for name, member in value.items()
-        }
+        found = {}
+        for name, member in value.items():
+            if name in _TIMES:
+                found[name] = datetime.fromtimestamp(member, UTC)
+            elif type(member) in _SCALARS:  # nearly all: nothing to look into
+                found[name] = member
+            else:
+                found[name] = _with_datetimes(member)
+        return found
     if isinstance(value, list):
         return [_with_datetimes(member) for member in value]
     return value

@@ -11,7 +11,7 @@ import linecache
 import re
 import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import dropwhile
@@ -145,16 +145,25 @@ def _parts(error: BaseException) -> tuple[str, str, Sequence[Place]]:
     if _REMOTE in text and not isinstance(error, KclError):
         return _remote(text)
     cause = error.__cause__ if isinstance(error, KclError) and error.__cause__ is not None else error
-    frames = [
-        Frame(frame.filename, frame.lineno or 0, frame.name, frame.line or "")
-        for frame in traceback.extract_tb(cause.__traceback__)
-    ]
+    frames = list(_frames_of(cause))
     chosen = _chosen(frames) or _from_the_transform(frames)
     if isinstance(error, KclError):
         # Our own texts name shards and tables, and were redacted where they were made of foreign ones.
         return type(error).__name__, text[:LONGEST_MESSAGE], chosen
     places = [*chosen, *_query_places(error)][-MOST_FRAMES:]
     return type(error).__name__, redacted(_first_lines(text), "\n".join(f.source for f in places)), places
+
+
+def _frames_of(error: BaseException) -> Iterator[Frame]:
+    """The frames of the traceback, but for those of this package, which are never shown: a shard that keeps failing
+    has a text made with every attempt, and most of its frames are ours."""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file, function = frame.f_code.co_filename, frame.f_code.co_name
+        if not file.startswith(_HERE):
+            linecache.checkcache(file)
+            yield Frame(file, line, function, linecache.getline(file, line, frame.f_globals).strip())
+        elif (file, function) == _GUARD:
+            yield Frame(file, line, function)
 
 
 def _remote(text: str) -> tuple[str, str, list[Frame]]:

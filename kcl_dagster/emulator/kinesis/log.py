@@ -89,10 +89,11 @@ class RecordLog:
 
     def trim(self, horizon: float) -> None:
         """Forget the records that arrived before `horizon`."""
+        if not self._arrivals or self._arrivals[0] >= horizon:
+            return
         count = bisect_left(self._arrivals, horizon)
-        if count:
-            self._trimmed_bytes = self._through[count - 1]
-            del self._fragments[:count]
-            del self._arrivals[:count]
-            del self._through[:count]
-            self.first += count
+        self._trimmed_bytes = self._through[count - 1]
+        del self._fragments[:count]
+        del self._arrivals[:count]
+        del self._through[:count]
+        self.first += count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from kcl_dagster.emulator.kinesis import errors
@@ -136,6 +137,7 @@ class Parameters:
         return self._given.get(member) is True
 
 
+@lru_cache(maxsize=4096)
 def check_name(value: str, member: str) -> None:
     """Names of streams, shards and consumers."""
     if not _NAME.fullmatch(value):

@@ -279,16 +279,20 @@ def _refuse_unused(
     request: Mapping[str, Any], values: Mapping[str, Value], condition: Condition | None, update: Update | None
 ) -> None:
     used_values = condition.used_values if condition is not None else _NOTHING
-    used_names = condition.used_names if condition is not None else _NOTHING
     if update is not None:
-        used_values, used_names = used_values | update.used_values, used_names | update.used_names
+        used_values |= update.used_values
     if values.keys() != used_values:
         if unknown := used_values - values.keys():
             raise validation_error(
                 f"An expression attribute value used in expression is not defined; attribute value: {min(unknown)}"
             )
         _refuse(values.keys() - used_values, "ExpressionAttributeValues")
-    _refuse(request.get("ExpressionAttributeNames", {}).keys() - used_names, "ExpressionAttributeNames")
+    names = request.get("ExpressionAttributeNames")
+    if names:
+        used_names = condition.used_names if condition is not None else _NOTHING
+        if update is not None:
+            used_names |= update.used_names
+        _refuse(names.keys() - used_names, "ExpressionAttributeNames")
 
 
 def _refuse(unused: AbstractSet[str], parameter: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from kcl_dagster.testing.dynamodb.grammar import Tokens, fetch
+from kcl_dagster.testing.dynamodb.grammar import Path, Tokens, fetch
 from kcl_dagster.testing.dynamodb.values import Item, Value, ordering, size_of
 
 Values = Mapping[str, Value]
@@ -44,7 +44,16 @@ def _both(tokens: Tokens) -> Predicate:
     terms = [_negated(tokens)]
     while tokens.accept("AND"):
         terms.append(_negated(tokens))
-    return terms[0] if len(terms) == 1 else lambda item, values: all(t(item, values) for t in terms)
+    if len(terms) == 1:
+        return terms[0]
+
+    def holds(item: Item, values: Values) -> bool:
+        for term in terms:  # as `all`, without a generator for each item  # noqa: SIM110
+            if not term(item, values):
+                return False
+        return True
+
+    return holds
 
 
 def _negated(tokens: Tokens) -> Predicate:
@@ -64,11 +73,16 @@ def _function(tokens: Tokens) -> Predicate:
     name = tokens.next()
     tokens.expect("(")
     path = tokens.path()
+    attribute = _whole_attribute(path)
     if name == "attribute_exists":
         tokens.expect(")")
+        if attribute is not None:
+            return lambda item, _values: attribute in item
         return lambda item, _values: fetch(item, path) is not None
     if name == "attribute_not_exists":
         tokens.expect(")")
+        if attribute is not None:
+            return lambda item, _values: attribute not in item
         return lambda item, _values: fetch(item, path) is None
     tokens.expect(",")
     argument = _operand(tokens)
@@ -77,6 +91,11 @@ def _function(tokens: Tokens) -> Predicate:
     if test is None:
         raise tokens.error(f"Invalid function name; function: {name}")
     return lambda item, values: _on_both(test, fetch(item, path), argument(item, values))
+
+
+def _whole_attribute(path: Path) -> str | None:
+    """The attribute, where a path names one and no part of it: nearly all do."""
+    return str(path[0]) if len(path) == 1 else None
 
 
 def _on_both(test: Callable[[Value, Value], bool], left: Value | None, right: Value | None) -> bool:
@@ -124,6 +143,8 @@ def _size(value: Value | None) -> Value | None:
 
 
 def _comparison(tokens: Tokens) -> Predicate:
+    if tokens.peek(1) == "=" and tokens.peek(2).startswith(":") and tokens.peek()[0] not in ":(":
+        return _attribute_equals(tokens)
     left = _operand(tokens)
     if tokens.accept("BETWEEN"):
         low = _operand(tokens)
@@ -150,6 +171,19 @@ def _comparison(tokens: Tokens) -> Predicate:
         # An absent attribute differs from everything, as DynamoDB documents for NE.
         return lambda item, values: not _equal(left(item, values), right(item, values))
     return lambda item, values: _ordered(comparator, left(item, values), right(item, values))
+
+
+def _attribute_equals(tokens: Tokens) -> Predicate:
+    """`attribute = :value`: what most conditions are made of, in as few calls as possible."""
+    attribute = str(tokens.path()[0])
+    tokens.next()
+    name = tokens.value()
+
+    def holds(item: Item, values: Values) -> bool:
+        found = item.get(attribute)
+        return found is not None and found == values[name]
+
+    return holds
 
 
 def _is_member(value: Value | None, members: list[Value | None]) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from kcl_dagster.testing.dynamodb.conditions import parse_condition
@@ -27,7 +28,7 @@ def read_page(
     """
     index = _index(table, request, now)
     values = canonical_item(request.get("ExpressionAttributeValues", {}))
-    names = tuple(sorted(request.get("ExpressionAttributeNames", {}).items()))
+    names = tuple(sorted(given.items())) if (given := request.get("ExpressionAttributeNames")) else ()
     keep = _predicate("FilterExpression", request, names, values)
     limit = min(request.get("Limit", page_items), page_items)
     evaluated = list(islice(_candidates(table, index, request, names, values, moment), limit))
@@ -68,7 +69,8 @@ def _predicate(
             f"Invalid {parameter}: An expression attribute value used in expression is not defined; "
             f"attribute value: {min(missing)}"
         )
-    return lambda item: condition.holds(item, values)
+    holds = condition.holds
+    return lambda item: holds(item, values)
 
 
 def _candidates(
@@ -89,23 +91,31 @@ def _candidates(
             raise validation_error(
                 "The Segment parameter is zero-based and must be less than parameter TotalSegments"
             )
-        for item in table.segment(view, segment, total, after):
-            if index is None or index.holds(item):
-                yield item
+        items = table.segment(view, segment, total, after)
+        yield from items if index is None else (item for item in items if index.holds(item))
         return
     schema = index.schema if index is not None else table.schema
-    found = [(key, item) for key, item in view.items() if (index is None or index.holds(item)) and matches(item)]
+    in_index = schema.types.keys()
     reverse = not request.get("ScanIndexForward", True)
 
     def place(key: Key, item: Item) -> tuple[Any, Key]:
         return (ordering(item[schema.range]) if schema.range else None, key)
 
-    found.sort(key=lambda entry: place(*entry), reverse=reverse)
+    found = [
+        (place(key, item), item)
+        for key, item in view.items()
+        if matches(item) and (index is None or in_index <= item.keys())
+    ]
+    if len(found) > 1:
+        found.sort(key=_place, reverse=reverse)
     if after is not None and start is not None:
         last = place(after, canonical_item(start))
-        found = [e for e in found if (place(*e) < last if reverse else place(*e) > last)]
+        found = [entry for entry in found if (entry[0] < last if reverse else entry[0] > last)]
     for _, item in found:
         yield item
+
+
+_place = itemgetter(0)
 
 
 def _shape(

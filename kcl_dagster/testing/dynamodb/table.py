@@ -35,6 +35,10 @@ class KeySchema:
 
     def of(self, item: Mapping[str, Value]) -> Key:
         """The key of an item or of a `Key` parameter's content. Raises ValidationException."""
+        if self.range is None:
+            value = item.get(self.hash)
+            if value is not None and len(value) == 1 and (text := value.get("S")) and self.types[self.hash] == "S":
+                return (("S", text),)
         key: list[tuple[str, Any]] = []
         for name in self.names:
             value = item.get(name)

@@ -82,6 +82,13 @@ def _action(tokens: Tokens, clause: str, path: Path) -> Action:
         return lambda _old, new, _values: discard(new, path)
     if clause == "SET":
         tokens.expect("=")
+        if len(path) == 1 and tokens.peek().startswith(":") and tokens.peek(1) not in ("+", "-"):
+            attribute, value = str(path[0]), tokens.value()
+
+            def put(_old: Item, new: Item, values: Values) -> None:
+                new[attribute] = values[value]
+
+            return put
         term = _sum(tokens)
         return lambda old, new, values: store(new, path, term(old, values))
     name = tokens.value()

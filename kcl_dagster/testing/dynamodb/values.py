@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import lru_cache
 from typing import Any, Final
 
 from kcl_dagster.testing.dynamodb.failures import validation_error
@@ -20,6 +21,7 @@ _PLAIN: Final = re.compile(r"0|-?[1-9][0-9]{0,37}")
 LARGEST_ITEM_BYTES: Final = 400 * 1024
 
 
+@lru_cache(maxsize=65536)
 def canonical_number(text: str) -> str:
     """The one spelling DynamoDB answers with: no exponent, no trailing zeros."""
     try:
@@ -72,7 +74,11 @@ def _canonical_set(kind: str, content: Any) -> list[Any]:
 
 
 def canonical_item(item: Mapping[str, Mapping[str, Any]]) -> Item:
-    return {name: canonical(value) for name, value in item.items()}
+    found: Item = {}
+    for name, value in item.items():
+        text = value.get("S")  # most values are texts
+        found[name] = {"S": text} if type(text) is str and len(value) == 1 else canonical(value)
+    return found
 
 
 def copied(item: Mapping[str, Value]) -> Item:

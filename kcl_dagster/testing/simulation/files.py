@@ -4,6 +4,7 @@ Each record gets a value that producers really send and that folders and compari
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 from zlib import crc32
 
@@ -29,11 +30,18 @@ def files_of(part: Part, rows: Sequence[Row]) -> list[tuple[str, tuple[Row, ...]
     name = file_stem(part)
     if not rows:
         return [(name, ())]
-    values, kind = KINDS[crc32(rows[0].data) // len(TEXTS) % len(KINDS)]
-    column = pa.array([values[crc32(row.data) % len(values)] for row in rows], kind)
-    batch = pa.RecordBatch.from_arrays([column, pa.array(range(len(rows)))], [COLUMN, ROW])
+    hashes = [crc32(row.data) for row in rows]
+    kind = hashes[0] // len(TEXTS) % len(KINDS)
+    groups = _grouped(kind, tuple(number % len(TEXTS) for number in hashes))
+    return [(f"{folder}/{name}", tuple(rows[at] for at in places)) for folder, places in groups]
+
+
+@lru_cache(maxsize=65536)
+def _grouped(kind: int, chosen: tuple[int, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Folder and places of the rows of each file, as the package divides rows with these values. Most parts have
+    few rows, so the same values come again and again."""
+    values, type_ = KINDS[kind]
+    column = pa.array([values[number] for number in chosen], type_)
+    batch = pa.RecordBatch.from_arrays([column, pa.array(range(len(chosen)))], [COLUMN, ROW])
     groups = split(batch, LAYOUT.keys(batch))
-    return [
-        (f"{LAYOUT.folder(group.key)}/{name}", tuple(rows[at] for at in group.rows.column(ROW).to_pylist()))
-        for group in groups
-    ]
+    return tuple((LAYOUT.folder(group.key), tuple(group.rows.column(ROW).to_pylist())) for group in groups)

@@ -117,6 +117,7 @@ class Simulation:
     """Every lease that ever was, as it was created."""
 
     _has_guest: bool = False
+    _calls: int = 0
 
     def __post_init__(self) -> None:
         scenario = self.scenario
@@ -190,6 +191,7 @@ class Simulation:
             logger.removeHandler(handler)
             logger.propagate = propagates
         simulated = kernel.now
+        self.counts["call"] = self._calls
         for process in self.processes():
             process.kill()
         return Outcome(
@@ -328,7 +330,7 @@ class Simulation:
         self.trace.note(now, kind, text)
 
     def _served(self, process: Process, service: str, operation: str, request: dict[str, Any], answer: Any) -> None:
-        self.counts["call"] = self.counts.get("call", 0) + 1
+        self._calls += 1
         if self.trace.keep:
             text = _call_text(process, service, operation, request, answer)
             self.trace.detail(self.kernel.now, "call", lambda: text)

@@ -100,6 +100,8 @@ class Process:
     @property
     def suspended(self) -> float:
         """Seconds for which the machine slept: its monotonic clock did not count them."""
+        if not self.has_slept:
+            return 0.0
         now = self.kernel.now
         return sum(min(end, now) - start for start, end in self._sleeps if start < now)
 
@@ -194,7 +196,7 @@ class Kernel:
 
     def sleep(self, seconds: float) -> None:
         """Of the running strand."""
-        self.wait(self.now + max(0.0, seconds))
+        self.wait(self.now + seconds if seconds > 0.0 else self.now)
 
     def wait(self, until: float | None = None) -> Any:
         """Let others run until somebody wakes the running strand, or the time has come.
@@ -207,29 +209,28 @@ class Kernel:
         process = strand.process
         if not process.is_alive:
             raise Killed
-        if until is not None and self._is_next(until, process):
-            self.now = until
-            self.steps += 1
-            self.digest = hash((self.digest, until, strand.number))
-            return None
-        strand.turn += 1
         if until is not None:
+            agenda = self._agenda
+            if (
+                # Nothing happens up to then: the running strand would only make room for itself.
+                self.now < until <= self._until
+                and not (agenda and agenda[0][0] <= until)
+                and process.paused_until <= until
+                and not self._found
+            ):
+                self.now = until
+                self.steps += 1
+                self.digest = hash((self.digest, until, strand.number))
+                return None
+            strand.turn += 1
             self._order += 1
-            heappush(self._agenda, (until, self._order, strand, strand.turn, None))
+            heappush(agenda, (until, self._order, strand, strand.turn, None))
+        else:
+            strand.turn += 1
         said = self.hub.switch()
         if not process.is_alive:
             raise Killed
         return said
-
-    def _is_next(self, until: float, process: Process) -> bool:
-        """Nothing happens up to then: the running strand would only make room for itself."""
-        agenda = self._agenda
-        return (
-            self.now < until <= self._until
-            and not (agenda and agenda[0][0] <= until)
-            and process.paused_until <= until
-            and not self._found
-        )
 
     def wake(self, strand: Strand, said: Any = True) -> None:
         """Let a waiting strand go on now."""
@@ -291,18 +292,19 @@ class ProcessClock:
 
     def __init__(self, process: Process, epoch: float) -> None:
         self._process = process
+        self._kernel = process.kernel
         self._epoch = epoch
 
     def now(self) -> float:
-        return self._epoch + self._process.kernel.now + self._process.skew
+        return self._epoch + self._kernel.now + self._process.skew
 
     def monotonic(self) -> float:
         process = self._process
-        shown = process.booted + process.kernel.now
+        shown = process.booted + self._kernel.now
         return shown - process.suspended if process.has_slept else shown
 
     def sleep(self, seconds: float) -> None:
-        self._process.kernel.sleep(seconds)
+        self._kernel.sleep(seconds)
 
 
 class CooperativeLock:

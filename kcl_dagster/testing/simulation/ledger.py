@@ -5,7 +5,7 @@ Nothing here uses the package's own reading of rows: a mistake there must not hi
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.testing.dynamodb.values import Item
@@ -31,8 +31,7 @@ OURS: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRow:
+class LeaseRow(NamedTuple):
     """A lease as it stands, read without help."""
 
     key: str
@@ -75,6 +74,20 @@ def read_lease(item: Mapping[str, Any]) -> LeaseRow:
         stream=item.get("streamName", {}).get("S"),
         shard=item.get("shardId", item["leaseKey"])["S"],
     )
+
+
+# Of these, `LeaseRow` has the counter alone; a renewal writes nothing else.
+_RENEWED: Final = frozenset({"leaseCounter", "throughputKBps", "kdTip"})
+
+
+def _read_again(item: Item, old: Item, before: LeaseRow) -> LeaseRow:
+    """The row that `item` is. Values are never changed in place: one that is the same object was read before."""
+    if len(item) == len(old):
+        for name, value in item.items():
+            if old.get(name) is not value and not (name in _RENEWED and name in old):
+                return read_lease(item)
+        return before._replace(counter=int(item["leaseCounter"]["N"]))
+    return read_lease(item)
 
 
 def is_lease(item: Mapping[str, Any]) -> bool:
@@ -160,7 +173,9 @@ class Ledger:
         self._by_operator = self.is_operator(actor)
         if kind == _LEASE:
             before = self._before(old) if old is not None else None
-            after = read_lease(new) if new is not None and "leaseCounter" in new else None
+            after = None
+            if new is not None and "leaseCounter" in new:
+                after = read_lease(new) if old is None or before is None else _read_again(new, old, before)
             if not self.by_hand:
                 self._judge(before, after, actor)
             self._enter(before, after)

@@ -64,7 +64,7 @@ class Line:
         self._process = process
         self._service = service
         self._backend = backend
-        self._random = random
+        self._draw = random.random
         self._fate = fate
         self._on_call = on_call
         self._under_way: Callable[[dict[str, Any]], AbstractContextManager[Any]] = getattr(
@@ -86,8 +86,35 @@ class Line:
         return partial(self._call, name, getattr(self._backend, name))
 
     def _call(self, name: str, perform: Callable[..., Any], /, **request: Any) -> Any:
+        process = self._process
+        kernel = process.kernel
+        fate = self._fate(process, self._service, name, request)
+        if fate is SERVED:
+            kernel.sleep(self._latency())
+        else:
+            self._lose_or_refuse(fate, name, perform, request)
+        kernel.acting = process
+        try:
+            answer = perform(**request)
+        except ClientError as error:
+            self._on_call(process, self._service, name, request, error)
+            if fate.kind == "answer lost":
+                raise self._timeout() from None
+            kernel.sleep(self._latency())
+            raise
+        self._on_call(process, self._service, name, request, answer)
+        if fate is not SERVED and fate.kind == "answer lost":
+            raise self._timeout()
+        if name == TRANSACTION:
+            with self._under_way(request):
+                kernel.sleep(self._latency())
+        else:
+            kernel.sleep(self._latency())
+        return answer
+
+    def _lose_or_refuse(self, fate: Fate, name: str, perform: Callable[..., Any], request: dict[str, Any]) -> None:
+        """Raises what the caller learns of a request that the service does not get now. Returns if it gets it."""
         kernel = self._process.kernel
-        fate = self._fate(self._process, self._service, name, request)
         if fate.kind == "unreachable":
             kernel.sleep(CONNECT_TIMEOUT_SECONDS)
             raise ConnectTimeoutError(endpoint_url=self._service)
@@ -112,21 +139,6 @@ class Line:
                 kernel.now + READ_TIMEOUT_SECONDS + fate.late, lambda: self._perform_alone(name, perform, request)
             )
             raise self._timeout()
-        kernel.acting = self._process
-        try:
-            answer = perform(**request)
-        except ClientError as error:
-            self._on_call(self._process, self._service, name, request, error)
-            if fate.kind == "answer lost":
-                raise self._timeout() from None
-            kernel.sleep(self._latency())
-            raise
-        self._on_call(self._process, self._service, name, request, answer)
-        if fate.kind == "answer lost":
-            raise self._timeout()
-        with self._under_way(request) if name == TRANSACTION else nullcontext():
-            kernel.sleep(self._latency())
-        return answer
 
     def _perform_alone(self, name: str, perform: Callable[..., Any], request: dict[str, Any]) -> None:
         """A request that outlived its sender's patience, perhaps its sender."""
@@ -142,9 +154,9 @@ class Line:
         return ReadTimeoutError(endpoint_url=self._service)
 
     def _latency(self) -> float:
-        random = self._random.random
-        low, high = TAIL_LATENCY if random() < TAIL_SHARE else USUAL_LATENCY
-        return low + (high - low) * random()
+        draw = self._draw
+        low, high = TAIL_LATENCY if draw() < TAIL_SHARE else USUAL_LATENCY
+        return low + (high - low) * draw()
 
     def _refused(self, code: str, message: str, operation: str, status: int = 400, **extra: Any) -> ClientError:
         answer: Any = {

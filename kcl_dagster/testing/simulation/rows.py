@@ -60,7 +60,8 @@ def unreadable_for_the_kcl(item: Mapping[str, Any], before: Mapping[str, Any] = 
 
 
 def _lease_problems(item: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
-    changed = {name: value for name, value in item.items() if before.get(name) is not value}
+    seen = before.get
+    changed = {name: value for name, value in item.items() if seen(name) is not value}
     for name, value in changed.items():
         wanted = _LEASE.get(name)
         if wanted is not None and wanted not in value:
@@ -70,11 +71,11 @@ def _lease_problems(item: Mapping[str, Any], before: Mapping[str, Any]) -> Itera
     for name in _REQUIRED:
         if name not in item:
             yield f"{name} is missing"
-    for name in _LONGS & changed.keys():
+    for name in changed.keys() & _LONGS:
         text = item[name].get("N", "0")
         if not _WHOLE.fullmatch(text) or abs(int(text)) >= _LONGEST:
             yield f"{name} is no long"
-    for name in _POSITIONS & changed.keys():
+    for name in changed.keys() & _POSITIONS:
         text = item[name].get("S", "0")
         if text not in _SENTINELS and not _DIGITS.fullmatch(text):
             yield f"{name} is {text!r}"

@@ -1,7 +1,7 @@
 """A Java worker: renewals, discovery, consumers and clean-up. At least once, checkpoints after records."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Protocol
 
@@ -139,7 +139,7 @@ class JavaWorker:
             self._drop(held)
             return
         if held.lease is lease:
-            held.lease = replace(lease, counter=lease.counter + 1)
+            held.lease = lease._replace(counter=lease.counter + 1)
         held.renewed_at = self.clock.monotonic()
         if held.lease.giver == self.name and held.handed_at is None:
             held.handed_at = held.renewed_at
@@ -150,9 +150,9 @@ class JavaWorker:
         if now is None:
             return False
         if lease.giver is None and now.giver == lease.owner and now.owner != lease.owner:
-            known = replace(now, counter=lease.counter)
+            known = now._replace(counter=lease.counter)
             if self.tables.renew(known):
-                held.lease = replace(now, counter=lease.counter + 1)
+                held.lease = now._replace(counter=lease.counter + 1)
                 return True
         if now.actual == lease.actual and now.counter == lease.counter + 1:
             held.lease = now
@@ -259,7 +259,7 @@ class JavaWorker:
             return False
         if not written:
             raise LostIt
-        held.lease = replace(lease, counter=lease.counter + 1)
+        held.lease = lease._replace(counter=lease.counter + 1)
         return True
 
     def _transfer(self, held: _Held) -> None:
