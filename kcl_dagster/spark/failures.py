@@ -3,6 +3,7 @@
 What is left as it is was raised by the consumer's code.
 """
 
+import errno
 import re
 import secrets
 from collections.abc import Iterator
@@ -76,9 +77,19 @@ _LOST_PROCESSES: Final = (
     "Remote RPC client disassociated",
     "SparkContext was shut down",
     "SparkContext has been shutdown",
-    "java.lang.OutOfMemoryError",
+    "OutOfMemoryError",
     "No space left on device",
 )
+# Only where Spark itself gives the reason of a failure: behind its own words, and never within a message.
+_LOST_PROCESS: Final = re.compile(
+    r"(?:^|^: |\(TID \d+\)(?: \([^()\n]*\))?: |org\.apache\.spark\.SparkException: |java\.io\.IOException: "
+    r"|Caused by: |because |Reason: )(?:[a-z]\w*\.)*(?:" + "|".join(map(re.escape, _LOST_PROCESSES)) + ")",
+    re.MULTILINE,
+)
+# What the driver's machine has no more of, whoever asked for it.
+_EXHAUSTED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+# Where the words of others may begin: a value in quotes, or what Python raised.
+_FOREIGN: Final = re.compile(r"['\"]|Traceback \(most recent call last\)")
 
 # The frozen blocks went away with their executor; Spark does not read the stream again, it fails.
 _LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
@@ -93,17 +104,19 @@ def is_content_changed(error: BaseException) -> bool:
 
 
 def _is_lost_block(error: BaseException) -> bool:
-    """By the condition that Spark itself names. It stands before the value of a record that Spark tells with it; an
-    error that has no condition has a quotation mark before such a value, or before the text of a Python error."""
+    """By the condition that Spark itself names."""
     if isinstance(error, PythonException):
         return False
     text = str(error)
-    for found in _CONDITION.finditer(text):
-        if found[1] in _WRAPPERS:
-            continue
-        before = text[: found.start()]
-        return found[1] == _LOST_BLOCK and "'" not in before and '"' not in before
-    return False
+    condition = _condition(text)
+    return condition is not None and condition[1] == _LOST_BLOCK and not _FOREIGN.search(text[: condition.start()])
+
+
+def _condition(text: str) -> re.Match[str] | None:
+    """The condition that Spark names for the failure of a task. It stands before the value of a record that Spark
+    tells with it; an error that has no condition has a quotation mark before such a value, or before the text of a
+    Python error."""
+    return next((found for found in _CONDITION.finditer(text) if found[1] not in _WRAPPERS), None)
 
 
 @contextmanager
@@ -136,6 +149,8 @@ def write_failures(sink: str) -> Iterator[None]:
             raise SinkError(f"sink {sink}: {failed}") from error
         if _is_from_py4j(error):
             raise BatchError(f"Spark went away while {sink} was written: {first_line(error)}") from error
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+            raise BatchError(f"the driver has no room left while {sink} is written: {first_line(error)}") from error
         lost = _lost_process(error)
         if lost is not None:
             raise ProcessLost(f"Spark lost a process while {sink} was written: {lost}") from error
@@ -143,13 +158,17 @@ def write_failures(sink: str) -> Iterator[None]:
 
 
 def _lost_process(error: BaseException) -> str | None:
-    """The line that says so. What user code raises in Python has a traceback of its own, whatever it says."""
-    if isinstance(error, PythonException):
+    """The line that says so. Only errors of the JVM can: what user code raises on the driver is no such error, and
+    what it raises in an executor has a traceback or a condition of its own, whatever it says."""
+    if isinstance(error, PythonException) or not isinstance(error, PySparkException | Py4JJavaError):
         return None
-    for line in str(error).splitlines():
-        if any(sign in line for sign in _LOST_PROCESSES):
-            return redacted(line.strip())[:LONGEST_LINE]
-    return None
+    text = str(error)
+    ends = [found.start() for found in (_condition(text), _FOREIGN.search(text)) if found is not None]
+    found = _LOST_PROCESS.search(text, 0, min(ends, default=len(text)))
+    if found is None:
+        return None
+    line = text[text.rfind("\n", 0, found.end()) + 1 :].partition("\n")[0]
+    return redacted(line.strip())[:LONGEST_LINE]
 
 
 def _is_from_py4j(error: BaseException) -> bool:

@@ -34,7 +34,9 @@ from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shar
 # A consumer may subscribe to a shard again five seconds after its last subscription, which is then taken over.
 RESUBSCRIBE_SECONDS: Final = 5.1
 RETRY_SECONDS: Final = 1.0
-QUEUED_EVENTS: Final = 2  # the next one may arrive while one is worked on
+# The next one may arrive while one is worked on. With the one that waits for a place there, a shard has at most
+# four events of about a megabyte in memory; the rest waits in the connection, whose window the service respects.
+QUEUED_EVENTS: Final = 2
 
 Event = Mapping[str, Any]
 

@@ -1,7 +1,9 @@
 """What is written about an error: type, message and place, bounded in length and without values of records.
 
 A message of foreign code may quote a record. Text in quotes is therefore replaced, unless it stands in the source
-lines of the traceback too, where it is part of the code; so are addresses and long numbers.
+lines of the traceback too, where it is part of the code. So are addresses, paths of URLs, what follows the name of
+a secret, and whatever is long enough for a key: a run of digits, or of letters with digits in it. A name or a short
+number without quotes stays: no pattern tells it from the words of the message.
 
 The place is always one of the consumer's code: a frame of the traceback, or the call that Spark names for an
 expression that it evaluated after the consumer's function had returned. An error without such a place has none.
@@ -11,7 +13,7 @@ import linecache
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import dropwhile
@@ -30,6 +32,12 @@ REDACTED: Final = "[redacted]"
 
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|‘[^’]*’|“[^”]*”")  # noqa: RUF001
 _ADDRESS: Final = re.compile(r"[^\s'\"<>(),;]+@[^\s'\"<>(),;]+")
+_URL_PATH: Final = re.compile(r"(https?://[^\s/?#'\"<>]+)[/?#][^\s'\"<>]*")  # of buckets, paths are settings
+_NAMED_SECRET: Final = re.compile(
+    r"(?i)((?:secret|passw(?:or)?d|pwd|token|signature|credential|authorization|api[_-]?key|access[_-]?key(?:[_-]?id)?)"
+    r"[\w-]*\s*[=:]\s*)(?:(?:bearer|basic)\s+)?[^\s,;'\"\])}]+"
+)
+_TOKEN: Final = re.compile(r"(?=[A-Za-z+=-]*\d)[A-Za-z\d+=-]{20,}")  # an access key of AWS has 20 characters
 _LONG_NUMBER: Final = re.compile(r"\d(?:[ -]?\d){8,}")
 _TYPE_NAME: Final = re.compile(r"[A-Z]{3,9}(?:\(\d+(?:, ?\d+)?\))?")  # "BIGINT", "DECIMAL(10,2)": Spark's
 _PLACE: Final = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$')
@@ -135,7 +143,13 @@ def redacted(text: str, source: str = "") -> str:
 
     # An unfinished quote at the bound would hide what it quotes from the pattern, so the bound comes last.
     bounded = _QUOTED.sub(kept, text[: 4 * LONGEST_MESSAGE])
-    return _LONG_NUMBER.sub(REDACTED, _ADDRESS.sub(REDACTED, bounded))[:LONGEST_MESSAGE]
+    bounded = _URL_PATH.sub(rf"\1/{REDACTED}", _ADDRESS.sub(REDACTED, bounded))
+    bounded = _NAMED_SECRET.sub(rf"\1{REDACTED}", bounded)
+    return _LONG_NUMBER.sub(REDACTED, _TOKEN.sub(_unless_code(source), bounded))[:LONGEST_MESSAGE]
+
+
+def _unless_code(source: str) -> Callable[[re.Match[str]], str]:
+    return lambda found: found[0] if found[0] in source else REDACTED
 
 
 def _parts(error: BaseException) -> tuple[str, str, Sequence[Place]]:

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import logging
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeGuard
@@ -12,6 +14,7 @@ from pyspark.sql import DataFrame
 
 from kcl_dagster.errors import KclError, RecordRefused, SinkError, TransformError
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import Clock, system
 from kcl_dagster.spark.drafts import Drafted
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.origins import made, origin_of
@@ -25,6 +28,27 @@ from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.transform import Transform, apply, gathered, unchanged
 from kcl_dagster.worker.batch import Part
 from kcl_dagster.worker.processing_watch import uninterrupted
+
+log = logging.getLogger(__name__)
+
+MANY_FILES: Final = 100  # of one shard in one batch; a small file takes some tens of milliseconds
+_WARNED_SECONDS: Final = 3600.0
+
+
+@dataclass(slots=True)
+class _Warned:
+    clock: Clock = field(default_factory=lambda: system().clock)
+    at: dict[str, float] = field(default_factory=dict)
+
+    def is_due(self, root: str) -> bool:
+        now = self.clock.monotonic()
+        if now - self.at.get(root, float("-inf")) < _WARNED_SECONDS:
+            return False
+        self.at[root] = now
+        return True
+
+
+_warned = _Warned()
 
 
 class FileWriter(Protocol):
@@ -108,7 +132,21 @@ def write_files(
         rows, unseal = gathered(pieces, data), None
     task = _WriteFiles(store, dict(names), layout, target, unseal)
     manifest = rows.mapInArrow(task, ddl(_MANIFEST)).collect()
-    return Written(tuple(_written_file(row.asDict()) for row in manifest), as_read)
+    files = tuple(_written_file(row.asDict()) for row in manifest)
+    warn_of_many_files(store.root, files)
+    return Written(files, as_read)
+
+
+def warn_of_many_files(root: str, files: Sequence[WrittenFile]) -> None:
+    """At most once an hour: each file is one request to the store, and one more for readers."""
+    most = max(Counter(file.lease_key for file in files).values(), default=0)
+    if most > MANY_FILES and _warned.is_due(root):
+        log.warning(
+            "a batch wrote %d files into %s for one shard, one for each partition value: partition by a column "
+            "with fewer values, such as a day or bucket(16, column), or store larger batches",
+            most,
+            root,
+        )
 
 
 def _written_file(row: Mapping[str, Any]) -> WrittenFile:

@@ -53,8 +53,12 @@ HASTY = {
     # An executor may ask a frozen one for what both need, and Spark's patience with that is two minutes.
     "spark.network.timeout": "20s",
     "spark.network.timeoutInterval": "5s",
+    # A new executor asks each dead one for what all need, and Spark tries that four times in fifteen seconds.
+    "spark.shuffle.io.retryWait": "100ms",
     "spark.executor.heartbeatInterval": "2s",
 }
+# Ten executors are started and few live for a minute: what the second compiler of the JVM makes is never used.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # What only executors on the driver's own machine may be given.
 SAME_MACHINE = {
     "spark.driver.host": "127.0.0.1",
@@ -134,7 +138,8 @@ def settings_for(master: str) -> SparkSettings:
     if master.startswith("sc://"):
         return SparkSettings(mode="connect", url=master)
     conf = {"spark.ui.enabled": "false", "spark.executor.memory": "512m", "spark.cores.max": "2"} | SAME_MACHINE
-    return SparkSettings(mode="cluster", url=master, conf=conf | {"spark.log.level": "OFF"})
+    conf |= {"spark.log.level": "OFF", "spark.executor.extraJavaOptions": SHORT_LIVED}
+    return SparkSettings(mode="cluster", url=master, conf=conf)
 
 
 def twins(log: Path) -> dict[str, int]:

@@ -16,14 +16,20 @@ from dagster import (
     job,
     validate_run_config,
 )
+from dagster._core.events import DagsterEvent, DagsterEventType
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration import pruning
+from kcl_dagster.orchestration import checks, pruning
+from kcl_dagster.orchestration import leader_sensor as sensor
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.pruning import prune
 from kcl_dagster.orchestration.runs import APPLICATION_TAG
+from kcl_dagster.orchestration.translator import KclTranslator
+from kcl_dagster.worker.events import EventKind
 
+TRANSLATOR = KclTranslator()
 LEASES = AssetKey(["app", "leases"])
 
 
@@ -80,6 +86,36 @@ def test_only_finished_runs_of_the_application_go(instance: DagsterInstance) -> 
     }
     assert prune(instance, "app", later) == []
     assert instance.get_latest_materialization_event(LEASES) is not None
+
+
+def test_a_loss_that_nobody_has_acknowledged_outlives_the_run_that_told_of_it(
+    instance: DagsterInstance, consumer: Consumer
+) -> None:
+    """Dagster keeps evaluations of checks apart from the events of runs."""
+    run = instance.create_run_for_job(_never_executed, tags={APPLICATION_TAG: "app"})
+    told = checks.alarm(
+        EventKind.DATA_LOST, "shardId-7: records 10 to 20 have left the stream", consumer, TRANSLATOR
+    )
+    assert told is not None
+    event = DagsterEvent(
+        DagsterEventType.ASSET_CHECK_EVALUATION.value, _never_executed.name, event_specific_data=told
+    )
+    instance.report_dagster_event(event, run.run_id)
+    instance.report_run_failed(run)
+    assert prune(instance, "app", datetime.now(UTC) + timedelta(minutes=1)) == [run.run_id]
+    assert instance.get_run_by_id(run.run_id) is None
+
+    [(key, kept)] = instance.event_log_storage.get_latest_asset_check_execution_by_key(
+        [told.asset_check_key]
+    ).items()
+    assert key.name == checks.LOSS.name
+    assert kept.status is AssetCheckExecutionRecordStatus.FAILED
+    assert kept.event is not None
+    evaluation = kept.event.asset_check_evaluation
+    assert evaluation is not None
+    assert not evaluation.passed
+    assert "records 10 to 20" in str(evaluation.description)
+    assert sensor._evaluated(consumer, TRANSLATOR, instance) == [checks.LOSS.name], "a new leader knows of it"
 
 
 @pytest.mark.audit("D13")

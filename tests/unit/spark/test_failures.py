@@ -93,7 +93,12 @@ STAGE = "Job aborted due to stage failure: Task 0 in stage 7.0 failed 4 times, m
         "running tasks) Reason: Command exited with code 137",
         f"{STAGE} (TID 9): org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n at x.y",
         "Job 3 cancelled because SparkContext was shut down",
-        f"{STAGE}: java.lang.OutOfMemoryError: Java heap space",
+        f"{STAGE} (TID 9) (10.0.0.7 executor driver): java.lang.OutOfMemoryError: Java heap space\n\tat x.y",
+        "Job aborted due to stage failure: ResultStage 3 (collect) has failed the maximum allowable number of "
+        "times: 4. Most recent failure reason:\norg.apache.spark.shuffle.FetchFailedException\n\tat x.y",
+        "An error occurred while calling o9.collect.\n: java.lang.OutOfMemoryError: Java heap space\n\tat x.y",
+        "[TASK_WRITE_FAILED] Task failed while writing rows to s3://lake.\nCaused by: java.io.IOException: "
+        "No space left on device",
     ],
 )
 def test_a_process_that_spark_lost_is_not_the_fault_of_a_record(text: str) -> None:
@@ -103,10 +108,35 @@ def test_a_process_that_spark_lost_is_not_the_fault_of_a_record(text: str) -> No
     assert len(str(caught.value)) < 700
 
 
-def test_user_code_may_say_what_it_likes() -> None:
-    text = "Traceback (most recent call last):\nRuntimeError: ExecutorLostFailure, says my own service"
-    with pytest.raises(PythonException), write_failures("lake"):
-        raise PythonException(text)
+@pytest.mark.parametrize(
+    "error",
+    [
+        PythonException(
+            "Traceback (most recent call last):\nRuntimeError: ExecutorLostFailure, says my own service"
+        ),
+        OSError("No space left on device, says my own service"),
+        OSError("ExecutorLostFailure, says my own service"),
+        PySparkException(
+            f"{STAGE} (TID 9) (10.0.0.7 executor 3): java.lang.IllegalStateException: my service is away: "
+            "Executor heartbeat timed out\n at x.y"
+        ),
+        PySparkException(
+            "[TASK_WRITE_FAILED] Task failed while writing rows to s3://lake.\nCaused by: x: Traceback "
+            "(most recent call last):\nRuntimeError: see\nCaused by: java.io.IOException: No space left on device"
+        ),
+        PySparkException("[USER_RAISED_EXCEPTION] java.lang.OutOfMemoryError"),
+    ],
+)
+def test_user_code_may_say_what_it_likes(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, write_failures("lake"):
+        raise error
+    assert caught.value is error
+
+
+def test_a_full_disk_of_the_driver_is_not_the_codes_failure() -> None:
+    with pytest.raises(BatchError, match="No space left") as caught, write_failures("lake"):
+        raise OSError(28, "No space left on device")
+    assert class_of(caught.value) is ErrorClass.PLATFORM
 
 
 CHECKPOINT_LOST = "[CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND] Checkpoint block rdd_1_1 not found!"
@@ -116,6 +146,10 @@ FORGED = [
     CHECKPOINT_LOST,
     f"x\n{CHECKPOINT_LOST}",
     f"'x'\n: org.apache.spark.SparkException: {CHECKPOINT_LOST}",
+    "ExecutorLostFailure (executor 3 exited caused by one of the running tasks)",
+    "java.lang.OutOfMemoryError: Java heap space",
+    "x\nCaused by: java.io.IOException: No space left on device",
+    f"{STAGE} (TID 9): org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",
 ]
 
 

@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 
 from kcl_dagster.errors import ConfigurationError, RecordRefused, SinkError
 from kcl_dagster.spark.failures import write_failures
+from kcl_dagster.spark.sinks import writing
 from kcl_dagster.spark.sinks.layout import NULL_PARTITION, Folders, TableFolders, hive_folder, table_folder, texts
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.sinks.split import split
 from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store
+from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from tests.unit.spark.outputs import (
     LEASES,
@@ -232,3 +234,21 @@ def test_nothing_is_stored_where_a_row_would_be_missing(tmp_path: Path, monkeypa
         run_writer(LocalStore(str(tmp_path)), Folders(("kind",)), [kinds(["a", "b"], pa.string())])
     assert not list(tmp_path.iterdir())
     shutil.rmtree(tmp_path)
+
+
+def test_a_batch_of_very_many_partition_values_is_warned_of_once_an_hour(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(writing, "_warned", writing._Warned(clock))
+    files = [
+        writing.WrittenFile(LEASES[0], f"kind={number}/x.parquet", 1, 9, {"kind": f"{number}"}, pa.schema([]))
+        for number in range(writing.MANY_FILES + 1)
+    ]
+    writing.warn_of_many_files("s3://lake", files[1:])
+    assert not caplog.messages
+    for _ in range(3):
+        writing.warn_of_many_files("s3://lake", files)
+        clock.advance(1800)
+    assert len(caplog.messages) == 2
+    assert "wrote 101 files into s3://lake for one shard" in caplog.messages[0]

@@ -1,6 +1,9 @@
 """Enhanced fan-out: the same promises as polling, kept over subscriptions that end, break and are taken over."""
 
 import random
+import threading
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from kcl_dagster.errors import ConsumerNotFound, DataLoss, EndpointUnreachable, 
 from kcl_dagster.model.checkpoint import LATEST, TRIM_HORIZON, Checkpoint
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.consumers import ensure_consumer, remove_consumer
-from kcl_dagster.streams.fanout import FanoutReader
+from kcl_dagster.streams.fanout import QUEUED_EVENTS, FanoutReader, _Events
 from kcl_dagster.streams.pacing import Allowance
 from kcl_dagster.streams.polling import Bookmark
 from kcl_dagster.streams.position import Bounds
@@ -444,3 +447,36 @@ def test_a_closed_shard_whose_last_records_left_the_stream_is_noticed(world: Wor
     reader = fanout.reader(after(closed_and_emptied(world)))
     assert fanout.read(reader) == []
     assert (reader.is_ended, reader.is_start_trimmed) == (True, True)
+
+
+def _has(drawn: list[int], count: int) -> bool:
+    return len(drawn) >= count
+
+
+def test_a_subscription_holds_a_bounded_number_of_events_however_slowly_they_are_read(world: World) -> None:
+    """The shard pushes on; what is not read waits in the connection, whose windows the service respects."""
+    drawn: list[int] = []
+    looked = threading.Condition()
+
+    class Pushed:
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            for number in range(60):
+                with looked:
+                    drawn.append(number)
+                    looked.notify()
+                yield {"SubscribeToShardEvent": {"Records": [], "number": number}}
+
+        def close(self) -> None:
+            pass
+
+    events = _Events(world.kinesis, {"ShardId": SHARD}, Pushed(), world.runtime, threaded=True)
+    ahead = QUEUED_EVENTS + 1  # and one that waits for a place
+    for read in range(60):
+        with looked:
+            assert looked.wait_for(partial(_has, drawn, min(60, read + ahead)), timeout=60)
+            assert len(drawn) <= read + ahead
+        event = events.next(world.clock.monotonic() + 60)
+        assert event is not None
+        assert event["number"] == read
+    assert events.next(world.clock.monotonic() + 60) is None
+    events.close()

@@ -202,6 +202,27 @@ def test_errors_of_tables_and_of_spark_carry_no_values() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (
+            "404 Client Error for url: https://api.example.com/users/anna?key=s3cr3t",
+            f"404 Client Error for url: https://api.example.com/{REDACTED}",
+        ),
+        ("login with password=hunter2 failed", f"login with password={REDACTED} failed"),
+        ("api_key: abc, region: eu", f"api_key: {REDACTED}, region: eu"),
+        ("Authorization: Bearer abc.def refused", f"Authorization: {REDACTED} refused"),
+        ("the key AKIAIOSFODNN7EXAMPLE is unknown", f"the key {REDACTED} is unknown"),
+        ("order 6f1c2a9e-3b44-4e0f-9c55-0a1b2c3d4e5f", f"order {REDACTED}"),
+        ("no table s3://lake/clicks of 2026", "no table s3://lake/clicks of 2026"),
+        ("column customer_address_line_2_of_3 is missing", "column customer_address_line_2_of_3 is missing"),
+        ("a token was refused", "a token was refused"),
+    ],
+)
+def test_what_looks_like_a_secret_or_a_key_is_left_out_without_quotes_too(said: str, kept: str) -> None:
+    assert redacted(said) == kept
+
+
 def test_literals_of_the_code_are_kept() -> None:
     def price(row: dict[str, str]) -> str:
         return row["amount"]
