@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from kcl_dagster.application import FailureAction
+from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import Part, PoisonRecord, Progress, Range, Read
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
@@ -46,9 +47,16 @@ class ProcessorProtocol:
     _careful: set[LeaseKey] = field(default_factory=set)
     """Shards that get their records one by one, to find the one that fails."""
 
+    _failed_through: dict[LeaseKey, Checkpoint] = field(default_factory=dict)
+    """Up to where the records reached at which each shard failed. The next processor begins at the checkpoint, so
+    what it is given before this place is no success: every failure would be counted as the first one."""
+
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
         """One round. Raises nothing that AWS or a processor can cause; that is in the report and in the events."""
         this = Round()
+        held = {holding.key for holding in self.holdings.holdings()}
+        self._failed_through = {key: place for key, place in self._failed_through.items() if key in held}
+        self._careful &= held
         self._let_go()
         self.reading.plan(this, self._range)
         if this.ranges:
@@ -136,8 +144,11 @@ class ProcessorProtocol:
         key = progress.range.lease
         process, holding = self._processes[key], this.holdings[key]
         process.position = progress.through or process.position
-        self._careful.discard(key)
-        self.reading.failures.succeeded(key, process.position)
+        failed_through = self._failed_through.get(key)
+        if failed_through is None or process.position >= failed_through:
+            self._failed_through.pop(key, None)
+            self._careful.discard(key)
+            self.reading.failures.succeeded(key, process.position)
         now = self.holdings.get(key)
         if now is not None and now.lease.checkpoint == process.position:
             self.reading.done(this, progress)  # nothing that was delivered waits for its checkpoint
@@ -214,6 +225,8 @@ class ProcessorProtocol:
         this.error = full(error)
         self.reading.tell(EventKind.BATCH_FAILED, this.error, key)
         self.reading.failed(this, [key], error)
+        reached = progress.through or progress.range.after
+        self._failed_through[key] = max(reached, self._failed_through.get(key, reached))
         this.report(key, Outcome.FAILED, progress, error)
         if failures.verdict(key, error, can_narrow=False) is Verdict.RETRY:
             return

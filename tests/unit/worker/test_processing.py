@@ -26,6 +26,7 @@ from kcl_dagster.worker.processor import (
     ShutdownRequestedInput,
     record_of,
 )
+from kcl_dagster.worker.seating import SeatLost
 from tests.unit.worker.kit import MemoryDeadLetters, Run, World
 
 A, B = "shardId-000000000000", "shardId-000000000001"
@@ -201,6 +202,40 @@ def test_a_processor_whose_process_ends_is_replaced_and_nobody_is_blamed() -> No
     assert "".join(diary.data) == "abc" + "abcdef" + "abcdefg"
     assert diary.calls == ["initialize at TRIM_HORIZON"] * diary.instances
     assert EventKind.RECORD_SKIPPED not in run.kinds()
+
+
+def ends_the_process(text: str) -> bool:
+    if text == "!":
+        raise SeatLost("its process is gone")
+    return False
+
+
+def test_a_record_that_ends_its_process_stops_its_shard_however_many_records_are_before_it() -> None:
+    """Nothing is checkpointed, so each new process begins with records that do no harm."""
+    world, diary = World(batch={"failure": {"outage_attempts": 4}}), Diary()
+    world.stream.put(A, *"abcdefgh!z")
+    run = worker(world, diary, checkpoints=False, poison=ends_the_process)
+    world.assign(run)
+    run.engine.limit = 2
+    work(world, run, 200)
+    assert run.kinds().count(EventKind.SHARD_STOPPED) == 1
+    assert run.worker.step_batch().stopped == (A,)
+    instances = diary.instances
+    work(world, run, 600)
+    assert diary.instances - instances <= 20, "it is tried once a minute"
+    assert "z" not in diary.data
+
+
+def test_the_policy_decides_about_a_record_however_many_records_are_before_it() -> None:
+    world, diary = World(batch={"failure": {"action": "skip", "attempts": 3}}), Diary()
+    world.stream.put(A, *"abcdefgh!z")
+    run = worker(world, diary, checkpoints=False, poison=lambda text: text == "!")
+    world.assign(run)
+    run.engine.limit = 2
+    work(world, run, 200)
+    assert run.kinds().count(EventKind.RECORD_SKIPPED) == 1
+    assert "".join(diary.data).endswith("abcdefghz")
+    assert run.worker.step_batch().stopped == ()
 
 
 @pytest.mark.parametrize(
