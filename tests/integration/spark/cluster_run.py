@@ -64,6 +64,7 @@ SAME_MACHINE = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.pyspark.python": sys.executable,
+    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC",  # the default collector starts threads for a big heap
 }
 KEYS: dict[str, Any] = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
 
