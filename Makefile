@@ -9,9 +9,11 @@ BUILD := .cache/build
 export DAGSTER_DISABLE_TELEMETRY := 1
 # Companies put their own authority into the system store; uv would not look there by itself.
 export UV_SYSTEM_CERTS := 1
+# Without stored bytecode each of the many processes that a test starts compiles Dagster and PySpark anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit lint types format lock sbom wheel conformance interop ui simulate simulate-mutants audit hostile spec \
+.PHONY: help setup demo test nightly unit lint types format lock sbom wheel conformance interop ui simulate simulate-mutants audit hostile spec \
 	chaos soak screenshots reference docs shape bench-emulator bench-leader bench-failover bench-worker bench-decoding clean
 
 help:  ## this list
@@ -36,8 +38,11 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY)  ## the pipeline on embedded AWS, with Dagster's UI; FOR=90s runs that long and ends with a verdict
 	@exec $(BIN)/python -m jobs.demo $(if $(FOR),--for $(FOR)) $(if $(PORT),--port $(PORT))
 
-test: $(READY)  ## the whole test suite
+test: $(READY)  ## the test suite; `make nightly` runs what it leaves out
 	@$(BIN)/python -m pytest $(if $(CI),,--color=yes) -n 2 --dist loadgroup -q $(ARGS)
+
+nightly: $(READY)  ## the tests that `make test` leaves out: referees, full matrices, storms, many seeds
+	@$(BIN)/python -m pytest $(if $(CI),,--color=yes) -n 2 --dist loadgroup -q -m nightly $(ARGS)
 
 unit: $(READY)  ## the fast tests
 	@$(BIN)/python -m pytest -q tests/unit $(ARGS)

@@ -19,8 +19,10 @@ OURS = "emulator"
 
 
 def _servers(referee: str) -> list[object]:
-    # One group, so that of several test processes only one starts the referee.
-    return [OURS, pytest.param(referee, marks=[pytest.mark.referee, pytest.mark.xdist_group(referee)])]
+    # One group, so that of several test processes only one starts the referee. A referee shows that the
+    # contract is right, and the contract changes less often than the emulator.
+    marks = [pytest.mark.referee, pytest.mark.nightly, pytest.mark.xdist_group(referee)]
+    return [OURS, pytest.param(referee, marks=marks)]
 
 
 @pytest.fixture(scope="session")
