@@ -32,9 +32,9 @@ import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execv(sys.executable, [sys.executable, "-m", "dagster", *sys.argv[1:]])
 """
-STOPPED_SECONDS = 30.0
+STOPPED_SECONDS = 120.0
 START_OF_A_RUN_SECONDS = 300  # Dagster waits for a minute, which a busy machine exceeds
-PATIENCE_SECONDS = 420.0
+PATIENCE_SECONDS = 900.0
 
 TERMINATE = "mutation($run: String!) { terminateRun(runId: $run) { __typename } }"
 BACKFILL = """

@@ -15,7 +15,7 @@ from kcl_dagster.orchestration import processes
 from kcl_dagster.orchestration.processes import Process
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 300.0  # Spark and Dagster on a busy machine
+PATIENCE_SECONDS = 900.0  # Spark and Dagster on a busy machine
 NOTHING_LEFT_SECONDS = 10.0  # promised, whatever way the demo is stopped
 
 

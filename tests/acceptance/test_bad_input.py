@@ -29,7 +29,7 @@ def said(arguments: list[str], environment: Mapping[str, str]) -> tuple[int, str
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=400,
     )
     return done.returncode, done.stderr or done.stdout
 

@@ -12,11 +12,11 @@ VERDICT = re.compile(r"^produced (\d+), stored (\d+), duplicates 0, lost 0, out 
 
 @pytest.mark.slow
 @pytest.mark.server
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_every_record_is_stored_once_and_in_order_through_a_reshard_and_a_crash(tmp_path: Path) -> None:
     arguments = ("--for", "60s", "--port", str(free_port()), "--directory", str(tmp_path / "demo"))
     with demo(tmp_path, *arguments) as running:
-        code = running.process.wait(540)
+        code = running.process.wait(1100)
         told = running.output
         assert code == 0, told
         verdict = VERDICT.search(told)

@@ -88,7 +88,7 @@ def dagster_dev(installed: Path, aws: Emulator, tmp_path: Path) -> Iterator[Path
     family = processes.descendants(process.pid, processes.snapshot())
     os.killpg(process.pid, signal.SIGINT)
     try:
-        process.wait(20)
+        process.wait(120)
     finally:
         log.close()
         for relative in family.values():
@@ -109,7 +109,7 @@ def test_the_project_is_short() -> None:
 
 @pytest.mark.slow
 @pytest.mark.server
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_records_of_a_users_own_stream_land_once(aws: Emulator, dagster_dev: Path) -> None:
     kinesis = aws.client("kinesis")
     kinesis.create_stream(StreamName="orders", ShardCount=1)

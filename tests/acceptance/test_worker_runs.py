@@ -18,7 +18,7 @@ from kcl_dagster.operations.pausing import drain, pause
 from tests.acceptance.deployment import Deployment, dagster_dev
 from tests.acceptance.test_user_project import bodies
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(3600)]
 
 TRIPS, SEEN = "trips", "seen"  # applications, and their streams
 HOUR = 3600

@@ -14,7 +14,7 @@ from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset
 from h2.settings import SettingCodes, Settings
 
 CBOR = "application/x-amz-cbor-1.1"
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 120.0
 
 
 @dataclass

@@ -24,7 +24,7 @@ def _blocks(language: str) -> list[str]:
 
 def test_the_python_on_the_page_runs() -> None:
     [code] = _blocks("python")
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=300)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page uses curl")
@@ -40,7 +40,7 @@ def test_the_commands_on_the_page_run() -> None:
         try:
             assert emulator.stdout.readline().strip() == f"http://127.0.0.1:{port}"
             run = ["bash", "-ec", use]
-            said = subprocess.run(run, env=environment, check=True, capture_output=True, text=True, timeout=60)
+            said = subprocess.run(run, env=environment, check=True, capture_output=True, text=True, timeout=300)
         finally:
             emulator.terminate()
     assert said.stdout.startswith("[]\n")

@@ -16,7 +16,7 @@ from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from tests.integration.spark.test_sinks import part, write
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1000)]
 
 PROGRAM = Path(__file__).with_name("lost_run.py")
 
@@ -51,7 +51,7 @@ def test_what_the_same_code_raises_is_its_own(spark: SparkSession, tmp_path: Pat
 @pytest.mark.server
 def test_an_executor_that_is_killed(tmp_path: Path) -> None:
     answer = subprocess.run(
-        [sys.executable, str(PROGRAM), str(tmp_path)], capture_output=True, text=True, timeout=240
+        [sys.executable, str(PROGRAM), str(tmp_path)], capture_output=True, text=True, timeout=900
     )
     assert answer.returncode == 0, answer.stderr[-3000:]
     assert answer.stdout.splitlines()[-1].startswith("ProcessLost: Spark lost a process"), answer.stdout

@@ -41,7 +41,7 @@ from kcl_dagster.worker.surroundings import Surroundings
 from tests.integration.spark.conftest import Stream
 from tests.unit.worker.kit import MemoryDeadLetters, in_nobodys_background
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 THEIRS = Path(__file__).with_name("their_processor.py")
 ME, OTHER = WorkerId("w1"), WorkerId("w2")

@@ -25,6 +25,7 @@ from kcl_dagster.worker.stop import StopSignal
 
 TICK_SECONDS = 0.5
 LEASE_SECONDS = 3.0
+PATIENCE_SECONDS = 120.0  # a busy machine takes ten times as long for what takes seconds
 READS_PER_SECOND = 20.0  # the embedded stream has no limits in these tests
 
 
@@ -173,12 +174,12 @@ class Fleet:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_SECONDS)
         for process in self.processes.values():
             process.dynamodb.passes.set()
             process.stop.request()
         for process in self.processes.values():
-            process.thread.join(30)
+            process.thread.join(PATIENCE_SECONDS)
         self.kinesis.delete_stream(StreamName=self.stream, EnforceConsumerDeletion=True)
 
     def _lead(self) -> None:
@@ -260,8 +261,8 @@ class Fleet:
             found.setdefault(part.part.shard_id, []).extend(row.data.decode() for row in part.rows)
         return found
 
-    def wait_until_everything_is_stored(self, seconds: float = 60.0) -> None:
-        eventually(lambda: total(self.stored()) >= total(self.produced), seconds)
+    def wait_until_everything_is_stored(self) -> None:
+        eventually(lambda: total(self.stored()) >= total(self.produced))
 
     def check_exactly_once(self) -> None:
         """Per shard the same records in the same order, and no part ever changed."""
@@ -273,8 +274,8 @@ def total(records: dict[str, list[str]]) -> int:
     return sum(len(some) for some in records.values())
 
 
-def eventually(is_true: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def eventually(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -48,16 +48,16 @@ def test_a_shard_goes_to_another_owner_while_its_former_one_is_subscribed(strict
     ) as fleet:
         fleet.produce(200)
         fleet.wait_until_everything_is_stored()
-        eventually(lambda: [len(p.worker.holdings.keys()) for p in fleet.processes.values()] == [1, 1], 30)
+        eventually(lambda: [len(p.worker.holdings.keys()) for p in fleet.processes.values()] == [1, 1])
         former, follower = fleet.processes.values()
         [key] = former.worker.holdings.keys()
         engine_of(former).seconds = A_LONG_BATCH
-        eventually(lambda: is_subscribed_for_long(former), 20)
+        eventually(lambda: is_subscribed_for_long(former))
         before = engine_of(former).last
         former.dynamodb.passes.clear()
         fleet.produce(200)
         take(fleet, key, follower)
-        eventually(lambda: engine_of(former).last is not before, 20)
+        eventually(lambda: engine_of(former).last is not before)
         read = engine_of(former).last
         assert read is not None
         assert read.progress[key].records > 0  # ended by the follower's subscription, and gave what it had
@@ -66,7 +66,7 @@ def test_a_shard_goes_to_another_owner_while_its_former_one_is_subscribed(strict
         fleet.wait_until_everything_is_stored()
         engine_of(former).seconds = None
         former.dynamodb.passes.set()
-        eventually(lambda: former.worker.holdings.get(key) is None, 20)
+        eventually(lambda: former.worker.holdings.get(key) is None)
         fleet.produce(200)
         fleet.wait_until_everything_is_stored()
         fleet.check_exactly_once()

@@ -5,7 +5,7 @@ import pytest
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.emulator.faults import FaultRule
 from kcl_dagster.model.lease import LeaseKey
-from tests.integration.worker.fleet import Fleet, eventually
+from tests.integration.worker.fleet import PATIENCE_SECONDS, Fleet, eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -31,9 +31,9 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost_or_doubled(aws: Emulato
     with Fleet(aws, "kills", shards=4, workers=2) as fleet:
         for _ in range(2):
             fleet.produce(300)
-            eventually(lambda: len(fleet.processes) == 2, 20)
+            eventually(lambda: len(fleet.processes) == 2)
             victim = min(fleet.processes.values(), key=lambda process: process.started)
-            eventually(lambda v=victim: bool(v.worker.holdings.keys()) or v.is_over, 20)  # type: ignore[misc]
+            eventually(lambda v=victim: bool(v.worker.holdings.keys()) or v.is_over)  # type: ignore[misc]
             fleet.produce(300)
             victim.kill()
             fleet.wait_until_everything_is_stored()
@@ -44,11 +44,11 @@ def test_a_worker_that_stops_leaves_its_leases_to_the_others_at_once(aws: Emulat
     with Fleet(aws, "stops", shards=4, workers=2) as fleet:
         fleet.produce(200)
         fleet.wait_until_everything_is_stored()
-        eventually(lambda: all(process.worker.holdings.keys() for process in fleet.processes.values()), 30)
+        eventually(lambda: all(process.worker.holdings.keys() for process in fleet.processes.values()))
         leaver = next(iter(fleet.processes.values()))
         held = leaver.worker.holdings.keys()
         leaver.stop.request()
-        leaver.thread.join(20)
+        leaver.thread.join(PATIENCE_SECONDS)
         assert leaver.is_over
         for key in held:
             lease = fleet.leader.tables.leases.get(LeaseKey(key))

@@ -25,7 +25,7 @@ from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.testing.aggregation import sealed
 from tests.unit.orchestration.conftest import Bench
 
-pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
 
 RECORDS = 200
 

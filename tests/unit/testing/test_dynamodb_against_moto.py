@@ -178,7 +178,11 @@ def owned(client: Any, owner: str) -> list[str]:
     return [item["leaseKey"]["S"] for item in found["Items"]]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(script=st.lists(operations(), min_size=1, max_size=12))
 def test_random_operations_have_the_same_outcome_and_leave_the_same_items(
     moto_client: Any, script: list[Operation]

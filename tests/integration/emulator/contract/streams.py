@@ -17,7 +17,7 @@ from mypy_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, ShardTypeDef
 from tests.integration.emulator.contract.server import unique
 
 KEYS = 1 << 128
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from mypy_boto3_dynamodb import DynamoDBClient
 from tests.integration.emulator.contract.server import unique
 
 INDEX = "LeaseOwnerToLeaseKeyIndex"
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
