@@ -196,5 +196,4 @@ class Consumption(RuleBasedStateMachine):
 
 
 TestConsumption = Consumption.TestCase
-# An example takes half a second of CPU time; the simulator goes through the same steps on each of its seeds.
-TestConsumption.settings = settings(max_examples=25, stateful_step_count=40)
+TestConsumption.settings = settings(max_examples=80, stateful_step_count=40)
