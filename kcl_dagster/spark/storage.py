@@ -29,7 +29,7 @@ LONGEST_KEY: Final = 1024  # bytes of an S3 key
 NAMED_AT_MOST: Final = 5  # keys that an error names; a batch may have a thousand
 
 # Of what DeleteObjects says of single keys: there was nothing to remove, and what passes.
-_NOT_THERE: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
+NOT_THERE: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
 _PASSING: Final = frozenset(
     {"InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown"}
 )
@@ -356,7 +356,7 @@ class S3Store:
 
 def check_deleted(bucket: str, errors: Sequence[Mapping[str, str]]) -> None:
     """Raise what DeleteObjects says of single keys: it answers that all is well, whatever became of them."""
-    left = [error for error in errors if error.get("Code") not in _NOT_THERE]
+    left = [error for error in errors if error.get("Code") not in NOT_THERE]
     if not left:
         return
     # Those that will not pass come first: they decide what is raised, and are what somebody has to look into.

@@ -182,9 +182,8 @@ def operator_does_everything(aws: Emulator, name: str, folder: Path) -> None:
     """The verbs of the command line, and what needs settings that only a project has."""
 
     def verb(*words: str) -> None:
-        named = ["--application", name, "--stream", name, "--region", "us-east-1"]
-        named += ["--endpoint-url", aws.endpoint_url]
-        cli.main([*words, *named])
+        named = [] if words == ("list",) else ["--application", name, "--stream", name]
+        cli.main([*words, *named, "--region", "us-east-1", "--endpoint-url", aws.endpoint_url])
 
     file = str(folder / "leases")
     verb("status")

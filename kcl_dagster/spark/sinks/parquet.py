@@ -15,8 +15,16 @@ from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sinks.folder_owner import claim
 from kcl_dagster.spark.sinks.layout import Folders
-from kcl_dagster.spark.sinks.writing import Written, file_stem, stems, stems_replaced, write_files
+from kcl_dagster.spark.sinks.writing import (
+    Written,
+    file_stem,
+    is_named_without_application,
+    stems,
+    stems_replaced,
+    write_files,
+)
 from kcl_dagster.spark.storage import S3Options, Store, is_hidden, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.worker.batch import Batch, Part
@@ -47,6 +55,7 @@ class ParquetSink:
         if hidden:
             raise ConfigurationError(f"readers pass over folders that begin with {hidden}: rename the columns")
         self._as_read = transform is unchanged and not partition_by
+        self._claimed: str | None = None
 
     @property
     def path(self) -> str:
@@ -71,7 +80,12 @@ class ParquetSink:
         self._remove([*stems(part), *stems_replaced(part)])
 
     def write_files(self, data: DataFrame, batch: Batch) -> Written:
-        """Like `write`, and says what was written."""
+        """Like `write`, and says what was written. Raises SinkError where version 0.1 made leases of another
+        application that stores here, too: see `sinks.folder_owner`."""
+        for part in batch.parts:
+            if is_named_without_application(part) and part.application != self._claimed:
+                claim(self._store, part.application)
+                self._claimed = part.application
         names = {part.lease: f"{file_stem(part)}.parquet" for part in batch.parts}
         with write_failures(f"parquet at {self.path}"):
             self._remove([stem for part in batch.parts for stem in stems_replaced(part)])

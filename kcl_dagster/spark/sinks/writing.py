@@ -208,7 +208,12 @@ def file_stem(part: Part) -> str:
     begins; and by its number, because a part that was cut in two begins where its first half does, and a lease that
     was made again begins where the former one did."""
     stem = _stem_of_version_0_1(part)
-    return stem if part.number in _NUMBERS_OF_VERSION_0_1 else f"{_short_name(part.application)}.{stem}"
+    return stem if is_named_without_application(part) else f"{_short_name(part.application)}.{stem}"
+
+
+def is_named_without_application(part: Part) -> bool:
+    """Whether version 0.1 made the part's lease. The part of another such application may have the same name."""
+    return part.number in _NUMBERS_OF_VERSION_0_1
 
 
 def _stem_of_version_0_1(part: Part) -> str:

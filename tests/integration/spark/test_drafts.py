@@ -19,6 +19,7 @@ from kcl_dagster.spark.drafts import FOLDER, SUFFIX, DraftedRanges
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.fetched import FetchedBatch
+from kcl_dagster.spark.sinks.folder_owner import OWNER_FILE
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.streams.pacing import ShardLimits
 from tests.acceptance.family import wait_for
@@ -62,7 +63,7 @@ def stored(spark: SparkSession, path: Path) -> Counter[int]:
 
 
 def files(path: Path) -> list[Path]:
-    return [file for file in path.rglob("*") if file.is_file()]
+    return [file for file in path.rglob("*") if file.is_file() and file.name != OWNER_FILE]
 
 
 def test_a_batch_is_stored_once_however_often_it_is_read(
