@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PYPROJECT = """\
 [project]
@@ -85,7 +85,12 @@ def test_the_component_is_listed(project: Path) -> None:
     assert COMPONENT in [entry["key"] for entry in listed["items"]]
 
 
-def test_what_is_scaffolded_works_as_it_is(project: Path) -> None:
+@pytest.fixture(scope="module")
+def loaded(project: Path) -> tuple[str, set[str]]:
+    """What `dg check defs` prints, and the assets that `dg list defs` finds, with three components in the project.
+
+    All three in one project: a `dg` command takes several seconds, most of them for its own imports.
+    """
     dg(project, "scaffold", "defs", COMPONENT, "clicks")
     more = (
         "--application",
@@ -98,6 +103,18 @@ def test_what_is_scaffolded_works_as_it_is(project: Path) -> None:
         "eu-west-1",
     )
     dg(project, "scaffold", "defs", COMPONENT, "shop_orders", *more)
+    (project / "shop" / "reader.py").write_text(PROCESSOR)
+    written = project / "shop" / "defs" / "by_processor" / "defs.yaml"
+    written.parent.mkdir()
+    attributes: dict[str, object] = {"application": "clicks-by-processor", "stream": "clicks", "name": "seen"}
+    attributes |= {"transform": "shop.reader.Reader", "connection": {"region_name": "eu-west-1"}}
+    written.write_text(yaml.safe_dump({"type": COMPONENT, "attributes": attributes}))
+    checked = dg(project, "check", "defs")
+    found = json.loads(dg(project, "list", "defs", "--json"))
+    return checked, {asset["asset_key"] for asset in found["assets"]}
+
+
+def test_what_is_scaffolded_works_as_it_is(project: Path, loaded: tuple[str, set[str]]) -> None:
     written = yaml.safe_load((project / "shop" / "defs" / "shop_orders" / "defs.yaml").read_text())
     assert written["attributes"] == {
         "application": "orders-v2",
@@ -105,20 +122,15 @@ def test_what_is_scaffolded_works_as_it_is(project: Path) -> None:
         "sink": {"path": "s3://lake/orders"},
         "connection": {"region_name": "eu-west-1"},
     }
-    assert "All component YAML validated successfully" in dg(project, "check", "yaml")
-    assert "All definitions loaded successfully" in dg(project, "check", "defs")
-    found = json.loads(dg(project, "list", "defs", "--json"))
-    keys = {asset["asset_key"] for asset in found["assets"]}
+    checked, keys = loaded
+    assert "All component YAML validated successfully" in checked
+    assert "All definitions loaded successfully" in checked
     assert {"clicks", "clicks-to-lake/leases", "orders", "orders-v2/leases", "kinesis/orders"} <= keys
 
 
-def test_a_processor_of_amazon_kclpy_is_named_in_yaml_where_that_is_not_installed(project: Path) -> None:
-    (project / "shop" / "reader.py").write_text(PROCESSOR)
-    written = project / "shop" / "defs" / "by_processor" / "defs.yaml"
-    written.parent.mkdir()
-    attributes: dict[str, object] = {"application": "clicks-by-processor", "stream": "clicks", "name": "seen"}
-    attributes |= {"transform": "shop.reader.Reader", "connection": {"region_name": "eu-west-1"}}
-    written.write_text(yaml.safe_dump({"type": COMPONENT, "attributes": attributes}))
-    assert "All definitions loaded successfully" in dg(project, "check", "defs")
-    keys = {asset["asset_key"] for asset in json.loads(dg(project, "list", "defs", "--json"))["assets"]}
+def test_a_processor_of_amazon_kclpy_is_named_in_yaml_where_that_is_not_installed(
+    loaded: tuple[str, set[str]],
+) -> None:
+    checked, keys = loaded
+    assert "All definitions loaded successfully" in checked
     assert {"seen", "clicks-by-processor/leases"} <= keys
