@@ -117,7 +117,7 @@ class Tick:
 
     def _lead(self) -> None:
         try:
-            self.leader.tables.verify()
+            is_declared = self.leader.tables.verify()
         except LayoutRefused as refusal:
             self.refused = str(refusal)
             raise
@@ -125,6 +125,8 @@ class Tick:
         self.leader.remember()
         view = self.leader.tables.lock.hold(self.memory.standing)
         self.leading, self.owner = view.held, view.owner
+        if view.held and not is_declared:  # before any lease is made: workers refuse leases of no protocol
+            self.leader.tables.declare()
         if not view.held:
             self.leader.forget_leadership()
 

@@ -24,7 +24,7 @@ from kcl_dagster.leader.syncing import Syncer
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control, ControlRow
-from kcl_dagster.tables.layout import Layout, verify_layout
+from kcl_dagster.tables.layout import Layout, declare_protocol, verify_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock, LockProcess
 from kcl_dagster.tables.memory import MemoryRow
@@ -43,8 +43,12 @@ class LeaderTables:
     memory: MemoryRow
     starts: StartTable
     control: ControlRow
-    verify: Callable[[], None]
-    """Raises LayoutRefused when the fleet has changed its tables or its protocol since they were found."""
+    verify: Callable[[], bool]
+    """Raises LayoutRefused when the fleet has changed its tables or its protocol since they were found. False: the
+    protocol is not declared any more."""
+
+    declare: Callable[[], bool]
+    """Declares the protocol."""
 
     @classmethod
     def open(
@@ -67,6 +71,7 @@ class LeaderTables:
             StartTable(*common),
             ControlRow(*common),
             partial(verify_layout, *common),
+            partial(declare_protocol, client, layout, runtime),
         )
 
 

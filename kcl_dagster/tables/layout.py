@@ -19,7 +19,15 @@ from kcl_dagster.tables.reading import LeaseReader
 from kcl_dagster.tables.sending import Sender
 from kcl_dagster.tables.state import ClientVersion, StateRows, StoredVersion, TableStatus, known_version
 
-__all__ = ["Layout", "LayoutKind", "Place", "create_tables", "detect_layout", "verify_layout"]
+__all__ = [
+    "Layout",
+    "LayoutKind",
+    "Place",
+    "create_tables",
+    "declare_protocol",
+    "detect_layout",
+    "verify_layout",
+]
 
 _TAKE_OVER: Final = "stop its workers, then take it over with take_over_2x=True"
 
@@ -37,9 +45,11 @@ def detect_layout(
     return _Detection(client, application, runtime or system(), take_over_2x=take_over_2x).layout()
 
 
-def verify_layout(client: aws.Client, application: Application, layout: Layout, runtime: Runtime) -> None:
-    """Whether what was detected still holds. Leaders ask at every tick, workers once a minute. One or two reads.
+def verify_layout(client: aws.Client, application: Application, layout: Layout, runtime: Runtime) -> bool:
+    """Check that what was detected still holds, with one or two reads. Leaders do so at every tick, workers once a
+    minute.
 
+    False: the row that declares the protocol is gone, as where the table was emptied or made anew.
     Raises LayoutRefused when the fleet changed its protocol or its tables; a restart finds out the rest.
     """
     rows = StateRows(Sender(client, runtime), runtime, layout.coordinator)
@@ -55,6 +65,13 @@ def verify_layout(client: aws.Client, application: Application, layout: Layout, 
             f"the fleet of application {application.name} moves its rows to one table (TableMigration3.5 says "
             f"{status} now): stop, and start again when it says {TableStatus.COMPLETE}"
         )
+    return stored is not None
+
+
+def declare_protocol(client: aws.Client, layout: Layout, runtime: Runtime) -> bool:
+    """Write the row that declares the protocol of KCL 3.x, if there is none. Leases without it count as those of
+    KCL 2.x, and no worker would start. False: another process was faster."""
+    return StateRows(Sender(client, runtime), runtime, layout.coordinator).create_version(ClientVersion.THREE)
 
 
 class _Detection:

@@ -62,6 +62,8 @@ _SYNC: Final = "kcl_dagster.leader.sync"
 _CLEANUP: Final = "kcl_dagster.leader.cleanup"
 _LOCK: Final = "kcl_dagster.tables.lock"
 _FLEET: Final = "kcl_dagster.leader.fleet"
+_OUTAGE: Final = "kcl_dagster.worker.outage"
+_STAGES: Final = "kcl_dagster.leader.stages"
 _DELIVERY: Final = "kcl_dagster.worker.delivery"
 _LATEST: Final = "kcl_dagster.worker.latest"
 _WRITING: Final = "kcl_dagster.spark.sinks.writing"
@@ -402,6 +404,18 @@ MUTANTS: Final = (
         _PROTOCOL,
         "Pin(progress.range.number, progress.first, losses=losses)",
         "Pin(progress.range.number, None, losses=losses)",
+    ),
+    Mutant(
+        "an outage is told of with every failure",
+        _OUTAGE,
+        "now - self._reported_at < REPORT_SECONDS",
+        "now - self._reported_at < 0.0",
+    ),
+    Mutant(
+        "leases are made in an emptied table without a protocol",
+        _STAGES,
+        "if view.held and not is_declared:",
+        "if not (view.held or is_declared):",
     ),
     Mutant(
         "a leader creates leases without the lock's guard",

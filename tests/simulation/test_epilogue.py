@@ -17,6 +17,7 @@ from kcl_dagster.worker.taking import Taker
 
 Act = Callable[[Simulation, Random], None]
 ONLY_A_LEADER_HELPS = 17  # with a worker killed, its leases need a leader to be served again
+BESIDE_JAVA = 18  # Java workers stay to the end
 SEED = 16  # one daemon, unstretched, an application whose policy may be held to rest
 
 
@@ -30,6 +31,11 @@ def violations(act: Act, monkeypatch: pytest.MonkeyPatch, seed: int = SEED) -> l
 @pytest.mark.parametrize("act", epilogue.ACTS)
 def test_a_sound_fleet_passes(act: Act, monkeypatch: pytest.MonkeyPatch) -> None:
     assert violations(act, monkeypatch) == []
+
+
+def test_a_lease_of_a_java_worker_counts_as_served_while_a_stage_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert draw(BESIDE_JAVA, incidents=False).java
+    assert violations(epilogue.with_a_broken_stage, monkeypatch, BESIDE_JAVA) == []
 
 
 def test_workers_that_need_a_leader_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

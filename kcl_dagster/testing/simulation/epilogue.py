@@ -69,6 +69,7 @@ def with_a_broken_stage(simulation: "Simulation", random: Random) -> None:
 
     def is_served() -> bool:
         owners = {str(worker.run.worker) for worker in simulation.living()}
+        owners |= {java.name for java in simulation.java.living()}
         leases = simulation.ledger.leases.values()
         return all(lease.is_finished or lease.actual in owners for lease in leases)
 

@@ -44,6 +44,7 @@ class FaultKind(StrEnum):
     MERGE = "merge"
     RESHARD_STORM = "reshard storm"
     DOUBLE_SPLIT = "double split"  # children are split before anybody has read them
+    QUIET = "quiet"  # no records come in for a while
     RETENTION_SHORTENED = "retention shortened"  # to a day
     RECREATED = "recreated"  # deleted, and created anew under its name
     ITERATORS_EXPIRE = "iterators expire"
@@ -55,6 +56,7 @@ class FaultKind(StrEnum):
     SINK_LIES = "sink lies"  # stores and says it did not
     SINK_SLOW = "sink slow"
     # Dagster's database, as one deployment meets it
+    FOREIGN_QUEUE = "foreign queue"  # of one deployment, no run leaves the queue
     STORAGE_SLOW = "storage slow"
     STORAGE_HANGS = "storage hangs"
     STORAGE_RAISES = "storage raises"
@@ -62,6 +64,7 @@ class FaultKind(StrEnum):
     CODE_HANGS = "code hangs"  # on the batch thread of one worker, whose other threads go on
     CODE_FAILS = "code fails"
     # operators
+    TABLE_LOST = "table lost"  # the lease table is made anew, beside the lake as it is
     FLEET_DRAINED = "fleet drained"  # all workers are asked to leave at once
     RESET = "reset"  # the application is paused, put to another position, and resumed
 

@@ -27,6 +27,7 @@ from kcl_dagster.testing.simulation.reading import ReadingWatch
 from kcl_dagster.testing.simulation.scenario import EPOCH, Scenario
 from kcl_dagster.testing.simulation.streams import MoodyKinesis, Streams
 from kcl_dagster.testing.simulation.trace import Trace
+from kcl_dagster.testing.simulation.volume import LogLines, Volume
 from kcl_dagster.testing.simulation.weather import Weather
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 
@@ -104,6 +105,7 @@ class Simulation:
     java: JavaFleet = field(init=False)
     operators: Operators = field(init=False)
     reading: ReadingWatch = field(init=False)
+    volume: Volume = field(init=False)
     orchestrators: list[Orchestrator] = field(default_factory=list)
     daemons: list[Daemon] = field(default_factory=list)
     workers: list[WorkerProcess] = field(default_factory=list)
@@ -164,13 +166,15 @@ class Simulation:
         self.hands = Hands(self)
         self.java = JavaFleet(self)
         self.reading = ReadingWatch(self)
+        self.volume = Volume(self.violations, lambda: kernel.now)
         self.weather = Weather(kernel, self.hands, scenario.seed, scenario.stretch)
 
     def run(self) -> Outcome:
         scenario, kernel = self.scenario, self.kernel
-        handler = _Mistakes(self.violations)
+        handlers = (_Mistakes(self.violations), LogLines(self.volume, self._acting))
         logger = logging.getLogger("kcl_dagster")
-        logger.addHandler(handler)
+        for handler in handlers:
+            logger.addHandler(handler)
         propagates, logger.propagate = logger.propagate, False
         try:
             self._open()
@@ -188,7 +192,8 @@ class Simulation:
         except Stuck as stuck:
             self.violations.add("X1", str(stuck))
         finally:
-            logger.removeHandler(handler)
+            for handler in handlers:
+                logger.removeHandler(handler)
             logger.propagate = propagates
         simulated = kernel.now
         self.counts["call"] = self._calls
@@ -410,9 +415,22 @@ class Simulation:
             self.lake.told(self.truth_of(self._rows[key]), until)
 
     def _event(self, worker: str, event: WorkerEvent) -> None:
+        self.volume.event(worker, str(event.kind), event.lease)
         if event.kind is EventKind.DATA_LOST and event.lease is not None:
+            self._check_loss(event.lease)
             self._told(event.lease, str(event.facts.get("until", "")) or None)
         self._note(self.kernel.now, "event", f"{worker} {event.kind} {event.lease or ''} {event.message}")
+
+    def _check_loss(self, key: str) -> None:
+        """Of a pinned batch, it is known which records it has: they are not called lost while all are there."""
+        lease = self.ledger.leases.get(key)
+        if lease is None or lease.pending is None or self.java.names or self.is_former(lease.stream):
+            return
+        truth, (_, number, _) = self.truth_of(lease), lease.checkpoint
+        if not lease.is_finished and self.lake.is_there_after(truth, number):
+            self.violations.add(
+                "S14", f"the batch of {key} after {number} is called lost, and its records are there"
+            )
 
     def _asks_dagster(self) -> None:
         """Dagster's database is away, and a strand is about to wait for it. Those that keep leases must not."""
@@ -424,6 +442,11 @@ class Simulation:
     def _strand_ended(self, strand: Strand) -> None:
         if strand.failure is not None:
             self.violations.add("X1", f"{strand.name} raised {strand.failure!r}")
+
+    def _acting(self) -> str:
+        """The process whose strand runs."""
+        strand = self.kernel.running
+        return strand.process.name if strand is not None else "nobody"
 
     def _worker_ended(self, worker: WorkerProcess) -> None:
         self.fleet_changed = worker.ended_at = self.kernel.now

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from kcl_dagster.testing.dynamodb.values import Item
 from kcl_dagster.testing.simulation.faults import FaultKind
 from kcl_dagster.testing.simulation.kernel import Process
+from kcl_dagster.testing.simulation.ledger import OURS
 
 if TYPE_CHECKING:
     from kcl_dagster.testing.simulation.fleet import Simulation
@@ -92,6 +93,11 @@ class Hands:
         for orchestrator in self._simulation.orchestrators:
             orchestrator.hold_back(seconds)
 
+    def stall_one_queue(self, number: int, seconds: float) -> None:
+        """Runs that one deployment asks for wait."""
+        orchestrators = self._simulation.orchestrators
+        orchestrators[number % len(orchestrators)].hold_back(seconds)
+
     def spoil_storage(self, number: int, kind: FaultKind, seconds: float) -> None:
         """The database of one deployment is away, or slow, for a while."""
         this = self._simulation
@@ -159,7 +165,23 @@ class Hands:
                 key = "wid" if legacy else "leaseKey"
                 self._delete(table, key, living[number % len(living)].run.worker)
 
+    def lose_table(self) -> None:
+        """All rows of the fleet leave the lease table, as where it is deleted and made anew. The lake stays."""
+        this = self._simulation
+        name = this.scenario.application.lease_table
+        if name not in this.tables.tables:
+            return
+        for stream in this.streams.names:
+            this.lake.repeats(stream, None)
+        for item in list(this.tables.tables[name].items.values()):
+            if item.get("entityType", {"S": "LEASE"})["S"] in OURS:
+                self._delete(name, "leaseKey", item["leaseKey"]["S"])
+
     # Streams
+
+    def quiet(self, seconds: float) -> None:
+        streams = self._simulation.streams
+        streams.quiet_until = max(streams.quiet_until, self._simulation.kernel.now + seconds)
 
     def split(self) -> None:
         self._simulation.streams.split()

@@ -17,12 +17,17 @@ if TYPE_CHECKING:
 
 FIRST: Final = 3000
 SHARE: Final = 0.6
+LONG_SHARE: Final = 0.3
 # Before stretching. A pod may wait for its node; Spark takes 8 s on a good machine.
 POD_SECONDS: Final = (0.0, 0.0, 5.0, 45.0)
 SPARK_SECONDS: Final = (0.0, 8.0, 30.0, 90.0)
 # What a paused call is about; the others name an attribute that the call is about to write.
 CREATES_LEASE: Final = "creates a lease"
 RELEASES_LOCK: Final = "releases the leader lock"
+DAY_SECONDS: Final = 24 * 3600
+HOUR_SECONDS: Final = 3600
+QUIET_SECONDS: Final = 12 * 3600
+MOST_WORKERS: Final = 4
 # A role without these rights may lead, and its leader can do nothing, or not everything.
 RIGHTS: Final = ("scan", "scan", "scan", "transact_write_items", "update_item", "put_item")
 
@@ -44,6 +49,15 @@ def with_incidents(random: Random, scenario: "Scenario") -> "Scenario":
         scenario, more = draw(random, scenario, FIRST + len(faults))
         faults += more
     return replace(scenario, faults=tuple(sorted(faults, key=lambda fault: (fault.at, fault.id))))
+
+
+def with_long_incidents(random: Random, scenario: "Scenario") -> "Scenario":
+    """The scenario with one incident that lasts, or as it is. Drawn after all others, so that these stay."""
+    if scenario.java or scenario.application.policy.name == "kcl" or random.random() >= LONG_SHARE:
+        return scenario
+    scenario, more = random.choice(_LONG)(random, scenario, 2 * FIRST)
+    faults = sorted([*scenario.faults, *more], key=lambda fault: (fault.at, fault.id))
+    return replace(scenario, faults=tuple(faults))
 
 
 def _at(random: Random, scenario: "Scenario", latest: float = 0.9) -> float:
@@ -164,6 +178,99 @@ def _reset(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario
     return scenario, [fault]
 
 
+def _start_expires(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    """A stream is quiet for half a day. Records come in while the sink refuses them, so their batch is begun, and
+    the fleet is down until the record before it leaves the stream. Its own records are there, and have to be
+    read."""
+    if any(fault.kind is FaultKind.OUTAGE for fault in scenario.faults):
+        return scenario, []
+    if scenario.application.streams[0].start.position is not Position.TRIM_HORIZON:
+        return scenario, []
+    lease, at = _lease(scenario), scenario.active * 0.97
+    settled, awake = at + 4 * lease, 6 * lease
+    woken = settled + QUIET_SECONDS
+    again = woken + awake
+    down = DAY_SECONDS - QUIET_SECONDS + HOUR_SECONDS
+
+    def fault(kind: FaultKind, at: float, until: float) -> Fault:
+        return Fault(id=number, kind=kind, at=at, target="", seconds=until - at, share=1.0)
+
+    faults = [
+        fault(FaultKind.QUIET, at, woken),
+        fault(FaultKind.OUTAGE, settled, woken),
+        fault(FaultKind.SINK_REFUSES, woken - 1.0, again + down),
+        fault(FaultKind.QUIET, again - awake * random.uniform(0.2, 0.4), again + down),
+        fault(FaultKind.OUTAGE, again, again + down),
+    ]
+    numbered = [replace(one, id=number + place) for place, one in enumerate(faults)]
+    return replace(scenario, retention_hours=DAY_SECONDS // HOUR_SECONDS, active=again + down + 4 * lease), numbered
+
+
+def _late_children(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    """A worker pauses when it is about to make the leases of the children, for so long that others finish the
+    shard, read the children to their end, and delete their leases."""
+    lease, at = _lease(scenario), scenario.active * random.uniform(0.1, 0.45)
+    sleep = Fault(
+        id=number,
+        kind=FaultKind.PAUSE_AT_CALL,
+        at=at - 0.1,
+        target="worker",
+        seconds=scenario.active * random.uniform(0.3, 0.45),
+        operation=CREATES_LEASE,
+    )
+    whoever = range(MOST_WORKERS)  # only one of them owns the shard
+    asleep = [replace(sleep, id=number + place, number=place) for place in whoever]
+    # The others are not to pause when they have taken the shard.
+    awake = [replace(one, id=one.id + MOST_WORKERS, at=at + 0.9 * lease, seconds=0.0) for one in asleep]
+    split = Fault(id=number + 2 * MOST_WORKERS, kind=FaultKind.DOUBLE_SPLIT, at=at, target="")
+    return scenario, [*asleep, split, *awake]
+
+
+def _table_lost(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    """Only where all records are wanted from the beginning, and no operator works on the table."""
+    start = scenario.application.streams[0].start.position
+    if start is not Position.TRIM_HORIZON or any(fault.kind is FaultKind.RESET for fault in scenario.faults):
+        return scenario, []
+    return scenario, [Fault(id=number, kind=FaultKind.TABLE_LOST, at=_at(random, scenario, 0.8), target="")]
+
+
+def _foreign_queue(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    """One of two deployments has a queue that does not move for most of the run."""
+    fault = Fault(
+        id=number,
+        kind=FaultKind.FOREIGN_QUEUE,
+        at=_at(random, scenario, 0.3),
+        target="",
+        number=random.randrange(2),
+        seconds=scenario.active * random.choice([0.3, 0.6]),
+    )
+    return replace(scenario, deployments=2, daemons=1), [fault]
+
+
+def _rights_missing(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    """The leaders of a deployment lack a right for most of the run."""
+    fault = Fault(
+        id=number,
+        kind=FaultKind.HALF_RIGHTS,
+        at=_at(random, scenario, 0.3),
+        target="",
+        number=random.randrange(scenario.deployments),
+        seconds=scenario.active * random.choice([0.3, 0.6]),
+        service="dynamodb",
+        operation=random.choice(RIGHTS),
+    )
+    return scenario, [fault]
+
+
+_LONG: Final[tuple[_Draw, ...]] = (
+    _start_expires,
+    _start_expires,
+    _late_children,
+    _late_children,
+    _table_lost,
+    _foreign_queue,
+    _rights_missing,
+)
 _INCIDENTS: Final[tuple[_Draw, ...]] = (
     _transaction_conflicts,
     _half_rights,

@@ -192,6 +192,10 @@ class Lake:
         truth.told_to = max(truth.told_to, index)
         truth.is_told = True
 
+    def is_there_after(self, truth: ShardTruth, number: int) -> bool:
+        """Whether all records after the one with this number, which may be below all, are still in the stream."""
+        return self._expired(truth) <= max(truth.wanted_from, bisect_right(truth.numbers, number))
+
     def _start_of(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth) -> int:
         """The index of the part's first record; those before it may have left the stream.
 

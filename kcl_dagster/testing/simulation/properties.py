@@ -1,4 +1,4 @@
-"""What must hold, by the names of the design: S1 to S13 and L1 to L8."""
+"""What must hold, by the names of the design: S1 to S14 and L1 to L9."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ MEANING: Final = {
     "S11": "every row can be read by the KCL, and rows of others stay as they are",
     "S12": "an exactly-once sink holds each record once",
     "S13": "no number and no file name stands for two contents",
+    "S14": "a batch is called lost only if records of it left the stream",
     "L1": "every unfinished lease is owned",
     "L2": "every handoff ends",
     "L3": "the lag goes to zero",
@@ -26,6 +27,7 @@ MEANING: Final = {
     "L6": "a dead leader stops no worker",
     "L7": "every shard is read, and again soon after a launch or a handoff",
     "L8": "no thread that keeps leases waits for Dagster",
+    "L9": "events and log lines per hour are bounded",
     "X1": "no step fails in a way nobody thought of",
 }
 

@@ -21,7 +21,7 @@ from kcl_dagster.application import (
 )
 from kcl_dagster.tables.attributes import CHECKPOINT_OWNER, PENDING
 from kcl_dagster.testing.simulation.faults import Fault, FaultKind
-from kcl_dagster.testing.simulation.incidents import with_incidents
+from kcl_dagster.testing.simulation.incidents import with_incidents, with_long_incidents
 
 APPLICATION: Final = "orders-app"
 # A day without meaning, 2027-01-01T00:00:00Z.
@@ -164,7 +164,11 @@ def draw(seed: int, *, incidents: bool = True) -> Scenario:
     ordered = sorted([*faults, *more], key=lambda fault: (fault.at, fault.id))
     mixed = _with_java(Random(f"java {seed}"), replace(scenario, faults=tuple(ordered)))
     shortened = _shortened(Random(f"retention {seed}"), mixed)
-    return with_incidents(Random(f"incidents {seed}"), shortened) if incidents else shortened
+    if not incidents:
+        return shortened
+    return with_long_incidents(
+        Random(f"long incidents {seed}"), with_incidents(Random(f"incidents {seed}"), shortened)
+    )
 
 
 def _shortened(random: Random, scenario: Scenario) -> Scenario:

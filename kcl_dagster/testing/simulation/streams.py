@@ -86,6 +86,8 @@ class Streams:
     retention_hours: int
     produced: int = 0
     is_producing: bool = True
+    quiet_until: float = 0.0
+    """Until then, no records come in."""
 
     def open(self, shards: tuple[int, ...], history: int) -> None:
         """Create the streams, and let them have been used and resharded."""
@@ -159,7 +161,9 @@ class Streams:
         self.kernel.call_at(self.kernel.now + pause, self._produce)
 
     def _produce(self) -> None:
-        if self.is_producing:
+        if self.kernel.now < self.quiet_until:
+            self.kernel.call_at(self.quiet_until, self._produce)
+        elif self.is_producing:
             self._put(self.random.choice([1, 1, 1, 4]))
             self._produce_later()
 

@@ -15,8 +15,10 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.control import Control
+from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.state import ClientVersion
 from kcl_dagster.worker.leader_watch import LockWatch
 from tests.integration.leader.town import TICK, Town, shard_id
 
@@ -410,6 +412,18 @@ def test_a_leader_writes_nothing_to_a_fleet_that_was_switched_back_to_2x(town: T
     assert tables(town) == before
     switch(town, "CLIENT_VERSION_3X")
     assert town.step().leading
+
+
+def test_a_leader_whose_table_was_emptied_declares_the_protocol_before_it_makes_leases(town: Town) -> None:
+    """Without the declaration, new workers took the leases for those of KCL 2.x and refused to start."""
+    town.tick()
+    assert tables(town)
+    for item in tables(town):
+        town.dynamodb.delete_item(TableName=LEASE_TABLE, Key={"leaseKey": item["leaseKey"]})
+    town.until(lambda _: bool(town.owners()))
+    assert detect_layout(town.dynamodb, town.application, town.runtime) == Layout.single(
+        town.application, ClientVersion.THREE
+    )
 
 
 # --- under a Java leader ------------------------------------------------------------------------------------------
