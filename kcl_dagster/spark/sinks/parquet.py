@@ -15,6 +15,7 @@ from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sinks.folder_layouts import is_always_flat, mark
 from kcl_dagster.spark.sinks.folder_owner import claim
 from kcl_dagster.spark.sinks.layout import Folders
 from kcl_dagster.spark.sinks.writing import (
@@ -56,6 +57,7 @@ class ParquetSink:
             raise ConfigurationError(f"readers pass over folders that begin with {hidden}: rename the columns")
         self._as_read = transform is unchanged and not partition_by
         self._claimed: str | None = None
+        self._is_marked = False
 
     @property
     def path(self) -> str:
@@ -86,6 +88,9 @@ class ParquetSink:
             if is_named_without_application(part) and part.application != self._claimed:
                 claim(self._store, part.application)
                 self._claimed = part.application
+        if not self._is_marked:
+            mark(self._store, has_folders=bool(self._layout.columns))
+            self._is_marked = True
         names = {part.lease: f"{file_stem(part)}.parquet" for part in batch.parts}
         with write_failures(f"parquet at {self.path}"):
             self._remove([stem for part in batch.parts for stem in stems_replaced(part)])
@@ -97,14 +102,13 @@ class ParquetSink:
         return written
 
     def _remove(self, stems: Sequence[str], kept: AbstractSet[str] = frozenset()) -> None:
-        """`kept` are the files that a repeated batch has just stored. Files of a sink that has partitions are found
-        in whichever folders. A sink without partitions has them at its root and does not list the lake: what an
-        earlier attempt stored into folders, before the partitioning was taken away, is not looked for."""
+        """`kept` are the files that a repeated batch has just stored. Other files are looked for in all folders,
+        unless no sink has ever stored into one."""
         names = {f"{stem}.parquet" for stem in stems}
         try:
             with uninterrupted():
                 left = sorted(names - kept)
-                if names and self._layout.columns:  # rare enough to look into all folders
+                if names and not is_always_flat(self._store):  # rare enough to look into all folders
                     files = (file.path for file in self._store.files())
                     left = [path for path in files if path.rpartition("/")[2] in names and path not in kept]
                 if left:

@@ -68,7 +68,7 @@ def test_columns_become_folders(stream: Stream, engine: SparkEngine, spark: Spar
     fetched = engine.fetch(stream.ranges(), GENEROUS)
     batch = batch_of(list(fetched.progress.values()))
     sink.write(fetched.data([part.lease for part in batch.parts]), batch)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["odd=false", "odd=true"]
+    assert sorted(path.name for path in tmp_path.glob("[!_]*") if path.is_dir()) == ["odd=false", "odd=true"]
     assert stored(spark, tmp_path / "odd=true") == Counter(range(1, 100, 2))
     assert stored(spark, tmp_path) == Counter(range(100))
 
@@ -102,6 +102,26 @@ def test_a_repeated_batch_replaces_what_another_version_of_the_transform_stored(
     nothing.write(fetched.data(leases), again)
     assert list((tmp_path / "kind=b").glob("*.parquet")) == []
     assert stored(spark, tmp_path / "kind=a") == Counter(range(60))
+
+
+@pytest.mark.audit("A8")
+@pytest.mark.parametrize(("before", "after"), [(["kind"], []), ([], ["kind"])])
+def test_a_repeated_batch_replaces_what_another_partitioning_stored(
+    stream: Stream, engine: SparkEngine, spark: SparkSession, tmp_path: Path, before: list[str], after: list[str]
+) -> None:
+    """The worker died between storing and committing; the deploy after that added or removed `partition_by`."""
+
+    def kind(records: DataFrame) -> DataFrame:
+        return records.withColumn("kind", F.col("sequence_number").substr(-1, 1))
+
+    stream.produce(30)
+    fetched = engine.fetch(stream.ranges(number=1_798_761_600_000), GENEROUS)
+    batch = batch_of(list(fetched.progress.values()))
+    leases = [part.lease for part in batch.parts]
+    ParquetSink(str(tmp_path), transform=kind, partition_by=before).write(fetched.data(leases), batch)
+    again = replace(batch, parts=tuple(replace(part, is_repeated=True) for part in batch.parts))
+    ParquetSink(str(tmp_path), transform=kind, partition_by=after).write(fetched.data(leases), again)
+    assert stored(spark, tmp_path) == Counter(range(30))
 
 
 @pytest.mark.parametrize("partition_by", [[], ["kind"]])
