@@ -100,10 +100,9 @@ class LivenessRule:
     def _is_alive(self, row: WorkerRow) -> bool:
         if row.last_update is None:
             return False
-        patience = self._patience(row)
-        if self.stood(row) > patience:
+        if self.stood(row) > self._patience(row):
             return False
-        return self.moved(row) or self.now - row.last_update <= max(patience, KCL_ROW_SECONDS) + CLOCK_TOLERANCE
+        return self.moved(row) or is_recent(row, self.heartbeat, self.now)
 
     def _is_proven(self, row: WorkerRow) -> bool:
         if row.slot is None or row.last_update is None or self.moved(row):
@@ -111,7 +110,7 @@ class LivenessRule:
         return self.now - row.last_update <= FRESH_BEATS * self.heartbeat
 
     def _patience(self, row: WorkerRow) -> float:
-        return KCL_ROW_SECONDS if row.slot is None else MISSED_BEATS * self.heartbeat
+        return patience_with(row, self.heartbeat)
 
     def _why_not(self, row: WorkerRow, alive: bool, over: bool) -> str:
         if over:
@@ -125,6 +124,19 @@ class LivenessRule:
         if is_failing(row):
             return "it cannot measure itself"
         return ""
+
+
+def patience_with(row: WorkerRow, heartbeat: float) -> float:
+    """Seconds for which the row of a living worker may remain unchanged."""
+    return KCL_ROW_SECONDS if row.slot is None else MISSED_BEATS * heartbeat
+
+
+def is_recent(row: WorkerRow, heartbeat: float, now: float) -> bool:
+    """Whether one look at a row shows a living worker. `now` in epoch seconds, by a clock that may differ from the
+    worker's."""
+    if row.last_update is None:
+        return False
+    return now - row.last_update <= max(patience_with(row, heartbeat), KCL_ROW_SECONDS) + CLOCK_TOLERANCE
 
 
 def is_valid(row: WorkerRow) -> bool:

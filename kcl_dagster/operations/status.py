@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.errors import ConfigurationError, TableNotFound, UnreadableItem
-from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.leader.liveness import is_recent
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.operations.unread import Unread
@@ -21,6 +22,7 @@ from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.tables.workers import WorkerTable
 
 NOBODY = "nobody"
+GONE = "gone"  # the state of a worker whose last heartbeat is too old
 
 T = TypeVar("T")
 
@@ -48,13 +50,17 @@ class Status:
         return [lease for lease in self.leases if not lease.is_finished]
 
     @property
+    def living(self) -> Mapping[WorkerId, WorkerRow]:
+        """Workers whose last heartbeat is recent, by the rule of a leader that sees their rows for the first time.
+        The row of a worker that was killed remains in the table until a leader removes it."""
+        heartbeat = self.application.timings.heartbeat
+        return {row.id: row for row in self.workers if is_recent(row, heartbeat, self.at)}
+
+    @property
     def unserved(self) -> list[Lease]:
-        """Open leases without an owner, or whose owner has no row, and that are not paused. A counter that stands
-        still takes a leader, or two looks, to see."""
-        alive = {row.id for row in self.workers}
-        return [
-            lease for lease in self.open_leases if lease.actual_owner not in alive and not self.is_paused(lease)
-        ]
+        """Open leases that no living worker owns, and that are not paused. A counter that does not change takes a
+        leader, or two looks, to see."""
+        return [lease for lease in self.without_worker if not self.is_paused(lease)]
 
     def is_paused(self, lease: Lease) -> bool:
         return self.control.paused or lease.key in self.control.leases
@@ -74,23 +80,31 @@ class Status:
     def why_stopped(self) -> dict[LeaseKey, str]:
         """Shards that keep failing, and the error of each as far as its worker tells it."""
         found: dict[LeaseKey, str] = {}
-        for row in self.workers:
+        for row in self.living.values():
             found |= {key: (row.why_stopped or {}).get(key, "") for key in row.stopped or ()}
         return found
 
     def behind_ms(self, lease: Lease) -> int | None:
         """As its worker last reported. A worker reports only its shards that are furthest behind, and one of the
-        KCL none. Of a lease that no worker reads it is the age of its first unread record; where that is not known,
-        the time since its shard was last seen to be read to its end, because nothing unread is older. None: not
-        known."""
+        KCL none. Of a lease that no living worker reads it is the age of its first unread record; where that is not
+        known, the time since its shard was last known to be read to its end, because nothing unread is older. None:
+        not known."""
         if lease.is_finished:
             return None
-        row = next((row for row in self.workers if row.id == lease.actual_owner), None)
-        if row is None and lease.key in self.unread:
-            return max(0, round(self.at * 1000 - min(self.unread[lease.key], self.at * 1000)))
-        if row is None:
-            return None if lease.tip_seen is None else max(0, round((self.at - lease.tip_seen) * 1000))
-        return None if row.behind is None else row.behind.get(lease.key)
+        row = None if lease.actual_owner is None else self.living.get(lease.actual_owner)
+        if row is not None:
+            return None if row.behind is None else row.behind.get(lease.key)
+        since = self.unread.get(lease.key, self._tip_ms(lease))
+        return None if since is None else max(0, round(self.at * 1000 - min(since, self.at * 1000)))
+
+    def _tip_ms(self, lease: Lease) -> float | None:
+        """The newest moment, in epoch milliseconds, before which no unread record of a lease arrived: as its lease
+        or the last heartbeat of its owner tells. None: neither does."""
+        known = [] if lease.tip_seen is None else [lease.tip_seen * 1000]
+        for row in self.workers:
+            if row.id == lease.actual_owner and row.last_update is not None and lease.key in (row.behind or {}):
+                known.append(row.last_update * 1000 - (row.behind or {})[lease.key])
+        return max(known, default=None)
 
     def behind_by(self, lease: Lease) -> str | None:
         """What the lag of a lease is known by: its `worker`, the `stream`, or the `clock` since its shard was last
@@ -103,17 +117,17 @@ class Status:
 
     @property
     def furthest_behind_ms(self) -> int | None:
-        """Of all shards, those that no worker reads included. None where one of these is not known."""
+        """Of all shards, those that no living worker reads included. None where one of these is not known."""
         unread = [self.behind_ms(lease) for lease in self.without_worker]
-        told = [row.lag_ms for row in self.workers if row.lag_ms is not None]
+        told = [row.lag_ms for row in self.living.values() if row.lag_ms is not None]
         known = [millis for millis in unread if millis is not None]
         return None if len(known) < len(unread) else max((*known, *told), default=None)
 
     @property
     def without_worker(self) -> list[Lease]:
-        """Open leases whose owner has no row, or that have no owner; also those that are paused."""
-        alive = {row.id for row in self.workers}
-        return [lease for lease in self.open_leases if lease.actual_owner not in alive]
+        """Open leases that no living worker owns; also those that are paused."""
+        living = self.living
+        return [lease for lease in self.open_leases if lease.actual_owner not in living]
 
     def seconds_behind(self, lease: Lease) -> float | None:
         millis = self.behind_ms(lease)
@@ -174,7 +188,8 @@ class Status:
             "worker": row.id,
             "slot": row.slot,
             "run": row.run_id,
-            "state": row.state.value,
+            "state": row.state.value if row.id in self.living else GONE,
+            "alive": row.id in self.living,
             "leases": sum(lease.actual_owner == row.id for lease in self.open_leases),
             "behind_ms": row.lag_ms,
             "seconds_since_heartbeat": None if row.last_update is None else round(self.at - row.last_update, 1),

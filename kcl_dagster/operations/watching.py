@@ -76,7 +76,7 @@ def _heading(status: Status) -> Text:
     text = cell(
         f"{status.application.name}: {status.leader or 'nobody'} leads; "
         f"{counted(len(status.open_leases), 'open lease')}, {unserved} unserved, "
-        f"{counted(len(status.workers), 'worker')}{furthest} "
+        f"{counted(len(status.living), 'worker')}{furthest} "
         f"({datetime.fromtimestamp(status.at, UTC):%H:%M:%S} UTC)"
     )
     if unserved or status.why_stopped or status.leader is None:

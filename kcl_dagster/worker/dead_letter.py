@@ -10,10 +10,9 @@ from typing import Protocol
 
 import msgspec
 
-from kcl_dagster.errors import KclError, SinkError
+from kcl_dagster.errors import SinkError
 from kcl_dagster.worker.batch import Part, PoisonRecord
-from kcl_dagster.worker.error_text import full
-from kcl_dagster.worker.seating import ProcessorFailed
+from kcl_dagster.worker.error_text import full, kind_of, text_of
 
 FORMAT_VERSION = 1
 
@@ -70,7 +69,7 @@ def dead_letter(
         worker=worker,
         attempts=attempts,
         failed_at_ms=failed_at_ms,
-        error_type=error.kind if isinstance(error, ProcessorFailed) else type(error).__qualname__,
+        error_type=kind_of(error),
         error=full(error),
     )
 
@@ -98,8 +97,9 @@ class FiledDeadLetters:
     def write(self, letter: DeadLetter) -> None:
         try:
             self._put(letter.name, letter.to_json())
-        except (OSError, KclError) as error:
-            raise SinkError(f"dead letter {letter.name} could not be stored: {error}") from error
+        except Exception as error:
+            # Of whatever class: the worker's other shards do not depend on this letter.
+            raise SinkError(f"dead letter {letter.name} could not be stored: {text_of(error)}") from error
 
 
 def from_json(text: bytes) -> DeadLetter:

@@ -7,6 +7,9 @@ number without quotes stays: no pattern tells it from the words of the message.
 
 The place is always one of the consumer's code: a frame of the traceback, or the call that Spark names for an
 expression that it evaluated after the consumer's function had returned. An error without such a place has none.
+
+The text of foreign code may hold half of a surrogate pair, which no encoding has, and making the text may fail.
+Whatever this module returns can be encoded.
 """
 
 import linecache
@@ -121,8 +124,8 @@ Place = Frame | Expression
 def brief(error: BaseException) -> str:
     """One line: type, message and the innermost place in the consumer's code."""
     kind, message, places = _parts(error)
-    text = f"{kind}: {message}" if message else kind
-    place = f" ({places[-1].brief})" if places else ""
+    text = encodable(f"{kind}: {message}" if message else kind)
+    place = encodable(f" ({places[-1].brief})" if places else "")
     return f"{text[: LONGEST_BRIEF - min(len(place), LONGEST_BRIEF // 2)]}{place[-LONGEST_BRIEF // 2 :]}"
 
 
@@ -130,7 +133,25 @@ def full(error: BaseException) -> str:
     """Type and message, then the places in the consumer's code, the innermost last."""
     kind, message, places = _parts(error)
     head = f"{kind}: {message}" if message else kind
-    return "\n".join([head, *map(str, places)])[:LONGEST_TEXT]
+    return encodable("\n".join([head, *map(str, places)]))[:LONGEST_TEXT]
+
+
+def kind_of(error: BaseException) -> str:
+    """The name of the error's class; of the class that a processor raised, where it is told by another process."""
+    return encodable(error.kind if isinstance(error, ProcessorFailed) else type(error).__qualname__)
+
+
+def encodable(text: str) -> str:
+    """`text` with an escape in place of every character that has no encoding."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def text_of(error: BaseException) -> str:
+    """`str(error)`, also where the error's own code cannot make it."""
+    try:
+        return encodable(str(error))
+    except Exception as problem:
+        return f"its text could not be made ({kind_of(problem)})"
 
 
 def redacted(text: str, source: str = "") -> str:
@@ -142,7 +163,7 @@ def redacted(text: str, source: str = "") -> str:
         return found[0] if is_code else f"{found[0][0]}{REDACTED}{found[0][-1]}"
 
     # An unfinished quote at the bound would hide what it quotes from the pattern, so the bound comes last.
-    bounded = _QUOTED.sub(kept, text[: 4 * LONGEST_MESSAGE])
+    bounded = _QUOTED.sub(kept, encodable(text[: 4 * LONGEST_MESSAGE]))
     bounded = _URL_PATH.sub(rf"\1/{REDACTED}", _ADDRESS.sub(REDACTED, bounded))
     bounded = _NAMED_SECRET.sub(rf"\1{REDACTED}", bounded)
     return _LONG_NUMBER.sub(REDACTED, _TOKEN.sub(_unless_code(source), bounded))[:LONGEST_MESSAGE]
@@ -155,7 +176,7 @@ def _unless_code(source: str) -> Callable[[re.Match[str]], str]:
 def _parts(error: BaseException) -> tuple[str, str, Sequence[Place]]:
     if isinstance(error, ProcessorFailed):
         return error.kind, redacted(error.text), []
-    text = str(error)
+    text = text_of(error)
     if _REMOTE in text and not isinstance(error, KclError):
         return _remote(text)
     cause = error.__cause__ if isinstance(error, KclError) and error.__cause__ is not None else error

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.worker.batch import PoisonRecord
+from kcl_dagster.worker.error_text import encodable, kind_of, text_of
 from kcl_dagster.worker.processor import (
     InitializeInput,
     LeaseLostInput,
@@ -71,7 +72,7 @@ class Instance:
         try:
             self._deliver([record], millis_behind, attendant)
         except Exception as error:
-            if not attendant.set_aside(poison_of(record), type(error).__qualname__, told(error)):
+            if not attendant.set_aside(poison_of(record), kind_of(error), told(error)):
                 raise
 
     def _deliver(self, records: Sequence[Record], millis_behind: int | None, attendant: Attendant) -> None:
@@ -96,4 +97,4 @@ def told(error: BaseException) -> str:
     """What user code raised, and where."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{error}"[:MAX_ERROR_TEXT] + where
+    return encodable(text_of(error)[:MAX_ERROR_TEXT] + where)

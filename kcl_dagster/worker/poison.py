@@ -10,7 +10,7 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Fetched, Part, Progress, Remembering, Sink, Withdrawing
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
 from kcl_dagster.worker.error_class import class_of, depends_on_records
-from kcl_dagster.worker.error_text import brief, full
+from kcl_dagster.worker.error_text import brief, full, text_of
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Failures, Verdict
 from kcl_dagster.worker.holdings import Holding, Holdings
@@ -44,8 +44,8 @@ class PoisonHandling:
                 middle = _middle(fetched, progress)
             verdict = self.failures.verdict(key, error, can_narrow=middle is not None)
             return self._carry_out(verdict, fetched, progress, holding, part, error, middle)
-        except KclError as problem:
-            self._tell(EventKind.BATCH_FAILED, f"while treating a poison record: {problem}", holding)
+        except Exception as problem:
+            self._not_treated(holding, problem)
         return Outcome.FAILED
 
     def treat_lost(self, fetched: Fetched[Any], progress: Progress, holding: Holding, part: Part) -> Outcome | None:
@@ -61,8 +61,8 @@ class PoisonHandling:
             if verdict is Verdict.RETRY:
                 return None
             return self._carry_out(verdict, fetched, progress, holding, part, error, middle)
-        except KclError as problem:
-            self._tell(EventKind.BATCH_FAILED, f"while treating a poison record: {problem}", holding)
+        except Exception as problem:
+            self._not_treated(holding, problem)
         return Outcome.FAILED
 
     def _carry_out(
@@ -147,6 +147,12 @@ class PoisonHandling:
             )
             self.letters.write(letter)
             self._tell(EventKind.RECORD_DEAD_LETTERED, letter.name, holding, sequence=record.sequence_number)
+
+    def _not_treated(self, holding: Holding, problem: Exception) -> None:
+        """A dead letter that cannot be stored, or a row that cannot be written, for whatever reason: the worker and
+        its other shards go on."""
+        text = text_of(problem) if isinstance(problem, KclError) else full(problem)
+        self._tell(EventKind.BATCH_FAILED, f"while treating a poison record: {text}", holding)
 
     def _tell(self, kind: EventKind, message: str, holding: Holding, **facts: str | float) -> None:
         self.on_event(WorkerEvent(kind, message, holding.key, facts))

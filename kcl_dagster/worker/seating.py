@@ -5,13 +5,15 @@ to come there. When that process is lost so is the state: a new processor begins
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kcl_dagster.errors import BatchError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import R_co, Reader
-from kcl_dagster.worker.instance import Attendant
+
+if TYPE_CHECKING:
+    from kcl_dagster.worker.instance import Attendant
 
 
 class SeatLost(BatchError):
@@ -39,16 +41,16 @@ class SeatedProcessor(Protocol):
 
     def initialize(self, start: Checkpoint) -> None: ...
 
-    def process(self, attendant: Attendant, *, one_by_one: bool) -> Checkpoint | None:
+    def process(self, attendant: "Attendant", *, one_by_one: bool) -> Checkpoint | None:
         """Deliver what the last `fetch` read of the shard; the last record handed out. Raises SeatLost if it was
         read elsewhere."""
 
-    def shard_ended(self, attendant: Attendant) -> None: ...
+    def shard_ended(self, attendant: "Attendant") -> None: ...
 
     def lease_lost(self) -> None:
         """The last call, as is `shutdown_requested`."""
 
-    def shutdown_requested(self, attendant: Attendant) -> None: ...
+    def shutdown_requested(self, attendant: "Attendant") -> None: ...
 
     def leave(self) -> None:
         """Forget the processor, without a word to it. Does not raise."""

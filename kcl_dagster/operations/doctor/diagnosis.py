@@ -23,15 +23,14 @@ from kcl_dagster.operations.doctor.rights import (
 )
 from kcl_dagster.operations.doctor.streams import judge_consumers, judge_lag, judge_stream
 from kcl_dagster.operations.status import Status, read_status
+from kcl_dagster.operations.unread import Unread
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.java import find_java
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.tables.attributes import OWNER_INDEX
 from kcl_dagster.tables.coordination import LEADER_KEY
 from kcl_dagster.tables.layout import detect_layout
-from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.places import Layout
-from kcl_dagster.tables.reading import ScanResult
 
 WATCH_SECONDS: Final = 15.0  # a leader writes its lock with every tick, which is every five seconds
 LEAST_WATCHED: Final = 10.0  # two ticks; a leader that was silent for less may be well
@@ -88,9 +87,9 @@ def _all(patient: Patient) -> Iterator[Finding]:
         yield not_looked("dagster", "dagster.yaml was not read", "set DAGSTER_HOME, or --dagster-home")
     reached = yield from _credentials(patient)
     if reached:
-        scan = yield from _tables(patient)
+        status = yield from _tables(patient)
         for stream in patient.application.streams:
-            yield from _guarded("stream", partial(_stream, patient, stream.name, scan))
+            yield from _guarded("stream", partial(_stream, patient, stream.name, status))
         if patient.cloudwatch is not None and patient.application.telemetry.cloudwatch is not MetricsLevel.NONE:
             yield metrics_right(patient.cloudwatch())
         yield from _sinks(patient)
@@ -119,7 +118,7 @@ def _credentials(patient: Patient) -> Generator[Finding, None, bool]:
     return finding.verdict == "ok"
 
 
-def _tables(patient: Patient) -> Generator[Finding, None, ScanResult | None]:
+def _tables(patient: Patient) -> Generator[Finding, None, Status | None]:
     application = patient.application
     try:
         layout = detect_layout(patient.dynamodb, application, patient.runtime)
@@ -180,22 +179,22 @@ def _index(patient: Patient, layout: Layout, description: Mapping[str, Any]) -> 
     return [ok("index", f"{OWNER_INDEX} is active"), index_right(patient.dynamodb, layout.leases.table)]
 
 
-def _rows(patient: Patient, layout: Layout, *, is_allowed: bool) -> Generator[Finding, None, ScanResult | None]:
-    """What stands in the tables, and whether the leader and the workers go on. Two looks, `watch_seconds` apart."""
+def _rows(patient: Patient, layout: Layout, *, is_allowed: bool) -> Generator[Finding, None, Status | None]:
+    """What the tables contain, and whether the leader and the workers go on. Two looks, `watch_seconds` apart."""
     try:
         before = read_status(patient.application, patient.dynamodb, patient.runtime)
         yield from _leader(patient, layout)
-        after = read_status(patient.application, patient.dynamodb, patient.runtime)
-        scan = LeaseTable(patient.dynamodb, patient.application, layout, patient.runtime).scan()
+        unread = Unread(patient.kinesis, patient.runtime)
+        after = read_status(patient.application, patient.dynamodb, patient.runtime, unread)
     except KclError as error:
         if is_allowed:  # else the right that is missing has been named
             yield fail("rows", str(error), "see the message")
         return None
     yield judge_leases(before, after)
     do = "correct or delete the row; nothing writes to it until then"
-    for problem in scan.unreadable:
-        yield fail("rows", str(problem), do)
-    return scan
+    for problem in after.unreadable:
+        yield fail("rows", problem, do)
+    return after
 
 
 def judge_leases(before: Status, after: Status) -> Finding:
@@ -254,7 +253,7 @@ def _sinks(patient: Patient) -> Iterator[Finding]:
             yield sink_right(name, store, patient.runtime.new_id())
 
 
-def _stream(patient: Patient, name: str, scan: ScanResult | None) -> Iterator[Finding]:
+def _stream(patient: Patient, name: str, status: Status | None) -> Iterator[Finding]:
     clock, kinesis = patient.runtime.clock, patient.kinesis
     sent = clock.now()
     try:
@@ -272,8 +271,11 @@ def _stream(patient: Patient, name: str, scan: ScanResult | None) -> Iterator[Fi
         return
     yield from stream_rights(kinesis, name)
     yield from _consumers(patient, name, summary["StreamARN"])
-    lags = [row.lag_ms for row in (scan.workers if scan is not None else ()) if row.lag_ms is not None]
-    yield judge_lag(name, summary["RetentionPeriodHours"], max(lags, default=None))
+    hours = summary["RetentionPeriodHours"]
+    if status is None:
+        yield judge_lag(name, hours, None)
+    else:
+        yield judge_lag(name, hours, status.furthest_behind_ms, len(status.without_worker))
 
 
 def _consumers(patient: Patient, name: str, arn: str) -> Iterator[Finding]:

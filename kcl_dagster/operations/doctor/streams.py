@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kcl_dagster.application import Application, Retrieval
+from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.doctor.finding import Finding, fail, ok, warn
 
 LAG_WORTH_A_WARNING: Final = 0.5  # of the retention; time is left to add workers, or to lengthen it
@@ -47,13 +48,20 @@ def judge_consumers(application: Application, stream: str, consumers: Sequence[M
     return ok("consumers", f"{stream} is read by fan-out consumer {ours}")
 
 
-def judge_lag(stream: str, retention_hours: int, lag_ms: int | None) -> Finding:
-    """`lag_ms`: of the worker furthest behind; None while no worker has told."""
+def judge_lag(stream: str, retention_hours: int, lag_ms: int | None, unknown: int = 0) -> Finding:
+    """`lag_ms`: of the shard furthest behind; None while that is not known. `unknown`: how many shards without a
+    worker make it unknown."""
+    keeps = f"{stream} keeps records for {retention_hours} h"
+    if lag_ms is None and unknown:
+        says = f"{keeps}; how far behind {counted(unknown, 'shard')} without a worker can be is not known"
+        return warn(
+            "retention", says, "start workers; grant kinesis:GetShardIterator and GetRecords to see the lag"
+        )
     if lag_ms is None:
-        return ok("retention", f"{stream} keeps records for {retention_hours} h; no worker has told how far it is")
+        return ok("retention", f"{keeps}; no worker has told how far it is")
     used = lag_ms / 1000 / (retention_hours * _SECONDS_PER_HOUR)
-    says = f"{stream} keeps records for {retention_hours} h; the worker furthest behind has used {used:.0%} of that"
-    do = "lengthen the retention now, then find out why the worker is slow; more workers help if there are shards"
+    says = f"{keeps}; the shard furthest behind has used {used:.0%} of that"
+    do = "lengthen the retention now, then find out why the shard is behind; more workers help if there are shards"
     if used >= LAG_CRITICAL:
         return fail("retention", says, do)
     return warn("retention", says, do) if used >= LAG_WORTH_A_WARNING else ok("retention", says)

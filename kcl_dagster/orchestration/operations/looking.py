@@ -57,7 +57,7 @@ def look_status(top: Worktop, _: None) -> Answer:
     unserved = [lease.key for lease in status.unserved]
     line = (
         f"{status.leader or 'nobody'} leads; {counted(len(status.open_leases), 'open lease')}, "
-        f"{counted(len(workers), 'worker')}, {counted(len(unserved), 'lease')} unserved"
+        f"{counted(len(status.living), 'worker')}, {counted(len(unserved), 'lease')} unserved"
     )
     return Answer(
         [
@@ -70,7 +70,7 @@ def look_status(top: Worktop, _: None) -> Answer:
             "leader": status.leader or "nobody",
             "open leases": len(status.open_leases),
             "unserved leases": len(unserved),
-            "workers": len(workers),
+            "workers": len(status.living),
             "leases": table(rows, ("shard", "state", "owner", "seconds behind", "checkpoint", "KB/s")),
             "fleet": table(workers, ("worker", "state", "leases", "seconds behind", "heartbeat", "run")),
             "document": MetadataValue.json(document),

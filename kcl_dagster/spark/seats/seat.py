@@ -23,6 +23,7 @@ from kcl_dagster.spark.schema import LEASE_KEY, PROGRESS
 from kcl_dagster.spark.seats import messages
 from kcl_dagster.spark.seats.messages import End, Line, Order, Question, Returned
 from kcl_dagster.worker.batch import PoisonRecord
+from kcl_dagster.worker.error_text import kind_of
 from kcl_dagster.worker.instance import Instance, told
 from kcl_dagster.worker.kclpy import checkpoint_error, install_stand_in
 from kcl_dagster.worker.processor import ProcessorFactory, Record
@@ -168,7 +169,7 @@ class Seat:
             if isinstance(order, messages.Initialize | messages.Process):
                 self._instances.pop(order.lease, None)
             log.exception("%s failed", type(order).__name__)
-            return messages.Raised(type(error).__qualname__, told(error))
+            return messages.Raised(kind_of(error), told(error))
         return Returned()
 
     def _call(

@@ -13,7 +13,18 @@ import kcl_dagster
 from kcl_dagster.errors import SinkError
 from kcl_dagster.spark.failures import first_line, of_table
 from kcl_dagster.spark.transform import guarded
-from kcl_dagster.worker.error_text import LONGEST_BRIEF, LONGEST_TEXT, REDACTED, Frame, brief, full, redacted
+from kcl_dagster.worker.error_text import (
+    LONGEST_BRIEF,
+    LONGEST_TEXT,
+    REDACTED,
+    Frame,
+    brief,
+    full,
+    kind_of,
+    redacted,
+    text_of,
+)
+from kcl_dagster.worker.instance import told
 from kcl_dagster.worker.seating import ProcessorFailed
 
 # What Spark 4 raises on the driver when a function fails in a Python worker.
@@ -244,3 +255,21 @@ def test_texts_are_bounded() -> None:
 def test_an_unfinished_quote_at_the_bound_hides_nothing_of_a_record() -> None:
     text = "x" * 1990 + " the value 'anna was here and there'"
     assert "anna" not in redacted(text)
+
+
+@pytest.mark.parametrize(
+    "make", [brief, full, told, text_of, kind_of, first_line, lambda error: redacted(str(error))]
+)
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("unknown kind \ud83d"),
+        RemoteError(REMOTE.replace("4111", "\ud83d")),
+        SinkError("value \ud83d"),
+        ProcessorFailed("ValueError\ud83d", "unknown \ud83d"),
+        OSError(2, "No such file", b"\xe9.parquet".decode(errors="surrogateescape")),
+    ],
+    ids=lambda error: type(error).__bases__[0].__name__,
+)
+def test_whatever_is_told_of_an_error_can_be_encoded(make: Callable[[Exception], str], error: Exception) -> None:
+    make(raised(error)).encode()

@@ -276,6 +276,62 @@ def test_a_dead_letter_that_cannot_be_stored_stops_the_shard_until_it_can() -> N
     assert len(files) == 1
 
 
+class Unnameable(Exception):
+    def __str__(self) -> str:
+        raise KeyError("the text needs a value that is not there")
+
+
+HALF = json.loads('"\\ud83d"')  # half a surrogate pair, as any record's JSON may hold it
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(ValueError(f"unknown kind {HALF}"), "unknown kind \\ud83d"), (Unnameable(), "its text could not be made")],
+    ids=["half a pair", "no text"],
+)
+def test_an_error_whose_text_cannot_be_encoded_is_a_failure_like_others(error: Exception, told: str) -> None:
+    world = World(batch={"failure": {"action": "dead_letter", "attempts": 2, "dead_letter_path": "/x"}})
+    files: dict[str, bytes] = {}
+    run = world.worker("w1", dead_letters=FiledDeadLetters(files.__setitem__))
+    world.assign(run)
+    world.stream.put(A, "a", "!", "b")
+
+    def refuse(data: Data) -> None:
+        if any(text == "!" for _, _, text in data):
+            raise error
+
+    run.sink.refuses = refuse
+    work(world, run, 100)
+    assert stored(world) == "ab"
+    [letter] = map(from_json, files.values())
+    assert told in letter.error
+    for event in run.events:
+        event.message.encode()
+
+
+def test_a_dead_letter_that_cannot_be_stored_for_an_unknown_reason_ends_no_worker() -> None:
+    world = World(shards=2, batch={"failure": {"action": "dead_letter", "attempts": 1, "dead_letter_path": "/x"}})
+
+    def put(name: str, _: bytes) -> None:
+        raise UnicodeError(name)
+
+    class Broken(NoDeadLetters):
+        def write(self, letter: DeadLetter) -> None:
+            raise RuntimeError(f"no such place, {letter.name}")
+
+    for letters in (FiledDeadLetters(put), Broken()):
+        run = world.worker(type(letters).__name__, dead_letters=letters)
+        world.assign(run)
+        if not world.stream.shards[A].records:
+            world.stream.put(A, "!")
+            world.stream.put(B, "b")
+        run.sink.refuses = fails_on("!")
+        work(world, run, 100)
+        assert stored(world, B) == "b"
+        assert A in run.reports[-1].failing
+        assert any("while treating a poison record" in event.message for event in run.events)
+
+
 def test_letters_need_a_place() -> None:
     world, run = world_with({"action": "dead_letter", "attempts": 1, "dead_letter_path": "/x"})
     world.assign(run)
