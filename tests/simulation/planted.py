@@ -62,7 +62,7 @@ _SYNC: Final = "kcl_dagster.leader.sync"
 _CLEANUP: Final = "kcl_dagster.leader.cleanup"
 _LOCK: Final = "kcl_dagster.tables.lock"
 _FLEET: Final = "kcl_dagster.leader.fleet"
-_OUTAGE: Final = "kcl_dagster.worker.outage"
+_TABLE_READING: Final = "kcl_dagster.tables.reading"
 _STAGES: Final = "kcl_dagster.leader.stages"
 _DELIVERY: Final = "kcl_dagster.worker.delivery"
 _LATEST: Final = "kcl_dagster.worker.latest"
@@ -406,10 +406,10 @@ MUTANTS: Final = (
         "Pin(progress.range.number, None, losses=losses)",
     ),
     Mutant(
-        "an outage is told of with every failure",
-        _OUTAGE,
-        "now - self._reported_at < REPORT_SECONDS",
-        "now - self._reported_at < 0.0",
+        "a missing index is logged at every look",
+        _TABLE_READING,
+        "self._clock.monotonic() + INDEX_RECHECK_SECONDS",
+        "self._clock.monotonic() + 0 * INDEX_RECHECK_SECONDS",
     ),
     Mutant(
         "leases are made in an emptied table without a protocol",
