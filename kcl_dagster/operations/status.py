@@ -100,10 +100,13 @@ class Status:
     def _tip_ms(self, lease: Lease) -> float | None:
         """The newest moment, in epoch milliseconds, before which no unread record of a lease arrived: as its lease
         or the last heartbeat of its owner tells. None: neither does."""
-        known = [] if lease.tip_seen is None else [lease.tip_seen * 1000]
-        for row in self.workers:
-            if row.id == lease.actual_owner and row.last_update is not None and lease.key in (row.behind or {}):
-                known.append(row.last_update * 1000 - (row.behind or {})[lease.key])
+        known: list[float] = [] if lease.tip_seen is None else [lease.tip_seen * 1000]
+        known += [
+            row.last_update * 1000 - row.behind[lease.key]
+            for row in self.workers
+            if row.id == lease.actual_owner and row.last_update is not None and row.behind is not None
+            if lease.key in row.behind
+        ]
         return max(known, default=None)
 
     def behind_by(self, lease: Lease) -> str | None:

@@ -275,7 +275,8 @@ def _stream(patient: Patient, name: str, status: Status | None) -> Iterator[Find
     if status is None:
         yield judge_lag(name, hours, None)
     else:
-        yield judge_lag(name, hours, status.furthest_behind_ms, len(status.without_worker))
+        unknown = sum(status.behind_ms(lease) is None for lease in status.without_worker)
+        yield judge_lag(name, hours, status.furthest_behind_ms, unknown)
 
 
 def _consumers(patient: Patient, name: str, arn: str) -> Iterator[Finding]:

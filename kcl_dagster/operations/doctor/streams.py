@@ -53,10 +53,8 @@ def judge_lag(stream: str, retention_hours: int, lag_ms: int | None, unknown: in
     worker make it unknown."""
     keeps = f"{stream} keeps records for {retention_hours} h"
     if lag_ms is None and unknown:
-        says = f"{keeps}; how far behind {counted(unknown, 'shard')} without a worker can be is not known"
-        return warn(
-            "retention", says, "start workers; grant kinesis:GetShardIterator and GetRecords to see the lag"
-        )
+        says = f"{keeps}; the lag of {counted(unknown, 'shard')} without a worker is not known"
+        return warn("retention", says, "start workers, or grant kinesis:GetShardIterator and kinesis:GetRecords")
     if lag_ms is None:
         return ok("retention", f"{keeps}; no worker has told how far it is")
     used = lag_ms / 1000 / (retention_hours * _SECONDS_PER_HOUR)

@@ -211,6 +211,26 @@ def test_what_is_wrong_with_the_machine_or_the_instance_is_named_exactly(
     assert named(examine(healthy(), **changes)) == expected
 
 
+@pytest.mark.audit("F2")
+def test_after_a_power_cut_leases_leader_and_retention_are_named() -> None:
+    shop = Shop()
+    shop.serve()
+    shop.beat(lag_ms=0, behind=dict.fromkeys(shop.leases(), 0))
+    shop.put(b"unread")
+    shop.clock.advance(22 * 3600.0)
+    diagnosis = examine(shop)
+    assert named(diagnosis) == {("leader", "fail"), ("leases", "fail"), ("retention", "fail")}
+
+
+@pytest.mark.audit("F2")
+def test_an_unknown_lag_of_a_shard_without_worker_is_no_good_finding() -> None:
+    shop = Shop()
+    shop.serve()
+    shop.clock.advance(22 * 3600.0)
+    shop.kinesis.denied["get_shard_iterator"] = "AccessDeniedException"
+    assert ("retention", "warn") in named(examine(shop))
+
+
 def test_a_leader_that_stands_still_is_named() -> None:
     shop = Shop()
     shop.serve()

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from kcl_dagster import aws, cli
 from kcl_dagster.errors import TableNotFound, Throttled
+from kcl_dagster.leader.liveness import CLOCK_TOLERANCE, KCL_ROW_SECONDS, MISSED_BEATS
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.operations.pausing import pause
@@ -224,6 +225,44 @@ def test_without_a_worker_and_without_the_stream_the_lag_is_said_not_to_be_known
     status = without_worker(shop)
     assert {status.behind_by(lease) for lease in status.leases} <= {None, "clock"}
     assert "lag not known" in shown(view(status)) or "since the shard was last read" in shown(view(status))
+
+
+@pytest.mark.audit("F2")
+def test_after_a_power_cut_no_lease_is_served_and_the_lag_grows(shop: Shop) -> None:
+    shop.serve()
+    shop.beat(lag_ms=0, behind={A: 0, B: 0}, stopped=(A,), why_stopped={A: "ValueError"})
+    shop.clock.advance(60.0)
+    put(shop, A)
+    shop.clock.advance(6 * 3600.0)
+    status = read_status(shop.application, shop.dynamodb, shop.runtime, Unread(shop.kinesis, shop.runtime))
+    assert [lease.key for lease in status.unserved] == [A, B]
+    assert {status.state_of(lease) for lease in status.leases} == {"unserved"}
+    assert {status.behind_by(lease) for lease in status.leases} == {"stream"}
+    assert status.furthest_behind_ms == pytest.approx(6 * 3_600_000, abs=1_000)
+    [worker] = status.to_document()["workers"]
+    assert (worker["alive"], worker["state"]) == (False, "gone")
+    assert "2 open leases, 2 unserved, 0 workers, 21600.0 s behind" in shown(view(status))
+
+
+@pytest.mark.audit("F2")
+def test_without_the_stream_the_lag_grows_from_the_last_heartbeat(shop: Shop) -> None:
+    shop.serve()
+    shop.beat(lag_ms=4_000, behind={A: 4_000})
+    shop.clock.advance(3600.0)
+    status = status_of(shop)
+    lags = {lease.key: (status.behind_ms(lease), status.behind_by(lease)) for lease in status.leases}
+    assert lags == {A: (pytest.approx(3_604_000, abs=1_000), "clock"), B: (None, None)}
+    assert status.furthest_behind_ms is None
+
+
+@pytest.mark.parametrize("seconds", [1.0, 60.0])
+def test_a_worker_is_alive_to_the_status_as_long_as_to_a_new_leader(shop: Shop, seconds: float) -> None:
+    shop.serve()
+    shop.beat()
+    shop.clock.advance(seconds)
+    assert (list(status_of(shop).living), status_of(shop).unserved) == ([ANNA], [])
+    shop.clock.advance(max(MISSED_BEATS * 5.0, KCL_ROW_SECONDS) + CLOCK_TOLERANCE)
+    assert list(status_of(shop).living) == []
 
 
 @pytest.mark.audit("F13")
