@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from kcl_dagster.application import Application
-from kcl_dagster.errors import DataLoss
+from kcl_dagster.errors import DataLoss, SinkError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, ChildShard, HashRange, Shard
@@ -24,7 +24,7 @@ from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.testing.processors import LocalSeats
-from kcl_dagster.worker.batch import Batch, Budget, PoisonRecord, Progress, Range
+from kcl_dagster.worker.batch import Batch, Budget, Part, PoisonRecord, Progress, Range
 from kcl_dagster.worker.concurrency import ForEach, one_by_one
 from kcl_dagster.worker.dead_letter import DeadLetter
 from kcl_dagster.worker.events import EventKind, WorkerEvent
@@ -252,11 +252,24 @@ class MemoryDeadLetters:
 
 @dataclass
 class MemoryStore:
-    """What all sinks of an application wrote together. Keyed by where a part begins, as our Parquet sink is."""
+    """What all sinks of an application wrote together, by where a part begins. As tables do, it refuses a part that
+    smaller ones have replaced."""
 
     parts: dict[tuple[str, str], Data] = field(default_factory=dict)
     identities: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    numbers: dict[tuple[str, str], int] = field(default_factory=dict)
     writes: int = 0
+
+    def put(self, part: Part, rows: Data) -> None:
+        place = (part.shard_id, str(part.after))
+        if part.number < self.numbers.get(place, 0):
+            raise SinkError(f"batch {part.number} at {place} was replaced by {self.numbers[place]}")
+        if part.instead_of is not None and part.number > self.numbers.get(place, 0):
+            self.identities.pop(place, None)
+        self.parts[place] = rows
+        self.identities.setdefault(place, []).append(f"{part.number}:{part.through}")
+        self.numbers[place] = part.number
+        self.writes += 1
 
     def everything(self) -> Data:
         return [row for part in self.parts.values() for row in part]
@@ -281,10 +294,7 @@ class MemorySink:
         for part in batch.parts:
             rows = [row for row in data if row[0] == part.shard_id]
             assert len(rows) == part.records > 0
-            place = (part.shard_id, str(part.after))
-            self.store.parts[place] = rows
-            self.store.identities.setdefault(place, []).append(f"{part.number}:{part.through}")
-            self.store.writes += 1
+            self.store.put(part, rows)
             self.fuse.point()
         self.batches.append(batch)
 
