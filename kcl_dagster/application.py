@@ -301,7 +301,8 @@ class FailurePolicy(_Settings):
 
     max_age: Seconds | None = None
     """The action comes, whatever `attempts` is, when the batch has failed for longer than this, counted from its
-    first failure. After an outage of this length the shard is shown as stopped."""
+    first failure without the time of outages, and anew for each piece that it is cut into. After an outage of this
+    length the shard is shown as stopped."""
 
     dead_letter_path: str | None = None
     """A directory or `s3://bucket/prefix`, for dead_letter."""

@@ -53,19 +53,23 @@ class _Trouble:
     retry_at: float = 0.0
     group: int | None = None  # leases of one number are tried together; None: with the healthy ones
     until: Checkpoint | None = None  # the end of the range that is being narrowed
-    failing_since: float | None = None  # when a record or the code failed first in the range
+    failing_since: float | None = None  # when this range failed first, alone; later by as long as outages took
     out_since: float | None = None  # of the outages in a row
     is_lost: bool = False  # the range that is being narrowed has ended processes
     has_waited: bool = False  # the lone record that was lost may be tried
     stopped: str | None = None  # why, once that was announced
 
     def see(self, now: float, *, is_outage: bool) -> None:
-        """Remember when this kind of failure began."""
+        """Remember when this kind of failure began. While the sink or the platform is away, a record cannot
+        succeed, so that time does not count for its age."""
         if is_outage:
             self.out_since = now if self.out_since is None else self.out_since
-        else:
-            self.out_since = None
-            self.failing_since = now if self.failing_since is None else self.failing_since
+            return
+        if self.failing_since is None:
+            self.failing_since = now
+        elif self.out_since is not None:
+            self.failing_since += now - self.out_since
+        self.out_since = None
 
     @property
     def is_failing(self) -> bool:
@@ -201,6 +205,7 @@ class Failures:
         trouble.until = trouble.until or until
         trouble.is_lost = is_lost
         trouble.attempts = trouble.pauses = trouble.outages = trouble.losses = 0
+        trouble.failing_since = trouble.out_since = None  # the piece has not failed yet
         trouble.retry_at = self._clock.monotonic()
 
     def announce(self, key: LeaseKey, why: str) -> bool:
@@ -219,7 +224,6 @@ class Failures:
                 group=self._new_group(),
                 until=trouble.until,
                 retry_at=now,
-                failing_since=trouble.failing_since,
                 is_lost=trouble.is_lost,
             )
         else:
@@ -247,8 +251,8 @@ class Failures:
         return tuple(key for key in sorted(self._troubles) if self._troubles[key].is_failing)
 
     def _is_old(self, since: float | None) -> bool:
-        """Counted from the first failure and not from the arrival of the records: those that a worker reads after a
-        long stop are old already, and their first failure may be due to chance."""
+        """Counted from the first failure of the range itself. Neither the arrival of the records counts, nor what
+        another piece of the batch has failed for: the first failure of a record may be due to chance."""
         age = self._policy.max_age
         return age is not None and since is not None and self._clock.monotonic() - since > age
 

@@ -253,6 +253,69 @@ def test_an_old_record_that_fails_by_chance_is_not_set_aside() -> None:
     world.check_exactly_once()
 
 
+@pytest.mark.parametrize(
+    ("records", "most_seconds"), [(["!", "ok"], 1000), (["ok", "!"], 1000), (["!", "!", "!", "ok"], 2000)]
+)
+def test_what_fails_beside_a_record_does_not_make_the_record_old(records: list[str], most_seconds: int) -> None:
+    """To find the bad records takes longer than `max_age`; a good one fails once, when it is tried alone."""
+    world, run = world_with({"action": "skip", "attempts": 1000, "max_age": 60.0})
+    world.assign(run)
+    world.stream.put(A, *records)
+    chance = [ValueError("by chance")]
+
+    def refuse(data: Data) -> None:
+        texts = [text for _, _, text in data]
+        if "!" in texts:
+            raise ValueError("bad")
+        if texts == ["ok"] and chance:
+            raise chance.pop()
+
+    run.sink.refuses = refuse
+    work(world, run, most_seconds)
+    assert not chance
+    assert stored(world) == "ok"
+    assert run.kinds().count(EventKind.RECORD_SKIPPED) == records.count("!")
+
+
+def test_an_outage_makes_no_record_old() -> None:
+    world, run = world_with({"action": "skip", "attempts": 5, "max_age": 600.0})
+    world.assign(run)
+    world.stream.put(A, "ok")
+    chance = [ValueError("by chance"), ValueError("by chance")]
+    begin = world.clock.monotonic()
+
+    def refuse(_: Data) -> None:
+        if len(chance) == 2:
+            raise chance.pop()
+        if world.clock.monotonic() - begin < 3600:
+            raise SinkError("down")
+        if chance:
+            raise chance.pop()
+
+    run.sink.refuses = refuse
+    work(world, run, 3800)
+    assert not chance
+    assert stored(world) == "ok"
+    assert EventKind.RECORD_SKIPPED not in run.kinds()
+
+
+def test_a_record_grows_old_between_outages() -> None:
+    world, run = world_with({"action": "skip", "attempts": 1000, "max_age": 300.0})
+    world.assign(run)
+    world.stream.put(A, "!")
+    begin = world.clock.monotonic()
+
+    def refuse(_: Data) -> None:
+        is_out = (world.clock.monotonic() - begin) % 200 < 100
+        raise SinkError("down") if is_out else ValueError("bad")
+
+    run.sink.refuses = refuse
+    work(world, run, 300)
+    assert EventKind.RECORD_SKIPPED not in run.kinds()
+    work(world, run, 900)
+    assert EventKind.RECORD_SKIPPED in run.kinds()
+
+
 def test_a_dead_letter_that_cannot_be_stored_stops_the_shard_until_it_can() -> None:
     world = World(batch={"failure": {"action": "dead_letter", "attempts": 1, "dead_letter_path": "/x"}})
     files: dict[str, bytes] = {}
