@@ -19,15 +19,16 @@ from typing import Final, Protocol
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-from kcl_dagster.errors import ConfigurationError, KclError
+from kcl_dagster.errors import ConfigurationError, ProcessLost
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock, SystemClock
 from kcl_dagster.spark.schema import RECORD_DDL
 from kcl_dagster.spark.storage import Store
-from kcl_dagster.worker.batch import Batch, Part, Sink, Withdrawing
+from kcl_dagster.worker.batch import Batch, Part, Remembering, Sink, Withdrawing
 from kcl_dagster.worker.dead_letter import DeadLetter, from_json
+from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.instance import Instance
 from kcl_dagster.worker.kclpy import checkpoint_error
@@ -43,8 +44,8 @@ class Recipient(Protocol):
     """Where letters go."""
 
     def take(self, letters: Sequence[DeadLetter], number: int) -> None:
-        """Process and store them. The same letters come again under a number after a crash. A KclError says that
-        no letter is to blame; whatever else is raised, user code did."""
+        """Process and store them. The same letters come again under a number after a crash. The class of what is
+        raised says whether a letter may be to blame."""
 
     def give_up(self, letters: Sequence[DeadLetter], number: int) -> None:
         """They failed, and will not come again under this number."""
@@ -52,7 +53,7 @@ class Recipient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay did. `failing`: names of the letters that user code still raises for, and what it raised.
+    """What a replay did. `failing`: names of the letters that still fail, and with what error.
     `malformed`: names of files that are no letters, and why not; they stay where they are."""
 
     stored: int
@@ -130,7 +131,7 @@ class _Replay:
         return letters
 
     def _process(self, number: int, letters: Mapping[str, DeadLetter], failing: dict[str, str]) -> int:
-        """All together, and if that fails by user code, each alone. How many were stored."""
+        """All together, and if that fails by a letter or by user code, each alone. How many were stored."""
         error = self._attempt(number, letters)
         if error is None:
             return len(letters)
@@ -144,9 +145,9 @@ class _Replay:
         self._note(number, _Entry(names))
         try:
             self.recipient.take(letters, number)
-        except KclError:
-            raise
         except Exception as error:
+            if not _may_be_a_letters(error):
+                raise
             self.recipient.give_up(letters, number)
             self._note(number, _Entry())
             return error
@@ -201,7 +202,12 @@ class ToSink:
             for letter in some
         ]
         batch = Batch(letters[0].application, self.worker, tuple(part for part, _ in parts))
-        self.sink.write(self.spark.createDataFrame(rows, RECORD_DDL), batch)
+        try:
+            self.sink.write(self.spark.createDataFrame(rows, RECORD_DDL), batch)
+        except Exception:
+            # An attempt may have stored the batch, and failed then. Under another number it would be stored again.
+            if not isinstance(self.sink, Remembering) or not all(map(self.sink.holds, batch.parts)):
+                raise
 
     def give_up(self, letters: Sequence[DeadLetter], number: int) -> None:
         if isinstance(self.sink, Withdrawing):
@@ -243,6 +249,11 @@ class _Nowhere:
 
     def set_aside(self, *_: object) -> bool:
         return False
+
+
+def _may_be_a_letters(error: Exception) -> bool:
+    """Whether other letters may be stored where these were not. A letter may end the process that works on it."""
+    return class_of(error) in {ErrorClass.RECORD, ErrorClass.CODE} or isinstance(error, ProcessLost)
 
 
 def _letter(text: bytes) -> DeadLetter:

@@ -5,20 +5,30 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from kcl_dagster.emulator import Emulator
-from kcl_dagster.errors import AccessDenied, ConfigurationError, SinkError, Unsafe
+from kcl_dagster.errors import (
+    AccessDenied,
+    ConfigurationError,
+    ProcessingTimeout,
+    ProcessLost,
+    RecordRefused,
+    SinkError,
+    TransformError,
+    Unsafe,
+)
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.spark.letters import ToProcessors, _parts, replay
+from kcl_dagster.spark.letters import ToProcessors, ToSink, _parts, replay
 from kcl_dagster.spark.sinks.writing import file_stem
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.worker.batch import Part, PoisonRecord
+from kcl_dagster.worker.batch import Batch, Part, PoisonRecord
 from kcl_dagster.worker.dead_letter import DeadLetter, dead_letter
 from kcl_dagster.worker.processor import (
     InitializeInput,
@@ -84,6 +94,7 @@ class Table:
     stored: dict[int, list[str]] = field(default_factory=dict)
     poison: set[str] = field(default_factory=set)
     broken: bool = False
+    refusal: type[Exception] = ValueError
 
     def take(self, letters: Sequence[DeadLetter], number: int) -> None:
         if self.broken:
@@ -92,7 +103,7 @@ class Table:
         assert self.stored.get(number, found) == found, "a number came again with other letters"
         self.stored[number] = found
         if self.poison & set(found):
-            raise ValueError(f"cannot parse {sorted(self.poison & set(found))}")
+            raise self.refusal(f"cannot parse {sorted(self.poison & set(found))}")
 
     def give_up(self, letters: Sequence[DeadLetter], number: int) -> None:
         self.stored.pop(number, None)
@@ -210,6 +221,48 @@ def test_a_letter_that_changes_under_a_replay_that_was_cut_off_is_named(tmp_path
     with pytest.raises(ConfigurationError, match=r"100-0\.json was changed"):
         replay(store, APP, table)
     assert table.everything() == []
+
+
+@pytest.mark.parametrize("refusal", [RecordRefused, TransformError, ProcessingTimeout, ProcessLost])
+def test_a_letter_that_is_refused_keeps_no_others(tmp_path: Path, refusal: type[Exception]) -> None:
+    store = box(tmp_path, *[letter(number) for number in range(100, 104)])
+    table = Table(poison={"101"}, refusal=refusal)
+    for stored in (3, 0):
+        replayed = replay(store, APP, table)
+        assert replayed.stored == stored
+        assert list(replayed.failing) == [letter(101).name]
+    assert table.everything() == ["100", "102", "103"]
+    table.poison = set()
+    assert replay(store, APP, table).stored == 1
+
+
+@dataclass
+class Rows:
+    """Stands in for a Spark session."""
+
+    def createDataFrame(self, rows: list[tuple[object, ...]], _: str) -> list[tuple[object, ...]]:  # noqa: N802
+        return rows
+
+
+@dataclass
+class Answerless:
+    """A table that stores a batch, and loses a process before it can say so."""
+
+    parts: list[Part] = field(default_factory=list)
+
+    def write(self, _: object, batch: Batch) -> None:
+        self.parts += batch.parts
+        raise ProcessLost("after the commit")
+
+    def holds(self, part: Part) -> bool:
+        return part in self.parts
+
+
+def test_letters_that_were_stored_by_an_attempt_that_failed_are_not_stored_again(tmp_path: Path) -> None:
+    store, table = box(tmp_path, letter(100), letter(101)), Answerless()
+    spark: Any = Rows()
+    assert replay(store, APP, ToSink(spark, table)).stored == 2
+    assert len(table.parts) == 1
 
 
 def test_a_sink_that_refuses_blames_no_letter(tmp_path: Path) -> None:
