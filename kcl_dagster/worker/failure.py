@@ -194,6 +194,11 @@ class Failures:
         trouble.has_waited = True
         return Verdict.STOP
 
+    def is_resting(self, key: LeaseKey) -> bool:
+        """Whether the lease pauses after a failure."""
+        trouble = self._troubles.get(key)
+        return trouble is not None and trouble.retry_at > self._clock.monotonic()
+
     def is_lost(self, key: LeaseKey) -> bool:
         """Whether the next batch of the lease is a piece of one that ended processes."""
         trouble = self._troubles.get(key)

@@ -237,9 +237,11 @@ class Worker(Generic[D]):
         self.heartbeat.stopped = report.stopped[:SHARDS_TOLD]
         self.heartbeat.why_stopped = {key: report.why_stopped[key] for key in self.heartbeat.stopped}
         behind = self.heartbeat.behind
+        # A shard may fail, and recover, before anything is read of it.
+        is_failing = bool(report.failing or self.heartbeat.failing)
         # Those first that the row also says are behind: the leader reads the two together.
         self.heartbeat.failing = tuple(sorted(report.failing, key=lambda key: key not in behind)[:SHARDS_TOLD])
-        if report.leases:
+        if report.leases or is_failing:
             self._on_batch(report)
         if report.fatal is not None:
             self._fatal = report.fatal

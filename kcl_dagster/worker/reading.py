@@ -7,6 +7,7 @@ from functools import partial
 from typing import Generic, Literal
 
 from kcl_dagster.errors import BatchError, ConfigurationError, DataLoss, KclError
+from kcl_dagster.model.checkpoint import SHARD_END
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
@@ -155,11 +156,17 @@ class Reading(Generic[R]):
     def _is_readable(self, holding: Holding, this: Round) -> bool:
         if holding.lease.is_finished or holding.handoff_since is not None:
             return False
+        if self.failures.is_resting(holding.key):
+            return False
         try:
             blocked = self.parents.is_blocked(holding.lease)
         except KclError as error:
             self.tell(EventKind.FETCH_FAILED, f"parents could not be looked up: {error}", holding.key)
+            self.failed(this, [holding.key], error)
             blocked = True
+        else:
+            if blocked:  # it was never read, so all that can have failed is this look
+                self.failures.succeeded(holding.key, SHARD_END)
         this.blocked += blocked
         return not blocked
 

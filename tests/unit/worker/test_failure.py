@@ -954,3 +954,34 @@ def test_a_piece_whose_pin_got_no_answer_is_not_stored_under_the_number_of_the_w
     assert all(part.number >= pinned.batch for batch in run.sink.batches for part in batch.parts)
     work(world, run)
     world.check_exactly_once()
+
+
+def test_a_child_whose_parents_row_cannot_be_read_is_shown_as_stopped_until_it_can() -> None:
+    world = World()
+    children = world.stream.split(A)
+    for child in children:
+        world.create(child)
+    world.stream.put(children[0], "x")
+    run = world.worker("w1")
+    world.assign(run, *children)
+    sound = world.service.get_item(TableName="clicks", Key={"leaseKey": {"S": A}})["Item"]
+    world.service.put_item(TableName="clicks", Item={**sound, "checkpoint": {"N": "5"}})
+    run.round()
+    run.worker.step_heartbeat()
+    work(world, run, 900)
+    run.worker.step_heartbeat()
+    row = run.worker.heartbeat
+    assert set(row.stopped) == set(row.failing) == set(children)
+    assert all(A in why for why in row.why_stopped.values())
+    assert set(run.reports[-1].why_stopped) == set(children)
+    assert run.kinds().count(EventKind.SHARD_STOPPED) == 2
+    assert run.kinds().count(EventKind.FETCH_FAILED) < 100  # it pauses between its looks
+    assert row.lag_ms is not None
+    assert row.lag_ms >= 800_000
+    world.service.put_item(TableName="clicks", Item=sound)
+    work(world, run, 70)
+    assert not row.stopped  # its parent is not finished, and can be read
+    assert not run.reports[-1].stopped
+    world.service.put_item(TableName="clicks", Item={**sound, "checkpoint": {"S": "SHARD_END"}})
+    work(world, run, 70)
+    assert stored(world, children[0]) == "x"
