@@ -19,6 +19,7 @@ from kcl_dagster.spark.drafts import FOLDER, SUFFIX, DraftedRanges
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.fetched import FetchedBatch
+from kcl_dagster.spark.sinks.folder_layouts import MARKS
 from kcl_dagster.spark.sinks.folder_owner import OWNER_FILE
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.streams.pacing import ShardLimits
@@ -63,7 +64,9 @@ def stored(spark: SparkSession, path: Path) -> Counter[int]:
 
 
 def files(path: Path) -> list[Path]:
-    return [file for file in path.rglob("*") if file.is_file() and file.name != OWNER_FILE]
+    """All but what a sink notes about its folder."""
+    found = (file for file in path.rglob("*") if file.is_file() and file.name != OWNER_FILE)
+    return [file for file in found if MARKS.rstrip("/") not in file.parts]
 
 
 def test_a_batch_is_stored_once_however_often_it_is_read(
