@@ -172,7 +172,7 @@ class Consumption(RuleBasedStateMachine):
                 assert leases[LeaseKey(parent)].is_finished
 
     def teardown(self) -> None:
-        """When peace returns, one worker finishes everything. A batch that ended several workers has to wait first."""
+        """At the end one worker finishes everything. A batch that ended several workers has to wait first."""
         last = self.new_worker()
         for _ in range(60):
             for lease in self.leases():
