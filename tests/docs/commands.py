@@ -139,7 +139,7 @@ def _dg(arguments: Sequence[str]) -> None:
 def _emulator(arguments: Sequence[str]) -> None:
     from kcl_dagster.emulator.__main__ import _parse
 
-    _parse(list(arguments))
+    _parse(list(arguments), "kcl-dagster emulator")
 
 
 CHECKS: Final[Mapping[str, Check]] = {
