@@ -288,7 +288,7 @@ def _status(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(status.to_document(), indent=2) + "\n")
     else:
         Console().print(view(status))
-    return WRONG if status.unserved or status.unreadable else WELL
+    return WELL if status.is_well else WRONG
 
 
 # --- plan, lead ---

@@ -28,7 +28,7 @@ class WorkerState(StrEnum):
 class WorkerRow:
     """A row of worker metrics. `averages` and `operating_range` are the KCL's `sts` and `opr`.
 
-    Everything from `slot` to `failing` is ours; the KCL ignores and preserves it.
+    Everything from `slot` to `slow_since` is ours; the KCL ignores and preserves it.
     """
 
     id: WorkerId
@@ -55,6 +55,13 @@ class WorkerRow:
 
     failing: tuple[LeaseKey, ...] | None = None
     """Shards whose last attempt failed, stopped ones included, SHARDS_TOLD at most."""
+
+    attempts: Mapping[LeaseKey, str] | None = None
+    """Of shards in `failing` that are not stopped: which attempt failed last, as "3 of 5". SHARDS_TOLD at most."""
+
+    slow_since: Mapping[LeaseKey, int] | None = None
+    """Since when, in epoch seconds, the consumer's code has been working on a batch of these shards, where it works
+    for long. SHARDS_TOLD at most."""
 
     properties: Mapping[str, str] = field(default_factory=dict)
 

@@ -74,6 +74,10 @@ class Status:
             return "paused"
         if lease.key in self.why_stopped:
             return "stopped"
+        if lease.key in self.slow_since:
+            return "hung"
+        if lease.key in self.failing:
+            return "failing"
         return f"handoff to {lease.owner}" if lease.in_handoff else "served"
 
     @property
@@ -83,6 +87,22 @@ class Status:
         for row in self.living.values():
             found |= {key: (row.why_stopped or {}).get(key, "") for key in row.stopped or ()}
         return found
+
+    @property
+    def slow_since(self) -> dict[LeaseKey, int]:
+        """Shards on whose batch the consumer's code works for long, and since when, in epoch seconds."""
+        return {key: at for row in self.living.values() for key, at in (row.slow_since or {}).items()}
+
+    @property
+    def failing(self) -> dict[LeaseKey, str]:
+        """Shards whose last attempt failed, and which attempt that was ("3 of 5", or empty: not known)."""
+        return {key: (row.attempts or {}).get(key, "") for row in self.living.values() for key in row.failing or ()}
+
+    @property
+    def is_well(self) -> bool:
+        """No shard is unserved or stopped, the consumer's code does not hang, and every row can be read. An attempt
+        that failed and is repeated is no reason to be called."""
+        return not (self.unserved or self.why_stopped or self.slow_since or self.unreadable)
 
     def behind_ms(self, lease: Lease) -> int | None:
         """As its worker last reported. A worker reports only its shards that are furthest behind, and one of the
@@ -138,13 +158,16 @@ class Status:
 
     @property
     def worst_first(self) -> list[Lease]:
-        """Unserved leases, then the rest by how far behind they are; those that are finished at the end."""
+        """Unserved leases, then those that are stopped or hang, then the rest by how far behind they are; those
+        that are finished at the end."""
         unserved = {lease.key for lease in self.unserved}
+        stuck = {*self.why_stopped, *self.slow_since}
         return sorted(
             self.leases,
             key=lambda lease: (
                 lease.is_finished,
                 lease.key not in unserved,
+                lease.key not in stuck,
                 -(self.behind_ms(lease) or 0),
                 lease.key,
             ),
@@ -161,7 +184,10 @@ class Status:
             "at": self.at,
             "leases": [self._lease(lease) for lease in self.leases],
             "workers": [self._worker(row) for row in self.workers],
+            "well": self.is_well,
             "unserved": [lease.key for lease in self.unserved],
+            "stopped": sorted(self.why_stopped),
+            "hung": sorted(self.slow_since),
             "unreadable": list(self.unreadable),
             "paused": {
                 "application": self.control.paused,
@@ -184,6 +210,8 @@ class Status:
             "batch": lease.batch,
             "state": self.state_of(lease),
             "why_stopped": self.why_stopped.get(lease.key),
+            "failed_attempt": self.failing.get(lease.key) or None,
+            "slow_since": self.slow_since.get(lease.key),
         }
 
     def _worker(self, row: WorkerRow) -> Mapping[str, Any]:

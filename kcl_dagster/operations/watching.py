@@ -14,6 +14,7 @@ from rich.text import Text
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.counting import counted
+from kcl_dagster.model.lease import Lease
 from kcl_dagster.operations.printable import cell
 from kcl_dagster.operations.status import Status
 from kcl_dagster.runtime import Clock
@@ -24,7 +25,13 @@ OTHER_LINES: Final = 12  # headings and frames
 
 SHOWN_DIGITS: Final = 8  # of the 56 of a sequence number; all of them are in --json
 
-_STYLES: Final = {"unserved": "bold red", "stopped": "bold red", "finished": "dim"}
+_STYLES: Final = {
+    "unserved": "bold red",
+    "stopped": "bold red",
+    "hung": "bold red",
+    "failing": "yellow",
+    "finished": "dim",
+}
 
 
 def view(status: Status, rows: int | None = None) -> RenderableType:
@@ -42,7 +49,7 @@ def view(status: Status, rows: int | None = None) -> RenderableType:
             "" if behind is None else f"{behind:.1f}",
             place(lease.checkpoint),
             kbps,
-            cell(state),
+            cell(_told(status, lease)),
             style=_STYLES.get(state),
         )
     parts: list[RenderableType] = [_heading(status), _workers(status), leases]
@@ -69,6 +76,16 @@ def place(checkpoint: Checkpoint | None) -> str:
     return f"…{checkpoint.sequence[-SHOWN_DIGITS:]}{sub}"
 
 
+def _told(status: Status, lease: Lease) -> str:
+    """The state of a lease, and what is known about it in a few words."""
+    state = status.state_of(lease)
+    if state == "hung":
+        since = datetime.fromtimestamp(status.slow_since[lease.key], UTC)
+        return f"hangs in your code since {since:%H:%M} UTC"
+    attempt = status.failing.get(lease.key)
+    return f"failing (attempt {attempt})" if state == "failing" and attempt else state
+
+
 def _heading(status: Status) -> Text:
     behind = status.furthest_behind_ms
     furthest = ", lag not known" if behind is None else f", {behind / 1000:.1f} s behind"
@@ -79,7 +96,7 @@ def _heading(status: Status) -> Text:
         f"{counted(len(status.living), 'worker')}{furthest} "
         f"({datetime.fromtimestamp(status.at, UTC):%H:%M:%S} UTC)"
     )
-    if unserved or status.why_stopped or status.leader is None:
+    if not status.is_well or status.leader is None:
         text.stylize("bold red")
     control = status.control
     paused = ["the application"] if control.paused else [*sorted(control.leases), *sorted(control.slots)]

@@ -8,9 +8,11 @@ on them fails, the leader evaluates it again after each materialization; see `Re
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetCheckSpec
 
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.observation import Observation
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
@@ -32,6 +34,9 @@ class Finding:
     severity: AssetCheckSeverity
     step: float = 0.0
     """Of a problem that gets worse step by step: how far it has come."""
+
+    remedy: str | None = None
+    """What to do instead of what its check says, where the cause is known."""
 
 
 Problem = Callable[[Observation, Consumer], Finding | str | None]
@@ -90,16 +95,28 @@ def _handoffs(seen: Observation, _: Consumer) -> str | None:
     return f"Handoffs overdue: {_some(seen.overdue_handoffs)}." if seen.overdue_handoffs else None
 
 
-def _lag(seen: Observation, consumer: Consumer) -> str | None:
-    behind, problems = seen.seconds_behind, []
+def _lag(seen: Observation, consumer: Consumer) -> Finding | str | None:
+    behind, problems, remedy = seen.seconds_behind, [], None
     if behind is not None and behind > consumer.lag_target:
         worst = next((lag for lag in seen.lags if lag.seconds is not None), None)
         most = "" if worst is None else f", {worst.lease} most of all"
         unread = ", which no worker reads" if worst is not None and not worst.is_read else ""
         problems.append(f"{behind:.0f} s behind{most}{unread}; the target is {consumer.lag_target:.0f} s.")
+        if worst is not None and (why := _why_no_worker_helps(seen, worst.lease)) is not None:
+            problems.append(why)
+            remedy = "More workers do not help: see the check no_shard_is_stopped and the worker's log."
     if seen.unknown_lags:
         problems.append(_unknown(seen))
-    return " ".join(problems) or None
+    return Finding(" ".join(problems), _WARN, remedy=remedy) if problems else None
+
+
+def _why_no_worker_helps(seen: Observation, lease: LeaseKey) -> str | None:
+    if lease in seen.stopped:
+        return f"Failures have stopped {lease}."
+    if lease in seen.slow_since:
+        since = datetime.fromtimestamp(seen.slow_since[lease], UTC)
+        return f"The consumer's code has been working on one batch of {lease} since {since:%H:%M} UTC."
+    return f"Attempts at a batch of {lease} fail." if lease in seen.failing else None
 
 
 def _retention(seen: Observation, _: Consumer) -> Finding | None:
@@ -142,7 +159,8 @@ def _stopped(seen: Observation, _: Consumer) -> str | None:
         return None
     why = seen.why_stopped
     texts = [f"{key}: {why[key]}" for key in seen.stopped if key in why][:SHOWN]
-    return " ".join([f"Failures stop {_some(seen.stopped)}.", *texts])
+    has = "has" if len(seen.stopped) == 1 else "have"
+    return " ".join([f"{_some(seen.stopped)} {has} stopped: failures repeat.", *texts])
 
 
 def _stopped_by_code(seen: Observation, _: Consumer) -> str | None:
@@ -278,7 +296,8 @@ CHECKS = (
         Role.RECORDS,
         "The consumer's code stops no shard.",
         _stopped_by_code,
-        "The error names the file and the line. Mend the consumer and reload: the leader replaces the worker, and "
+        "The error names the file and the line in your code where they are known; the worker's log has the "
+        "traceback. Mend the consumer and reload: the leader replaces the worker, and "
         "the shard goes on where it stopped. Or set the failure policy to dead_letter or skip.",
     ),
 )
@@ -312,7 +331,7 @@ def evaluation(
     """`problem` None: passed. `seen`: for what there is to say of a check that passes."""
     remark = None if seen is None else check.remark(seen)
     if problem is not None:
-        remark = f"{problem.what} {_remedy(check, consumer)}"
+        remark = f"{problem.what} {_remedy(check, consumer) if problem.remedy is None else problem.remedy}"
     return AssetCheckEvaluation(
         asset_key=translator.get_asset_key(KclAsset(check.role, consumer)),
         check_name=check.name,

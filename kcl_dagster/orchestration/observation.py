@@ -110,6 +110,16 @@ class Observation:
         return sorted({key for row in self.workers for key in row.stopped or ()})
 
     @property
+    def failing(self) -> set[LeaseKey]:
+        """Shards whose last attempt failed, stopped ones included."""
+        return {key for row in self.workers for key in row.failing or ()}
+
+    @property
+    def slow_since(self) -> dict[LeaseKey, int]:
+        """Shards on whose batch the consumer's code works for long, and since when, in epoch seconds."""
+        return {key: at for row in self.workers for key, at in (row.slow_since or {}).items()}
+
+    @property
     def why_stopped(self) -> dict[LeaseKey, str]:
         """The errors of stopped shards, as far as their workers tell them."""
         return {key: why for row in self.workers for key, why in (row.why_stopped or {}).items()}

@@ -58,7 +58,7 @@ def of_leases(seen: Observation) -> KclLeasesMetadataSet:
         {
             "shard": picture.shard(lease.key).removeprefix("shard "),
             "owner": picture.unbroken(slot_of(lease.actual_owner or "nobody")),
-            "state": _state(lease, unserved=lease.key in unserved, stopped=lease.key in stopped),
+            "state": _state(lease, seen, unserved=lease.key in unserved),
             "lag s": _rounded(behind.get(lease.key)),
             "KB/s": round(lease.throughput_kbps or 0.0, 1),
             "age s": round(seen.ages.get(lease.key, 0.0)),
@@ -209,11 +209,15 @@ def _streams(seen: Observation) -> MarkdownMetadataValue:
     return inline(lines)
 
 
-def _state(lease: Lease, *, unserved: bool, stopped: bool) -> str:
+def _state(lease: Lease, seen: Observation, *, unserved: bool) -> str:
     if unserved:
         return "unserved"
-    if stopped:
+    if lease.key in seen.stopped:
         return "stopped"
+    if lease.key in seen.slow_since:
+        return "hung"
+    if lease.key in seen.failing:
+        return "failing"
     return f"handoff to {slot_of(str(lease.owner))}" if lease.in_handoff else "served"
 
 

@@ -25,6 +25,8 @@ BEHIND: Final = "kdBehindMs"
 STOPPED: Final = "kdStopped"
 WHY_STOPPED: Final = "kdWhyStopped"
 FAILING: Final = "kdFailing"
+ATTEMPTS: Final = "kdAttempts"
+SLOW_SINCE: Final = "kdSlowSince"
 
 OLDEST_REPORT: Final = 60  # seconds; the KCL refuses to write a row that its readers would call dead
 
@@ -55,10 +57,12 @@ def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> Wo
         zone=reader.text(ZONE),
         drain_requested=reader.flag(DRAIN) or False,
         lag_ms=reader.whole(LAG),
-        behind=_behind(reader),
+        behind=_by_lease(reader, BEHIND),
         stopped=_leases(reader, STOPPED),
-        why_stopped=_why_stopped(reader),
+        why_stopped=_read_texts(reader, WHY_STOPPED),
         failing=_leases(reader, FAILING),
+        attempts=_read_texts(reader, ATTEMPTS),
+        slow_since=_by_lease(reader, SLOW_SINCE),
         properties=_properties(reader),
     )
 
@@ -84,6 +88,10 @@ def worker_row_values(row: WorkerRow) -> dict[str, Value]:
         STOPPED: None if row.stopped is None else {"L": [s(lease) for lease in row.stopped]},
         WHY_STOPPED: None if row.why_stopped is None else {"M": _texts(row.why_stopped)},
         FAILING: None if row.failing is None else {"L": [s(lease) for lease in row.failing]},
+        ATTEMPTS: None if row.attempts is None else {"M": _texts(row.attempts)},
+        SLOW_SINCE: None
+        if row.slow_since is None
+        else {"M": {lease: n(at) for lease, at in row.slow_since.items()}},
     }
     return {name: value for name, value in values.items() if value is not None}
 
@@ -156,8 +164,8 @@ def _ranges(reader: Reader) -> dict[str, tuple[int, ...]] | None:
     return {metric: tuple(int(v) for v in values) for metric, values in series.items()}
 
 
-def _behind(reader: Reader) -> dict[LeaseKey, int] | None:
-    members = reader.mapping(BEHIND)
+def _by_lease(reader: Reader, attribute: str) -> dict[LeaseKey, int] | None:
+    members = reader.mapping(attribute)
     if members is None:
         return None
     shards = Reader({**members, LEASE_KEY: s(reader.key)}, LEASE_KEY)
@@ -178,9 +186,9 @@ def _texts(values: Mapping[LeaseKey, str]) -> dict[str, Value]:
     return {lease: s(text) for lease, text in values.items() if text}
 
 
-def _why_stopped(reader: Reader) -> dict[LeaseKey, str] | None:
+def _read_texts(reader: Reader, attribute: str) -> dict[LeaseKey, str] | None:
     """For people to read: what is odd is left out."""
-    members = reader.mapping(WHY_STOPPED)
+    members = reader.mapping(attribute)
     if members is None:
         return None
     texts = {lease: value.get("S") if isinstance(value, Mapping) else None for lease, value in members.items()}

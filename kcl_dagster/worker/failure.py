@@ -255,6 +255,16 @@ class Failures:
         is not known to be the cause, is not among them."""
         return tuple(key for key in sorted(self._troubles) if self._troubles[key].is_failing)
 
+    def attempts_told(self) -> Mapping[LeaseKey, str]:
+        """Of failing leases that are not stopped: which of the attempts before they are failed last."""
+        return {
+            key: f"{trouble.outages} of {self._policy.outage_attempts}"
+            if trouble.outages
+            else f"{trouble.attempts} of {self._policy.attempts}"
+            for key, trouble in sorted(self._troubles.items())
+            if trouble.stopped is None and trouble.pauses and (trouble.outages or trouble.attempts)
+        }
+
     def _is_old(self, since: float | None) -> bool:
         """Counted from the first failure of the range itself. Neither the arrival of the records counts, nor what
         another piece of the batch has failed for: the first failure of a record may be due to chance."""

@@ -51,7 +51,7 @@ class Unmeasured:
 
 class Heartbeat:
     """One thread calls `step` every `timings.heartbeat` seconds; another may set `state`, `lag_ms`,
-    `behind`, `stopped`, `why_stopped` and `failing`."""
+    `behind`, `stopped`, `why_stopped`, `failing`, `attempts` and `slow_since`."""
 
     def __init__(
         self,
@@ -74,6 +74,8 @@ class Heartbeat:
         self.stopped: tuple[LeaseKey, ...] = ()
         self.why_stopped: Mapping[LeaseKey, str] = {}
         self.failing: tuple[LeaseKey, ...] = ()
+        self.attempts: Mapping[LeaseKey, str] = {}
+        self.slow_since: Mapping[LeaseKey, int] = {}
         self.drain_requested = False
 
     def measure(self) -> None:
@@ -97,6 +99,8 @@ class Heartbeat:
             stopped=self.stopped,
             why_stopped=self.why_stopped,
             failing=self.failing,
+            attempts=self.attempts,
+            slow_since=self.slow_since,
         )
         self._row = row
         written = self._table.beat(row) if self._is_written else None

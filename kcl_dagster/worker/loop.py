@@ -241,6 +241,9 @@ class Worker(Generic[D]):
         is_failing = bool(report.failing or self.heartbeat.failing)
         # Those first that the row also says are behind: the leader reads the two together.
         self.heartbeat.failing = tuple(sorted(report.failing, key=lambda key: key not in behind)[:SHARDS_TOLD])
+        self.heartbeat.attempts = {
+            key: report.attempts[key] for key in self.heartbeat.failing if key in report.attempts
+        }
         if report.leases or is_failing:
             self._on_batch(report)
         if report.fatal is not None:
@@ -285,6 +288,7 @@ class Worker(Generic[D]):
             else:
                 self._beats_while_starting += 1
         self._measure_lag()
+        self.heartbeat.slow_since = dict(sorted(self.processing.slow_since().items())[:SHARDS_TOLD])
         return self.heartbeat.step()
 
     def _has_become_ready(self) -> bool:

@@ -5,7 +5,7 @@ long, and interrupts one that takes longer than `batch.max_process_seconds`. The
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -113,6 +113,16 @@ class ProcessingWatch:
             work.attempts += 1
             work.attempt_at = now + INTERRUPT_SECONDS
             self.interrupt(Attempt(work.attempts, lambda: self._work is work))
+
+    def slow_since(self) -> Mapping[LeaseKey, int]:
+        """The shards of the batch on which the code works for longer than a first event takes, and since when, in
+        epoch seconds. Any thread."""
+        work = self._work
+        if work is None:
+            return {}
+        ran = self.clock.monotonic() - work.began
+        since = round(self.clock.now() - ran)
+        return dict.fromkeys(work.leases, since) if ran >= FIRST_NOTICE_SECONDS else {}
 
     def _notice(self, work: _Work, ran: float) -> WorkerEvent:
         limit = "there is no max_process_seconds" if self.limit is None else f"max_process_seconds={self.limit:g}"

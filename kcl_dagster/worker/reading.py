@@ -87,6 +87,7 @@ class Round:
             stopped=tuple(stopped),
             why_stopped=stopped,
             failing=failures.failing(),
+            attempts=failures.attempts_told(),
             fatal=self.fatal,
         )
 

@@ -81,6 +81,9 @@ class BatchReport:
     failing: tuple[LeaseKey, ...] = field(default=())
     """Shards whose last attempt failed, stopped ones included."""
 
+    attempts: Mapping[LeaseKey, str] = field(default_factory=dict)
+    """Of those that fail and are not stopped: which attempt failed last, as "3 of 5"."""
+
     fatal: ConfigurationError | None = None
     """The settings cannot work, so the worker has to end."""
 

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
 from kcl_dagster import aws
 from kcl_dagster.application import Application, MetricsLevel
 from kcl_dagster.errors import CredentialsRefused, KclError, LayoutRefused, TableNotFound
+from kcl_dagster.model.counting import counted
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.operations.doctor.finding import Diagnosis, Finding, Verdict, fail, not_looked, ok, warn
 from kcl_dagster.operations.doctor.machine import FindJava, judge_clock, judge_machine
 from kcl_dagster.operations.doctor.orchestrator import judge_instance
@@ -191,6 +194,8 @@ def _rows(patient: Patient, layout: Layout, *, is_allowed: bool) -> Generator[Fi
             yield fail("rows", str(error), "see the message")
         return None
     yield judge_leases(before, after)
+    yield judge_stopped(after)
+    yield from judge_code(after)
     do = "correct or delete the row; nothing writes to it until then"
     for problem in after.unreadable:
         yield fail("rows", problem, do)
@@ -209,6 +214,45 @@ def judge_leases(before: Status, after: Status) -> Finding:
         f"{len(unserved)} of {len(after.open_leases)} open leases are served by no worker: {named}",
         "kcl-dagster plan says what the leader would do and why; docs/production.md has a table of causes",
     )
+
+
+def judge_stopped(seen: Status) -> Finding:
+    """Shards that keep failing and do not go on by themselves."""
+    why = seen.why_stopped
+    if not why:
+        return ok("stopped", "no shard is stopped by failures")
+    return fail(
+        "stopped",
+        f"{counted(len(why), 'shard')} stopped by failures: {_each(why)}",
+        "mend the consumer and reload its code location, or set the failure policy to dead_letter or skip; "
+        "if the sink or the platform fails, the shard goes on by itself when that is over",
+    )
+
+
+def judge_code(seen: Status) -> Iterator[Finding]:
+    """Whether the consumer's code comes back, and whether what it did is tried again."""
+    hung = {key: f"since {datetime.fromtimestamp(at, UTC):%H:%M} UTC" for key, at in seen.slow_since.items()}
+    failing = {
+        key: f"attempt {attempt}" if attempt else "attempt not known"
+        for key, attempt in seen.failing.items()
+        if key not in seen.why_stopped
+    }
+    if hung:
+        yield fail(
+            "code",
+            f"one batch keeps the consumer's code busy for long: {_each(hung)}",
+            "find out what it waits for in the run's log; terminate the run if it hangs; "
+            "batch.max_process_seconds limits it",
+        )
+    if failing:
+        yield warn("code", f"batches fail and are tried again: {_each(failing)}", "the run's log has the errors")
+    if not hung and not failing:
+        yield ok("code", "no batch fails or takes long")
+
+
+def _each(texts: Mapping[LeaseKey, str]) -> str:
+    told = "; ".join(f"{key}: {text}" if text else key for key, text in sorted(texts.items())[:LEASES_NAMED])
+    return f"{told}; and others" if len(texts) > LEASES_NAMED else told
 
 
 def _leader(patient: Patient, layout: Layout) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from botocore.exceptions import ClientError
 
 from kcl_dagster.application import MetricsLevel, TelemetrySettings
 from kcl_dagster.errors import AccessDenied, JavaMissing
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.operations.doctor import Diagnosis, Verdict, diagnose
 from kcl_dagster.operations.doctor import examine as findings_of
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
@@ -17,6 +18,7 @@ from kcl_dagster.spark.java import Java
 from kcl_dagster.spark.storage import is_hidden, open_store
 from tests.unit.operations.conftest import ANNA, MADE_BY_OTHERS, STREAM, Shop
 
+FIRST = LeaseKey("shardId-000000000000")
 GOOD_INSTANCE: Mapping[str, Any] = {
     "concurrency": {
         "runs": {
@@ -404,3 +406,35 @@ def test_findings_come_before_the_doctor_has_watched_the_leader() -> None:
     times = {finding.check: shop.clock.monotonic() - began for finding in findings_of(patient)}
     assert {check for check, at in times.items() if at == 0.0} >= {"java", "credentials", "layout", "index"}
     assert 0.0 < times["leader"] <= WATCH_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("trouble", "found", "says"),
+    [
+        (
+            {"stopped": (FIRST,), "why_stopped": {FIRST: "ValueError: no price (/app/shop.py:9 in price)"}},
+            ("stopped", "fail"),
+            f"1 shard stopped by failures: {FIRST}: ValueError: no price (/app/shop.py:9 in price)",
+        ),
+        (
+            {"slow_since": {FIRST: 1_700_056_020}},
+            ("code", "fail"),
+            f"keeps the consumer's code busy for long: {FIRST}: since 13:47 UTC",
+        ),
+        (
+            {"failing": (FIRST,), "attempts": {FIRST: "3 of 5"}},
+            ("code", "warn"),
+            f"batches fail and are tried again: {FIRST}: attempt 3 of 5",
+        ),
+    ],
+)
+def test_shards_that_the_consumer_stops_or_holds_up_are_named(
+    trouble: dict[str, Any], found: tuple[str, str], says: str
+) -> None:
+    shop = healthy()
+    shop.beat(**trouble)
+    diagnosis = examine(shop)
+    assert named(diagnosis) == {found}
+    [finding] = diagnosis.not_ok()
+    assert says in finding.says
+    assert diagnosis.is_well is (found[1] == "warn")

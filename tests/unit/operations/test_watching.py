@@ -292,3 +292,36 @@ def test_a_checkpoint_is_shortened_in_the_table_and_whole_in_the_document(shop: 
     assert status.to_document()["leases"][0]["checkpoint"] == f"{number}/3"
     assert all(len(line) <= 120 for line in text.splitlines())
     assert text.count(A) == 1, "no row is folded"
+
+
+AT_13_47 = 1_700_056_020  # 13:47 UTC
+
+
+@pytest.mark.parametrize(
+    ("trouble", "says", "state", "is_well"),
+    [
+        ({"stopped": (A,), "why_stopped": {A: "ValueError: no price"}}, "stopped", "stopped", False),
+        ({"slow_since": {A: AT_13_47}}, "hangs in your code since 13:47 UTC", "hung", False),
+        ({"failing": (A,), "attempts": {A: "3 of 5"}}, "failing (attempt 3 of 5)", "failing", True),
+        ({"failing": (A,)}, "failing", "failing", True),
+    ],
+)
+def test_each_shard_has_a_state_and_those_that_do_not_go_on_end_status_with_1(
+    trouble: dict[str, Any], says: str, state: str, is_well: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop()
+    shop.serve()
+    shop.beat(**trouble)
+    status = status_of(shop)
+    assert says in shown(view(status), 200)
+    document = status.to_document()
+    assert document["well"] is is_well
+    assert [lease["state"] for lease in document["leases"]] == [state, "served"]
+    assert status.worst_first[0].key == A or is_well
+    monkeypatch.setattr(
+        aws, "client", lambda service, **_: shop.dynamodb if service == "dynamodb" else shop.kinesis
+    )
+    monkeypatch.setattr(cli, "system", lambda: shop.runtime)
+    arguments = ["status", "--application", "orders-app", "--stream", STREAM]
+    assert cli.main(arguments) == (0 if is_well else 1)
+    assert cli.main([*arguments, "--json"]) == (0 if is_well else 1)

@@ -93,7 +93,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "poison": (
         {"workers": [worker(stopped=(FIRST,))]},
         "no_shard_is_stopped",
-        f"Failures stop {FIRST}",
+        f"{FIRST} has stopped: failures repeat.",
         "policy to dead_letter or skip",
     ),
 }
@@ -140,6 +140,28 @@ def test_a_shard_that_no_worker_reads_falls_behind_by_the_clock(who: str | None)
     assert f"{unread.key} most of all, which no worker reads" in str(found["lag_is_on_target"])
     assert "80% of the retention is used up" in str(found["retention_is_safe"])
     assert statement.of_lag(replace(seen, now=1_003_600.0)).seconds_behind == 3600.0
+
+
+@pytest.mark.parametrize(
+    ("trouble", "says"),
+    [
+        ({"stopped": (FIRST,)}, f"Failures have stopped {FIRST}."),
+        ({"slow_since": {FIRST: 49_620}}, f"has been working on one batch of {FIRST} since 13:47 UTC."),
+        ({"failing": (FIRST,)}, f"Attempts at a batch of {FIRST} fail."),
+    ],
+)
+def test_more_workers_are_not_advised_where_the_code_is_what_lags(
+    trouble: dict[str, Any], says: str, reporter: Reporter
+) -> None:
+    seen = replace(CALM, workers=[worker(behind={FIRST: 90_000}, lag_ms=90_000, **trouble)])
+    for tick in range(5):
+        found = failing(reporter.events(seen, tick * 5.0))
+        if "lag_is_on_target" in found:
+            break
+    description = found["lag_is_on_target"]
+    assert says in description
+    assert "Raise max_workers" not in description
+    assert "More workers do not help" in description
 
 
 @pytest.mark.audit("F2")

@@ -84,6 +84,28 @@ def test_a_failing_shard_stops_by_default_and_the_others_go_on() -> None:
     assert run.worker.step_batch().stopped == ()
 
 
+def test_a_worker_reports_which_attempt_failed_until_the_shard_is_stopped_or_stored() -> None:
+    world, run = world_with({"attempts": 3})
+    world.assign(run)
+    world.stream.put(A, *"x!z")
+    run.sink.refuses = fails_on("!")
+    told: list[str] = []
+    for _ in range(60):
+        run.round()
+        run.worker.step_heartbeat()
+        [row] = world.worker_table(world.service).list()
+        told.append("stopped" if row.stopped else (row.attempts or {}).get(LeaseKey(A), ""))
+        world.clock.advance(1)
+    assert list(dict.fromkeys(filter(None, told))) == ["1 of 3", "2 of 3", "stopped"]
+    assert row.attempts == {}
+    run.sink.refuses = lambda _: None
+    world.clock.advance(120)
+    run.round()
+    run.worker.step_heartbeat()
+    [row] = world.worker_table(world.service).list()
+    assert (row.attempts, row.stopped, row.failing) == ({}, (), ())
+
+
 def test_a_shard_counts_as_failing_from_its_first_attempt_alone_until_it_is_stored() -> None:
     world, run = world_with({"action": "stop", "attempts": 5}, shards=2)
     world.assign(run)

@@ -44,11 +44,12 @@ def test_a_hung_function_is_seen_within_a_minute() -> None:
     def look(_: Batch) -> None:
         hang(world, run, 59)
         [row] = world.worker_table(world.service).list()
-        seen.extend([row.lag_ms, row.behind, run.kinds().count(EventKind.PROCESSING_SLOW)])
+        seen.extend([row.slow_since, row.lag_ms, row.behind, run.kinds().count(EventKind.PROCESSING_SLOW)])
 
     run.sink.hooks.append(look)
     run.round()
-    lag, behind, events = seen
+    slow_since, lag, behind, events = seen
+    assert slow_since == {A: round(world.clock.now() - 59)}
     assert lag >= 50_000
     assert behind == {A: lag}
     assert events == 1
@@ -57,6 +58,7 @@ def test_a_hung_function_is_seen_within_a_minute() -> None:
     assert " for 45 s" in event.message
     run.worker.step_heartbeat()
     [row] = world.worker_table(world.service).list()
+    assert row.slow_since == {}
     assert row.lag_ms == 0  # it ended, and its batch reached the tip
 
 
