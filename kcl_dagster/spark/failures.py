@@ -4,8 +4,9 @@ What is left as it is was raised by the consumer's code.
 """
 
 import errno
-import re
 import secrets
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from kcl_dagster.errors import (
     SinkError,
     TransformError,
 )
+from kcl_dagster.spark.throwables import chain_of, reasons, says_a_lost_block, says_a_lost_process
 from kcl_dagster.worker.error_text import redacted
 
 _TOKEN: Final = secrets.token_hex(8)
@@ -66,36 +68,8 @@ _MINE: Final = Marks()
 
 LONGEST_LINE: Final = 500  # characters, of what an operator reads in an event
 
-# What Spark says when a process of its own ended, and took a task with it. Executors are lost to machines and to
-# limits of memory; a Python process that a record crashes looks the same, but is lost again at every attempt.
-_LOST_PROCESSES: Final = (
-    "ExecutorLostFailure",
-    "Python worker exited unexpectedly",
-    "Python worker failed to connect back",
-    "FetchFailed",
-    "Executor heartbeat timed out",
-    "Remote RPC client disassociated",
-    "SparkContext was shut down",
-    "SparkContext has been shutdown",
-    "OutOfMemoryError",
-    "No space left on device",
-)
-# Only where Spark itself gives the reason of a failure: behind its own words, and never within a message.
-_LOST_PROCESS: Final = re.compile(
-    r"(?:^|^: |\(TID \d+\)(?: \([^()\n]*\))?: |org\.apache\.spark\.SparkException: |java\.io\.IOException: "
-    r"|Caused by: |because |Reason: )(?:[a-z]\w*\.)*(?:" + "|".join(map(re.escape, _LOST_PROCESSES)) + ")",
-    re.MULTILINE,
-)
 # What the driver's machine has no more of, whoever asked for it.
 _EXHAUSTED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
-# Where the words of others may begin: a value in quotes, or what Python raised.
-_FOREIGN: Final = re.compile(r"['\"]|Traceback \(most recent call last\)")
-
-# The frozen blocks went away with their executor; Spark does not read the stream again, it fails.
-_LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
-# What Spark wraps around the failure of a task, before it names the condition of that failure.
-_WRAPPERS: Final = frozenset({"TASK_WRITE_FAILED", "WRITING_JOB_ABORTED"})
-_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]")
 
 
 def is_content_changed(error: BaseException) -> bool:
@@ -104,19 +78,11 @@ def is_content_changed(error: BaseException) -> bool:
 
 
 def _is_lost_block(error: BaseException) -> bool:
-    """By the condition that Spark itself names."""
-    if isinstance(error, PythonException):
+    """As Spark itself says, and no record or code."""
+    if isinstance(error, PythonException) or not isinstance(error, PySparkException | Py4JJavaError):
         return False
-    text = str(error)
-    condition = _condition(text)
-    return condition is not None and condition[1] == _LOST_BLOCK and not _FOREIGN.search(text[: condition.start()])
-
-
-def _condition(text: str) -> re.Match[str] | None:
-    """The condition that Spark names for the failure of a task. It stands before the value of a record that Spark
-    tells with it; an error that has no condition has a quotation mark before such a value, or before the text of a
-    Python error."""
-    return next((found for found in _CONDITION.finditer(text) if found[1] not in _WRAPPERS), None)
+    chain = chain_of(error)
+    return any(one.is_a_lost_block for one in reasons(chain)) if chain else says_a_lost_block(str(error))
 
 
 @contextmanager
@@ -154,33 +120,50 @@ def write_failures(sink: str) -> Iterator[None]:
         lost = _lost_process(error)
         if lost is not None:
             raise ProcessLost(f"Spark lost a process while {sink} was written: {lost}") from error
+        if (broken := _storage_failure(error)) is not None:
+            raise BatchError(f"Spark's own storage failed while {sink} was written: {broken}") from error
         raise
 
 
 def _lost_process(error: BaseException) -> str | None:
     """The line that says so. Only errors of the JVM can: what user code raises on the driver is no such error, and
-    what it raises in an executor has a traceback or a condition of its own, whatever it says."""
+    what it raises in an executor has a type or a condition of its own, whatever it says."""
     if isinstance(error, PythonException) or not isinstance(error, PySparkException | Py4JJavaError):
         return None
-    text = str(error)
-    ends = [found.start() for found in (_condition(text), _FOREIGN.search(text)) if found is not None]
-    found = _LOST_PROCESS.search(text, 0, min(ends, default=len(text)))
-    if found is None:
-        return None
-    line = text[text.rfind("\n", 0, found.end()) + 1 :].partition("\n")[0]
-    return redacted(line.strip())[:LONGEST_LINE]
+    chain = chain_of(error)
+    if chain:
+        told = next((f"{one.kind}: {one.message}" for one in reasons(chain) if one.is_a_lost_process), None)
+    else:
+        told = str(error) if says_a_lost_process(str(error)) else None
+    return None if told is None else _line(told)
+
+
+def _storage_failure(error: BaseException) -> str | None:
+    """What Spark could not read or write for itself, such as a folder of `spark.local.dir` that was removed."""
+    if isinstance(error, OSError) and _is_raised_in(error, "pyspark"):
+        return first_line(error)
+    found = (one for one in reasons(chain_of(error)) if one.is_of_sparks_storage)
+    return next((_line(f"{one.kind}: {one.message}") for one in found), None)
+
+
+def _line(text: str) -> str:
+    return redacted(" ".join(text.split("\n\tat ")[0].split()))[:LONGEST_LINE]
 
 
 def _is_from_py4j(error: BaseException) -> bool:
     """Whether talking to the JVM failed, as opposed to what was said: no record can be blamed for that."""
     if isinstance(error, PySparkException | Py4JJavaError):
         return False
-    if isinstance(error, Py4JError):
-        return True
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    return frame is not None and str(frame.tb_frame.f_globals.get("__name__")).startswith("py4j.")
+    return isinstance(error, Py4JError) or _is_raised_in(error, "py4j")
+
+
+def _is_raised_in(error: BaseException, package: str) -> bool:
+    """Whether code of `package` raised the error, or code of the standard library that it called."""
+    names = [
+        str(frame.f_globals.get("__name__")).partition(".")[0]
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    return next((name for name in reversed(names) if name not in sys.stdlib_module_names), None) == package
 
 
 def of_table(table: str, error: Exception) -> BatchError:

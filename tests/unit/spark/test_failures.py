@@ -2,14 +2,23 @@
 
 import pickle
 import socket
-from types import ModuleType
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException, PythonException
 
-from kcl_dagster.errors import BatchContentChanged, BatchError, RecordRefused, SinkError, TransformError
+from kcl_dagster.errors import (
+    BatchContentChanged,
+    BatchError,
+    ProcessLost,
+    RecordRefused,
+    SinkError,
+    TransformError,
+)
 from kcl_dagster.spark.failures import (
     CONTENT_CHANGED,
     RECORD_REFUSED,
@@ -21,6 +30,7 @@ from kcl_dagster.spark.failures import (
 )
 from kcl_dagster.spark.sinks.layout import UNPARTITIONED
 from kcl_dagster.spark.sinks.writing import _WriteFiles
+from kcl_dagster.spark.throwables import Throwable
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 
 
@@ -171,7 +181,9 @@ def test_a_record_that_an_error_quotes_does_not_choose_its_class(told: str, valu
 
 
 def test_a_block_that_was_lost_while_a_table_was_written_is_not_the_codes_failure() -> None:
-    text = f"[TASK_WRITE_FAILED] Task failed while writing rows to s3://lake.\nCaused by: x: {CHECKPOINT_LOST}"
+    text = (
+        f"[TASK_WRITE_FAILED] Task failed while writing rows to s3://lake.\nCaused by: {SPARK}: {CHECKPOINT_LOST}"
+    )
     with pytest.raises(BatchContentChanged), write_failures("lake"):
         raise PySparkException(text)
 
@@ -190,3 +202,133 @@ def test_what_user_code_raises_stays_what_it_is() -> None:
         assert caught.value is error
     with pytest.raises(ConnectionRefusedError), write_failures("lake"), socket.socket() as probe:
         probe.connect(("127.0.0.1", 1))
+
+
+def thrown(*chain: Throwable) -> Py4JJavaError:
+    """An error of py4j whose JVM objects are these."""
+    outer = None
+    for one in reversed(chain):
+        frames = [
+            SimpleNamespace(
+                getClassName=lambda f=f: f.rpartition(".")[0], getMethodName=lambda f=f: f.rpartition(".")[2]
+            )
+            for f in one.frames
+        ]
+        outer = SimpleNamespace(
+            getCause=lambda cause=outer: cause,
+            getClass=lambda kind=one.kind: SimpleNamespace(getName=lambda: kind),
+            getMessage=lambda message=one.message: message,
+            getStackTrace=lambda frames=frames: frames,
+            getCondition=lambda condition=one.condition: condition,
+            _target_id="o1",
+            _gateway_client=None,
+        )
+
+    class Thrown(Py4JJavaError):  # type: ignore[misc]  # py4j has no types
+        def __init__(self) -> None:
+            self.java_exception = outer
+
+        def __str__(self) -> str:
+            head = f"An error occurred while calling o1.collect.\n: {chain[0].kind}: {chain[0].message}"
+            return head + "".join(f"\nCaused by: {one.kind}: {one.message}" for one in chain[1:])
+
+    return Thrown()
+
+
+STAGE_FAILED = f"{STAGE} (TID 9) (10.0.0.7 executor 3): "
+SPARK = "org.apache.spark.SparkException"
+LOCAL_DIR = "/tmp/spark/blockmgr-1/0c"
+JDK = ("sun.nio.fs.UnixException.translateToIOException", "java.nio.file.Files.createDirectory")
+WRITER = "org.apache.spark.shuffle.sort.BypassMergeSortShuffleWriter.write"
+
+
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        ([Throwable(SPARK, f"{STAGE_FAILED}{SPARK}: {CHECKPOINT_LOST}\n\tat x.y")], BatchContentChanged),
+        (
+            [Throwable(SPARK, "x"), Throwable(SPARK, "y", (), "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND")],
+            BatchContentChanged,
+        ),
+        ([Throwable(SPARK, f"{STAGE_FAILED}ExecutorLostFailure (executor 3 exited)")], ProcessLost),
+        (
+            [Throwable(SPARK, f"{STAGE_FAILED}x"), Throwable("java.lang.OutOfMemoryError", "Java heap space")],
+            ProcessLost,
+        ),
+        (
+            [
+                Throwable(SPARK, "Task failed", (), "TASK_WRITE_FAILED"),
+                Throwable(
+                    "java.io.IOException", "No space left on device", ("java.io.FileOutputStream.writeBytes",)
+                ),
+            ],
+            ProcessLost,
+        ),
+        (
+            [
+                Throwable(SPARK, f"{STAGE_FAILED}java.nio.file.NoSuchFileException: {LOCAL_DIR}\n\tat x.y"),
+                Throwable(
+                    "java.nio.file.NoSuchFileException",
+                    LOCAL_DIR,
+                    (*JDK, "org.apache.spark.storage.DiskBlockManager.getFile", WRITER),
+                ),
+            ],
+            BatchError,
+        ),
+        (
+            [Throwable("java.io.FileNotFoundException", LOCAL_DIR, ("java.io.FileOutputStream.open0", WRITER))],
+            BatchError,
+        ),
+    ],
+)
+def test_what_spark_keeps_for_itself_is_the_platforms(chain: list[Throwable], expected: type[Exception]) -> None:
+    with pytest.raises(expected) as caught, write_failures("lake"):
+        raise thrown(*chain)
+    assert type(caught.value) is expected
+    assert class_of(caught.value) is ErrorClass.PLATFORM
+
+
+@pytest.mark.parametrize("value", [*FORGED, "No space left on device", "FetchFailed", "FetchFailed(null, 1)"])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [Throwable("org.apache.spark.SparkNumberFormatException", "{}", (), "CAST_INVALID_INPUT")],
+        [Throwable("java.lang.RuntimeException", "{}", ("my.Function.call", WRITER))],
+        [Throwable("java.io.IOException", "{}", ("my.Function.call", WRITER))],
+        [Throwable("java.nio.file.NoSuchFileException", "{}", (*JDK, "my.Function.call", WRITER))],
+        [
+            Throwable(SPARK, STAGE_FAILED + "java.lang.RuntimeException: {}\n\tat my.Function.call"),
+            Throwable("java.lang.RuntimeException", "{}", ("my.Function.call", WRITER)),
+        ],
+        [Throwable(SPARK, STAGE_FAILED + "java.io.IOException: unknown kind {}\n\tat my.Function.call")],
+        [
+            Throwable(SPARK, "Failed to execute my function", (), "FAILED_EXECUTE_UDF"),
+            Throwable("java.io.FileNotFoundException", "{}", ("java.io.FileInputStream.open0", WRITER)),
+        ],
+    ],
+)
+def test_a_record_in_a_message_of_the_jvm_does_not_choose_its_class(chain: list[Throwable], value: str) -> None:
+    error = thrown(*(replace(one, message=one.message.replace("{}", value)) for one in chain))
+    with pytest.raises(Py4JJavaError) as caught, write_failures("lake"):
+        raise error
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("value", [*FORGED, "No space left on device", "FetchFailed"])
+def test_without_the_jvm_only_sparks_own_beginning_of_a_text_counts(value: str) -> None:
+    said = PySparkException(
+        f"{STAGE_FAILED}java.lang.RuntimeException: unknown kind {value}\n\tat my.Function.call"
+    )
+    with pytest.raises(PySparkException) as caught, write_failures("lake"):
+        raise said
+    assert caught.value is said
+
+
+def test_a_file_of_the_drivers_spark_that_is_gone_is_not_the_codes_failure(tmp_path: Path) -> None:
+    module: Any = ModuleType("pyspark.core.context")
+    exec("import tempfile\ndef serialize(folder):\n    tempfile.NamedTemporaryFile(dir=folder)\n", module.__dict__)
+    with pytest.raises(BatchError, match="storage") as caught, write_failures("lake"):
+        module.serialize(tmp_path / "gone")
+    assert class_of(caught.value) is ErrorClass.PLATFORM
+    with pytest.raises(FileNotFoundError), write_failures("lake"):
+        (tmp_path / "gone").read_text()

@@ -1,0 +1,140 @@
+"""What the JVM raised, as values: the class, the message and the place of every exception in a chain of causes.
+
+The text of an error may quote values of records, so a class of errors is never decided by searching it. What
+decides is the type of an exception, the condition that Spark names, the code that raised it, and the beginning of
+a message as far as Spark itself wrote it.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+MOST_CAUSES: Final = 10
+MOST_FRAMES: Final = 40
+
+# What Spark says when a process of its own ended, and took a task with it. Executors are lost to machines and to
+# limits of memory; a Python process that a record crashes looks the same, but is lost again at every attempt.
+_LOST: Final = (
+    r"(?:ExecutorLostFailure \("
+    r"|(?:org\.apache\.spark\.SparkException: )?Python worker (?:exited unexpectedly|failed to connect back)"
+    r"|FetchFailed\(|org\.apache\.spark\.shuffle\.\w*FetchFailedException\b"
+    r"|(?:ExecutorLostFailure )?Executor heartbeat timed out"
+    r"|Remote RPC client disassociated"
+    r"|(?:java\.lang\.|org\.apache\.spark\.memory\.)(?:Spark)?OutOfMemoryError\b"
+    # An exception that the JDK raised has a place in the JDK; one with a text of its own has another.
+    r"|(?:java\.io\.IOException: )?No space left on device(?!\n\s*at (?!java\.|sun\.|jdk\.))"
+    r"|SparkContext (?:was|has been) shut ?down)"
+)
+# What Spark writes before that. Nothing in here is as free as the message of an exception.
+_BEFORE: Final = (
+    r"(?:An error occurred while calling \S+\n: "
+    r"|(?:org\.apache\.spark\.)?SparkException: "
+    r"|java\.io\.IOException: "
+    r"|java\.util\.concurrent\.ExecutionException: "
+    r"|Exception thrown in awaitResult: "
+    r"|Job aborted due to stage failure: "
+    r"|Task \d+ in stage [\d.]+ failed \d+ times?, most recent failure: Lost task [\d.]+(?: in stage [\d.]+)?"
+    r" \(TID \d+\)(?: \([^()\n]*\))?: "
+    r"|\w+Stage \d+ \([^()\n]*\) has failed the maximum allowable number of times: \d+\. "
+    r"Most recent failure reason:\s+"
+    r"|Job \d+ cancelled because "
+    r"|\[(?:TASK_WRITE_FAILED|WRITING_JOB_ABORTED)\] [^\n'\"]*(?:\n\s+at [^\n]*)*\nCaused by: )"
+)
+# The frozen blocks went away with their executor; Spark does not read the stream again, it fails.
+_LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
+_LOST_PROCESS_TEXT: Final = re.compile(rf"\s*{_BEFORE}*{_LOST}")
+_LOST_BLOCK_TEXT: Final = re.compile(rf"\s*{_BEFORE}*\[{_LOST_BLOCK}\]")
+
+# What Spark wraps around the failure of a task, before it names the condition of that failure.
+_WRAPPERS: Final = frozenset({"TASK_WRITE_FAILED", "WRITING_JOB_ABORTED"})
+_OF_THE_JVM: Final = ("java.", "javax.", "jdk.", "sun.", "scala.")
+# Where Spark keeps and moves what belongs to itself. Files that a query reads and writes are elsewhere.
+_STORAGE: Final = re.compile(
+    r"org\.apache\.spark\.(?:storage|shuffle|broadcast|network|memory|unsafe|io|rpc|scheduler|executor"
+    r"|util\.collection|util\.(?:Spark)?(?:File)?Utils|api\.python|security|serializer)\b"
+)
+_INPUT_OUTPUT: Final = re.compile(
+    r"java\.nio\.(?:file|channels)\.\w+|java\.io\.\w*(?:Exception|Error)|java\.net\.\w+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Throwable:
+    kind: str
+    """The full name of its class."""
+
+    message: str
+    frames: tuple[str, ...] = ()
+    """Class and method of each, the innermost first."""
+
+    condition: str | None = None
+    """The condition that Spark names for it."""
+
+    @property
+    def is_of_sparks_storage(self) -> bool:
+        """Whether reading or writing failed that Spark does for itself, as in `spark.local.dir`. The consumer's
+        code may have the same frames below it, so the innermost frame outside of the JVM decides."""
+        place = next((frame for frame in self.frames if not frame.startswith(_OF_THE_JVM)), "")
+        return _INPUT_OUTPUT.fullmatch(self.kind) is not None and _STORAGE.match(place) is not None
+
+    @property
+    def is_a_lost_process(self) -> bool:
+        if self.kind.rpartition(".")[2] in {"OutOfMemoryError", "SparkOutOfMemoryError", "FetchFailedException"}:
+            return True
+        if self.kind == "org.apache.spark.SparkException":
+            return says_a_lost_process(self.message)
+        is_of_the_jdk = bool(self.frames) and self.frames[0].startswith(("java.", "sun.", "jdk."))
+        return is_of_the_jdk and self.kind == "java.io.IOException" and self.message == "No space left on device"
+
+    @property
+    def is_a_lost_block(self) -> bool:
+        is_said = self.kind == "org.apache.spark.SparkException" and says_a_lost_block(self.message)
+        return self.condition == _LOST_BLOCK or is_said
+
+    @property
+    def is_of_the_query(self) -> bool:
+        """Whether Spark or Python told that the query itself failed; what caused that is the consumer's."""
+        is_told = self.condition is not None and self.condition not in {*_WRAPPERS, _LOST_BLOCK}
+        return is_told or self.kind == "org.apache.spark.api.python.PythonException"
+
+
+def says_a_lost_process(text: str) -> bool:
+    """Whether Spark's own beginning of an error's text says so."""
+    return _LOST_PROCESS_TEXT.match(text) is not None
+
+
+def says_a_lost_block(text: str) -> bool:
+    """Whether Spark's own beginning of an error's text says that a frozen block is gone."""
+    return _LOST_BLOCK_TEXT.match(text) is not None
+
+
+def reasons(chain: Sequence[Throwable]) -> Iterator[Throwable]:
+    """Those of a chain, the outermost first, through which Spark tells why a task failed."""
+    for one in chain:
+        if one.is_of_the_query and not one.is_a_lost_process:
+            return
+        yield one
+
+
+def chain_of(error: BaseException) -> list[Throwable]:
+    """The exceptions behind an error of PySpark, the outermost first. Empty where the JVM is gone or far away."""
+    thrown: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    found: list[Throwable] = []
+    with suppress(Exception):
+        while thrown is not None and len(found) < MOST_CAUSES:
+            found.append(_throwable(thrown))
+            thrown = thrown.getCause()
+    return found
+
+
+def _throwable(thrown: Any) -> Throwable:
+    condition = None
+    for name in ("getCondition", "getErrorClass"):  # only a SparkThrowable has one, of which Spark 3 has the second
+        with suppress(Exception):
+            condition = condition or str(getattr(thrown, name)() or "") or None
+    frames = tuple(
+        f"{frame.getClassName()}.{frame.getMethodName()}" for frame in list(thrown.getStackTrace())[:MOST_FRAMES]
+    )
+    return Throwable(str(thrown.getClass().getName()), str(thrown.getMessage() or ""), frames, condition)
