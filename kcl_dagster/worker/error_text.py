@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import kcl_dagster
+from kcl_dagster import errors
 from kcl_dagster.errors import KclError
 from kcl_dagster.worker.seating import ProcessorFailed
 
@@ -175,7 +176,7 @@ def _unless_code(source: str) -> Callable[[re.Match[str]], str]:
 
 def _parts(error: BaseException) -> tuple[str, str, Sequence[Place]]:
     if isinstance(error, ProcessorFailed):
-        return error.kind, redacted(error.text), []
+        return _foreign(error.kind), redacted(error.text), []
     text = text_of(error)
     if _REMOTE in text and not isinstance(error, KclError):
         return _remote(text)
@@ -184,9 +185,21 @@ def _parts(error: BaseException) -> tuple[str, str, Sequence[Place]]:
     chosen = _chosen(frames) or _from_the_transform(frames)
     if isinstance(error, KclError):
         # Our own texts name shards and tables, and were redacted where they were made of foreign ones.
-        return type(error).__name__, text[:LONGEST_MESSAGE], chosen
+        return _ours(type(error)), text[:LONGEST_MESSAGE], chosen
     places = [*chosen, *_query_places(error)][-MOST_FRAMES:]
-    return type(error).__name__, redacted(_first_lines(text), "\n".join(f.source for f in places)), places
+    return _foreign(type(error).__name__), redacted(_first_lines(text), "\n".join(f.source for f in places)), places
+
+
+def _foreign(kind: str) -> str:
+    """The name of a class that is not ours. Where one of ours has the same name, the text says whose it is: the
+    leader takes the class of an error from the text in a worker's row."""
+    mine = getattr(errors, kind, None)
+    return f"consumer's {kind}" if isinstance(mine, type) and issubclass(mine, KclError) else kind
+
+
+def _ours(kind: type[KclError]) -> str:
+    """The name in `kcl_dagster.errors`, of which some are finer within the package."""
+    return next(base.__name__ for base in kind.__mro__ if base.__module__ == errors.__name__)
 
 
 def _frames_of(error: BaseException) -> Iterator[Frame]:
@@ -221,7 +234,7 @@ def _remote(text: str) -> tuple[str, str, list[Frame]]:
     message = "\n".join([message, *(line for line in rest[1:] if not line.lstrip().startswith("at "))])
     # What Spark's Python worker calls is the consumer's function, also where it is installed as a package.
     chosen = _chosen(frames) or _of_one_package([frame for frame in frames if frame.may_be_of_the_consumer])
-    return kind.strip() or "Error", redacted(message.strip(), "\n".join(f.source for f in chosen)), chosen
+    return _foreign(kind.strip() or "Error"), redacted(message.strip(), "\n".join(f.source for f in chosen)), chosen
 
 
 def _chosen(frames: Sequence[Frame]) -> list[Frame]:

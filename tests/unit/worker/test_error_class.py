@@ -3,7 +3,8 @@
 import pytest
 
 from kcl_dagster import errors
-from kcl_dagster.worker.error_class import ErrorClass, class_of, depends_on_records
+from kcl_dagster.worker.error_class import ErrorClass, class_of, depends_on_records, is_of_code
+from kcl_dagster.worker.error_text import brief
 from kcl_dagster.worker.seating import ProcessorFailed, SeatLost
 
 CASES: list[tuple[BaseException, ErrorClass, bool]] = [
@@ -33,3 +34,24 @@ CASES: list[tuple[BaseException, ErrorClass, bool]] = [
 def test_the_class_of_an_error(error: BaseException, expected: ErrorClass, by_records: bool) -> None:
     assert class_of(error) is expected
     assert depends_on_records(error) is by_records
+
+
+def foreign(name: str) -> Exception:
+    """An error of the consumer's code, of a class of this name."""
+    error: Exception = type(name, (Exception,), {})("x")
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(error for error, _, _ in CASES),
+        *map(foreign, ("AccessDenied", "Throttled", "SinkError", "KclError", "RecordRefused")),
+        ProcessorFailed("AccessDenied", "x"),
+        Exception('Traceback (most recent call last):\n  File "my.py", line 1, in f\nThrottled: x'),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_the_text_in_a_workers_row_has_the_class_of_the_error(error: BaseException) -> None:
+    expected = class_of(error) in {ErrorClass.RECORD, ErrorClass.CODE}
+    assert is_of_code(brief(error)) is expected
