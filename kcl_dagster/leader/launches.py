@@ -1,12 +1,13 @@
 """When a slot whose runs keep ending may be launched again."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from kcl_dagster.leader.runs import SlotRun
 
-# A run that ended this soon did no work: it failed at start, or was cancelled.
+# A run that ended this soon did no work: it failed at start, or was cancelled. Neither did one whose worker never
+# could read, however long that took.
 SHORT_SECONDS: Final = 60.0
 FIRST_PAUSE: Final = 10.0  # doubled with every further short run
 LONGEST_PAUSE: Final = 300.0
@@ -15,6 +16,9 @@ LONGEST_PAUSE: Final = 300.0
 @dataclass(slots=True)
 class _Slot:
     run: SlotRun | None = None
+    was_up: bool = False
+    """Whether its worker could read, as far as that is known."""
+
     seen_at: float = 0.0
     short_runs: int = 0
     ended_at: float = 0.0
@@ -30,14 +34,20 @@ class LaunchBook:
     lifetime: float
     _slots: dict[str, _Slot] = field(default_factory=dict)
 
-    def see(self, runs: Mapping[str, SlotRun], now: float, moment: float) -> None:
-        """The active runs of one tick; `now` in epoch seconds."""
+    def see(
+        self, runs: Mapping[str, SlotRun], now: float, moment: float, up: Collection[str | None] | None = None
+    ) -> None:
+        """The active runs of one tick; `now` in epoch seconds. `up`: the runs whose workers can read; None: that is
+        not known, and does not count against a run."""
         for slot, run in runs.items():
             known = self._slots.setdefault(slot, _Slot())
             if known.run is not None and known.run.run_id != run.run_id:
                 self._ended(known, known.run, now, moment)
             if known.run is None or known.run.run_id != run.run_id:
                 known.seen_at = moment
+                # What an older run has done is not known.
+                known.was_up = now - run.started_at > SHORT_SECONDS
+            known.was_up = known.was_up or up is None or run.run_id in up
             known.run = run
         for slot, known in self._slots.items():
             if slot not in runs and known.run is not None:
@@ -59,5 +69,6 @@ class LaunchBook:
     def _ended(self, known: _Slot, run: SlotRun, now: float, moment: float) -> None:
         lasted = max(now - run.started_at, moment - known.seen_at)
         is_short = lasted < min(SHORT_SECONDS, self.lifetime / 2)
-        known.short_runs = known.short_runs + 1 if is_short else 0
+        has_failed = not known.was_up and run.status != "queued" and lasted < self.lifetime
+        known.short_runs = known.short_runs + 1 if is_short or has_failed else 0
         known.ended_at = moment

@@ -34,6 +34,13 @@ class Sight:
     def unfinished(self) -> list[Lease]:
         return [lease for lease in self.leases if not lease.is_finished]
 
+    def reading(self, paused: Collection[LeaseKey] = ()) -> list[WorkerSight]:
+        """Workers that read one of their leases, or that could, because no lease waits for a worker."""
+        leases = [lease for lease in self.unfinished if lease.key not in paused]
+        waiting = {lease.key for lease in leases} & (self.unserved.keys() | self.unbegun)
+        begun = {lease.actual_owner for lease in leases if lease.key not in waiting}
+        return [seen for seen in self.workers if seen.alive and seen.ready and (not waiting or seen.id in begun)]
+
     def with_created(self, created: Sequence[Lease]) -> "Sight":
         """After a sync: leases that did not exist when the tables were read."""
         if not created:

@@ -25,6 +25,7 @@ from kcl_dagster.leader.moving import MoveOutcome, decide
 from kcl_dagster.leader.observation import Observer, Sight
 from kcl_dagster.leader.report import Launch, StageOutcome, TickReport
 from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.start_watch import START_SECONDS
 from kcl_dagster.leader.syncing import SyncOutcome
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
@@ -91,7 +92,7 @@ class Tick:
             self._stage("clean", self._clean)
             self._stage("report", self._save)
             self._count_failures()
-            self._watch_queue()
+            self._watch_starts()
         return self._report()
 
     def _stage(self, name: str, work: Callable[[], str | None]) -> bool:
@@ -137,9 +138,9 @@ class Tick:
             raise KclError(
                 f"it could not do its work and leaves the lead to others for {failures.waits(now):.0f} s"
             )
-        rest = self.leader.queue.waits(now, self.runs.slots)
+        rest = self.leader.starts.waits(now)
         if rest > 0:
-            raise KclError(f"its runs do not start, and it leaves the lead to others for {rest:.0f} s")
+            raise KclError(f"none of its workers comes to read, and it leaves the lead to others for {rest:.0f} s")
         if failures.cannot_read:
             twice(self.leader.tables.leases.scan)
             failures.cannot_read = False
@@ -238,7 +239,8 @@ class Tick:
         moment = clock.monotonic()
         standing.observe(TARGET, str(plan.target), moment, moment)
         if not self.dry:
-            self.leader.launches.see(self.runs.slots, clock.now(), moment)
+            up = {seen.row.run_id for seen in sight.workers if seen.alive and seen.ready} if sight else None
+            self.leader.launches.see(self.runs.slots, clock.now(), moment, up)
         if sight is not None:
             self._see_silent(plan, moment)
         for slot, because in plan.launch.items():
@@ -287,7 +289,10 @@ class Tick:
         pause = self.leader.launches.pause(slot, clock.monotonic())
         if pause > 0:
             ended = self.leader.launches.short_runs(slot)
-            self.notes.append(f"{slot} ended early {ended} times in a row; it is launched again in {pause:.0f} s")
+            self.notes.append(
+                f"{slot} ended early, or before it could read, {ended} times in a row; "
+                f"it is launched again in {pause:.0f} s"
+            )
             return
         known = self.memory.generations.get(slot)
         waited = standing.stood_for(LAUNCH + slot, str(known.number)) if known is not None else 0.0
@@ -391,20 +396,26 @@ class Tick:
             self.leader.failures.give_up(now, cannot_read=self.cannot_read)
             self._stage("resign", self._resign)
 
-    def _watch_queue(self) -> None:
-        """A leader whose runs do not start lets another deployment launch workers."""
+    def _watch_starts(self) -> None:
+        """A leader none of whose runs comes to read lets another deployment launch workers."""
         plan, sight, runs = self.fleet, self.sight, self.runs
         if not self.leading or sight is None or runs.unknown or not runs.launches:
             return
-        alive = {seen.row.run_id for seen in sight.workers if seen.alive}
-        silent = plan.silent if plan is not None else {}
-        moves = any(
-            run.run_id in alive or (run.status != "queued" and slot not in silent)
+        reading = [seen.row for seen in sight.reading(self.leader.control.leases)]
+        ours = {run.run_id for run in runs.slots.values()}
+        served = {row.slot for row in reading}
+        wanted = set(runs.slots) - served - self.leader.control.slots
+        is_short = plan is not None and plan.target > 0 and bool(plan.launch or wanted - set(plan.cancel))
+        now = self.leader.runtime.clock.now()
+        starting = [
+            run.run_id
             for slot, run in runs.slots.items()
-        )
-        is_short = plan is not None and bool(plan.launch or set(runs.slots) - set(plan.cancel) - set(silent))
-        if self.leader.queue.see(self.leader.runtime.clock.monotonic(), is_short=is_short, moves=moves):
-            self.notes.append("no run of this deployment has started for minutes: another deployment may lead")
+            if slot in wanted and run.status in {"starting", "running"} and now - run.started_at <= START_SECONDS
+        ]
+        reads = any(row.run_id in ours for row in reading)
+        moment = self.leader.runtime.clock.monotonic()
+        if self.leader.starts.see(moment, is_short=is_short, reads=reads, starting=starting):
+            self.notes.append("no worker of this deployment has read for minutes: another deployment may lead")
             self._stage("resign", self._resign)
 
     def _resign(self) -> None:

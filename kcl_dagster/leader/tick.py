@@ -15,10 +15,10 @@ from kcl_dagster.leader.launches import LaunchBook
 from kcl_dagster.leader.memory import Memory
 from kcl_dagster.leader.moving import Mover
 from kcl_dagster.leader.observation import Observer
-from kcl_dagster.leader.queue_watch import QueueWatch
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.stages import Tick
+from kcl_dagster.leader.start_watch import StartWatch
 from kcl_dagster.leader.streams import Streams
 from kcl_dagster.leader.syncing import Syncer
 from kcl_dagster.model.standing import Standing
@@ -104,7 +104,7 @@ class Leader:
         self.former = FormerStreams(tables.leases, tables.starts, streams, runtime.clock)
         self.launches = LaunchBook(application.fleet.lifetime)
         self.failures = FailureCount()
-        self.queue = QueueWatch(application.timings.tick_interval)
+        self.starts = StartWatch(application.timings.tick_interval)
         self.policy = policies.configured(application, runtime.random)
         self.balances_every = policies.balances_every(application)
         self.balanced_at: float | None = None
@@ -127,7 +127,7 @@ class Leader:
     def resign(self) -> None:
         """Let another leader take over at once. Raises a ServiceError."""
         self.tables.lock.release()
-        self._remembers = False
+        self.forget_leadership()
 
     def remember(self) -> None:
         """Learn what earlier leaders observed. Once a process, and again when leadership comes back."""
@@ -138,8 +138,9 @@ class Leader:
             self._remembers = True
 
     def forget_leadership(self) -> None:
-        """Another one leads; what it writes down meanwhile will be worth reading."""
+        """Another leader may lead; what it writes down meanwhile will be worth reading."""
         self._remembers = False
+        self.starts.forget()
 
     def _alone(self, run: Callable[[], TickReport]) -> TickReport:
         now = self.runtime.clock.monotonic()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from kcl_dagster.tables.lock import STANDBY
+from kcl_dagster.tables.lock import LONGEST_DURATION, STANDBY
 from kcl_dagster.testing.dynamodb.values import Item
 from kcl_dagster.testing.simulation.kernel import Process
 from kcl_dagster.testing.simulation.properties import Violations
@@ -182,7 +182,8 @@ class Ledger:
 
     def lock_changed(self, old: Item | None, new: Item | None, actor: Process | None) -> None:
         """The leader lock. Only its owner deletes it. It is taken from another leader only when its version stood
-        for as long as the row says, or from a standby, which gives way to every leader that is none."""
+        for as long as the row says, of which an hour is believed at most, or from a standby, which gives way to every
+        leader that is none."""
         changed, self._lock_changed = self._lock_changed, self.now()
         if old is None or "isReleased" in old:
             return
@@ -196,8 +197,9 @@ class Ledger:
         former, leader = (item["ownerName"]["S"] for item in (old, new))
         if former == leader or (former.startswith(STANDBY) and not leader.startswith(STANDBY)):
             return
-        stood, duration = self.now() - changed, int(old["leaseDuration"]["S"]) / 1000
-        if stood < duration:
+        stood = self.now() - changed
+        said, own = (int(item["leaseDuration"]["S"]) / 1000 for item in (old, new))
+        if stood < min(said, max(LONGEST_DURATION, own)):
             self.violations.add(
                 "S8", f"{_named(actor)} took the leader lock from {former} after it stood for {stood:.3f} s"
             )

@@ -1,15 +1,15 @@
 """Runs are launched, scaled, replaced and left alone."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 
 from kcl_dagster.application import Application, FleetSettings
 from kcl_dagster.leader.fleet import ABANDONED_SECONDS
-from kcl_dagster.leader.queue_watch import STUCK_SECONDS, QueueWatch
 from kcl_dagster.leader.runs import LoadedCode, RunView, SlotRun
+from kcl_dagster.leader.start_watch import START_SECONDS, STUCK_SECONDS, StartWatch
 from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.worker import WorkerState
 from kcl_dagster.tables.control import Control
 from tests.integration.leader.town import TICK, Town, shard_id
 
@@ -354,7 +354,7 @@ def test_a_leader_that_was_away_gives_nothing_to_a_worker_that_died_meanwhile() 
     assert given == []
 
 
-# --- a run queue that does not move ---
+# --- runs that never come to read ---
 
 
 def test_a_leader_whose_queue_does_not_move_lets_a_deployment_lead_whose_queue_does() -> None:
@@ -408,33 +408,83 @@ def test_without_another_deployment_a_leader_with_a_stuck_queue_leads_on_and_lau
     assert len(worker.shards()) == 4
 
 
-def test_a_leader_that_has_given_up_leads_again_at_once_when_its_queue_moves() -> None:
-    watch = QueueWatch(tick_interval=5.0)
-    queued = {"worker-000": SlotRun("run-1", WorkerId("worker-000:run-1"), "queued", 0.0)}
-    assert not watch.see(0.0, is_short=True, moves=False)
-    assert not watch.see(STUCK_SECONDS - 1, is_short=True, moves=False)
-    assert watch.see(STUCK_SECONDS, is_short=True, moves=False)
-    now = STUCK_SECONDS + 5
-    assert watch.waits(now, queued) == 25.0
-    assert watch.waits(now, {"worker-000": replace(queued["worker-000"], status="starting")}) == 0.0
-    assert watch.waits(now, queued) == 0.0
+@pytest.mark.parametrize("lasts", [10.0, 70.0, 200.0])
+def test_a_leader_whose_runs_end_before_they_read_lets_a_healthy_deployment_lead(lasts: float) -> None:
+    town, runs = town_of(shards=4), dict[str, SlotRun]()
+    broken = town.open_leader("deployment-whose-runs-fail")
+    leads: list[str | None] = []
+    launched = 0
+    for _ in range(240):
+        town.clock.advance(TICK)
+        for worker in town.workers.values():
+            worker.step()
+        report = broken.tick(RunView(dict(runs), lambda _: ()))
+        runs = {slot: run for slot, run in runs.items() if town.clock.now() - run.started_at < lasts}
+        for launch in report.launches:
+            if launch.slot not in runs:
+                launched += 1
+                name = WorkerId(f"{launch.slot}:{launched}")
+                runs[launch.slot] = SlotRun(f"run-{launched}", name, "starting", town.clock.now())
+        town.obey(town.tick())
+        leads.append(report.leader if report.leading else town.reports[-1].leader)
+    assert leads[0] == "deployment-whose-runs-fail"
+    assert set(leads[round(STUCK_SECONDS / TICK) + 12 :]) == {"the-leader"}
+    [worker] = town.workers.values()
+    assert len(worker.shards()) == 4
+    assert 1 <= launched < 10
+
+
+def test_a_worker_that_takes_minutes_to_start_is_waited_for() -> None:
+    town = town_of(shards=4)
+    [launch] = town.step().launches
+    worker = town.start(launch.slot)
+    worker.heartbeat.state = WorkerState.STARTING
+    town.step(round(500 / TICK))
+    worker.heartbeat.state = WorkerState.RUNNING
+    town.step(3)
+    assert all(report.leading for report in town.reports)
+    assert len(worker.shards()) == 4
+
+
+def test_the_first_runs_are_waited_for_and_no_later_ones() -> None:
+    watch = StartWatch(tick_interval=5.0)
+    assert not watch.see(0.0, is_short=True, reads=False, starting=["run-1"])
+    assert not watch.see(STUCK_SECONDS + 1, is_short=True, reads=False, starting=["run-1"])
+    assert watch.see(STUCK_SECONDS + 2, is_short=True, reads=False, starting=["run-2"]), "run-1 has ended"
+    assert watch.waits(STUCK_SECONDS + 5) == 27.0
+    assert watch.waits(STUCK_SECONDS + 32) == 0.0
+
+
+def test_a_run_that_starts_for_too_long_is_not_waited_for() -> None:
+    town = town_of(shards=4)
+    [launch] = town.step().launches
+    town.start(launch.slot).heartbeat.state = WorkerState.STARTING
+    took = town.until(lambda report: not report.leading, within=START_SECONDS + 60)
+    assert took == pytest.approx(START_SECONDS, abs=3 * TICK)
+
+
+def test_what_was_seen_before_another_deployment_led_does_not_count() -> None:
+    watch = StartWatch(tick_interval=5.0)
+    assert not watch.see(0.0, is_short=True, reads=False)
+    watch.forget()
+    assert not watch.see(STUCK_SECONDS, is_short=True, reads=False)
 
 
 def test_a_leader_with_a_stuck_queue_gives_up_more_and_more_seldom() -> None:
-    watch, moments = QueueWatch(tick_interval=5.0), list[float]()
+    watch, moments = StartWatch(tick_interval=5.0), list[float]()
     for second in range(30_000):
         now = float(second)
-        if not watch.waits(now, {}) and watch.see(now, is_short=True, moves=False):
+        if not watch.waits(now) and watch.see(now, is_short=True, reads=False):
             moments.append(now)
     gaps = [later - earlier for earlier, later in itertools.pairwise(moments)]
     assert gaps[:4] == [510.0, 990.0, 1950.0, 3630.0]
     assert set(gaps[4:]) == {3630.0}
-    assert not watch.see(40_000.0, is_short=True, moves=True)
+    assert not watch.see(40_000.0, is_short=True, reads=True)
     assert watch.given_up == 0
 
 
 def test_a_fleet_that_has_its_workers_or_is_paused_is_not_stuck() -> None:
-    watch = QueueWatch(tick_interval=5.0)
-    assert not watch.see(0.0, is_short=True, moves=False)
-    assert not watch.see(STUCK_SECONDS / 2, is_short=False, moves=False)
-    assert not watch.see(STUCK_SECONDS + 1, is_short=True, moves=False)
+    watch = StartWatch(tick_interval=5.0)
+    assert not watch.see(0.0, is_short=True, reads=False)
+    assert not watch.see(STUCK_SECONDS / 2, is_short=False, reads=False)
+    assert not watch.see(STUCK_SECONDS + 1, is_short=True, reads=False)

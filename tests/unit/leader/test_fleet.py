@@ -376,6 +376,27 @@ def test_a_run_that_worked_for_a_while_is_followed_at_once() -> None:
     assert book.pause("worker-000", NOW + 1000.0) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("status", "comes_up", "pause"), [("running", False, 10.0), ("running", True, 0.0), ("queued", False, 0.0)]
+)
+def test_a_run_that_never_could_read_did_no_work_however_long_it_took(
+    status: RunStatus, comes_up: bool, pause: float
+) -> None:
+    book = LaunchBook(lifetime=3600.0)
+    run = SlotRun("r0", WorkerId("w"), status, NOW)
+    book.see({"worker-000": run}, NOW, NOW, ())
+    book.see({"worker-000": run}, NOW + 90.0, NOW + 90.0, {"r0"} if comes_up else ())
+    book.see({}, NOW + 100.0, NOW + 100.0, ())
+    assert book.pause("worker-000", NOW + 100.0) == pause
+
+
+def test_what_a_run_did_before_this_leader_saw_it_does_not_count_against_it() -> None:
+    book = LaunchBook(lifetime=3600.0)
+    book.see({"worker-000": SlotRun("r0", WorkerId("w"), "running", NOW - 600.0)}, NOW, NOW, ())
+    book.see({}, NOW + 5.0, NOW + 5.0, ())
+    assert book.pause("worker-000", NOW + 5.0) == 0.0
+
+
 def test_short_lifetimes_are_no_failures() -> None:
     book = LaunchBook(lifetime=20.0)
     book.see({"worker-000": SlotRun("r0", WorkerId("w"), "running", NOW)}, NOW, NOW)

@@ -150,11 +150,18 @@ def lock(owner: str, version: str, **more: dict[str, str]) -> Item:
     }
 
 
+LONG_DURATION: Item = {"leaseDuration": {"S": "7200000"}}
+LONG_LOCK = lock("x", "1") | LONG_DURATION
+
+
 @pytest.mark.parametrize(
     ("old", "new", "after", "names"),
     [
         pytest.param(lock("x", "1"), lock("y", "2"), 19.9, ["S8"], id="too early"),
         pytest.param(lock("x", "1"), lock("y", "2"), 20.0, [], id="in time"),
+        pytest.param(LONG_LOCK, lock("y", "2"), 3599.0, ["S8"], id="too early for an hour"),
+        pytest.param(LONG_LOCK, lock("y", "2"), 3600.0, [], id="more than an hour is not believed"),
+        pytest.param(LONG_LOCK, lock("y", "2") | LONG_DURATION, 3600.0, ["S8"], id="its own is longer"),
         pytest.param(lock("x", "1"), lock("x", "2"), 0.0, [], id="a heartbeat"),
         pytest.param(lock("x", "1", isReleased={"S": "1"}), lock("y", "2"), 0.0, [], id="released"),
         pytest.param(lock("standby:x", "1"), lock("y", "2"), 0.0, [], id="from a standby"),
