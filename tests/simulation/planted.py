@@ -67,6 +67,7 @@ _STAGES: Final = "kcl_dagster.leader.stages"
 _DELIVERY: Final = "kcl_dagster.worker.delivery"
 _LATEST: Final = "kcl_dagster.worker.latest"
 _WRITING: Final = "kcl_dagster.spark.sinks.writing"
+_SPLIT: Final = "kcl_dagster.spark.sinks.split"
 _LAYOUT: Final = "kcl_dagster.spark.sinks.layout"
 _COORDINATION: Final = "kcl_dagster.tables.coordination"
 
@@ -440,6 +441,19 @@ MUTANTS: Final = (
         _LAYOUT,
         "    if text == NULL_PARTITION:\n        return",
         '    if text == "":\n        return',
+    ),
+    Mutant(
+        "a batch that is repeated is not marked as one",
+        _PROTOCOL,
+        "is_repeated=this.is_pinned,",
+        "is_repeated=False,",
+    ),
+    Mutant(
+        "a row whose partition value is null is dropped",
+        _SPLIT,
+        '        for code in np.argsort(firsts, kind="stable")\n',
+        '        for code in np.argsort(firsts, kind="stable")\n'
+        "        if None not in _key(keys, int(firsts[code]))\n",
     ),
     Mutant(
         "events are written on the thread on which they happen",

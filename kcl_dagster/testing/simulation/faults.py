@@ -63,6 +63,7 @@ class FaultKind(StrEnum):
     # user code
     CODE_HANGS = "code hangs"  # on the batch thread of one worker, whose other threads go on
     CODE_FAILS = "code fails"
+    DEPLOYED = "deployed"  # another version of it; no worker of the former one is left
     # operators
     TABLE_LOST = "table lost"  # the lease table is made anew, beside the lake as it is
     FLEET_DRAINED = "fleet drained"  # all workers are asked to leave at once

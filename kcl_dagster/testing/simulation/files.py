@@ -1,6 +1,7 @@
 """The files of a part, as the file sinks lay them out: one for each partition value, named by the package.
 
-Each record gets a value that producers really send and that folders and comparisons treat badly.
+From each record, the consumer's code derives a value that producers really send and that folders and comparisons
+treat badly, and the version of the schema that its producer used.
 """
 
 from collections.abc import Sequence
@@ -10,38 +11,56 @@ from zlib import crc32
 
 import pyarrow as pa
 
+from kcl_dagster.errors import RecordRefused
 from kcl_dagster.spark.sinks.layout import Folders
 from kcl_dagster.spark.sinks.split import split
 from kcl_dagster.spark.sinks.writing import file_stem
+from kcl_dagster.spark.storage import LONGEST_NAME
 from kcl_dagster.testing.engine import Row
+from kcl_dagster.testing.simulation.consumer import FIRST_VERSION, KIND, SCHEMA, CodeVersion
 from kcl_dagster.worker.batch import Part
 
 NOT_A_NUMBER: Final = float("nan")
-TEXTS: Final = (None, "", "a", "__HIVE_DEFAULT_PARTITION__", "%5F_HIVE_DEFAULT_PARTITION__", "a/b", "a=b", "A")
-FLOATS: Final = (None, NOT_A_NUMBER, 0.0, -0.0, 1.5, float("inf"), NOT_A_NUMBER, 1e300)
+LONG: Final = "x" * 200
+TEXTS: Final = (None, "", "a", "__HIVE_DEFAULT_PARTITION__", "%5F_HIVE_DEFAULT_PARTITION__", "a/b=c", LONG, "A")
+# Of NaN there are many, which differ in their bits.
+FLOATS: Final = (None, NOT_A_NUMBER, 0.0, -0.0, 1.5, float("inf"), -NOT_A_NUMBER, 1e300)
 KINDS: Final[tuple[tuple[Sequence[Any], pa.DataType], ...]] = ((TEXTS, pa.string()), (FLOATS, pa.float64()))
-COLUMN: Final = "kind"
+SCHEMAS: Final = 2
 ROW: Final = "row"
-LAYOUT: Final = Folders((COLUMN,))
+
+Files = list[tuple[str, tuple[Row, ...]]]
 
 
-def files_of(part: Part, rows: Sequence[Row]) -> list[tuple[str, tuple[Row, ...]]]:
-    """Path and rows of each file, in the order in which they are written."""
+def files_of(part: Part, rows: Sequence[Row], code: CodeVersion = FIRST_VERSION) -> Files:
+    """Path and rows of each file, in the order in which they are written. Raises RecordRefused for a value that no
+    folder can be named by."""
     name = file_stem(part)
     if not rows:
         return [(name, ())]
     hashes = [crc32(row.data) for row in rows]
     kind = hashes[0] // len(TEXTS) % len(KINDS)
-    groups = _grouped(kind, tuple(number % len(TEXTS) for number in hashes))
-    return [(f"{folder}/{name}", tuple(rows[at] for at in places)) for folder, places in groups]
+    cases = len(TEXTS) * (SCHEMAS if SCHEMA in code.partition_by else 1)
+    chosen = tuple(number % cases for number in hashes)
+    groups = _grouped(kind, chosen, code.partition_by, code.shift % len(TEXTS), code.has_long_values)
+    return [(f"{folder}/{name}" if folder else name, tuple(rows[at] for at in places)) for folder, places in groups]
 
 
 @lru_cache(maxsize=65536)
-def _grouped(kind: int, chosen: tuple[int, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _grouped(
+    kind: int, chosen: tuple[int, ...], partition_by: tuple[str, ...], shift: int, has_long_values: bool
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Folder and places of the rows of each file, as the package divides rows with these values. Most parts have
     few rows, so the same values come again and again."""
     values, type_ = KINDS[kind]
-    column = pa.array([values[number] for number in chosen], type_)
-    batch = pa.RecordBatch.from_arrays([column, pa.array(range(len(chosen)))], [COLUMN, ROW])
-    groups = split(batch, LAYOUT.keys(batch))
-    return tuple((LAYOUT.folder(group.key), tuple(group.rows.column(ROW).to_pylist())) for group in groups)
+    if has_long_values:
+        values = [value * 2 if value is LONG else value for value in values]
+    kinds = pa.array([values[(number + shift) % len(values)] for number in chosen], type_)
+    schemas = pa.array([f"v{number // len(TEXTS)}" for number in chosen])
+    batch = pa.RecordBatch.from_arrays([kinds, schemas, pa.array(range(len(chosen)))], [KIND, SCHEMA, ROW])
+    layout = Folders(partition_by)
+    groups = split(batch, layout.keys(batch))
+    found = tuple((layout.folder(group.key), tuple(group.rows.column(ROW).to_pylist())) for group in groups)
+    if any(len(level) > LONGEST_NAME for folder, _ in found for level in folder.split("/")):
+        raise RecordRefused(f"a value of the partition columns would need a name of more than {LONGEST_NAME} bytes")
+    return found

@@ -13,6 +13,7 @@ from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.testing.dynamodb.table import Key, Table
 from kcl_dagster.testing.dynamodb.values import Item
 from kcl_dagster.testing.simulation import epilogue, liveness
+from kcl_dagster.testing.simulation.consumer import FIRST_VERSION, CodeVersion
 from kcl_dagster.testing.simulation.dagster import Orchestrator, Run
 from kcl_dagster.testing.simulation.hands import Hands
 from kcl_dagster.testing.simulation.java.fleet import JavaFleet
@@ -115,6 +116,9 @@ class Simulation:
     epilogue_begins: bool = False
     memories: list[Item] = field(default_factory=list)
     restarts: int = 0
+    code: CodeVersion = FIRST_VERSION
+    """What a worker has that starts now."""
+
     _rows: dict[str, LeaseRow] = field(default_factory=dict)
     """Every lease that ever was, as it was created."""
 
@@ -298,6 +302,7 @@ class Simulation:
                 self.weather.sink,
                 self.random(f"{run.worker} sink").random,
                 lambda part: self.ledger.writes_sink(process, run.worker, part.lease),
+                self.code,
             ),
             random,
             NAP_SECONDS * self.scenario.stretch,
@@ -473,6 +478,7 @@ class Simulation:
         kernel.note("calm", "the faults stop")
         self.reading.begin()
         self.weather.clear()
+        self.hands.mend_code()
         for process in self.processes():
             process.resume()
         for deployment, orchestrator in enumerate(self.orchestrators):

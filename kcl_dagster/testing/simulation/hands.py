@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.testing.dynamodb.values import Item
+from kcl_dagster.testing.simulation.consumer import Change
 from kcl_dagster.testing.simulation.faults import FaultKind
 from kcl_dagster.testing.simulation.kernel import Process
 from kcl_dagster.testing.simulation.ledger import OURS
@@ -109,6 +110,27 @@ class Hands:
         else:
             storage.raises = True
         kernel.call_at(kernel.now + seconds, storage.mend)
+
+    def deploy(self, number: int, grace: float) -> None:
+        """Another version of the consumer's code. Workers of the former version are asked to stop, and those that
+        are left after `grace` seconds are killed, before a worker with the new version can start."""
+        this = self._simulation
+        change = list(Change)[number % len(Change)]
+
+        def roll_out() -> None:
+            for worker in this.living():
+                worker.process.kill()
+            this.code = this.code.changed(change)
+            this.kernel.note("deploy", str(change))
+
+        for worker in this.living() if grace else ():
+            worker.ask_to_stop()
+        this.kernel.call_at(this.kernel.now + grace, roll_out)
+
+    def mend_code(self) -> None:
+        """Deploy a version that the lake accepts, if the current one is refused."""
+        if not self._simulation.code.is_sound:
+            self.deploy(list(Change).index(Change.VALUES), 0.0)
 
     # Rows
 

@@ -10,6 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.application import Position
+from kcl_dagster.testing.simulation.consumer import Change
 from kcl_dagster.testing.simulation.faults import Fault, FaultKind
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 FIRST: Final = 3000
 SHARE: Final = 0.6
 LONG_SHARE: Final = 0.3
+DEPLOYS_SHARE: Final = 0.25
 # Before stretching. A pod may wait for its node; Spark takes 8 s on a good machine.
 POD_SECONDS: Final = (0.0, 0.0, 5.0, 45.0)
 SPARK_SECONDS: Final = (0.0, 8.0, 30.0, 90.0)
@@ -58,6 +60,36 @@ def with_long_incidents(random: Random, scenario: "Scenario") -> "Scenario":
     scenario, more = random.choice(_LONG)(random, scenario, 2 * FIRST)
     faults = sorted([*scenario.faults, *more], key=lambda fault: (fault.at, fault.id))
     return replace(scenario, faults=tuple(faults))
+
+
+def with_deploys(random: Random, scenario: "Scenario") -> "Scenario":
+    """The scenario with some deploys of the consumer's code, or as it is. Drawn after all other incidents.
+
+    Before each deploy the sink stores batches and raises an error, so that the next version repeats batches that
+    the former one has stored. The last deploy mends what the others have broken.
+    """
+    if scenario.java or random.random() >= DEPLOYS_SHARE:
+        return scenario
+    sound = [change for change in Change if change.is_sound]
+    count = random.choice([1, 2, 3])
+    faults = list(scenario.faults)
+    for place in range(count):
+        changes = sound if place == count - 1 else list(Change)
+        at = scenario.active * (random.uniform(0.1, 0.8) + place) / count
+        lies = _lease(scenario) * random.choice([0.3, 1.0])
+        number = 3 * FIRST + 2 * place
+        faults += [
+            Fault(id=number, kind=FaultKind.SINK_LIES, at=max(0.0, at - lies), target="", seconds=lies * 1.5),
+            Fault(
+                id=number + 1,
+                kind=FaultKind.DEPLOYED,
+                at=at,
+                target="",
+                number=list(Change).index(random.choice(changes)),
+                seconds=_lease(scenario) * random.choice([0.0, 0.0, 0.3]),
+            ),
+        ]
+    return replace(scenario, faults=tuple(sorted(faults, key=lambda fault: (fault.at, fault.id))))
 
 
 def _at(random: Random, scenario: "Scenario", latest: float = 0.9) -> float:

@@ -7,8 +7,10 @@ from typing import Final
 
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.spark.sinks.writing import file_stem
 from kcl_dagster.testing.engine import Row
-from kcl_dagster.testing.simulation.files import files_of
+from kcl_dagster.testing.simulation.consumer import FIRST_VERSION, CodeVersion
+from kcl_dagster.testing.simulation.files import Files, files_of
 from kcl_dagster.testing.simulation.kernel import Process
 from kcl_dagster.testing.simulation.properties import Violations
 from kcl_dagster.testing.sink import Identity, identity
@@ -71,6 +73,10 @@ class ShardTruth:
         return max(self.stored_to, self.start_limit or 0) >= len(self.numbers)
 
 
+def _at_once() -> None:
+    """Nothing can happen in between."""
+
+
 def _nothing(_stream: str, _shard: str, _numbers: Sequence[int]) -> int:
     return 0
 
@@ -91,8 +97,14 @@ class Lake:
     """Shards of streams that were deleted, by name and second of creation."""
 
     stored: dict[Identity, tuple[Row, ...]] = field(default_factory=dict)
-    names: dict[str, tuple[Row, ...]] = field(default_factory=dict)
-    """The content of each file, by the path that the package gives it."""
+    files: dict[str, dict[str, tuple[Row, ...]]] = field(default_factory=dict)
+    """The rows of each file, by the name that the package gives the files of a part, and by path."""
+
+    columns: dict[str, str] = field(default_factory=dict)
+    """Name and type of the columns of the table. Columns may be added, types may not change."""
+
+    _unsettled: dict[str, ShardTruth] = field(default_factory=dict)
+    """Parts of which an earlier attempt's files are not removed yet, by the name of their files."""
 
     highest: dict[tuple[str, str], int] = field(default_factory=dict)
     """The highest number stored of each stream and shard, whatever became of its lease."""
@@ -135,17 +147,29 @@ class Lake:
                 truth_above.is_repeated = True
                 above += truth_above.parents
 
-    def store(self, part: Part, rows: tuple[Row, ...], worker: str = "") -> None:
-        """One part, atomically, once."""
+    def store(
+        self,
+        part: Part,
+        rows: tuple[Row, ...],
+        worker: str = "",
+        code: CodeVersion = FIRST_VERSION,
+        pause: Callable[[], None] = _at_once,
+    ) -> None:
+        """One part, once. `pause` is called between the two steps by which another version of the code replaces
+        what an earlier attempt has stored; the process may end there."""
+        files = files_of(part, rows, code)
+        self._admit(code)
         key = identity(part)
         known = self.stored.get(key)
         truth = self.truth(part.stream.name, part.shard_id, part.stream.creation_epoch)
         if known is not None:
             if known != rows:
                 self.violations.add("S12", f"{_named(part)} came again with other records")
+                return
             truth.last_part = part if truth.is_repeated else truth.last_part
+            self._write_files(part, rows, files, truth, pause)
             return
-        self._check_names(part, rows, truth, worker)
+        self._check_names(part, truth, worker)
         self.stored[key] = rows
         self.records += len(rows)
         if truth.start_limit is not None:
@@ -155,8 +179,14 @@ class Lake:
         self._check_content(part, rows, truth, start)
         self._check_place(part, truth, start)
         truth.last_part = part
+        self._write_files(part, rows, files, truth, pause)
 
-    def _check_names(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth, worker: str) -> None:
+    def _admit(self, code: CodeVersion) -> None:
+        for name, kind in code.columns:
+            if self.columns.setdefault(name, kind) != kind:
+                raise SinkError(f"column {name} of the table is {self.columns[name]}, and of the batch {kind}")
+
+    def _check_names(self, part: Part, truth: ShardTruth, worker: str) -> None:
         """A new part has a number above all others of its shard, and a file name of its own, whatever became of the
         lease in between (S13).
 
@@ -167,22 +197,37 @@ class Lake:
         highest = self.highest.get(shard, -1)
         if part.number == highest:
             self.violations.add("S13", f"{_named(part)} is not the first with its number")
+        elif file_stem(part) in self.files:
+            self.violations.add("S13", f"{_named(part)} has the file name of another part")
         if part.number < highest and (truth.is_repeated or truth.is_shared):
             self.refused[shard] = worker, f"{_named(part)} comes after number {highest}"
             raise SinkError(f"{self.refused[shard][1]}: the table refuses it")
         self.refused.pop(shard, None)
         self.highest[shard] = max(highest, part.number)
-        self._write_files(part, rows)
 
-    def _write_files(self, part: Part, rows: tuple[Row, ...]) -> None:
-        """Every row is in exactly one file, and no file is written twice with other rows."""
-        files = files_of(part, rows)
-        for path, content in files:
-            if self.names.setdefault(path, content) != content:
-                self.violations.add("S13", f"{_named(part)} replaces {path}, which has other records")
-        held = sorted(int(row.sequence_number) for _, content in files for row in content)
-        if held != sorted(int(row.sequence_number) for row in rows):
-            self.violations.add("S13", f"{_named(part)} has {len(rows)} rows, and its files have {len(held)}")
+    def _write_files(
+        self, part: Part, rows: tuple[Row, ...], files: Files, truth: ShardTruth, pause: Callable[[], None]
+    ) -> None:
+        """Replace what an earlier attempt has stored, as the Parquet sink does: a file with the same path is
+        overwritten, and those in other folders are removed after that if the batch is marked as repeated."""
+        stem = file_stem(part)
+        held = self.files.setdefault(stem, {})
+        held.update(files)
+        stale = held.keys() - dict(files).keys() if part.is_repeated else ()
+        if stale:
+            self._unsettled[stem] = truth
+            pause()
+            for path in stale:
+                held.pop(path, None)
+        self._unsettled.pop(stem, None)
+        found = sorted(int(row.sequence_number) for content in held.values() for row in content)
+        if found != sorted(int(row.sequence_number) for row in rows):
+            self.violations.add("S15", f"{_named(part)} has {len(rows)} rows, and its files have {len(found)}")
+
+    def unsettled(self) -> list[str]:
+        """Parts that were repeated, and whose former files are still there. A shard that is read from its start
+        again stores its records under other numbers."""
+        return [stem for stem, truth in self._unsettled.items() if not truth.is_repeated]
 
     # Records that left the stream
 
@@ -411,6 +456,7 @@ class LakeSink:
     weather: SinkWeather
     draw: Callable[[], float]
     on_write: Callable[[Part], None] = _any_part
+    code: CodeVersion = FIRST_VERSION
 
     def write(self, data: Sequence[Row], batch: Batch) -> None:
         kernel = self.process.kernel
@@ -426,8 +472,12 @@ class LakeSink:
             if self.draw() < self.weather.refuses:
                 kernel.note("sink", f"{self.process.name} {_named(part)} is refused")
                 raise SinkError("the sink refuses, injected")
-            self.lake.store(part, tuple(row for row in data if row.lease == part.lease), str(batch.worker))
+            rows = tuple(row for row in data if row.lease == part.lease)
+            self.lake.store(part, rows, str(batch.worker), self.code, self._pause)
             kernel.note("sink", f"{self.process.name} {_named(part)} is stored")
             if self.draw() < self.weather.lies:
                 raise SinkError("the sink lies, injected")
             kernel.sleep(PART_SECONDS * self.draw())
+
+    def _pause(self) -> None:
+        self.process.kernel.sleep(PART_SECONDS * self.draw())

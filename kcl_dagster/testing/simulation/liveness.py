@@ -66,6 +66,8 @@ def _check_lag(simulation: "Simulation") -> None:
     if missing:
         simulation.violations.add("L3", f"not stored: {missing}")
     owners = {str(lease.actual) for lease in simulation.ledger.leases.values()}
+    for name in simulation.lake.unsettled():
+        simulation.violations.add("S15", f"{name} was repeated and has files of the earlier attempt")
     refused = [what for worker, what in simulation.lake.refused.values() if worker in owners]
     if refused and not missing:
         simulation.violations.add("L3", f"refused by the sink, and nothing stored since: {refused}")

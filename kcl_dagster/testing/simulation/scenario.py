@@ -21,7 +21,7 @@ from kcl_dagster.application import (
 )
 from kcl_dagster.tables.attributes import CHECKPOINT_OWNER, PENDING
 from kcl_dagster.testing.simulation.faults import Fault, FaultKind
-from kcl_dagster.testing.simulation.incidents import with_incidents, with_long_incidents
+from kcl_dagster.testing.simulation.incidents import with_deploys, with_incidents, with_long_incidents
 
 APPLICATION: Final = "orders-app"
 # A day without meaning, 2027-01-01T00:00:00Z.
@@ -166,9 +166,9 @@ def draw(seed: int, *, incidents: bool = True) -> Scenario:
     shortened = _shortened(Random(f"retention {seed}"), mixed)
     if not incidents:
         return shortened
-    return with_long_incidents(
-        Random(f"long incidents {seed}"), with_incidents(Random(f"incidents {seed}"), shortened)
-    )
+    scenario = with_incidents(Random(f"incidents {seed}"), shortened)
+    scenario = with_long_incidents(Random(f"long incidents {seed}"), scenario)
+    return with_deploys(Random(f"deploys {seed}"), scenario)
 
 
 def _shortened(random: Random, scenario: Scenario) -> Scenario:
