@@ -308,6 +308,7 @@ class Tick:
 
     def _assign(self) -> str | None:
         if self.leader.control.paused:
+            self._free_the_dead(self._seen())
             return None
         sight = self._without_paused(self._seen())
         expected = self.fleet.expected + len(self.launches) if self.fleet is not None else 0
@@ -342,6 +343,22 @@ class Tick:
                 self.notes.append(f"{lease.key} is paused: it is taken from {lease.actual_owner}")
                 self._evict(lease)
         return sight.without(paused)
+
+    def _free_the_dead(self, sight: Sight) -> None:
+        """While the application is paused, leases of workers that have ended get no new owner. They lose the old
+        one, so that resets and other operations find them free. Conditional on the counter: a worker that lives
+        after all keeps its lease."""
+        for lease in sight.unfinished:
+            why = sight.unserved.get(lease.key)
+            if why is None or lease.actual_owner is None or self.dry or self._is_late():
+                continue
+            try:
+                freed = self.leader.tables.leases.vacate(lease, counter=lease.counter)
+            except KclError as problem:
+                self.notes.append(f"{lease.key} could not be released: {problem}")
+                continue
+            if freed is not None:
+                self.notes.append(f"{lease.key} is released: {why}")
 
     def _is_late(self) -> bool:
         """What is left is seen again at the next tick."""

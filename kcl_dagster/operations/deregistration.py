@@ -91,8 +91,8 @@ def _refuse_while_read(desk: Desk, consumer: str, *, force: bool) -> bool:
     if reading and not force:
         raise Unsafe(
             f"{', '.join(reading[:3])}{', ...' if len(reading) > 3 else ''} may be reading as {consumer}: pause "
-            "the application first (kcl-dagster pause) and wait until its workers have ended, or if they are dead "
-            "or poll, add --force"
+            "the application (kcl-dagster pause) and wait until its workers have ended and its leader has released "
+            "their leases, or if they are dead or poll, add --force"
         )
     return True
 

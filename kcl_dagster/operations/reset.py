@@ -222,11 +222,17 @@ def reset(
         _refuse_to_mislead(scan.workers, desk.scan().workers if wait_for_dead else None)
     problems = refusals(affected, control, None if wait_for_dead else leader, dead)
     if problems:
-        raise Unsafe(
-            f"{'; '.join(problems[:5])}{'; ...' if len(problems) > 5 else ''}. Pause the application first "
-            "(kcl-dagster pause), or if its processes are dead, add --wait-for-dead"
-        )
+        raise Unsafe(f"{'; '.join(problems[:5])}{'; ...' if len(problems) > 5 else ''}. {_what_to_do(control)}")
     return _carry_out(desk, plans, target, dead, dry=dry)
+
+
+def _what_to_do(control: Control) -> str:
+    if control.paused:
+        return (
+            "The application is paused: wait until its workers have ended. Its leader releases the leases of a "
+            "worker that died; without a leader, add --wait-for-dead"
+        )
+    return "Pause the application first (kcl-dagster pause), or if its processes are dead, add --wait-for-dead"
 
 
 def _plan_stream(

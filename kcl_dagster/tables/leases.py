@@ -119,6 +119,11 @@ class LeaseTable(LeaseReader):
         """Give a lease up; one in a handoff goes to its next owner. None: somebody else moved it meanwhile."""
         return self._moved(requests.release(self._table, lease), outcomes.released(lease))
 
+    def vacate(self, lease: Lease, *, counter: int | None = None) -> Lease | None:
+        """Leave a lease without an owner, also one in a handoff, if its owners are still those of `lease`, and its
+        counter is `counter`. None: they are not."""
+        return self._moved(requests.vacate(self._table, lease, counter), outcomes.vacated(lease, counter))
+
     # --- transitions of others ----------------------------------------------------------------------------------
 
     def create(self, lease: Lease, guard: Request | None = None) -> bool:

@@ -89,13 +89,16 @@ def handoff_begun(before: Lease, to: WorkerId) -> Judge:
 def released(before: Lease) -> Judge:
     if before.checkpoint_owner is not None and before.owner is not None:
         return assigned(before, before.owner)
+    return vacated(before)
 
+
+def vacated(before: Lease, counter: int | None = None) -> Judge:
     def judge(now: Lease | None) -> Verdict:
         if now is None:
             return Verdict.SUPERSEDED
         if now.actual_owner is None and now.counter > before.counter:
             return Verdict.APPLIED
-        return _by_owners(before, now)
+        return _by_owners(before, now, counter)
 
     return judge
 

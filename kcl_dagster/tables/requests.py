@@ -9,6 +9,7 @@
     prepare           a batch is about to be written
     checkpoint        it was
     release           unowned again
+    vacate            unowned, also out of a handoff whose next owner has ended
     delete            gone
 
 The conditions are the KCL's or stricter: its clients and ours may race on any row. `assign` may also be asked to
@@ -112,6 +113,15 @@ def release(table: str, lease: Lease) -> Request:
     if lease.checkpoint_owner is None:
         update.remove(a.OWNER)
     return update.remove(a.CHECKPOINT_OWNER).add_one(a.COUNTER).request()
+
+
+def vacate(table: str, lease: Lease, counter: int | None = None) -> Request:
+    """Leave a lease without an owner, also one in a handoff. Fails if its owners changed; with `counter` also if
+    that moved."""
+    update = _by_owners(table, lease)
+    if counter is not None:
+        update.require_equal(a.COUNTER, "counter", n(counter))
+    return update.remove(a.OWNER).remove(a.CHECKPOINT_OWNER).add_one(a.COUNTER).request()
 
 
 def checkpoint(

@@ -71,7 +71,8 @@ class Discoverer:
 
     def _pass_on(self, lease: Lease) -> None:
         """Asked for before it was begun: there is nothing to finish first."""
-        if self._table.transfer(lease) is not None:
+        passed = self._holdings.pass_on(lease)
+        if passed is not None and passed.owner is not None:
             message = f"to {lease.owner}, before it was begun"
             self._on_event(WorkerEvent(EventKind.HANDOFF_DONE, message, lease.key))
 

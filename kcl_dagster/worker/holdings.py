@@ -9,7 +9,7 @@ table still names this worker, discovery acquires it anew, under a new token.
 Modelled in spec/ExactlyOnce.tla: a write whose answer was lost is settled by reading, never guessed.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -57,6 +57,16 @@ class _Held:
     in_doubt: bool = False  # a write was sent and its outcome never learnt
 
 
+GoesOn = Callable[[WorkerId], bool]
+"""Whether a worker may be given a lease: it has neither ended nor been asked to. May read a table once; must not
+raise."""
+
+
+def every_worker_goes_on(_: WorkerId) -> bool:
+    """For callers that know no rows of workers."""
+    return True
+
+
 class Holdings:
     """Called from the batch thread and from the renewal thread; every method may block for one table write."""
 
@@ -68,9 +78,11 @@ class Holdings:
         throughput_window: float,
         runtime: Runtime,
         on_event: OnEvent = ignore,
+        goes_on: GoesOn = every_worker_goes_on,
     ) -> None:
         self._table = table
         self._worker = worker
+        self._goes_on = goes_on
         self._duration = lease_duration
         self._throughput = Throughput(runtime.clock.monotonic, throughput_window)
         self._runtime = runtime
@@ -238,7 +250,8 @@ class Holdings:
     # Letting go
 
     def transfer(self, key: LeaseKey) -> bool:
-        """Complete the handoff the leader asked for. The lease is dropped whatever happens. True when done."""
+        """Complete the handoff the leader asked for; if the next owner has ended or drains, give the lease up
+        instead. The lease is dropped whatever happens. True when done."""
         held = self._held.get(key)
         if held is None:
             return False
@@ -246,12 +259,23 @@ class Holdings:
             if self._held.get(key) is not held:
                 return False
             self._forget(held)
-            done = self._table.transfer(held.lease) is not None
-        if done:
-            self._tell(EventKind.HANDOFF_DONE, f"to {held.lease.owner}", key)
+            passed = self.pass_on(held.lease)
+        if passed is None:
+            self._tell(EventKind.LEASE_LOST, "another worker or the leader ended the handoff", key)
+        elif passed.owner is None:
+            why = f"given up: {held.lease.owner}, which was to have it, has ended or drains"
+            self._tell(EventKind.LEASE_RELEASED, why, key)
         else:
-            self._tell(EventKind.LEASE_LOST, "somebody else ended the handoff", key)
-        return done
+            self._tell(EventKind.HANDOFF_DONE, f"to {passed.owner}", key)
+        return passed is not None
+
+    def pass_on(self, lease: Lease) -> Lease | None:
+        """End the handoff of a lease that this worker still owns and does not read. The lease goes to its next
+        owner, or to nobody if that worker has ended or drains: it would keep a lease that it does not look for.
+        None: the lease was moved by another."""
+        if lease.owner is not None and not self._goes_on(lease.owner):
+            return self._table.vacate(lease)
+        return self._table.transfer(lease)
 
     def release(self, key: LeaseKey, heir: WorkerId | None = None, *, unless_pinned: bool = False) -> bool:
         """Give the lease to `heir`, or up if that is not possible, so that the next owner need not wait; a handoff
@@ -279,13 +303,16 @@ class Holdings:
         return self._table.assign(lease, heir, counter=lease.counter) is not None
 
     def _release(self, lease: Lease) -> bool:
-        if self._table.release(lease) is not None:
+        if self._let_go(lease) is not None:
             return True
         # The condition names both owners: a handoff we have not heard of yet makes it fail.
         current = self._table.get(lease.key)
         if current is None or current.actual_owner != self._worker:
             return False
-        return self._table.release(current) is not None
+        return self._let_go(current) is not None
+
+    def _let_go(self, lease: Lease) -> Lease | None:
+        return self.pass_on(lease) if lease.in_handoff else self._table.release(lease)
 
     def expire(self) -> list[LeaseKey]:
         """Drop what is no longer trusted."""

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Generic, Protocol
 
 from kcl_dagster.errors import ConfigurationError, KclError
-from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.taking import TakingRules
 from kcl_dagster.model.worker import SHARDS_TOLD, WorkerState
@@ -103,6 +103,7 @@ class Worker(Generic[D]):
             self.settings.renewal_interval,
             runtime,
             self.tell,
+            self._goes_on,
         )
         self.renewer = Renewer(
             self.holdings,
@@ -354,6 +355,15 @@ class Worker(Generic[D]):
                 self._let_go(unless_pinned=True)
         if now - self._stop_seen >= self.settings.stop_patience and self.holdings.keys():
             self._let_go()
+
+    def _goes_on(self, worker: WorkerId) -> bool:
+        """Whether another worker may be given a lease, by its row. If the table does not answer, it may: the leader
+        gives away the leases of a worker that has ended."""
+        try:
+            row = self._around.workers.get(worker)
+        except KclError:
+            return True
+        return row is not None and row.state is not WorkerState.DRAINING and not row.drain_requested
 
     def _is_to_leave(self, now: float) -> bool:
         is_over = self._started is not None and now - self._started >= self._longest_life

@@ -256,6 +256,42 @@ def test_many_paused_leases_are_taken_away_over_several_ticks() -> None:
     assert owned[-1] == 0
 
 
+@pytest.mark.parametrize("seen", [True, False])
+def test_leases_of_workers_that_end_while_the_application_is_paused_become_free(town: Town, seen: bool) -> None:
+    """Nobody takes them over, so resets would refuse for as long as the pause lasts."""
+    town.tick()
+    dead, living = town.start("worker-000"), town.start("worker-001")
+    town.until(lambda _: set(town.owners().values()) == {dead.id, living.id})
+    town.leader.tables.control.save(Control(paused=True))
+    town.kill(dead, seen=seen)
+    lease_duration = town.application.timings.lease_duration
+    town.until(lambda _: dead.id not in town.owners().values(), within=TICK if seen else lease_duration + 2 * TICK)
+    assert set(town.owners().values()) == {None, living.id}  # who lives keeps its leases until it has finished
+    assert any("is released: " in note for report in town.reports for note in report.notes)
+
+
+def test_a_paused_leader_takes_no_lease_whose_owner_wrote_it_in_the_last_moment(town: Town) -> None:
+    town.tick()
+    worker = town.start("worker-000")
+    town.until(lambda _: set(town.owners().values()) == {worker.id})
+    town.step(2)
+    town.leader.tables.control.save(Control(paused=True))
+    town.clock.advance(town.application.timings.lease_duration + 1)
+    wrote: set[str] = set()
+
+    def renews_first(method: str, request: dict[str, Any]) -> bool:
+        key = request.get("Key", {}).get("leaseKey", {}).get("S", "")
+        if method == "update_item" and key in town.owners() and key not in wrote:
+            wrote.add(key)
+            town.leases.renew(town.lease(key))
+        return False
+
+    town.dynamodb.fails = renews_first
+    town.tick()
+    assert wrote == town.owners().keys()
+    assert set(town.owners().values()) == {worker.id}
+
+
 @pytest.mark.audit("C5")
 def test_many_leases_without_hash_range_are_completed_over_several_ticks() -> None:
     town = slow_town(shards=100, latency=0.0)

@@ -72,6 +72,8 @@ LEASES: dict[str, Request] = {
     "initiate handoff": r.initiate_handoff(TABLE, OWNED, BERT),
     "release": r.release(TABLE, OWNED),
     "release in a handoff": r.release(TABLE, HANDING_OVER),
+    "vacate": r.vacate(TABLE, OWNED),
+    "vacate in a handoff, by counter": r.vacate(TABLE, HANDING_OVER, HANDING_OVER.counter),
     "checkpoint": r.checkpoint(TABLE, OWNED, at(sub=4)),
     "checkpoint with everything": r.checkpoint(
         TABLE, OWNED, SHARD_END, batch=7, children=frozenset({"b", "a"}), throughput_kbps=1.0

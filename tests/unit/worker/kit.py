@@ -424,6 +424,9 @@ class World:
             assert self.leases.assign(self.lease(key), run.id) is not None
 
     def hand_over(self, key: str, to: Run) -> None:
+        """To a worker that has a row, as a leader knows no others."""
+        if self.worker_table(self.service).get(to.id) is None:
+            to.worker.heartbeat.write()
         assert self.leases.initiate_handoff(self.lease(key), to.id) is not None
 
     def lease_keys(self) -> list[str]:

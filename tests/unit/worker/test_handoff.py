@@ -113,3 +113,32 @@ def test_a_handoff_whose_party_dies_is_ended_by_whoever_notices(dies: str) -> No
     world.assign(third, B)
     third.until_idle()
     world.check_exactly_once()
+
+
+@pytest.mark.parametrize("successor", ["ended", "drains"])
+@pytest.mark.parametrize("end", ["handoff timeout", "stop"])
+def test_a_lease_is_not_handed_over_to_a_worker_that_has_ended_or_drains(successor: str, end: str) -> None:
+    """It would be the owner for ever if no leader assigns leases: while the application is paused, none does."""
+    world, old, new = small_world()
+    old.worker.start()
+    old.round()
+    old.worker.holdings.begin(old.worker.holdings.keys())  # its batch hangs
+    world.hand_over(A, new)
+    if successor == "ended":
+        new.worker.shut_down()
+    else:
+        assert world.worker_table(world.service).request_drain(new.id)
+    if end == "stop":
+        old.worker.step_renewal()
+        old.worker.shut_down()
+    else:
+        for _ in range(50):
+            world.clock.advance(1)
+            old.worker.step_renewal()
+    lease = world.lease(A)
+    assert (lease.owner, lease.checkpoint_owner) == (None, None)
+    assert EventKind.HANDOFF_DONE not in old.kinds()
+    third = world.worker("third")
+    world.assign(third)
+    third.until_idle()
+    world.check_exactly_once()
