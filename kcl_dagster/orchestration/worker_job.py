@@ -22,6 +22,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration import checks, watchdog
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.run_end import ending
 from kcl_dagster.orchestration.runs import APPLICATION_TAG, CODE_TAG, WORKER_TAG, rival, worker_tag
 from kcl_dagster.orchestration.sinks import place_of
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier, slots_of
@@ -84,7 +85,16 @@ def build_worker_asset(
         with _interrupts_ask(stop):
             # PySpark replaces the handler only where it is started on the main thread, and the worker does not.
             ours = consumer.bound(context, context.resources)
-            made = WorkerRun(ours, kcl, lambda: spark.spark_session, slot, run.run_id, diary, watches)
+            made = WorkerRun(
+                ours,
+                kcl,
+                lambda: spark.spark_session,
+                slot,
+                run.run_id,
+                diary,
+                watches,
+                ending(instance, run.run_id),
+            )
             reason = made.work(stop)
         context.log.info("worker %s stopped: %s", slot, reason)
         yield MaterializeResult(asset_key=spec.key, metadata=diary.metadata())

@@ -29,7 +29,7 @@ from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.late import Late, LateEngine, LateSeats
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.stop import StopReason, StopSignal
-from kcl_dagster.worker.surroundings import Surroundings, Watch
+from kcl_dagster.worker.surroundings import EndProcess, Surroundings, Watch, cannot_end
 from kcl_dagster.worker.utilization.platform import measured
 
 
@@ -44,6 +44,7 @@ class WorkerRun:
     run_id: str
     diary: Diary
     watches: tuple[Watch, ...] = ()
+    end_process: EndProcess = cannot_end
 
     def work(self, stop: StopSignal) -> StopReason:
         """Consume until there is a reason to stop. Blocks for hours.
@@ -108,6 +109,7 @@ class WorkerRun:
             watches=(*self.watches, why_lost),
             is_ready=lambda: late.if_opened() is not None,
             interrupt=interruption,
+            end_process=self.end_process,
             on_batch=self.diary.batch,
             on_event=self.diary.event,
         )

@@ -35,6 +35,7 @@ class EventKind(StrEnum):
     RETENTION_NEAR = "retention near"
     LEASE_TAKEN = "lease taken without a leader"
     STOPPING = "stopping"
+    HUNG = "hung"
 
 
 # Kinds an operator should look at; the others are the normal course of things.
@@ -52,6 +53,7 @@ TROUBLE = frozenset(
         EventKind.BROKEN_AGGREGATE,
         EventKind.DATA_LOST,
         EventKind.RETENTION_NEAR,
+        EventKind.HUNG,
     }
 )
 

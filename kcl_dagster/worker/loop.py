@@ -3,13 +3,15 @@
     start          row written, background threads begin: renewals; discovery, heartbeat, watches
     round          plan, fetch, prepare, write, commit: see `kcl_dagster.worker.protocol`
     drain          asked to, by the leader at the end of its lifetime: goes on until the leader has moved its leases
-    stop           the batch is finished or given up, leases go to workers that run, the row goes
+    stop           the batch is finished or given up, leases go to workers that run, the row goes; if user code
+                   does not return, the process ends all the same
 
 Everything is a step: `run` and its threads call the steps in real time, a simulator calls them one by one.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from typing import Generic, Protocol
 
 from kcl_dagster.errors import ConfigurationError, KclError
@@ -134,6 +136,7 @@ class Worker(Generic[D]):
         self._started: float | None = None
         self._draining_since: float | None = None
         self._stop_seen: float | None = None
+        self._is_ended = False
         self._fatal: ConfigurationError | None = None
 
     def _make_protocol(self, runtime: Runtime) -> Rounds:
@@ -353,8 +356,33 @@ class Worker(Generic[D]):
             self.step_heartbeat()
             if self._around.processors is None:  # without pins it cannot be seen what user code is busy with
                 self._let_go(unless_pinned=True)
-        if now - self._stop_seen >= self.settings.stop_patience and self.holdings.keys():
+        if now - self._stop_seen < self.settings.stop_patience:
+            return
+        if self.holdings.keys():
             self._let_go()
+        if self._around.processors is None:
+            self.processing.give_up()
+        if now - self._stop_seen >= self.settings.end_patience and not self.holdings.keys():
+            self._end_hung()
+
+    def _end_hung(self) -> None:
+        """Leave although the batch does not end: the row goes, and then the process. Nothing is lost, as a batch
+        without leases cannot be committed."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        self.heartbeat.stop()
+        self.discoverer.give_back()
+        ran = self.processing.running_for()
+        if ran is None:
+            why = f"its batch has not ended for {self.settings.end_patience:.0f} s since it was to stop"
+        else:
+            since = datetime.fromtimestamp(self._clock.now() - ran, UTC)
+            why = f"hung in your code since {since:%Y-%m-%d %H:%M:%S} UTC"
+        self.tell(WorkerEvent(EventKind.HUNG, f"{self.identity.worker} is ended: {why} ({self.stop})"))
+        self._around.end_process(
+            f"{self.identity.worker}: {why} ({self.stop}). It has no lease any more, so nothing is lost."
+        )
 
     def _goes_on(self, worker: WorkerId) -> bool:
         """Whether another worker may be given a lease, by its row. If the table does not answer, it may: the leader

@@ -26,6 +26,7 @@ from kcl_dagster.worker.processing_watch import Interrupt, cannot_interrupt
 from kcl_dagster.worker.seating import Seats
 from kcl_dagster.worker.settings import WorkerSettings
 from kcl_dagster.worker.surroundings import (
+    EndProcess,
     NoEngine,
     NoSink,
     OnBatch,
@@ -33,6 +34,7 @@ from kcl_dagster.worker.surroundings import (
     Surroundings,
     Watch,
     at_once_ready,
+    cannot_end,
     ignore_batch,
 )
 
@@ -139,6 +141,7 @@ def open_surroundings(
     watches: tuple[Watch, ...] = (),
     is_ready: Ready = at_once_ready,
     interrupt: Interrupt = cannot_interrupt,
+    end_process: EndProcess = cannot_end,
     on_batch: OnBatch = ignore_batch,
     on_event: OnEvent = ignore,
     parallel: Callable[..., Any] | None = None,
@@ -172,6 +175,7 @@ def open_surroundings(
         watches=(*watches, LayoutWatch(dynamodb, application, layout, runtime)),
         is_ready=is_ready,
         interrupt=interrupt,
+        end_process=end_process,
         on_batch=on_batch,
         on_event=on_event,
     )

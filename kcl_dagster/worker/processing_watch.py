@@ -2,6 +2,7 @@
 
 The worker's main thread waits for the code, so the housekeeping thread watches. It tells of a batch that takes
 long, and interrupts one that takes longer than `batch.max_process_seconds`. The batch has failed then, by its code.
+It also interrupts the batch of a worker that stops and has lost its leases. That batch has not failed.
 """
 
 import threading
@@ -78,6 +79,16 @@ class ProcessingWatch:
     limit: float | None = None
     interrupt: Interrupt = cannot_interrupt
     _work: _Work | None = field(default=None)
+    _is_given_up: bool = False
+
+    def give_up(self) -> None:
+        """The worker stops and has no lease any more: interrupt the code at every step, whatever the limit."""
+        self._is_given_up = True
+
+    def running_for(self) -> float | None:
+        """For how many seconds the consumer's code has been working; None while it does not."""
+        work = self._work
+        return None if work is None else self.clock.monotonic() - work.began
 
     @contextmanager
     def running(self, leases: Collection[LeaseKey]) -> Iterator[None]:
@@ -90,6 +101,8 @@ class ProcessingWatch:
         except (SinkError, RecordRefused):
             raise
         except Exception as error:
+            if work.attempts and self._is_given_up:
+                raise SinkError("the batch was given up: the worker stops and has lost its leases") from error
             if work.attempts:
                 ran = self.clock.monotonic() - work.began
                 raise ProcessingTimeout(
@@ -109,7 +122,8 @@ class ProcessingWatch:
         if ran >= work.notice_after:
             work.notice_after = max(ran, work.notice_after) * NOTICE_FACTOR
             self.on_event(self._notice(work, ran))
-        if self.limit is not None and ran >= self.limit and now >= work.attempt_at:
+        is_over = self._is_given_up or (self.limit is not None and ran >= self.limit)
+        if is_over and now >= work.attempt_at:
             work.attempts += 1
             work.attempt_at = now + INTERRUPT_SECONDS
             self.interrupt(Attempt(work.attempts, lambda: self._work is work))

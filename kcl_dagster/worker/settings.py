@@ -12,6 +12,9 @@ DRAIN_PATIENCE = 2.0  # handoff timeouts a draining worker waits for the leader 
 # A leader replaces workers that reach their lifetime one after another. One that no leader replaced for another
 # lifetime ends by itself, within one more: workers that began together do not end together.
 OVERTIME = 2.0
+# Handoff timeouts after the stop in which a batch may end. After the first one it has lost its leases and is
+# interrupted, after the last one the process ends: nothing it would still do could be committed.
+END_PATIENCE = 2.0
 REQUESTS_PER_RENEWAL = 2  # a renewal that hangs leaves time for one more before the next is due
 
 
@@ -61,6 +64,11 @@ class WorkerSettings:
     def stop_patience(self) -> float:
         """How long a batch may go on after the worker was told to stop."""
         return self.handoff_timeout
+
+    @property
+    def end_patience(self) -> float:
+        """How long after the stop a worker whose batch does not end keeps its process."""
+        return self.handoff_timeout * END_PATIENCE
 
     @property
     def write_deadline(self) -> float:

@@ -68,6 +68,15 @@ def at_once_ready() -> bool:
     return True
 
 
+EndProcess = Callable[[str], None]
+"""Ends the process of a worker whose batch does not end, with the reason in the record of its run. Called once, on
+the housekeeping thread, after the worker's row and leases are gone. May not return. Must not raise."""
+
+
+def cannot_end(_: str) -> None:
+    """For workers in a process that is not their own."""
+
+
 def ignore_batch(_: BatchReport) -> None:
     """For whoever does not listen."""
 
@@ -107,5 +116,6 @@ class Surroundings(Generic[D]):
     watches: tuple[Watch, ...] = ()
     is_ready: Ready = at_once_ready
     interrupt: Interrupt = cannot_interrupt
+    end_process: EndProcess = cannot_end
     on_batch: OnBatch = ignore_batch
     on_event: OnEvent = ignore

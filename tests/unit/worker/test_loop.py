@@ -193,6 +193,74 @@ def test_a_batch_that_does_not_end_loses_its_leases_after_a_stop() -> None:
     world.check_exactly_once()
 
 
+def hang_after_stop(world: World, run: Run, seconds: int) -> None:
+    """The main thread does not return from the sink after the worker was told to stop."""
+    run.worker.stop.request(StopReason.DRAINED)
+    for _ in range(seconds):
+        world.clock.advance(1)
+        run.worker.step_renewal()
+        run.worker.step_housekeeping()
+
+
+def test_a_worker_whose_batch_does_not_end_is_ended_a_minute_after_its_stop() -> None:
+    world = World()
+    world.stream.put(A, *"abc")
+    ended: list[str] = []
+    attempts: list[int] = []
+    run, second = (
+        world.worker("hung", end_process=ended.append, interrupt=lambda attempt: attempts.append(attempt.number)),
+        world.worker("second"),
+    )
+    run.worker.start()
+    world.assign(run)
+    seen: list[Any] = []
+
+    def hang(_: Any) -> None:
+        run.sink.hooks.clear()
+        hang_after_stop(world, run, 29)
+        seen.append((list(attempts), list(ended)))
+        hang_after_stop(world, run, 29)
+        assert attempts[:2] == [1, 2]
+        assert not ended
+        hang_after_stop(world, run, 5)
+        assert [row.id for row in world.worker_table(world.service).list()] == []
+        assert world.lease(A).owner is None
+        hang_after_stop(world, run, 30)
+        raise InterruptedError
+
+    run.sink.hooks.append(hang)
+    report = run.round()
+    assert seen == [([], [])]
+    assert len(ended) == 1
+    assert "hung in your code since 20" in ended[0]
+    assert "drained" in ended[0]
+    assert [event.message for event in run.events if event.kind is EventKind.HUNG]
+    assert [outcome.outcome for outcome in report.leases] != []
+    assert world.worker_table(world.service).list() == []  # its heartbeat does not write the row again
+    world.assign(second)
+    second.until_idle()
+    world.check_exactly_once()
+
+
+def test_a_worker_whose_batch_ends_late_after_its_stop_ends_by_itself() -> None:
+    world = World()
+    world.stream.put(A, *"abc")
+    ended: list[str] = []
+    run = world.worker("slow", end_process=ended.append)
+    run.worker.start()
+    world.assign(run)
+
+    def slow(_: Any) -> None:
+        run.sink.hooks.clear()
+        hang_after_stop(world, run, 55)
+
+    run.sink.hooks.append(slow)
+    run.round()
+    run.worker.shut_down()
+    assert ended == []
+    assert EventKind.HUNG not in run.kinds()
+
+
 def test_what_is_assigned_in_the_last_moment_is_given_back() -> None:
     world = World(shards=2)
     run, other = world.worker("w1"), world.worker("w2")

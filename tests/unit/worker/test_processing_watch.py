@@ -225,3 +225,20 @@ def test_code_that_runs_on_after_a_commit_is_interrupted() -> None:
     with interruption.installed(), pytest.raises(ProcessingTimeout), watch.running([KEY]):
         commit_and_go_on()
     assert reached == ["the code after the commit"]
+
+
+def test_a_batch_that_is_given_up_at_a_stop_is_no_failure_of_the_code() -> None:
+    """Else its records could be set aside as poison."""
+    clock = FakeClock()
+    attempts: list[int] = []
+    watch = ProcessingWatch(clock, interrupt=lambda attempt: attempts.append(attempt.number))
+
+    def code() -> None:
+        with watch.running([KEY]):
+            watch.give_up()
+            watch.step()
+            raise RuntimeError("cancelled")
+
+    with pytest.raises(SinkError, match="given up"):
+        code()
+    assert attempts == [1]
