@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from kcl_dagster.errors import ConfigurationError, PackageMissing
+from kcl_dagster.spark.failures import encodable_errors
 
 Malformed = Literal["null", "fail"]
 Decode = Callable[[bytes], Any]
@@ -143,8 +144,9 @@ class _DecodeBatches:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            values = [self._decoding(payload) for payload in batch.column("data").to_pylist()]
-            column = as_arrow(values, self._kind, is_strict=self._decoding.is_strict)
+            with encodable_errors():
+                values = [self._decoding(payload) for payload in batch.column("data").to_pylist()]
+                column = as_arrow(values, self._kind, is_strict=self._decoding.is_strict)
             names = [*batch.schema.names, "decoded"]
             yield pa.RecordBatch.from_arrays([*batch.columns, column], names=names)
 

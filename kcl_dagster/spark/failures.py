@@ -24,7 +24,7 @@ from kcl_dagster.errors import (
     TransformError,
 )
 from kcl_dagster.spark.throwables import chain_of, reasons, says_a_lost_block, says_a_lost_process
-from kcl_dagster.worker.error_text import redacted
+from kcl_dagster.worker.error_text import encodable, redacted, text_of
 
 _TOKEN: Final = secrets.token_hex(8)
 
@@ -35,6 +35,24 @@ RECORD_REFUSED: Final = "KCL_RECORD_REFUSED"
 
 TRANSFORM_FAILED: Final = "KCL_TRANSFORM_FAILED"
 """For an output that cannot be of this batch."""
+
+
+@contextmanager
+def encodable_errors() -> Iterator[None]:
+    """Around code in an executor that may raise the consumer's errors. Spark's Python worker announces an error and
+    then encodes its text; where that fails, Spark waits for the text without end. An error whose text or traceback
+    cannot be encoded is replaced by one of the same name, text and place."""
+    try:
+        yield
+    except Exception as error:
+        told = "".join(traceback.format_exception(error))
+        if encodable(told) == told:
+            raise
+        kind = type(error)
+        # Errors of ours are told apart by their type, and all take a text.
+        substitute = kind if isinstance(error, BatchError) else type(kind.__name__, (Exception,), {})
+        substitute.__module__ = kind.__module__
+        raise substitute(text_of(error)).with_traceback(error.__traceback__) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +73,8 @@ class Marks:
     def errors(self) -> Iterator[None]:
         """Around all that an executor does for a sink."""
         try:
-            yield
+            with encodable_errors():
+                yield
         except RecordRefused as error:
             raise RecordRefused(f"{self.of(RECORD_REFUSED)}: {error}") from error
         except TransformError as error:

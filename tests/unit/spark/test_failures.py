@@ -1,12 +1,16 @@
 """Telling apart what goes wrong in Spark."""
 
+import json
 import pickle
 import socket
+import traceback
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException, PythonException
@@ -19,12 +23,14 @@ from kcl_dagster.errors import (
     SinkError,
     TransformError,
 )
+from kcl_dagster.spark.decoding import _DecodeBatches, _Decoding
 from kcl_dagster.spark.failures import (
     CONTENT_CHANGED,
     RECORD_REFUSED,
     SINK_FAILED,
     TRANSFORM_FAILED,
     Marks,
+    encodable_errors,
     fetch_failures,
     write_failures,
 )
@@ -332,3 +338,66 @@ def test_a_file_of_the_drivers_spark_that_is_gone_is_not_the_codes_failure(tmp_p
     assert class_of(caught.value) is ErrorClass.PLATFORM
     with pytest.raises(FileNotFoundError), write_failures("lake"):
         (tmp_path / "gone").read_text()
+
+
+HALF = "\ud83d"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(f"unknown kind {HALF}"),
+        KeyError(HALF),
+        json.JSONDecodeError(f"bad {HALF}", HALF, 0),
+        SinkError(f"unknown {HALF}"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_an_executor_can_be_encoded_and_keeps_its_name_and_place(error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(Exception, match=r"ud83d") as caught, encodable_errors():
+        fail()
+    told = "".join(traceback.format_exception(caught.value))
+    told.encode()
+    assert type(caught.value).__name__ == type(error).__name__
+    assert "in fail" in told
+    assert isinstance(caught.value, SinkError) == isinstance(error, SinkError)
+
+
+def test_an_error_that_chains_what_cannot_be_encoded_is_told_without_it() -> None:
+    def fail() -> None:
+        try:
+            raise ValueError(HALF)
+        except ValueError as error:
+            raise LookupError("no such kind") from error
+
+    with pytest.raises(Exception, match="no such kind") as caught, encodable_errors():
+        fail()
+    "".join(traceback.format_exception(caught.value)).encode()
+
+
+def test_an_error_that_can_be_encoded_is_left_as_it_is() -> None:
+    error = ValueError("unknown kind \U0001f600")
+    with pytest.raises(ValueError, match="unknown") as caught, encodable_errors():
+        raise error
+    assert caught.value is error
+
+
+def test_what_a_sink_or_a_decoder_runs_in_executors_raises_what_can_be_encoded() -> None:
+    def raise_half(_: bytes) -> Any:
+        raise ValueError(f"unknown kind {HALF}")
+
+    batch = pa.RecordBatch.from_pydict({"data": [b"x"]})
+    decode = _DecodeBatches(_Decoding(lambda: raise_half, is_strict=True), pa.int64())
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        with Marks().errors():
+            raise_half(b"")
+        yield batch
+
+    for batches in (decode(iter([batch])), rows()):
+        with pytest.raises(Exception, match="unknown kind") as caught:
+            list(batches)
+        "".join(traceback.format_exception(caught.value)).encode()
