@@ -318,6 +318,9 @@ def _kind(field: Mapping[str, Any], known: Mapping[str, Any]) -> str:
         for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
         if key in field
     ]
+    least, most = field.get("minLength", 1), field.get("maxLength")
+    if field.get("type") == "string" and most is not None:
+        limits.append(f"{least} to {most} characters")
     return ", ".join([name, *limits])
 
 

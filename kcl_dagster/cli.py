@@ -31,7 +31,7 @@ from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.standby import lead
 from kcl_dagster.operations.planning import decisions, nothing_to_do, plan, problems
 from kcl_dagster.operations.printable import printable
-from kcl_dagster.operations.status import Status, read_status, refuse_other_streams
+from kcl_dagster.operations.status import Status, known_streams, read_status, refuse_other_streams
 from kcl_dagster.operations.terminal import Verbs, refuse_missing_home
 from kcl_dagster.operations.unread import Unread
 from kcl_dagster.operations.watching import LOOK_SECONDS, view, watch, watch_json
@@ -78,7 +78,11 @@ def parser() -> argparse.ArgumentParser:
         help="module:attribute, a consumer, an Application or definitions; or use --application",
     )
     named.add_argument("--application", help="its name, which is also its lease table's")
-    named.add_argument("--stream", action="append", help="with --application; several times for several streams")
+    named.add_argument(
+        "--stream",
+        action="append",
+        help="with --application, left out: as its tables say; several times for several streams",
+    )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--region", help="left out: as boto3 finds it")
     common.add_argument("--endpoint-url", help="of an emulator or a private endpoint")
@@ -123,16 +127,31 @@ def _application(options: argparse.Namespace) -> Application:
                 f"application {found.name} does not read {', '.join(others)}, but {', '.join(reads)}"
             )
         return found
-    if not options.application or not options.stream:
+    if not options.application:
         raise ConfigurationError("say which application: module:attribute, or --application NAME --stream NAME")
+    if not options.stream:
+        options.stream = _streams_by_tables(options)
+    return _named(options.application, options.stream)
+
+
+def _named(name: str, streams: Sequence[str]) -> Application:
     try:
-        return Application(
-            name=options.application, streams=tuple(options.stream), multi_stream=len(options.stream) > 1
-        )
+        return Application(name=name, streams=tuple(streams), multi_stream=len(streams) > 1)
     except ValidationError as error:
-        raise ConfigurationError(f"application {options.application}: {refusal(error)}") from None
+        raise ConfigurationError(f"application {name}: {refusal(error)}") from None
     except ValueError as error:
-        raise ConfigurationError(f"application {options.application}: {error}") from None
+        raise ConfigurationError(f"application {name}: {error}") from None
+
+
+def _streams_by_tables(options: argparse.Namespace) -> list[str]:
+    """The streams that the tables of an application name. Raises ConfigurationError where they name none."""
+    any_stream = _named(options.application, ["unknown"])
+    streams = known_streams(any_stream, _client(options, "dynamodb"), system())
+    if not streams:
+        raise ConfigurationError(
+            f"add --stream NAME: there are no tables of application {options.application} here that name its stream"
+        )
+    return streams
 
 
 def _check_streams(options: argparse.Namespace, application: Application) -> None:
@@ -187,7 +206,10 @@ def _found(options: argparse.Namespace) -> _Found:
 
 def _seconds(text: str) -> float:
     """Not less than a tenth: tables and their bill are others' too."""
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds") from None
     if not seconds >= 0.1:
         raise argparse.ArgumentTypeError(f"{text} is less than 0.1 seconds")
     return seconds

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kcl_dagster.errors import ConfigurationError, TableNotFound, UnreadableItem, Unsafe
+from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.reset import refusals
 from kcl_dagster.tables import attributes as a
@@ -23,6 +24,9 @@ from kcl_dagster.tables.scanning import scan_items
 from kcl_dagster.tables.sending import Applied, Sender
 
 _OWNERSHIP = (a.OWNER, a.CHECKPOINT_OWNER)
+# What workers write into leases that they own although nothing was processed. An import sets none of it back.
+_PASSING = frozenset({*_OWNERSHIP, a.COUNTER, a.SWITCHES, a.THROUGHPUT, a.TIP_SEEN})
+LEASES_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,8 @@ def _items(desk: Desk) -> dict[str, Item]:
 def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry: bool = False) -> ImportReport:
     """Write exported leases, unowned. Makes the tables where there are none.
 
-    `force` replaces leases that are there and differ, unless somebody owns them. Counters only grow.
+    `force` sets back leases that are there and differ in more than what a worker writes while it waits, unless
+    somebody owns them or may be given them. Counters only grow.
     Raises Unsafe and ConfigurationError with nothing changed.
     """
     items = [from_line(line, number) for number, line in enumerate(lines, 1) if line.strip()]
@@ -136,10 +141,16 @@ def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry:
                 f"the file is not of an application like {desk.application.name}: {error}"
             ) from error
     here = _here(desk, dry=dry)
-    differing = [key for item, key in zip(items, keys, strict=True) if key in here and _differs(item, here[key])]
-    if differing and not force:
-        raise Unsafe(f"{len(differing)} leases are there and differ, {differing[0]} for one: --force replaces them")
-    _refuse_if_at_work(desk, differing)
+    differing = {
+        key: names
+        for item, key in zip(items, keys, strict=True)
+        if key in here and (names := _differences(item, here[key]))
+    }
+    if differing:
+        said = _told(differing)
+        _refuse_if_at_work(desk, list(differing), said)
+        if not force:
+            raise Unsafe(f"{said}: --force sets them back to what the file says")
     report = ImportReport(
         created=tuple(key for key in keys if key not in here),
         replaced=tuple(differing),
@@ -174,21 +185,31 @@ def _here(desk: Desk, *, dry: bool) -> dict[str, Item]:
         return {}
 
 
-def _refuse_if_at_work(desk: Desk, keys: Sequence[str]) -> None:
-    if not keys:
-        return
+def _told(differing: Mapping[str, Sequence[str]]) -> str:
+    some = "; ".join(f"{key} in {', '.join(names)}" for key, names in list(differing.items())[:LEASES_NAMED])
+    more = "; and others" if len(differing) > LEASES_NAMED else ""
+    verb = "differs" if len(differing) == 1 else "differ"
+    return f"{counted(len(differing), 'lease')} {verb} from the file ({some}{more})"
+
+
+def _refuse_if_at_work(desk: Desk, keys: Sequence[str], said: str) -> None:
     leases = [lease for lease in desk.scan().leases if lease.key in set(keys)]
     problems = refusals(leases, desk.control.load(), desk.leader())
     if problems:
-        raise Unsafe(f"{'; '.join(problems[:5])}. Pause the application first (kcl-dagster pause)")
+        raise Unsafe(
+            f"{said}, and the application runs: {'; '.join(problems[:LEASES_NAMED])}. To set leases back, "
+            "pause the application first (kcl-dagster pause), and import with --force"
+        )
 
 
-def _differs(item: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
-    """In more than who owns it and how often it was written."""
-    beside = {*_OWNERSHIP, a.COUNTER, a.SWITCHES}
-    return to_line({k: v for k, v in item.items() if k not in beside}) != to_line(
-        {k: v for k, v in here.items() if k not in beside}
-    )
+def _differences(item: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """The attributes that an import would set back."""
+    names = sorted({*item, *here} - _PASSING)
+    return [name for name in names if _only(name, item) != _only(name, here)]
+
+
+def _only(name: str, item: Mapping[str, Any]) -> str | None:
+    return to_line({name: item[name]}) if name in item else None
 
 
 def _write(table: str, item: Item, known: Item | None) -> Request:

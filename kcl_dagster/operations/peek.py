@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from kcl_dagster import aws
@@ -33,16 +34,21 @@ class Peeked:
     """Why an aggregate could not be opened; `data` is all of it then."""
 
     def to_document(self) -> dict[str, Any]:
+        """By the names of the columns that the consumer's function receives."""
         text = self.data.decode(errors="backslashreplace")
         return {
-            "sequence": self.sequence,
-            "sub_sequence": self.sub_sequence,
+            "sequence_number": self.sequence,
+            "sub_sequence_number": self.sub_sequence,
             "partition_key": self.partition_key,
             "explicit_hash_key": self.explicit_hash_key,
-            "arrived_ms": self.arrived_ms,
+            "arrival_timestamp": _moment(self.arrived_ms),
             "data": text,
             "problem": self.problem,
         }
+
+
+def _moment(millis: int | None) -> str | None:
+    return None if millis is None else datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def peek(

@@ -266,17 +266,22 @@ def read_status(
 def refuse_other_streams(application: Application, dynamodb: Client, runtime: Runtime) -> None:
     """Raises ConfigurationError for a stream that no start position in the tables names, where they name any.
     Tables of a KCL application in another language name none."""
-    layout = detect_layout(dynamodb, application, runtime)
-    try:
-        starts = StartTable(dynamodb, application, layout, runtime).all()
-    except (TableNotFound, UnreadableItem):
-        return
-    known = sorted({_name_of(stream) for stream in starts})
+    known = known_streams(application, dynamodb, runtime)
     others = [stream.name for stream in application.streams if stream.name not in known]
     if known and others:
         raise ConfigurationError(
             f"application {application.name} does not read {', '.join(others)}: its tables name {', '.join(known)}"
         )
+
+
+def known_streams(application: Application, dynamodb: Client, runtime: Runtime) -> list[str]:
+    """The streams whose start positions are in the tables; empty where there are none that can be read."""
+    layout = detect_layout(dynamodb, application, runtime)
+    try:
+        starts = StartTable(dynamodb, application, layout, runtime).all()
+    except (TableNotFound, UnreadableItem):
+        return []
+    return sorted({_name_of(stream) for stream in starts})
 
 
 def _name_of(stream: str) -> str:

@@ -117,6 +117,7 @@ class Verbs:
         back.add_argument("--wait-for-dead", action="store_true", help="take what nobody renews while we watch")
         out = verb("export", self._export, "leases as JSON lines")
         out.add_argument("--file", type=Path, help="left out: standard output")
+        out.add_argument("--force", action="store_true", help="replace the file if there is one")
         into = verb("import", self._import, "write exported leases, unowned")
         into.add_argument("--file", type=Path, required=True)
         into.add_argument("--force", action="store_true", help="replace leases that differ, if nobody owns them")
@@ -251,7 +252,7 @@ class Verbs:
         if options.file is None:
             sys.stdout.write(text)
         else:
-            options.file.write_text(text)
+            _write(options.file, text, force=options.force)
             _tell(counted(len(lines), "lease"))
         return WELL
 
@@ -358,8 +359,27 @@ def _line(finding: Finding) -> Text:
     return text if not finding.do else text.append(f"\n      {printable(finding.do)}")
 
 
+def _write(file: Path, text: str, *, force: bool) -> None:
+    """Raises ConfigurationError for a file that is there, unless `force`, and for one that cannot be written."""
+    try:
+        with file.open("w" if force or not _is_replaceable(file) else "x") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise ConfigurationError(f"{file} exists: --force replaces it") from None
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from None
+
+
+def _is_replaceable(file: Path) -> bool:
+    """Not a device or a pipe."""
+    return file.is_file() or not file.exists()
+
+
 def _positive(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return number

@@ -139,7 +139,7 @@ def look_peek(top: Worktop, form: forms.Peek) -> Answer:
     )
     rows: list[Row] = [
         {
-            "sequence": f"…{record.sequence[-8:]}/{record.sub_sequence}",
+            "sequence_number": f"…{record.sequence[-8:]}/{record.sub_sequence}",
             "partition key": record.partition_key,
             "bytes": len(record.data),
             "data": record.to_document()["data"][:SHOWN_BYTES],
@@ -150,7 +150,7 @@ def look_peek(top: Worktop, form: forms.Peek) -> Answer:
         [f"{counted(len(found), 'record')} of {form.shard}"],
         {
             "records": len(found),
-            "shown": table(rows, ("sequence", "partition key", "bytes", "data")),
+            "shown": table(rows, ("sequence_number", "partition key", "bytes", "data")),
             "all": MetadataValue.json([record.to_document() for record in found]),
         },
     )

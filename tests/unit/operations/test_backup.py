@@ -115,8 +115,34 @@ def changed_meanwhile(shop: Shop) -> list[str]:
 
 def test_leases_that_went_on_are_not_replaced_unless_forced(shop: Shop) -> None:
     lines = changed_meanwhile(shop)
-    with pytest.raises(Unsafe, match=r"1 leases are there and differ.*--force"):
+    pause(shop.desk)
+    for lease in shop.leases().values():
+        shop.desk.leases.release(lease)
+    with pytest.raises(Unsafe) as refusal:
         import_leases(shop.desk, lines)
+    assert f"1 lease differs from the file ({FIRST} in checkpoint" in str(refusal.value)
+    assert str(refusal.value).endswith("--force sets them back to what the file says")
+
+
+def test_leases_that_were_only_renewed_do_not_differ(shop: Shop) -> None:
+    shop.serve()
+    lines = list(export_leases(shop.desk))
+    table = shop.application.lease_table
+    shop.dynamodb.update_item(
+        TableName=table,
+        Key={"leaseKey": {"S": FIRST}},
+        UpdateExpression="SET leaseCounter = :c, throughputKBps = :t, kdTip = :n",
+        ExpressionAttributeValues={":c": {"N": "999"}, ":t": {"N": "7.5"}, ":n": {"N": "1700000000"}},
+    )
+    shop.desk.leases.release(shop.leases()[SECOND])
+    assert import_leases(shop.desk, lines).unchanged == (FIRST, SECOND)
+
+
+def test_a_running_application_has_to_be_paused_before_leases_are_set_back(shop: Shop) -> None:
+    lines = changed_meanwhile(shop)
+    for force in (False, True):
+        with pytest.raises(Unsafe, match=rf"{FIRST} in checkpoint.* is owned by .*pause the application first"):
+            import_leases(shop.desk, lines, force=force)
 
 
 def test_owned_leases_are_not_replaced_even_if_forced(shop: Shop) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.operations import terminal
 from kcl_dagster.operations.doctor.finding import fail
-from tests.unit.operations.conftest import Shop
+from tests.unit.operations.conftest import STREAM, Shop
 
 
 @pytest.fixture
@@ -256,3 +257,54 @@ def test_the_help_of_the_emulator_says_how_it_was_called(capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         cli.main(["emulator", "--help"])
     assert capsys.readouterr().out.startswith("usage: kcl-dagster emulator [")
+
+
+def test_an_export_replaces_no_file_unless_forced(
+    project: Shop, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "leases.jsonl"
+    assert said(capsys, "export", "my_project:orders", "--file", str(file)) == ["2 leases"]
+    file.write_text("the copy from before the incident")
+    line = refused(capsys, "export", "my_project:orders", "--file", str(file))
+    assert line == f"kcl-dagster: {file} exists: --force replaces it"
+    assert file.read_text() == "the copy from before the incident"
+    assert said(capsys, "export", "my_project:orders", "--file", str(file), "--force") == ["2 leases"]
+    assert len(file.read_text().splitlines()) == 2
+
+
+def test_an_export_to_a_folder_that_is_not_there_is_one_line(
+    project: Shop, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "gone" / "leases.jsonl"
+    line = refused(capsys, "export", "my_project:orders", "--file", str(file))
+    assert line == f"kcl-dagster: {file} cannot be written: No such file or directory"
+
+
+def test_the_stream_of_a_named_application_is_taken_from_its_tables(
+    project: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert json.loads("".join(said(capsys, "status", "--application", "orders-app", "--json")))["streams"] == [
+        STREAM
+    ]
+    line = refused(capsys, "status", "--application", "another-app")
+    assert line.startswith("kcl-dagster: add --stream NAME: there are no tables of application another-app here")
+
+
+def test_seconds_that_are_no_number_are_refused_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["status", "my_project:orders", "--watch", "abc"])
+    assert "argument --watch: abc is not a number of seconds" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["cost", "my_project:orders", "--shards", "many"])
+    assert "argument --shards: many is not a whole number" in capsys.readouterr().err
+
+
+def test_peek_names_its_fields_as_the_columns_of_the_function(
+    project: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.put(b"one")
+    [line] = said(capsys, "peek", "my_project:orders", "--shard", "shardId-000000000000", "--first")
+    fields = json.loads(line)
+    named = re.findall(r"^\| `(\w+)`", Path("docs/reference/records.md").read_text(), re.MULTILINE)
+    assert set(fields) - {"problem"} <= set(named)
+    assert datetime.fromisoformat(fields["arrival_timestamp"]).tzinfo is not None
