@@ -13,6 +13,7 @@
     ├── StreamError
     │   ├── StreamNotFound
     │   ├── StreamRecreated       same name, another stream
+    │   ├── OtherStream           the leases belong to a stream of another name
     │   ├── ConsumerNotFound      the fan-out consumer was deregistered
     │   └── DataLoss              records left the stream before they were read
     ├── TableError
@@ -89,6 +90,10 @@ class StreamNotFound(StreamError):
 
 class StreamRecreated(StreamError):
     """The stream was deleted and created again under its old name."""
+
+
+class OtherStream(StreamError):
+    """The leases of a single-stream application belong to a stream of another name."""
 
 
 class ConsumerNotFound(StreamError):

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kcl_dagster.application import Application, Position, StartAt, StreamSettings
-from kcl_dagster.errors import KclError, StreamError, StreamRecreated
+from kcl_dagster.errors import KclError, OtherStream, StreamError, StreamRecreated
 from kcl_dagster.leader.audit import Hole, active_ranges, find_hole, lack_range
 from kcl_dagster.leader.liveness import CLOCK_TOLERANCE
 from kcl_dagster.leader.report import DataLossEvent, StreamSight
@@ -60,6 +60,9 @@ class StreamState:
 
     disputed: frozenset[StreamIdentifier] = frozenset()
     """Identifiers in lease keys that may mean this very stream."""
+
+    is_other: bool = False
+    """The leases, which name no stream, belong to another one."""
 
     knows_roots: bool = False
     """Whether the shards that were open at the start were compared with the leases."""
@@ -141,10 +144,11 @@ class Syncer:
         self._next = (self._next + reached) % len(order)
         former = self._former(leases)
         disputed = {stream for state in self._states.values() for stream in state.disputed}
+        others = any(state.is_other for state in self._states.values())
         return SyncOutcome(
             tuple(outcome for outcome in outcomes if outcome is not None),
             tuple(lease for lease in former if lease.stream not in disputed),
-            tuple(lease for lease in leases if lease.stream in disputed),
+            tuple(lease for lease in leases if lease.stream in disputed or (others and lease.stream is None)),
         )
 
     def listing(self, lease: Lease) -> tuple[Shard, ...]:
@@ -228,6 +232,7 @@ class Syncer:
         state.horizon = max(facts.created, oldest + HORIZON_SECONDS)
         # Read again each time: a reset decides anew where a stream starts.
         state.start = self._starts.get(str(identifier)) or state.start
+        self._refuse_other(state, identifier, grouped)
         if state.start is not None and state.start.stream_created != epoch:
             raise StreamRecreated(
                 f"it was deleted and created again at {_moment(epoch * 1000):%Y-%m-%d %H:%M:%S} UTC; the leases of "
@@ -237,6 +242,19 @@ class Syncer:
             tip = min(now, _last_read_by_java(grouped.get(_group_of(identifier), []), workers) or now)
             state.start = _start_now(identifier, settings.start, epoch, now, tip)
         return state
+
+    def _refuse_other(
+        self, state: StreamState, identifier: StreamIdentifier, grouped: dict[str, list[Lease]]
+    ) -> None:
+        """Raise OtherStream where this stream was never begun and the leases are recorded as another one's. They
+        are given to no worker then."""
+        state.is_other = False
+        if state.start is None and "" in grouped:
+            try:
+                self._starts.refuse_other(self._application.name, identifier)
+            except OtherStream:
+                state.is_other = True
+                raise
 
     def _refuse_disputed(
         self, state: StreamState, identifier: StreamIdentifier, epoch: int, grouped: dict[str, list[Lease]]

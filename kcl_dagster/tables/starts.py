@@ -10,6 +10,7 @@ from typing import Any
 
 from kcl_dagster import aws
 from kcl_dagster.application import Application, Position
+from kcl_dagster.errors import OtherStream
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables import coordination
@@ -80,6 +81,22 @@ class StartTable:
             ExpressionAttributeValues={":kind": s(START_ENTITY)},
         )
         return {start.stream: start for start in map(self._parsed, items)}
+
+    def refuse_other(self, application: str, stream: StreamIdentifier) -> None:
+        """Raise OtherStream where the leases of a single-stream application are recorded as another stream's.
+
+        Such leases name no stream. If nothing is recorded, a Java application made them, and they are adopted.
+        """
+        if stream.is_multi or self.get(str(stream)) is not None:
+            return
+        others = sorted(name for name in self.all() if ":" not in name)
+        if others:
+            raise OtherStream(
+                f"the leases of application {application} belong to stream {', '.join(others)}, and it is to read "
+                f"{stream.name}: checkpoints of one stream mean nothing in another. Set the stream to {others[0]} "
+                f"again, or read {stream.name} under another application name; an application that changes its "
+                "streams is made with multi_stream=True"
+            )
 
     def record(self, start: StartPosition) -> StartPosition:
         """Decide where a stream starts, unless that is decided. Returns the decision that stands."""

@@ -48,6 +48,7 @@ class StreamLookup:
 
     def __init__(self, kinesis: aws.Client, application: Application, starts: StartTable, runtime: Runtime) -> None:
         self._kinesis = kinesis
+        self._application = application.name
         self._configured = {settings.name: settings.start for settings in application.streams}
         # Whoever sets an epoch in the configuration means whatever stream has the name.
         self._renamed = {settings.name for settings in application.streams if settings.creation_epoch is not None}
@@ -75,8 +76,10 @@ class StreamLookup:
         return clock.monotonic() + self._ahead
 
     def confirm(self, stream: StreamIdentifier) -> None:
-        """Raises StreamRecreated when the stream of that name is not the one that was meant. Only leases of a
-        multi-stream application say which one that is."""
+        """Raises StreamRecreated when the stream of that name is not the one that was meant, which only leases of a
+        multi-stream application tell, and OtherStream when the leases are recorded as another stream's."""
+        if not stream.is_multi:
+            self._starts.refuse_other(self._application, stream)
         if not stream.is_multi or stream.name in self._renamed:
             return
         created = int(describe(self._kinesis, stream.name, runtime=self._runtime).created)

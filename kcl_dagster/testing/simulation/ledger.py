@@ -182,8 +182,8 @@ class Ledger:
 
     def lock_changed(self, old: Item | None, new: Item | None, actor: Process | None) -> None:
         """The leader lock. Only its owner deletes it. It is taken from another leader only when its version stood
-        for as long as the row says, of which an hour is believed at most, or from a standby, which gives way to every
-        leader that is none."""
+        for as long as the row says, of which an hour is believed at most, or from a standby, which gives way to
+        every leader that is none."""
         changed, self._lock_changed = self._lock_changed, self.now()
         if old is None or "isReleased" in old:
             return

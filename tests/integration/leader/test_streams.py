@@ -13,6 +13,7 @@ from kcl_dagster.model.checkpoint import LATEST, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.tables.attributes import START_POSITION
 from kcl_dagster.tables.layout import create_tables
 from kcl_dagster.tables.places import Layout
 from tests.integration.leader.town import Town, Worker, shard_id
@@ -517,3 +518,53 @@ def test_a_start_that_the_stream_still_has_is_asked_for_by_its_time() -> None:
     town.clock.advance(23 * 3600.0)
     assert town.tick().ok
     assert in_order(town) == [shard_id(1), shard_id(2)]
+
+
+# --- another stream under the same application ---
+
+
+def pointed_at(town: Town, stream: str) -> None:
+    town.application = Application(name=town.application.name, streams=stream, fleet=FLEET)
+    town.restart_leader()
+
+
+def test_leases_of_one_stream_are_not_given_out_for_another() -> None:
+    """They name no stream; which one it was is recorded with the start."""
+    town = Town(Application(name="one-app", streams="orders", fleet=FLEET), 2)
+    worker = running(town)
+    worker.progress(shard_id(1), "4959033827")
+    town.kill(worker, seen=True)
+    town.kinesis.create_stream(StreamName="orders-v2", ShardCount=4)
+    pointed_at(town, "orders-v2")
+    successor = town.start("worker-001")
+    report = town.step(6)
+    sync = report.stage("sync")
+    assert sync is not None
+    assert sync.error is not None
+    for part in ("belong to stream orders", "to read orders-v2", "another application name", "multi_stream=True"):
+        assert part in sync.error
+    assert in_order(town) == [shard_id(0), shard_id(1)]
+    assert set(town.owners().values()) <= {worker.id, None}
+    assert str(town.lease(shard_id(1)).checkpoint) == "4959033827"
+
+    pointed_at(town, "orders")
+    town.step(6)
+    assert len(successor.shards()) == 2, "the first stream goes on"
+
+
+def test_leases_of_which_no_stream_is_recorded_are_adopted() -> None:
+    """A Java application's, or those of version 0.1."""
+    town = Town(Application(name="one-app", streams="orders", fleet=FLEET), 2)
+    running(town)
+    table = town.application.lease_table
+    [start] = [
+        item["leaseKey"]["S"]
+        for item in town.dynamodb.scan(TableName=table)["Items"]
+        if item.get("entityType", {}).get("S") == START_POSITION
+    ]
+    key = {"leaseKey": {"S": start}}
+    town.dynamodb.delete_item(TableName=table, Key=key)
+    town.restart_leader()
+    report = town.step(3)
+    assert all(stage.ok for stage in report.stages)
+    assert town.dynamodb.get_item(TableName=table, Key=key).get("Item") is not None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kcl_dagster.application import Position
-from kcl_dagster.errors import UnreadableItem
+from kcl_dagster.errors import OtherStream, UnreadableItem
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.tables.starts import StartPosition, StartTable
 from kcl_dagster.testing.clock import FakeClock
@@ -43,6 +43,18 @@ def test_streams_decide_for_themselves(starts: StartTable) -> None:
     starts.record(ORDERS)
     starts.record(clicks)
     assert starts.all() == {"orders": ORDERS, "123456789012:clicks:17": clicks}
+
+
+def test_a_stream_other_than_the_recorded_one_is_refused(starts: StartTable) -> None:
+    single, other = StreamIdentifier.single("orders"), StreamIdentifier.single("orders-v2")
+    starts.refuse_other("app", other)
+    starts.record(replace(ORDERS, stream="123456789012:clicks:17"))
+    starts.refuse_other("app", other)
+    starts.record(ORDERS)
+    starts.refuse_other("app", single)
+    starts.refuse_other("app", StreamIdentifier("orders-v2", "123456789012", 17))
+    with pytest.raises(OtherStream, match="application app belong to stream orders, and it is to read orders-v2"):
+        starts.refuse_other("app", other)
 
 
 def test_the_moment_that_latest_means_is_asked_for_by_stream(starts: StartTable, client: FaultyClient) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from kcl_dagster.application import Application, Position
-from kcl_dagster.errors import BatchError, ConfigurationError, SinkError
+from kcl_dagster.errors import BatchError, ConfigurationError, OtherStream, SinkError
 from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
@@ -291,3 +291,15 @@ def test_a_worker_that_cannot_ask_for_the_service_s_time_uses_its_own() -> None:
 
 def refuse(**_: Any) -> Any:
     raise client_error("AccessDeniedException", "not yours", "DescribeStreamSummary")
+
+
+def test_a_worker_refuses_a_stream_other_than_the_recorded_one() -> None:
+    place = Place()
+    stream = StreamIdentifier.single(STREAM)
+    lookup = StreamLookup(place.kinesis, place.application, place.starts, place.runtime)
+    lookup.confirm(stream)
+    place.starts.record(StartPosition("orders", Position.TRIM_HORIZON, None, 1))
+    with pytest.raises(OtherStream, match="belong to stream orders, and it is to read clicks"):
+        lookup.confirm(stream)
+    place.starts.record(StartPosition(STREAM, Position.TRIM_HORIZON, None, 1))
+    lookup.confirm(stream)
