@@ -8,7 +8,7 @@ from pydantic import Field
 
 from kcl_dagster import aws
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration.secret_options import SecretsResource, is_literal
+from kcl_dagster.orchestration.secret_options import SecretsResource, is_literal, refuse_literals
 
 SECRETS: Final = {"aws_secret_access_key": "AWS_SECRET_ACCESS_KEY", "aws_session_token": "AWS_SESSION_TOKEN"}
 """Fields that must not be literals, and the variable that a refusal proposes."""
@@ -68,6 +68,8 @@ class KclResource(SecretsResource):
                     f"{name} of KclResource is a literal, which Dagster stores and shows: say "
                     f'EnvVar("{variable}"), or leave it out and boto3 takes it from the environment'
                 )
+        addresses = {name: value for name, value in values.items() if name.endswith("endpoint_url") and value}
+        refuse_literals(addresses, "KclResource", "leave the user and the password out of it", prefix="kcl")
         super().__init__(**values)
 
     def connection(self, service: str, application: str | None = None) -> dict[str, str]:

@@ -6,7 +6,7 @@ is named in the code by an `EnvVar`, and its value is read by the worker that op
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
@@ -92,21 +92,34 @@ def is_secret(name: str) -> bool:
     return any(part in words for part in SECRET_NAMES) or not set(SECRET_WORDS).isdisjoint(words.split("_"))
 
 
-def refuse_literals(options: Mapping[str, str], owner: str, otherwise: str) -> None:
+def refuse_literals(
+    options: Mapping[str, str], owner: str, otherwise: str | Callable[[str], str], prefix: str = ""
+) -> None:
     """Raises ConfigurationError for the first secret that is not an EnvVar. The message does not contain its value.
 
-    `otherwise` says what happens if the option is left out.
+    `otherwise` says what happens if an option is left out, or makes that of the option's name. `prefix`: begins the
+    name of the environment variable that the message proposes.
     """
     for name, value in options.items():
         if not is_literal(value):
             continue
         holds = "a literal secret" if is_secret(name) else _in_address(str(value))
         if holds is not None:
-            variable = "_".join(re.findall(r"[A-Z0-9]+", name.upper()))
+            variable = "_".join(re.findall(r"[A-Z0-9]+", f"{prefix}_{name}".upper()))
+            left_out = otherwise if isinstance(otherwise, str) else otherwise(name)
             raise ConfigurationError(
                 f"{name} of {owner} is {holds}, which is visible to all who can read the code: say "
-                f'dagster.EnvVar("{variable}"), or {otherwise}'
+                f'dagster.EnvVar("{variable}"), or {left_out}'
             )
+
+
+def refuse_secret_in(path: str, owner: str) -> None:
+    """Raises ConfigurationError for a path of a lake with a password in it. Keys of a lake are the connection's."""
+    if _in_address(path) is not None:
+        raise ConfigurationError(
+            f"the path of {owner} is an address that contains a secret, which is visible to all who can read the "
+            "code: say s3://bucket/prefix, and give the keys to the KclResource or the role of the machine"
+        )
 
 
 def resolved(options: Mapping[str, str], owner: str) -> dict[str, str]:

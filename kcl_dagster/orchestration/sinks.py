@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kcl_dagster.orchestration.metadata import TABLE_NAME, URI
-from kcl_dagster.orchestration.secret_options import refuse_literals, resolved
+from kcl_dagster.orchestration.secret_options import refuse_literals, refuse_secret_in, resolved
 from kcl_dagster.worker.batch import Batch, Sink
 
 _DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
@@ -78,6 +78,7 @@ def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
 
             kcl.parquet("s3://lake/clicks", partition_by=["day"])
     """
+    refuse_secret_in(path, "kcl.parquet")
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
         from kcl_dagster.spark.sinks.parquet import ParquetSink
@@ -105,6 +106,7 @@ def delta(
 
             kcl.delta("s3://lake/clicks", storage_options={"AWS_REGION": "eu-west-1"})
     """
+    refuse_secret_in(path, "kcl.delta")
     refuse_literals(
         storage_options or {},
         _DELTA,
@@ -152,8 +154,13 @@ def iceberg(
 
             kcl.iceberg("lake.clicks", {"type": "glue"}, partition_by=["day(arrival_timestamp)"])
     """
-    configured = f"PYICEBERG_CATALOG__{catalog_name.upper()}__..."
-    refuse_literals(catalog or {}, _ICEBERG, f"leave it out and set pyiceberg's own variable, {configured}")
+
+    def configured(option: str) -> str:
+        names = (catalog_name, option.replace(".", "__").replace("-", "_"))
+        variable = "__".join(("PYICEBERG_CATALOG", *names)).upper()
+        return f"leave it out and set pyiceberg's own variable, {variable}"
+
+    refuse_literals(catalog or {}, _ICEBERG, configured, prefix=identifier)
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
         from kcl_dagster.spark.sinks.iceberg import IcebergSink

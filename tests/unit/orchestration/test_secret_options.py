@@ -98,7 +98,9 @@ def test_a_literal_is_refused_with_what_to_say_instead(
 def test_a_secret_in_an_address_is_refused(
     choice_of: Callable[[Mapping[str, str]], kcl.SinkChoice], address: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=r'uri of kcl.*contains a secret.*EnvVar\("URI"\)') as error:
+    with pytest.raises(
+        ConfigurationError, match=r'uri of kcl.*contains a secret.*EnvVar\("(LAKE_CLICKS_)?URI"\)'
+    ) as error:
         choice_of({"uri": address})
     assert VALUE not in str(error.value)
 
@@ -229,3 +231,42 @@ def test_a_secret_of_spark_is_taken_from_the_environment(monkeypatch: pytest.Mon
         assert one.spark_session is None
         assert started[-1].url == f"sc://spark-connect:15002/;token={VALUE}"
         assert started[-1].conf == {name: VALUE, "spark.a": "b"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: kcl.KclResource(endpoint_url=f"http://user:{VALUE}@localhost:4566"),
+        lambda: kcl.KclResource(s3_endpoint_url=f"http://user:{VALUE}@localhost:4566"),
+        lambda: kcl.parquet(f"s3://user:{VALUE}@bucket/clicks"),
+        lambda: kcl.delta(f"s3://user:{VALUE}@bucket/clicks"),
+    ],
+)
+def test_a_password_in_an_endpoint_or_a_path_is_refused(make: Callable[[], Any]) -> None:
+    with pytest.raises(ConfigurationError, match="is an address that contains a secret") as refusal:
+        make()
+    assert VALUE not in str(refusal.value)
+
+
+def test_an_endpoint_with_a_password_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KCL_ENDPOINT_URL", f"http://user:{VALUE}@localhost:4566")
+    seen: list[str] = []
+
+    @dg.op(required_resource_keys={"kcl"})
+    def look(context: dg.OpExecutionContext) -> None:
+        seen.append(context.resources.kcl.connection("kinesis")["endpoint_url"])
+
+    @dg.job
+    def looking() -> None:
+        look()
+
+    resource = kcl.KclResource(endpoint_url=dg.EnvVar("KCL_ENDPOINT_URL"))
+    looking.execute_in_process(resources={"kcl": resource}, instance=dg.DagsterInstance.ephemeral())
+    assert seen == [f"http://user:{VALUE}@localhost:4566"]
+
+
+def test_the_names_that_a_refusal_proposes_belong_to_the_table_and_are_whole() -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        kcl.iceberg("lake.clicks", {"s3.secret-access-key": VALUE})
+    assert 'dagster.EnvVar("LAKE_CLICKS_S3_SECRET_ACCESS_KEY")' in str(refusal.value)
+    assert str(refusal.value).endswith("variable, PYICEBERG_CATALOG__DEFAULT__S3__SECRET_ACCESS_KEY")
