@@ -1,6 +1,6 @@
 """What a tick tells about itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kcl_dagster.leader.assignment.policy import Move
@@ -67,12 +67,15 @@ class TickReport:
     refused: str | None = None
     """Why the tables that the leader knows may not be written to any more; open another leader to look again."""
 
+    missing_table: str | None = None
+    """Said where a table that the leader had is gone: what is lost by a new one, and what to do."""
+
     stages: tuple[StageOutcome, ...] = ()
     moves: tuple[Move, ...] = ()
     planned: tuple[Move, ...] = ()
     launches: tuple[Launch, ...] = ()
-    retire: tuple[str, ...] = ()
-    """Slots whose worker was asked to drain, or whose run is queued and not wanted any more."""
+    retire: Mapping[str, str] = field(default_factory=dict)
+    """Slots whose worker was asked to drain, or whose run is queued and not wanted any more, and why."""
 
     abandoned: tuple[str, ...] = ()
     """Runs that keep their slots although their workers are gone: the orchestrator takes them for failed."""

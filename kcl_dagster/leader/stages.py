@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from kcl_dagster.errors import KclError, LayoutRefused
+from kcl_dagster.errors import KclError, LayoutRefused, TableNotFound
 from kcl_dagster.leader import expiry, handoff
 from kcl_dagster.leader.failures import twice
 from kcl_dagster.leader.fleet import ABANDONED_SECONDS, FleetPlan, FleetSight, decide_fleet
@@ -66,6 +66,7 @@ class Tick:
     owner: str | None = None
     cannot_read: bool = False
     refused: str | None = None
+    missing_table: str | None = None
     deadline: float = 0.0
     started: float = 0.0
     memory: Memory = field(init=False)
@@ -106,6 +107,16 @@ class Tick:
             return False
         try:
             error = work()
+        except TableNotFound:
+            # It existed when this leader was opened. A new one would begin the application anew, and records that
+            # are stored already would be stored again: only an operator can want that.
+            error = self.missing_table = (
+                f"a table of application {self.leader.application.name} was deleted. The leader makes no new one, "
+                "because the application would begin anew and store records again. Restore the table from a backup "
+                "or with kcl-dagster import: the leader then goes on by itself. Only if the application is to "
+                "begin anew: reload the code location"
+            )
+            self.broken.add(name)
         except KclError as problem:
             error = str(problem)
             self.broken.add(name)
@@ -246,7 +257,6 @@ class Tick:
         for slot, because in plan.launch.items():
             self._launch(slot, because)
         self.notes += plan.notes
-        self.notes += [f"{worker} is asked to drain: {why}" for worker, why in plan.drain.items()]
         if sight is not None:
             self.sight = sight.with_draining(plan.drain)
         if not self.dry:
@@ -457,6 +467,7 @@ class Tick:
             leading=self.leading,
             leader=self.owner,
             refused=self.refused,
+            missing_table=self.missing_table,
             stages=tuple(self.stages),
             moves=() if self.dry else self.moved.written,
             planned=self.moved.planned,
@@ -468,8 +479,9 @@ class Tick:
             notes=tuple(self.notes),
         )
         if self.fleet is not None:
-            drained = {worker.rpartition(":")[0] for worker in self.fleet.drain}
-            report = replace(report, retire=tuple(sorted(drained | set(self.fleet.cancel))))
+            retire = dict.fromkeys(self.fleet.cancel, "its run is queued and not needed any more")
+            retire |= {worker.rpartition(":")[0]: why for worker, why in self.fleet.drain.items()}
+            report = replace(report, retire=dict(sorted(retire.items())))
         if sight is None:
             return report
         left = self.moved.left if self.moved.left is not None else sight.unserved

@@ -33,7 +33,12 @@ def decisions(report: TickReport) -> list[str]:
     """A line for each, with its reason."""
     moves = [f"{move.lease} to {move.to} ({move.kind}): {move.because}" for move in report.planned]
     launches = [f"launch {launch.slot}: {launch.because}" for launch in report.launches]
-    return [*moves, *launches, *(f"retire {slot}" for slot in report.retire), *report.notes]
+    return [
+        *moves,
+        *launches,
+        *(f"retire {slot}: {because}" for slot, because in report.retire.items()),
+        *report.notes,
+    ]
 
 
 def nothing_to_do(report: TickReport) -> bool:

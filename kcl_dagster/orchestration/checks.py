@@ -79,7 +79,10 @@ def _paused(seen: Observation) -> str | None:
     return f"{seen.paused_by or 'An operator'} paused {_some(seen.paused)}: `kcl-dagster resume` ends it."
 
 
-def _leaderless(seen: Observation, _: Consumer) -> str | None:
+def _leaderless(seen: Observation, _: Consumer) -> Finding | str | None:
+    if seen.missing_table is not None:
+        what, todo = seen.missing_table.split(". ", 1)
+        return Finding(f"Nobody leads: {what}.", AssetCheckSeverity.ERROR, remedy=f"{todo}.")
     if seen.leading:
         return None
     if seen.leader is None:

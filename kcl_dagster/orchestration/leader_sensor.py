@@ -304,6 +304,8 @@ def _summary(report: TickReport) -> str:
     """One line for the list of ticks."""
     if report.skipped:
         return report.skipped
+    if report.missing_table is not None:
+        return report.missing_table
     if not report.leading:
         return f"{report.leader or 'nobody'} leads"
     failed = [f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok]

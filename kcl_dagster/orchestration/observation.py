@@ -56,6 +56,9 @@ class Observation:
     leading: bool = False
     """Whether that is us."""
 
+    missing_table: str | None = None
+    """What to do about a table that was deleted while the application ran."""
+
     leader_is_silent: bool = False
     """Whoever holds the lock has not renewed it for as long as it may."""
 
@@ -212,6 +215,7 @@ def of_tick(
         workers=workers,
         leader=report.leader,
         leading=report.leading,
+        missing_table=report.missing_table,
         unserved=[key for key in report.unserved if key not in report.paused],
         paused=[
             lease.key
@@ -241,7 +245,7 @@ def _decisions(report: TickReport) -> list[Decision]:
         *(Decision("loss", str(loss.lease), loss.what) for loss in report.data_loss),
         *(Decision(move.kind, str(move.lease), move.because, move.to) for move in report.moves),
         *(Decision("start", launch.slot, launch.because) for launch in report.launches),
-        *(Decision("end", slot, "it is not needed any more") for slot in report.retire),
+        *(Decision("end", slot, because) for slot, because in report.retire.items()),
         *(_note(note) for note in report.notes),
     ]
 

@@ -138,7 +138,7 @@ def _tables(patient: Patient) -> Generator[Finding, None, Status | None]:
     missing = [table for table, description in descriptions.items() if description is None]
     for table in missing:
         if application.tables.create:
-            yield ok("tables", f"{table} does not exist; the first tick makes it")
+            yield ok("tables", _of_new(table))
             yield creation_right(patient.dynamodb, table)
         else:
             do = f"make {table}, or set tables.create"
@@ -157,6 +157,14 @@ def _tables(patient: Patient) -> Generator[Finding, None, Status | None]:
             yield finding
     yield from _index(patient, layout, descriptions[layout.leases.table] or {})
     return (yield from _rows(patient, layout, is_allowed=is_allowed))
+
+
+def _of_new(table: str) -> str:
+    return (
+        f"{table} does not exist; the first tick makes it. If the application has run before, its table was "
+        "deleted: restore it before the code location is reloaded, because with a new table the application "
+        "begins anew"
+    )
 
 
 def _places(layout: Layout) -> list[Any]:

@@ -94,7 +94,7 @@ def test_lag_adds_a_worker_and_its_absence_takes_one_away() -> None:
     for worker in town.workers.values():
         worker.heartbeat.lag_ms = 0
     took = town.until(lambda report: bool(report.retire), within=200.0)
-    assert town.reports[-1].retire == ("worker-002",)
+    assert list(town.reports[-1].retire) == ["worker-002"]
     retired = town.workers[town.runs["worker-002"].worker_id]
     town.until(lambda report: not retired.shards(), within=60.0)
     assert retired.heartbeat.drain_requested
@@ -148,7 +148,7 @@ def test_a_queued_run_that_is_not_wanted_any_more_is_named() -> None:
     town = town_of(shards=4)
     grown(town)
     town.runs["worker-003"] = SlotRun("waiting", WorkerId("worker-003:waiting"), "queued", town.clock.now())
-    assert town.step().retire == ("worker-003",)
+    assert list(town.step().retire) == ["worker-003"]
 
 
 def test_runs_that_wait_in_the_queue_are_told() -> None:
@@ -313,7 +313,7 @@ def test_two_processes_that_lead_with_different_code_do_not_replace_workers_for_
         town.code = codes[number % 2]
         ended += lived(town)
     assert 2 <= len(ended) <= 4, "the workers from before, and what one of the two launched before the other began"
-    assert not any("older code" in note for report in town.reports[-150:] for note in report.notes)
+    assert not any("older code" in why for report in town.reports[-150:] for why in report.retire.values())
 
 
 def test_a_run_whose_worker_is_gone_unnoticed_is_given_up_and_its_slot_is_launched_again() -> None:

@@ -99,5 +99,5 @@ def test_the_worker_of_a_paused_slot_is_drained_and_its_slot_stays_empty(shop: S
     row = shop.desk.workers.get(ANNA)
     assert row is not None
     assert row.drain_requested
-    assert f"{ANNA} is asked to drain: an operator paused worker-000" in report.notes
+    assert report.retire == {"worker-000": "an operator paused worker-000"}
     assert [launch.slot for launch in report.launches] == ["worker-001"]

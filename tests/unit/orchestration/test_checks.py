@@ -45,6 +45,12 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "Nobody leads",
         "Turn the leader sensor on",
     ),
+    "deleted table": (
+        {"leader": None, "leading": False, "missing_table": "a table of application a was deleted. Restore it"},
+        "somebody_leads",
+        "Nobody leads: a table of application a was deleted.",
+        "Restore it.",
+    ),
     "a leader that is gone": (
         {"leader": "java-7", "leading": False, "leader_is_silent": True},
         "somebody_leads",

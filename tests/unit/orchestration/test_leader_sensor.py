@@ -295,6 +295,38 @@ def test_tables_that_change_under_the_leader_are_looked_for_again(bench: Bench) 
     assert sorted(map(str, bench.requests())) == SLOTS
 
 
+def test_a_table_that_is_deleted_under_its_leader_is_reported_and_not_remade(bench: Bench, aws: Emulator) -> None:
+    """With a new table, the application would begin anew and store records again: that is an operator's decision.
+    Once the table is restored, the leader goes on by itself."""
+    bench.tick()
+    table, dynamodb = bench.consumer.application.lease_table, aws.client("dynamodb")
+    items = dynamodb.scan(TableName=table, ConsistentRead=True)["Items"]
+    dynamodb.delete_table(TableName=table)
+    for _ in range(3):
+        told = bench.tick()
+        assert told.skip_reason is not None
+        assert "was deleted" in str(told.skip_reason.skip_message)
+        assert "kcl-dagster import" in str(told.skip_reason.skip_message)
+        assert table not in dynamodb.list_tables()["TableNames"]
+        checked = [event for event in told.asset_events if isinstance(event, AssetCheckEvaluation)]
+        for event in checked:
+            assert "leader sensor on" not in str(event.description)
+            assert "let kcl_dagster create it" not in str(event.description)
+
+    dynamodb.create_table(
+        TableName=table,
+        KeySchema=[{"AttributeName": "leaseKey", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": "leaseKey", "AttributeType": "S"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    for item in items:
+        dynamodb.put_item(TableName=table, Item=item)
+    for _ in range(2):
+        told = bench.tick()
+    assert "was deleted" not in str(told.skip_reason)
+    assert "nobody leads" not in str(told.skip_reason)
+
+
 @pytest.mark.audit("F8")
 def test_a_restarted_dagster_dev_leads_at_once(bench: Bench, aws: Emulator) -> None:
     """Without DAGSTER_HOME it is another deployment, and the former one's process is gone."""

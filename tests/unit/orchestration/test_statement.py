@@ -234,3 +234,8 @@ def test_sequence_numbers_are_shortened_and_words_are_not(text: str, short: str)
 )
 def test_leases_are_named_by_their_shards_number(key: str, short: str) -> None:
     assert picture.shard(key) == short
+
+
+def test_the_end_of_a_worker_has_the_reason_for_which_it_drains() -> None:
+    seen = of_tick(TickReport(retire={"worker-000": "it runs older code than the leader"}), {}, {}, 0.0)
+    assert seen.decisions == [Decision("end", "worker-000", "it runs older code than the leader")]
