@@ -31,6 +31,7 @@ from kcl_dagster.worker.seating import ProcessorFailed
 LONGEST_MESSAGE: Final = 500  # characters; a Spark error quotes its plan, and its beginning is what is read
 LONGEST_TEXT: Final = 2000  # characters, with the traceback: one event of Dagster's log
 LONGEST_BRIEF: Final = 300  # characters: a worker's row holds a dozen of these
+CUT: Final = "..."  # of what every terminal can show
 MOST_FRAMES: Final = 6
 REDACTED: Final = "[redacted]"
 
@@ -127,7 +128,17 @@ def brief(error: BaseException) -> str:
     kind, message, places = _parts(error)
     text = encodable(f"{kind}: {message}" if message else kind)
     place = encodable(f" ({places[-1].brief})" if places else "")
-    return f"{text[: LONGEST_BRIEF - min(len(place), LONGEST_BRIEF // 2)]}{place[-LONGEST_BRIEF // 2 :]}"
+    left = LONGEST_BRIEF - min(len(place), LONGEST_BRIEF // 2)
+    return f"{_cut(text, left)}{place[-LONGEST_BRIEF // 2 :]}"
+
+
+def _cut(text: str, longest: int) -> str:
+    """At most `longest` characters, cut after a word where there is one near the end."""
+    if len(text) <= longest:
+        return text
+    head = text[: longest - len(CUT)]
+    end = max(head.rfind(" "), longest // 2)
+    return f"{head[:end] if head.rfind(' ') == end else head}{CUT}"
 
 
 def full(error: BaseException) -> str:

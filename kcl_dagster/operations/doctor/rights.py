@@ -166,7 +166,7 @@ def _judged(action: str, resource: str, probe: Probe) -> Finding:
                 f"{resource} is encrypted and its key may not be used ({error})",
                 "allow kms:Decrypt on the stream's key",
             )
-        return fail(check, f"{action} on {resource} is denied", f"allow {action} on {resource} in the policy")
+        return fail(check, f"denied on {resource}", f"allow {action} on {resource} in the policy")
     except CredentialsRefused as error:
         return fail("credentials", str(error), "correct the credentials")
     except Throttled:
@@ -178,7 +178,7 @@ def _judged(action: str, resource: str, probe: Probe) -> Finding:
     except EndpointUnreachable as error:
         return fail(check, str(error), "check endpoint, region and network")
     except (aws.ConditionFailed, aws.ResourceMissing):
-        return ok(check, f"{action} on {resource} is allowed")
+        return ok(check, f"allowed on {resource}")
     except KclError as error:
         return fail(check, str(error), "see the message of AWS")
-    return ok(check, f"{action} on {resource} is allowed")
+    return ok(check, f"allowed on {resource}")

@@ -273,3 +273,12 @@ def test_an_unfinished_quote_at_the_bound_hides_nothing_of_a_record() -> None:
 )
 def test_whatever_is_told_of_an_error_can_be_encoded(make: Callable[[Exception], str], error: Exception) -> None:
     make(raised(error)).encode()
+
+
+def test_a_long_error_in_a_line_is_cut_after_a_word_and_keeps_its_place() -> None:
+    told = brief(raised(ValueError("column amounts " * 40)))
+    message, _, place = told.partition("... (")
+    assert message.endswith((" column", " amounts"))
+    assert "test_error_text.py:" in place
+    assert len(told) <= LONGEST_BRIEF
+    assert len(brief(ValueError("x" * 1000))) == LONGEST_BRIEF
