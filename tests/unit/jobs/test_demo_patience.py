@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from jobs.demo import supervisor
 from jobs.demo.supervisor import READY_PATIENCE_SECONDS, Supervisor
 
 
@@ -22,7 +21,7 @@ class Demo(Supervisor):
         self._fleet, self._tell, self._settings = fleet, tell, settings
         self._landed: Any = lambda: int(self.now)
         self._end, self._failed, self.second_at = None, False, second_at
-        monkeypatch.setattr(supervisor.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr("jobs.demo.supervisor.time.monotonic", lambda: self.now)
 
     def workers(self) -> dict[str, Any]:
         names = ["worker-000"] if self.now < self.second_at else ["worker-000", "worker-001"]
