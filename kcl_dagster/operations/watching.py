@@ -23,6 +23,7 @@ LOOK_SECONDS: Final = 2.0  # four to six small requests each
 FEWEST_ROWS: Final = 5  # of leases, however low the terminal
 OTHER_LINES: Final = 12  # headings and frames
 
+LONGEST_WHOLE: Final = 22  # of a shard or a worker has 20: two such columns fit into 80
 SHOWN_DIGITS: Final = 8  # of the 56 of a sequence number; all of them are in --json
 
 _STYLES: Final = {
@@ -52,6 +53,7 @@ def view(status: Status, rows: int | None = None) -> RenderableType:
             cell(_told(status, lease)),
             style=_STYLES.get(state),
         )
+    _keep_whole(leases, "lease", "owner")
     parts: list[RenderableType] = [_heading(status), _workers(status), leases]
     if len(shown) < len(status.leases):
         parts.append(Text(f"and {counted(len(status.leases) - len(shown), 'lease')} less far behind", style="dim"))
@@ -106,6 +108,14 @@ def _heading(status: Status) -> Text:
     return text
 
 
+def _keep_whole(table: Table, *names: str) -> None:
+    """Names that are copied into commands stay in one line at 80 columns. Longer ones fold: rich crops them."""
+    table.padding = (0, 0, 0, 0)
+    for column in table.columns:
+        longest = max((len(str(text)) for text in column.cells), default=0)
+        column.no_wrap = column.header in names and longest <= LONGEST_WHOLE
+
+
 def _workers(status: Status) -> Table:
     workers = Table("worker", "state", "leases", "behind (s)", "heartbeat (s ago)", "run")
     for column in workers.columns:
@@ -114,6 +124,7 @@ def _workers(status: Status) -> Table:
         behind = "" if row["behind_ms"] is None else f"{row['behind_ms'] / 1000:.1f}"
         age = "" if row["seconds_since_heartbeat"] is None else str(row["seconds_since_heartbeat"])
         workers.add_row(cell(row["worker"]), row["state"], str(row["leases"]), behind, age, cell(row["run"] or ""))
+    _keep_whole(workers, "worker")
     return workers
 
 

@@ -14,7 +14,7 @@ from kcl_dagster import aws, cli
 from kcl_dagster.errors import TableNotFound, Throttled
 from kcl_dagster.leader.liveness import CLOCK_TOLERANCE, KCL_ROW_SECONDS, MISSED_BEATS
 from kcl_dagster.model.checkpoint import Checkpoint
-from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.operations.pausing import pause
 from kcl_dagster.operations.status import Status, read_status
 from kcl_dagster.operations.unread import Unread
@@ -325,3 +325,23 @@ def test_each_shard_has_a_state_and_those_that_do_not_go_on_end_status_with_1(
     arguments = ["status", "--application", "orders-app", "--stream", STREAM]
     assert cli.main(arguments) == (0 if is_well else 1)
     assert cli.main([*arguments, "--json"]) == (0 if is_well else 1)
+
+
+def test_names_of_shards_and_workers_are_whole_at_80_columns(shop: Shop) -> None:
+    shop.serve()
+    worker = WorkerId("worker-000:1a2b3c4d")
+    for shard, lease in shop.leases().items():
+        shop.desk.leases.release(lease)
+        assert shard in (A, B)
+    shop.beat(lag_ms=90_500, behind={A: 90_500}, slow_since={A: AT_13_47})
+    status = status_of(shop)
+    status = replace(
+        status,
+        leases=[replace(lease, owner=worker) for lease in status.leases],
+        workers=[replace(row, id=worker, run_id="1a2b3c4d-0000-4000-8000-000000000000") for row in status.workers],
+    )
+    text = shown(view(status), 80)
+    for name in (A, B, worker):
+        assert name in text
+    assert text.count(worker) == 3
+    assert max(map(len, text.splitlines())) <= 80
