@@ -101,7 +101,14 @@ def _rights() -> str:
         "The AWS rights of each component. `kcl-dagster rights` prints the policies of an application; below are "
         "those of one that needs all of them. See [production](../production.md#rights)."
     )
-    return _joined(["# Rights", MADE, intro, _table(("action", "on", "components", "needed with"), rows), policies])
+    unseen = sorted({f"`{grant.action}` on the {grant.target}" for grant in RIGHTS if grant.checked_by})
+    proof = (
+        "A test compares this table with the requests that arrive at the embedded AWS while every component works. "
+        "AWS checks some rights beside the one of a request's name, and pyiceberg sends its own requests to AWS "
+        f"Glue, so no such request shows these: {', '.join(unseen)}. They follow AWS's documentation."
+    )
+    table = _table(("action", "on", "components", "needed with"), rows)
+    return _joined(["# Rights", MADE, intro, table, proof, policies])
 
 
 def topics() -> Mapping[str, tuple[str, ...]]:

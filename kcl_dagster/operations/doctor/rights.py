@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 from kcl_dagster import aws
-from kcl_dagster.application import Application, Retrieval
+from kcl_dagster.application import Application
 from kcl_dagster.errors import AccessDenied, CredentialsRefused, EndpointUnreachable, KclError, Throttled
 from kcl_dagster.operations.doctor.finding import Finding, fail, not_looked, ok, warn
-from kcl_dagster.operations.rights import RIGHTS, Target, When
+from kcl_dagster.operations.rights import RIGHTS, Deployment, Target, When
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.tables.attributes import OWNER, OWNER_INDEX
 from kcl_dagster.tables.places import Place
@@ -20,6 +20,22 @@ from kcl_dagster.tables.places import Place
 PROBE_KEY: Final = "kdDoctor"  # no row has this key, and none gets it
 _NO_STATISTICS: Final = {"SampleCount": 0.0, "Sum": 0.0, "Minimum": 0.0, "Maximum": 0.0}
 _NEVER: Final = "attribute_exists(#key) AND attribute_not_exists(#key)"
+
+PROBED: Final = frozenset(
+    {
+        *("kinesis:DescribeStreamSummary", "kinesis:ListShards", "kinesis:GetShardIterator", "kinesis:GetRecords"),
+        "kinesis:ListStreamConsumers",
+        *("dynamodb:DescribeTable", "dynamodb:Scan", "dynamodb:GetItem", "dynamodb:Query", "dynamodb:CreateTable"),
+        *("dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem"),
+        *("cloudwatch:PutMetricData", "s3:PutObject", "s3:DeleteObject"),
+    }
+)
+"""The rights that the doctor asks for, where the application needs them."""
+
+# What an application says of itself. Roles, keys, lakes and catalogs are known to the deployment only.
+KNOWN: Final = frozenset(
+    {When.ALWAYS, When.FANOUT, When.TABLES_ARE_MADE, When.TAGGED, When.BACKED_UP, When.METRICS}
+)
 
 Probe = Callable[[], Any]
 
@@ -72,21 +88,17 @@ def sink_right(name: str, store: Store, probe_id: str) -> Finding:
 
 
 def unprobed(application: Application) -> Iterator[Finding]:
-    """What the table of rights has and no request that changes nothing can ask for."""
-    left = [
-        (
-            "kinesis:RegisterStreamConsumer, kinesis:SubscribeToShard",
-            application.batch.retrieval is Retrieval.FANOUT,
-        ),
-        ("dynamodb:UpdateContinuousBackups", application.tables.point_in_time_recovery),
-    ]
-    for actions, is_needed in left:
-        if is_needed:
-            yield not_looked("iam", f"{actions} cannot be asked for without a change")
+    """What the table of rights has for such an application and the doctor does not ask for, because most of it
+    would change something."""
+    deployment = Deployment(application, region="", account="")
+    needed = {grant.action for grant in RIGHTS if grant.when in KNOWN and deployment.needs(grant.when)}
+    left = sorted(needed - PROBED)
+    if left:
+        yield not_looked("iam", f"{', '.join(left)} were not asked for")
     yield not_looked(
         "iam",
         "all rights were asked for with the credentials of this machine, not with those of leader, workers and "
-        "executors elsewhere",
+        "executors elsewhere; rights of roles, keys and AWS Glue were not asked for",
         "run the doctor there, too; kcl-dagster rights has the policies",
     )
 

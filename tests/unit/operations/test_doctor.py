@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from kcl_dagster.application import MetricsLevel, TelemetrySettings
+from kcl_dagster.application import BatchSettings, MetricsLevel, Retrieval, TelemetrySettings
 from kcl_dagster.errors import AccessDenied, JavaMissing
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.operations.doctor import Diagnosis, Verdict, diagnose
 from kcl_dagster.operations.doctor import examine as findings_of
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
 from kcl_dagster.operations.doctor.machine import judge_clock
+from kcl_dagster.operations.doctor.rights import PROBED
 from kcl_dagster.spark.java import Java
 from kcl_dagster.spark.storage import is_hidden, open_store
 from tests.unit.operations.conftest import ANNA, MADE_BY_OTHERS, STREAM, Shop
@@ -396,6 +397,32 @@ def test_the_right_to_make_tables_is_asked_for_where_they_are_missing() -> None:
     allowed = Shop()
     examine(allowed)
     assert allowed.dynamodb.list_tables()["TableNames"] == []
+
+
+@pytest.mark.audit("D14")
+def test_the_doctor_asks_for_the_rights_that_it_claims_and_names_the_others_that_are_needed() -> None:
+    shop = healthy()
+    shop.application = shop.application.model_copy(
+        update={
+            "telemetry": TelemetrySettings(cloudwatch=MetricsLevel.SUMMARY),
+            "batch": BatchSettings(retrieval=Retrieval.FANOUT),
+        }
+    )
+    lake = Lake()
+    cloudwatch = CloudWatch("InvalidParameterCombination")
+    found = examine(shop, cloudwatch=lambda: cloudwatch, stores={"sink": lambda: lake}).findings
+    checks = [finding.check for finding in [*found, *examine(Shop()).findings]]
+    asked = {check.removeprefix("iam ") for check in checks if check.startswith("iam ")}
+    # The answers to these are judged themselves, and are no findings about a right.
+    assert lake.put_paths
+    assert {"stream", "consumers"} <= set(checks)
+    asked |= {"s3:PutObject", "s3:DeleteObject", "kinesis:DescribeStreamSummary", "kinesis:ListStreamConsumers"}
+    assert asked == PROBED
+    left = next(f.says for f in found if f.check == "iam" and "were not asked for" in f.says)
+    assert {"kinesis:SubscribeToShard", "kinesis:RegisterStreamConsumer", "cloudwatch:GetMetricStatistics"} <= set(
+        left.removesuffix(" were not asked for").split(", ")
+    )
+    assert not PROBED & set(left.split(", "))
 
 
 @pytest.mark.audit("F5")

@@ -164,7 +164,7 @@ def test_more_workers_are_not_advised_where_the_code_is_what_lags(
         found = failing(reporter.events(seen, tick * 5.0))
         if "lag_is_on_target" in found:
             break
-    description = found["lag_is_on_target"]
+    description = found["lag_is_on_target"] or ""
     assert says in description
     assert "Raise max_workers" not in description
     assert "More workers do not help" in description
