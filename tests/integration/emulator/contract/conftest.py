@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -53,6 +54,8 @@ def dynamodb(dynamodb_server: Server) -> DynamoDBClient:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if Path(__file__).parent not in item.path.parents:
+            continue
         parameters = getattr(item, "callspec", None)
         name = getattr(item, "originalname", item.name)
         for server in () if parameters is None else parameters.params.values():
