@@ -12,6 +12,7 @@ class FaultKind(StrEnum):
     KILL_AT_CALL = "kill at call"  # in the midst of whatever it does
     PAUSE = "pause"
     PAUSE_AT_CALL = "pause at call"  # in the midst of whatever it does
+    PAUSE_AFTER_CALL = "pause after call"  # that took effect, and before its answer is used
     SUSPEND = "suspend"  # its monotonic clock stands still too
     TERMINATE = "terminate"  # asked to stop, killed a little later
     JUMP = "jump"  # of the wall clock

@@ -344,7 +344,7 @@ class Simulation:
         if self.trace.keep:
             text = _call_text(process, service, operation, request, answer)
             self.trace.detail(self.kernel.now, "call", lambda: text)
-        self.weather.served(process)
+        self.weather.served(process, operation, request)
 
     def _changed(self, table: str, old: Item | None, new: Item | None) -> None:
         some = new or old or {}

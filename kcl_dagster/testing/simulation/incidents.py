@@ -10,6 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.application import Position
+from kcl_dagster.tables.attributes import PENDING
 from kcl_dagster.testing.simulation.consumer import Change
 from kcl_dagster.testing.simulation.faults import Fault, FaultKind
 
@@ -20,6 +21,7 @@ FIRST: Final = 3000
 SHARE: Final = 0.6
 LONG_SHARE: Final = 0.3
 DEPLOYS_SHARE: Final = 0.25
+PAUSES_SHARE: Final = 0.2
 # Before stretching. A pod may wait for its node; Spark takes 8 s on a good machine.
 POD_SECONDS: Final = (0.0, 0.0, 5.0, 45.0)
 SPARK_SECONDS: Final = (0.0, 8.0, 30.0, 90.0)
@@ -90,6 +92,26 @@ def with_deploys(random: Random, scenario: "Scenario") -> "Scenario":
             ),
         ]
     return replace(scenario, faults=tuple(sorted(faults, key=lambda fault: (fault.at, fault.id))))
+
+
+def with_pauses(random: Random, scenario: "Scenario") -> "Scenario":
+    """The scenario with some workers that pause between the pin of a batch and its write, for longer than a lease
+    is theirs, or as it is. Drawn after everything else."""
+    if random.random() >= PAUSES_SHARE:
+        return scenario
+    pauses = [
+        Fault(
+            id=4 * FIRST + place,
+            kind=FaultKind.PAUSE_AFTER_CALL,
+            at=_at(random, scenario),
+            target="worker",
+            number=4 * random.randrange(3),
+            seconds=_lease(scenario) * random.uniform(1.1, 2.5),
+            operation=PENDING,
+        )
+        for place in range(random.choice([1, 2, 4]))
+    ]
+    return replace(scenario, faults=tuple(sorted([*scenario.faults, *pauses], key=lambda one: (one.at, one.id))))
 
 
 def _at(random: Random, scenario: "Scenario", latest: float = 0.9) -> float:

@@ -21,7 +21,12 @@ from kcl_dagster.application import (
 )
 from kcl_dagster.tables.attributes import CHECKPOINT_OWNER, PENDING
 from kcl_dagster.testing.simulation.faults import Fault, FaultKind
-from kcl_dagster.testing.simulation.incidents import with_deploys, with_incidents, with_long_incidents
+from kcl_dagster.testing.simulation.incidents import (
+    with_deploys,
+    with_incidents,
+    with_long_incidents,
+    with_pauses,
+)
 
 APPLICATION: Final = "orders-app"
 # A day without meaning, 2027-01-01T00:00:00Z.
@@ -168,7 +173,8 @@ def draw(seed: int, *, incidents: bool = True) -> Scenario:
         return shortened
     scenario = with_incidents(Random(f"incidents {seed}"), shortened)
     scenario = with_long_incidents(Random(f"long incidents {seed}"), scenario)
-    return with_deploys(Random(f"deploys {seed}"), scenario)
+    scenario = with_deploys(Random(f"deploys {seed}"), scenario)
+    return with_pauses(Random(f"pauses {seed}"), scenario)
 
 
 def _shortened(random: Random, scenario: Scenario) -> Scenario:

@@ -140,10 +140,10 @@ class Weather:
             return _FATES[fault.kind]
         return SERVED
 
-    def served(self, process: Process) -> None:
+    def served(self, process: Process, operation: str, request: dict[str, Any]) -> None:
         """A call of this process took effect; its answer is not there yet."""
         if self._sleepy:
-            self._count_to_sleep(process, 1, "")
+            self._count_to_sleep(process, 1, _about(operation, request))
         if self._deadly:
             self._count_down(process, 1)
 
@@ -161,7 +161,7 @@ class Weather:
         """A fault that names an attribute or a kind of write counts the writes that are about it, any other all
         calls."""
         calls, fault = self._sleepy.get(process.name, (0, None))
-        if fault is None or moment != (0 if fault.operation else fault.number % 2) or fault.operation not in about:
+        if fault is None or moment != _moment(fault) or fault.operation not in about:
             return
         if calls > 0:
             self._sleepy[process.name] = (calls - 1, fault)
@@ -188,7 +188,7 @@ class Weather:
                 self._deadly[process.name] = [int(fault.seconds), fault.number % 2]
             case FaultKind.PAUSE if process is not None:
                 process.pause(fault.seconds)
-            case FaultKind.PAUSE_AT_CALL if process is not None:
+            case FaultKind.PAUSE_AT_CALL | FaultKind.PAUSE_AFTER_CALL if process is not None:
                 self._sleepy[process.name] = (fault.number >> 2, fault)
             case FaultKind.SUSPEND if process is not None:
                 process.pause(fault.seconds, suspend=True)
@@ -288,6 +288,13 @@ class Weather:
         for step in range(int(fault.seconds)):
             change = random.choice([self.fleet.split, self.fleet.merge])
             self.kernel.call_at(self.kernel.now + step * random.uniform(0, 20) * self.stretch, change)
+
+
+def _moment(fault: Fault) -> int:
+    """At which moment of a call a process pauses: 0 before it takes effect, 1 after."""
+    if fault.kind is FaultKind.PAUSE_AFTER_CALL:
+        return 1
+    return 0 if fault.operation else fault.number % 2
 
 
 def _about(operation: str, request: dict[str, Any]) -> str:

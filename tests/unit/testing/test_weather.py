@@ -47,7 +47,7 @@ class Calls:
                 weather.fate(self.process, "dynamodb", "update_item", request)
                 self.kernel.sleep(0.0)
                 self.made.append(self.kernel.now)
-                weather.served(self.process)
+                weather.served(self.process, "update_item", request)
 
         self.kernel.spawn(self.process, "main", run)
         self.kernel.run(100.0)
