@@ -85,9 +85,10 @@ class ParquetSink:
         """Like `write`, and says what was written. Raises SinkError where version 0.1 made leases of another
         application that stores here, too: see `sinks.folder_owner`."""
         for part in batch.parts:
-            if is_named_without_application(part) and part.application != self._claimed:
-                claim(self._store, part.application)
-                self._claimed = part.application
+            owner = part.application.partition("/")[0]  # the replays of an application count its parts from 1, too
+            if is_named_without_application(part) and owner != self._claimed:
+                claim(self._store, owner)
+                self._claimed = owner
         if not self._is_marked:
             mark(self._store, has_folders=bool(self._layout.columns))
             self._is_marked = True

@@ -80,3 +80,11 @@ def test_one_of_several_applications_has_a_folder_on_s3(aws: Emulator) -> None:
     with pytest.raises(SinkError, match=f"delete {OWNER_FILE}"):
         claim(store, "payments-app")
     assert list(store.files()) == [], "readers pass over the file"
+
+
+def test_all_replays_of_an_application_store_into_one_folder(tmp_path: Path, stored: list[list[str]]) -> None:
+    for window in ("2026-11-01-00:00", "2026-11-01-01:00"):
+        write(tmp_path, replace(OLD, application=f"orders-app/replay/{window}"))
+    assert len(stored) == 2
+    with pytest.raises(SinkError, match="payments-app"):
+        write(tmp_path, replace(OLD, application="payments-app/replay/2026-11-01-00:00"))
