@@ -58,7 +58,7 @@ def test_status_shows_markup_in_names_as_it_is(shop: Shop, text: str) -> None:
     put(shop, FIRST, leaseOwner={"S": text})
     shop.beat(WorkerId(f"worker-001:{text}"))
     out = shown(status_of(shop))
-    assert f"│ {text} " in out
+    assert f"│{text}" in out
     assert f"worker-001:{text}" in out
 
 

@@ -10,8 +10,10 @@ from kcl_dagster.errors import AccessDenied, SinkError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.spark.sinks.folder_layouts import mark
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.sinks.writing import file_stem
+from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.worker.batch import Part
 from tests.unit.spark.buckets import Bucket
 
@@ -48,6 +50,7 @@ def test_a_part_that_version_0_1_stored_beside_this_version_is_withdrawn(tmp_pat
 
 
 def test_a_file_that_cannot_be_removed_is_the_fault_of_no_record(tmp_path: Path) -> None:
+    mark(LocalStore(str(tmp_path)), has_folders=False)
     (tmp_path / NAME).mkdir()  # whatever made it: no file is removed there
     with pytest.raises(SinkError, match="could not be removed"):
         ParquetSink(str(tmp_path)).withdraw(PART)
