@@ -233,15 +233,19 @@ class Syncer:
         # Read again each time: a reset decides anew where a stream starts.
         state.start = self._starts.get(str(identifier)) or state.start
         self._refuse_other(state, identifier, grouped)
-        if state.start is not None and state.start.stream_created != epoch:
+        if state.start is not None:
+            self._refuse_remade(state.start, epoch)
+        else:
+            tip = min(now, _last_read_by_java(grouped.get(_group_of(identifier), []), workers) or now)
+            state.start = _start_now(identifier, settings.start, epoch, now, tip)
+        return state
+
+    def _refuse_remade(self, start: StartPosition, epoch: int) -> None:
+        if start.stream_created != epoch:
             raise StreamRecreated(
                 f"it was deleted and created again at {_moment(epoch * 1000):%Y-%m-%d %H:%M:%S} UTC; the leases of "
                 f"{self._application.name} belong to the old one. Reset them with `kcl-dagster reset`"
             )
-        if state.start is None:
-            tip = min(now, _last_read_by_java(grouped.get(_group_of(identifier), []), workers) or now)
-            state.start = _start_now(identifier, settings.start, epoch, now, tip)
-        return state
 
     def _refuse_other(
         self, state: StreamState, identifier: StreamIdentifier, grouped: dict[str, list[Lease]]
@@ -307,6 +311,9 @@ class Syncer:
         if not dry:
             start = state.start = self._starts.record(start)
         plan = self._plan(state, identifier, leases, start)
+        if plan.creates and not is_due:
+            # The stream was last described at the audit: the shards that were listed may be those of another one.
+            self._refuse_remade(start, int(self._streams.describe(state.settings.name).created))
         if plan.inconsistent:
             problem = f"stream {identifier}: shards {', '.join(plan.inconsistent)} are listed below open parents"
             return StreamOutcome(

@@ -238,6 +238,18 @@ def test_a_stream_that_was_made_anew_is_an_error_and_not_a_new_beginning(town: T
     assert {key: lease.checkpoint for key, lease in town.scan().items()} == before
 
 
+def test_no_lease_is_made_for_a_stream_that_was_made_anew_between_two_audits(town: Town) -> None:
+    worker = running(town)
+    before = set(town.scan())
+    town.kinesis.delete_stream(StreamName="orders")
+    town.clock.advance(5.0)
+    town.kinesis.create_stream(StreamName="orders", ShardCount=6)
+    worker.finish(shard_id(0))  # its hash range has no lease now, so the leader lists the shards at once
+    town.until(lambda report: not report.ok or set(town.scan()) != before)
+    assert "was deleted and created again" in (town.reports[-1].stage("sync").error or "")  # type: ignore[union-attr]
+    assert set(town.scan()) == before
+
+
 @pytest.mark.parametrize(("policy", "deleted"), [("stop", False), ("continue", True)])
 def test_records_that_left_the_stream_unread_are_told(policy: str, deleted: bool) -> None:
     batch = BatchSettings.model_validate({"on_data_loss": policy})
