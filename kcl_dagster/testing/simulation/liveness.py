@@ -40,7 +40,7 @@ def _check_owners(simulation: "Simulation") -> None:
     ended = {str(worker.run.worker): worker.ended_at for worker in simulation.workers}
     living = {str(worker.run.worker) for worker in simulation.living()}
     living |= {java.name for java in simulation.java.living() if not java.is_stopping}
-    patience += _java_seconds(simulation)
+    patience += java_seconds(simulation)
     for lease in simulation.ledger.leases.values():
         owner = str(lease.actual)
         if lease.is_finished or owner in living or simulation.is_former(lease.stream):
@@ -54,7 +54,7 @@ def _check_owners(simulation: "Simulation") -> None:
 def _check_handoffs(simulation: "Simulation") -> None:
     timings = simulation.scenario.application.timings
     patience = timings.handoff_timeout + timings.lease_duration + 3 * (timings.tick_interval + 1)
-    patience += _java_seconds(simulation)
+    patience += java_seconds(simulation)
     for lease in simulation.ledger.leases.values():
         waited = simulation.ledger.handed_for(lease.key)
         if waited is not None and waited > patience:
@@ -88,7 +88,7 @@ def _check_rest(simulation: "Simulation") -> None:
         simulation.violations.add("L4", f"leases still move: {late[:6]}")
 
 
-def _java_seconds(simulation: "Simulation") -> float:
+def java_seconds(simulation: "Simulation") -> float:
     """What a Java leader may take longer: its lock, the age of a worker's row, two passes and a discovery."""
     if not simulation.java.workers:
         return 0.0

@@ -6,7 +6,7 @@ or may have stopped. Here the fetches count.
 
 from typing import TYPE_CHECKING, Final
 
-from kcl_dagster.testing.simulation.liveness import LAUNCH_SECONDS
+from kcl_dagster.testing.simulation.liveness import LAUNCH_SECONDS, java_seconds
 
 if TYPE_CHECKING:
     from kcl_dagster.testing.simulation.fleet import Simulation
@@ -47,7 +47,8 @@ class ReadingWatch:
         scenario = self._simulation.scenario
         timings = scenario.application.timings
         ticks = TICKS * (timings.tick_interval + 1.0)
-        return 2 * timings.lease_duration + timings.handoff_timeout + ticks + scenario.stretch * LOOK_SECONDS
+        rounds = 2 * timings.lease_duration + timings.handoff_timeout + ticks
+        return rounds + scenario.stretch * LOOK_SECONDS + java_seconds(self._simulation)
 
     def _can_be_read(self, since: float) -> bool:
         """Whether a worker that is alive has been able to read since then."""
