@@ -1,16 +1,16 @@
 """A worker processes its shards; whatever kills it, the next one goes on, and every record is stored once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.reading import FIRST_SECONDS
 from kcl_dagster.worker.report import Outcome
+from tests.unit.worker.failing import away_after
 from tests.unit.worker.kit import Killed, World
 
 A, B = "shardId-000000000000", "shardId-000000000001"
@@ -75,21 +75,8 @@ def test_a_shard_whose_end_was_written_without_an_answer_is_finished() -> None:
     world.stream.split(A)
     run = world.worker("w1")
     world.assign(run)
-    is_away = False
-
-    def lose_the_answer(method: str, request: Mapping[str, Any]) -> None:
-        nonlocal is_away
-        if is_away:
-            raise EndpointConnectionError(endpoint_url="https://dynamodb")
-        if method == "update_item" and "SHARD_END" in str(request):
-            is_away = True
-            run.client.service.update_item(**request)
-            raise ReadTimeoutError(endpoint_url="https://dynamodb")
-
-    run.client.before.append(lose_the_answer)
-    run.round()
-    assert is_away
-    run.client.before.clear()
+    with away_after(run, "SHARD_END"):
+        run.round()
 
     run.until_idle()
 
