@@ -362,7 +362,7 @@ def _lead(options: argparse.Namespace) -> int:
 
 
 def _standing(report: TickReport) -> str:
-    return "leading" if report.leading else f"standing by: {report.leader or 'nobody'} leads"
+    return "leading" if report.leading else f"standing by: the leader is {report.leader or 'none'}"
 
 
 def _runs(application: Application) -> RunView:

@@ -126,7 +126,7 @@ def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry:
     """Write exported leases, unowned. Makes the tables where there are none.
 
     `force` sets back leases that are there and differ in more than what a worker writes while it waits, unless
-    somebody owns them or may be given them. Counters only grow.
+    they have an owner or may be given one. Counters only grow.
     Raises Unsafe and ConfigurationError with nothing changed.
     """
     items = [from_line(line, number) for number, line in enumerate(lines, 1) if line.strip()]

@@ -360,7 +360,7 @@ def _line(finding: Finding) -> Text:
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:
-    """Raises ConfigurationError for a file that is there, unless `force`, and for one that cannot be written."""
+    """Raises ConfigurationError if the file exists and `force` is not set, or if it cannot be written."""
     try:
         with file.open("w" if force or not _is_replaceable(file) else "x") as opened:
             opened.write(text)

@@ -93,7 +93,7 @@ def _heading(status: Status) -> Text:
     furthest = ", lag not known" if behind is None else f", {behind / 1000:.1f} s behind"
     unserved = len(status.unserved)
     text = cell(
-        f"{status.application.name}: {status.leader or 'nobody'} leads; "
+        f"{status.application.name}: leader {status.leader or 'none'}; "
         f"{counted(len(status.open_leases), 'open lease')}, {unserved} unserved, "
         f"{counted(len(status.living), 'worker')}{furthest} "
         f"({datetime.fromtimestamp(status.at, UTC):%H:%M:%S} UTC)"

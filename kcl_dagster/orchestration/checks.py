@@ -82,11 +82,11 @@ def _paused(seen: Observation) -> str | None:
 def _leaderless(seen: Observation, _: Consumer) -> Finding | str | None:
     if seen.missing_table is not None:
         what, todo = seen.missing_table.split(". ", 1)
-        return Finding(f"Nobody leads: {what}.", AssetCheckSeverity.ERROR, remedy=f"{todo}.")
+        return Finding(f"There is no leader: {what}.", AssetCheckSeverity.ERROR, remedy=f"{todo}.")
     if seen.leading:
         return None
     if seen.leader is None:
-        return "Nobody leads."
+        return "There is no leader."
     return f"{seen.leader} holds the leader lock and does not renew it." if seen.leader_is_silent else None
 
 

@@ -255,8 +255,8 @@ def _superseded(
 
 
 def _is_told(stream: StreamSight, consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> bool:
-    """Whether Dagster's storage has a materialization of the stream with these shards, or one that no leader made:
-    the asset may be described elsewhere, and be materialized there."""
+    """Whether the stream's newest materialization has these shards. One without our tag was made elsewhere, by a
+    project that defines the asset itself, and is left alone."""
     key = translator.get_asset_key(KclAsset(Role.STREAM, consumer, stream.name))
     event = instance.get_latest_materialization_event(key)
     if event is None or event.asset_materialization is None:
@@ -307,7 +307,7 @@ def _summary(report: TickReport) -> str:
     if report.missing_table is not None:
         return report.missing_table
     if not report.leading:
-        return f"{report.leader or 'nobody'} leads"
+        return f"the leader is {report.leader or 'none'}"
     failed = [f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok]
     unfinished = sum(not lease.is_finished for lease in report.leases)
     workers = sum(sight.alive for sight in report.workers)

@@ -1,6 +1,6 @@
 """Ends a run whose worker cannot end by itself, because the consumer's code does not return.
 
-A Python thread cannot be ended from outside, so the process ends. Dagster hears of it first: the run is recorded as
+A Python thread cannot be ended from outside, so the process ends. The run is recorded before that, as
 canceled where it was terminated, and as failed otherwise, with the reason.
 """
 

@@ -83,7 +83,7 @@ DESCRIPTIONS = {
     Role.WORKERS: "**Who works**: the runs of `{subject}`, their leases, their load, how long they are up. Those "
     "furthest behind come first.",
     Role.LAG: "**How far behind**: how much later than its arrival `{subject}` processes a record, and how much of "
-    "the stream's retention that uses up. Told every minute: it gets stale when nobody leads.",
+    "the stream's retention that uses up. Told every minute: it gets stale when there is no leader.",
     Role.DECISIONS: "**Why**: what the leader of `{subject}` decided, and for what reason: moves of leases, starts "
     "and ends of workers, records lost. The latest comes first.",
 }

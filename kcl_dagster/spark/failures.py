@@ -87,7 +87,7 @@ _MINE: Final = Marks()
 
 LONGEST_LINE: Final = 500  # characters, of what an operator reads in an event
 
-# What the driver's machine has no more of, whoever asked for it.
+# Errors of the driver's machine itself: no disk, memory or file handle is left.
 _EXHAUSTED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 
 

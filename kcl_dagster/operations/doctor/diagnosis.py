@@ -266,9 +266,11 @@ def _each(texts: Mapping[LeaseKey, str]) -> str:
 def _leader(patient: Patient, layout: Layout) -> Iterator[Finding]:
     before = _lock(patient, layout)
     if before is None:
-        yield fail("leader", "nobody leads", "switch the leader sensor on, and see that Dagster's daemon runs")
+        yield fail(
+            "leader", "there is no leader", "switch the leader sensor on, and see that Dagster's daemon runs"
+        )
         return
-    owner = before.get("ownerName", {}).get("S", "somebody")
+    owner = before.get("ownerName", {}).get("S", "a leader without a name")
     clock = patient.runtime.clock
     until = clock.monotonic() + patient.watch_seconds
     while clock.monotonic() < until:

@@ -56,7 +56,7 @@ def look_status(top: Worktop, _: None) -> Answer:
     ]
     unserved = [lease.key for lease in status.unserved]
     line = (
-        f"{status.leader or 'nobody'} leads; {counted(len(status.open_leases), 'open lease')}, "
+        f"leader {status.leader or 'none'}; {counted(len(status.open_leases), 'open lease')}, "
         f"{counted(len(status.living), 'worker')}, {counted(len(unserved), 'lease')} unserved"
     )
     return Answer(

@@ -42,13 +42,13 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "leaderless": (
         {"leader": None, "leading": False},
         "somebody_leads",
-        "Nobody leads",
+        "There is no leader",
         "Turn the leader sensor on",
     ),
     "deleted table": (
         {"leader": None, "leading": False, "missing_table": "a table of application a was deleted. Restore it"},
         "somebody_leads",
-        "Nobody leads: a table of application a was deleted.",
+        "There is no leader: a table of application a was deleted.",
         "Restore it.",
     ),
     "a leader that is gone": (

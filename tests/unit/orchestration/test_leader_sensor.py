@@ -324,7 +324,7 @@ def test_a_table_that_is_deleted_under_its_leader_is_reported_and_not_remade(ben
     for _ in range(2):
         told = bench.tick()
     assert "was deleted" not in str(told.skip_reason)
-    assert "nobody leads" not in str(told.skip_reason)
+    assert "the leader is none" not in str(told.skip_reason)
 
 
 @pytest.mark.audit("F8")
