@@ -60,7 +60,9 @@ def is_drafted(fetched: FetchedBatch) -> bool:
 
 
 def stored(spark: SparkSession, path: Path) -> Counter[int]:
-    return Counter(int(bytes(row.data)[:8]) for row in spark.read.parquet(str(path)).select("data").collect())
+    """Of all files below the path. Without the option Spark passes over files at the root beside folders."""
+    files = spark.read.option("recursiveFileLookup", "true").parquet(str(path))
+    return Counter(int(bytes(row.data)[:8]) for row in files.select("data").collect())
 
 
 def files(path: Path) -> list[Path]:
