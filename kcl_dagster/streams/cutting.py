@@ -101,9 +101,9 @@ class RangeCut:
         """Nothing but the record at which the range begins."""
         return len(records) == self.anchors_in(records) == 1
 
-    def shard_ended(self) -> None:
-        """There is no further page. Where there was none with records, the one at which the range begins is gone,
-        and whatever followed it is, too."""
+    def reached_end(self) -> None:
+        """The shard has no further record: its tip was reached, or the shard is closed. If no page had records, the
+        record at which the range begins has left the stream, and so has whatever followed it until now."""
         if not self._saw_anchor and self.bounds.begins_at_record is not None:
             self.is_start_trimmed = True
 

@@ -183,9 +183,11 @@ class FanoutReader:
         self.millis_behind = event.get("MillisBehindLatest", self.millis_behind)
         mine = self._cut.keep(event["Records"])
         self._continuation = continuation if not self._cut.has_more else self._cut.last_sequence
+        if self.millis_behind == 0 and not event["Records"]:
+            self._cut.reached_end()
         if continuation is None and not self._cut.has_more:
             self.is_ended = True
-            self._cut.shard_ended()
+            self._cut.reached_end()
             self.children = child_shards(event)
         return mine
 

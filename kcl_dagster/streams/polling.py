@@ -266,8 +266,10 @@ class ShardReader:
         if page:
             self._record_bytes = max(self._page_bytes / len(page), 1.0)
         mine = self._cut.keep(page)
+        if self.millis_behind == 0 and not page:
+            self._cut.reached_end()
         if self._iterator is None and not self._cut.has_more:
             self.is_ended = True
-            self._cut.shard_ended()
+            self._cut.reached_end()
             self.children = child_shards(answer)
         return mine

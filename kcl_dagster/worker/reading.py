@@ -267,7 +267,7 @@ class Reading(Generic[R]):
         is_news = (
             self.failures.announce(key, f"DataLoss: {loss}")
             if stops
-            else self._told.get(holding.token) != loss.place
+            else self._told.get(holding.token) not in (loss.place, (loss.since, None))
         )
         if is_news:
             self._told[holding.token] = loss.place

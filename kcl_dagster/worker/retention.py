@@ -59,7 +59,8 @@ def loss_in(
     lay behind the checkpoint a short while ago (`tip_seen`), as on a shard that is quiet for days. At an initial
     position there is no such record; what matters is whether the stream's retention is over since nothing lay
     behind it, and it is asked for only where it may be. A closed shard that is gone altogether is counted as lost,
-    since nothing tells that its end had been reached.
+    since nothing tells that its end had been reached. An open shard that is empty, and of which no tip is known, is
+    not: after a Java KCL that is every quiet shard.
     """
     after = progress.range.after
     if progress.gone:
@@ -72,6 +73,8 @@ def loss_in(
         if retention is None or now - empty_at < retention - CLOCK_SKEW:
             return None
     elif not progress.start_trimmed or (tip_seen is not None and now - tip_seen < SHORTEST_RETENTION - CLOCK_SKEW):
+        return None
+    elif progress.first is None and not progress.ended and tip_seen is None:
         return None
     oldest = None if progress.first_arrival_ms is None else now - progress.first_arrival_ms / 1000
     return Loss(str(after), progress.first, oldest)

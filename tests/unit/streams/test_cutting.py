@@ -106,14 +106,14 @@ def test_records_that_left_the_stream_are_noticed(after: int, lost: int, sizes: 
             read(bounds, pages(left, sizes))
         return
     _, cut, _ = read(bounds, pages(left, sizes))
-    cut.shard_ended()
+    cut.reached_end()
     assert cut.is_start_trimmed
 
 
 @given(st.sampled_from([TRIM_HORIZON, LATEST]), page_sizes)
 def test_an_initial_position_misses_nothing(start: Checkpoint, sizes: list[int]) -> None:
     found, cut, _ = read(Bounds(start), pages(shard({}), sizes))
-    cut.shard_ended()
+    cut.reached_end()
     assert len(found) == LAST - FIRST + 1
     assert not cut.is_start_trimmed
 

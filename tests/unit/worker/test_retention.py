@@ -182,6 +182,41 @@ def test_a_loss_may_be_gone_on_from() -> None:
     assert world.store.everything()[-1] == (A, 105, "f")
 
 
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+def test_a_shard_whose_unread_records_have_all_left_the_stream_has_lost_them(policy: str) -> None:
+    """The first look finds an empty shard, which looks like one that was read to its end."""
+    world = World(batch={"on_data_loss": policy})
+    world.stream.put(A, *"abc")
+    run = world.worker("w1")
+    world.assign(run)
+    run.until_idle()
+    for _ in range(20):
+        world.clock.advance(9)
+        run.worker.step_renewal()
+        run.worker.step_batch()
+    world.stream.put(A, *"def")
+    world.clock.advance(2 * DAY)
+    world.stream.shards[A].trimmed_through = 105
+    run = world.worker("w2")
+    world.assign(run)
+    run.round()
+    [event] = [event for event in run.events if event.kind is EventKind.DATA_LOST]
+    assert (event.facts["since"], event.facts["until"]) == ("102", "")
+    world.stream.put(A, "g")
+    for _ in range(30):
+        run.round()
+        world.clock.advance(3)
+    assert world.lease(A).checkpoint == Checkpoint("102" if policy == "stop" else "106")
+    assert run.kinds().count(EventKind.DATA_LOST) == 1
+
+
+def test_a_quiet_shard_of_a_java_kcl_is_no_data_loss() -> None:
+    """Its rows do not say up to when the shard was read to its end."""
+    trimmed = read(Checkpoint("5"), start_trimmed=True, millis_behind=0)
+    assert loss_in(trimmed, None, 2_000_000_000.0) is None
+    assert loss_in(replace(trimmed, ended=True), None, 2_000_000_000.0) is not None
+
+
 def child_that_nobody_read_for(seconds: float, policy: str) -> tuple[World, Run, str]:
     """Its parent was read to the end while its records arrived; then the fleet was down."""
     world = World(batch={"on_data_loss": policy})
