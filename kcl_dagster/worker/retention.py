@@ -72,10 +72,11 @@ def loss_in(
         retention = ask_retention()
         if retention is None or now - empty_at < retention - CLOCK_SKEW:
             return None
-    elif not progress.start_trimmed or (tip_seen is not None and now - tip_seen < SHORTEST_RETENTION - CLOCK_SKEW):
-        return None
-    elif progress.first is None and not progress.ended and tip_seen is None:
-        return None
+    else:
+        was_empty = tip_seen is not None and now - tip_seen < SHORTEST_RETENTION - CLOCK_SKEW
+        is_unknown = tip_seen is None and progress.first is None and not progress.ended
+        if not progress.start_trimmed or was_empty or is_unknown:
+            return None
     oldest = None if progress.first_arrival_ms is None else now - progress.first_arrival_ms / 1000
     return Loss(str(after), progress.first, oldest)
 
