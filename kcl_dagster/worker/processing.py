@@ -31,6 +31,8 @@ from kcl_dagster.worker.seating import ProcessorFailed, SeatLost, Seats
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
 from kcl_dagster.worker.shard_process import ShardProcess
 
+FAILURES_ALONE = 2  # of one record, in different processors, before it is set aside
+
 
 @dataclass(slots=True)
 class ProcessorProtocol:
@@ -47,6 +49,13 @@ class ProcessorProtocol:
     _careful: set[LeaseKey] = field(default_factory=set)
     """Shards that get their records one by one, to find the one that fails."""
 
+    _failed_alone: dict[LeaseKey, dict[str, int]] = field(default_factory=dict)
+    """How often records of these shards failed when they were delivered alone, by their places. One failure may be
+    chance: a record is set aside when the next processor fails at it as well."""
+
+    _to_confirm: set[LeaseKey] = field(default_factory=set)
+    """Shards whose last failure was the first one of a record that was delivered alone."""
+
     _failed_through: dict[LeaseKey, Checkpoint] = field(default_factory=dict)
     """Up to where the records reached at which each shard failed. The next processor begins at the checkpoint, so
     what it is given before this place is no success: every failure would be counted as the first one."""
@@ -57,6 +66,8 @@ class ProcessorProtocol:
         held = {holding.key for holding in self.holdings.holdings()}
         self._failed_through = {key: place for key, place in self._failed_through.items() if key in held}
         self._careful &= held
+        self._failed_alone = {key: places for key, places in self._failed_alone.items() if key in held}
+        self._to_confirm &= held
         self._let_go()
         self.reading.plan(this, self._range)
         if this.ranges:
@@ -148,6 +159,7 @@ class ProcessorProtocol:
         if failed_through is None or process.position >= failed_through:
             self._failed_through.pop(key, None)
             self._careful.discard(key)
+            self._failed_alone.pop(key, None)
             self.reading.failures.succeeded(key, process.position)
         now = self.holdings.get(key)
         if now is not None and now.lease.checkpoint == process.position:
@@ -167,9 +179,16 @@ class ProcessorProtocol:
     def _set_aside(
         self, progress: Progress, holding: Holding, record: PoisonRecord, error_type: str, text: str
     ) -> bool:
-        """The policy's last word on a record that fails alone."""
+        """Carry out the policy for a record that failed alone. False: the processor is replaced, and its shard is
+        delivered again from the checkpoint on."""
         action, sequence = self.reading.failures.action, record.sequence_number
         if action not in (FailureAction.DEAD_LETTER, FailureAction.SKIP):
+            return False
+        places = self._failed_alone.setdefault(holding.key, {})
+        place = f"{sequence}/{record.sub_sequence_number}"
+        places[place] = places.get(place, 0) + 1
+        if places[place] < FAILURES_ALONE:
+            self._to_confirm.add(holding.key)
             return False
         error = ProcessorFailed(error_type, text)
         if action is FailureAction.DEAD_LETTER:
@@ -228,7 +247,9 @@ class ProcessorProtocol:
         reached = progress.through or progress.range.after
         self._failed_through[key] = max(reached, self._failed_through.get(key, reached))
         this.report(key, Outcome.FAILED, progress, error)
-        if failures.verdict(key, error, can_narrow=False) is Verdict.RETRY:
+        is_to_confirm = key in self._to_confirm
+        self._to_confirm.discard(key)
+        if failures.verdict(key, error, can_narrow=False) is Verdict.RETRY or is_to_confirm:
             return
         if failures.action is not FailureAction.STOP and depends_on_records(error) and key not in self._careful:
             self._careful.add(key)

@@ -262,6 +262,29 @@ def test_the_failure_policy_decides_about_a_record_that_always_fails(
     assert len(run.letters.letters) == (action == "dead_letter")
 
 
+def test_a_record_that_fails_once_when_it_is_delivered_alone_is_not_set_aside() -> None:
+    """x always fails, so records are delivered one by one; c fails in this mode, and only the first time."""
+    world, diary = World(batch={"failure": {"action": "skip", "attempts": 1}}), Diary()
+    world.stream.put(A, *"abcdxe")
+    failed: list[str] = []
+
+    def fails(text: str) -> bool:
+        if text == "c" and "x" in failed and "c" not in failed:
+            failed.append(text)
+            return True
+        if text == "x":
+            failed.append(text)
+        return text == "x"
+
+    run = worker(world, diary, poison=fails, checkpoints=False)
+    world.assign(run)
+    work(world, run, 200)
+    assert "c" in failed
+    skipped = [event.facts["sequence"] for event in run.events if event.kind is EventKind.RECORD_SKIPPED]
+    assert skipped == ["104"]
+    assert "".join(dict.fromkeys(diary.data)) == "abcde"
+
+
 def test_a_record_is_not_passed_over_because_its_letter_cannot_be_stored() -> None:
     failure = {"action": "dead_letter", "attempts": 1, "dead_letter_path": "/letters"}
     world, diary = World(batch={"failure": failure}), Diary()
