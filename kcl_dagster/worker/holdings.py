@@ -232,6 +232,19 @@ class Holdings:
         if held is not None and held.token == token:
             held.tip_seen = max(int(at), held.tip_seen or 0)
 
+    def tip_of(self, key: LeaseKey) -> int | None:
+        """The newest moment, epoch seconds, by which nothing had arrived that lies behind the checkpoint. It may
+        not be written yet."""
+        held = self._held.get(key)
+        if held is None:
+            return None
+        return max((tip for tip in (held.tip_seen, held.lease.tip_seen) if tip is not None), default=None)
+
+    def unwritten_tips(self) -> list[LeaseKey]:
+        """Leases whose row does not say yet what `tip_of` does."""
+        with self._map_lock:
+            return sorted(key for key, held in self._held.items() if _newer_tip(held) is not None)
+
     # Batches
 
     def begin(self, keys: Iterable[LeaseKey]) -> None:

@@ -3,6 +3,7 @@
     start          row written, background threads begin: renewals; discovery, heartbeat, watches
     round          plan, fetch, prepare, write, commit: see `kcl_dagster.worker.protocol`
     drain          asked to, by the leader at the end of its lifetime: goes on until the leader has moved its leases
+    bound          in a bounded run: what had arrived by a moment is stored; then as `stop`
     stop           the batch is finished or given up, leases go to workers that run, the row goes; if user code
                    does not return, the process ends all the same
 
@@ -20,7 +21,9 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.taking import TakingRules
 from kcl_dagster.model.worker import SHARDS_TOLD, WorkerState
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.control import Control
 from kcl_dagster.worker.batch import D, R, Reader
+from kcl_dagster.worker.bound import Activity, BoundWatch
 from kcl_dagster.worker.concurrency import ForEach, several_at_once
 from kcl_dagster.worker.discovery import Discoverer
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, unfailing
@@ -120,6 +123,7 @@ class Worker(Generic[D]):
         limit = surroundings.application.batch.max_process_seconds if is_interruptible else None
         self.processing = ProcessingWatch(self._clock, self.tell, limit, surroundings.interrupt)
         self.protocol = self._make_protocol(runtime)
+        self._bound = self._make_bound()
         self._lag = Lag(self._clock, self.settings.round_patience)
         self._beat_due = Every(self.settings.heartbeat)
         self._discovery_due = Every(self.settings.discovery)
@@ -132,12 +136,19 @@ class Worker(Generic[D]):
         )
         self._longest_life = self.settings.longest_life(runtime.random.random())
         self._is_ready = False
+        self._last_round = BatchReport()
         self._beats_while_starting = 0
         self._started: float | None = None
         self._draining_since: float | None = None
         self._stop_seen: float | None = None
         self._is_ended = False
         self._fatal: ConfigurationError | None = None
+
+    def _make_bound(self) -> BoundWatch | None:
+        around = self._around
+        if around.bound is None:
+            return None
+        return BoundWatch(around.bound, self.holdings, around.leases, self._clock, self.tell, self.for_each)
 
     def _make_protocol(self, runtime: Runtime) -> Rounds:
         around, application = self._around, self._around.application
@@ -236,7 +247,7 @@ class Worker(Generic[D]):
         not in a batch can be handed over at once to a worker that reads."""
         if not self.is_ready():
             return BatchReport()
-        report = self.protocol.run_once(self.stop.is_requested)
+        report = self._last_round = self.protocol.run_once(self.stop.is_requested)
         self._lag.see(report.leases, self.holdings.keys())
         self.heartbeat.stopped = report.stopped[:SHARDS_TOLD]
         self.heartbeat.why_stopped = {key: report.why_stopped[key] for key in self.heartbeat.stopped}
@@ -277,6 +288,7 @@ class Worker(Generic[D]):
         if self._leader_due.is_due(now):
             self.step_leaderless()
         self.step_drain()
+        self.step_bound()
         self.processing.step()
         self.heartbeat.measure()
         if self._beat_due.is_due(now) or self._has_become_ready():
@@ -345,6 +357,17 @@ class Worker(Generic[D]):
         if not self.holdings.keys() or now - self._draining_since >= self.settings.drain_patience:
             is_over = not self.heartbeat.drain_requested
             self._request_stop(StopReason.LIFETIME if is_over else StopReason.DRAINED)
+
+    def step_bound(self) -> None:
+        """In a bounded run, stop when there is nothing left that is to be read, or that can be read now."""
+        if self._bound is None or not self._is_ready or self.stop.is_requested():
+            return
+        leader, last = self._around.leader, self._last_round
+        is_processing = self.processing.running_for() is not None
+        activity = Activity(last.why_stopped, is_idle=last.is_idle, is_processing=is_processing)
+        enough = self._bound.step(Control if leader is None else leader.control, activity)
+        if enough is not None:
+            self._request_stop(*enough)
 
     def step_leaving(self) -> None:
         """Told to stop: leases of which nothing is being written go at once, and the others when their batch ends.

@@ -18,6 +18,7 @@ from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.batch import D, Engine, Read, Sink
+from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import OnEvent, ignore
 from kcl_dagster.worker.heartbeat import Utilization
@@ -139,6 +140,7 @@ def open_surroundings(
     runtime: Runtime,
     processors: Seats[Read] | None = None,
     layout: Layout | None = None,
+    bound: Bound | None = None,
     dead_letters: DeadLetters | None = None,
     utilization: Utilization | None = None,
     watches: tuple[Watch, ...] = (),
@@ -172,6 +174,7 @@ def open_surroundings(
         confirm_stream=lookup.confirm,
         service_time=lookup.service_time,
         resolved_start=lookup.resolved_start,
+        bound=bound,
         dead_letters=dead_letters or NoDeadLetters(),
         utilization=utilization,
         leader=LockWatch(dynamodb, layout, runtime, ControlRow(dynamodb, application, layout, runtime)),

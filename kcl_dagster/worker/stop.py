@@ -6,9 +6,11 @@ from enum import StrEnum
 class StopReason(StrEnum):
     ASKED = "asked to stop"
     DRAINED = "drained"
+    CAUGHT_UP = "everything that was to be read is stored"
     LIFETIME = "end of lifetime"
     MISCONFIGURED = "the settings cannot work"
     ORPHANED = "nobody is responsible for this worker any more"
+    STUCK = "what is left cannot be read now"
 
 
 class StopSignal:

@@ -1,0 +1,201 @@
+"""When a bounded run has read enough.
+
+A worker without a bound reads until it is asked to stop. One with a bound reads what had arrived by a moment, and
+stops: it is done when every open lease of the application, whichever worker has it, is stored through that moment.
+Children of shards that are split or merged meanwhile are among these leases, because their leases exist before
+those of their parents are finished.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kcl_dagster.errors import KclError, LeaseLost
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.runtime import Clock
+from kcl_dagster.tables.control import Control
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.worker.concurrency import ForEach, errors_of, one_by_one
+from kcl_dagster.worker.events import EventKind, OnEvent
+from kcl_dagster.worker.holdings import Holdings
+from kcl_dagster.worker.outage import Outage
+from kcl_dagster.worker.parents import parent_keys
+from kcl_dagster.worker.stop import StopReason
+
+# Arrival times are approximate and not strictly ordered within a shard: a record may be read after one that
+# arrived this much later.
+ARRIVAL_MARGIN: Final = 10.0
+LOOK_SECONDS: Final = 2.0  # between two scans
+# A run in which nothing has moved for this long ends. Leases of a worker that dies have another owner within
+# a minute, and a shard that fails is shown as stopped within two.
+PATIENCE_SECONDS: Final = 300.0
+SHARDS_NAMED: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Read what had arrived by `through`, epoch seconds. `margin`: how much further to read, so that no record that
+    arrived before `through` is still to come."""
+
+    through: float
+    margin: float = ARRIVAL_MARGIN
+    patience: float = PATIENCE_SECONDS
+
+    def is_reached(self, stored_through: float | None) -> bool:
+        return stored_through is not None and stored_through >= self.through + self.margin
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """Open leases that are not stored through the bound. `waiting`: those that are being read, or will be. `stuck`:
+    those that are not read now, and why. `is_known`: False while the application has no open lease at all."""
+
+    waiting: tuple[LeaseKey, ...] = ()
+    stuck: Mapping[LeaseKey, str] = field(default_factory=dict)
+    is_known: bool = True
+
+    @property
+    def is_empty(self) -> bool:
+        return self.is_known and not self.waiting and not self.stuck
+
+    @property
+    def is_stuck(self) -> bool:
+        """Nothing is left that a worker could read now."""
+        return self.is_known and not self.waiting and bool(self.stuck)
+
+    def __str__(self) -> str:
+        if not self.is_known:
+            return "the application has no open lease yet"
+        named = [f"{key}: {why}" for key, why in sorted(self.stuck.items())]
+        named += [f"{key}: not read yet" for key in self.waiting]
+        more = len(named) - SHARDS_NAMED
+        return "; ".join([*named[:SHARDS_NAMED], *([f"and {more} more"] if more > 0 else [])])
+
+
+def remainder(
+    bound: Bound,
+    leases: Sequence[Lease],
+    rows: Sequence[WorkerRow],
+    control: Control,
+    stopped: Mapping[LeaseKey, str],
+) -> Remainder:
+    """Pure. `stopped`: shards of the asking worker that keep failing, with the error; those of the other workers
+    are in their `rows`."""
+    unfinished = {lease.key: lease for lease in leases if not lease.is_finished}
+    left = {key: lease for key, lease in unfinished.items() if not bound.is_reached(lease.tip_seen)}
+    stopped_too = {key: why for row in rows for key, why in _stopped(row).items()} | dict(stopped)
+    foreign = {row.id for row in rows if row.slot is None}
+    stuck = {key: why for key, lease in left.items() if (why := _why_stuck(lease, control, stopped_too, foreign))}
+    _add_children(stuck, left)
+    waiting = tuple(sorted(left.keys() - stuck.keys()))
+    return Remainder(waiting, stuck, is_known=bool(unfinished))
+
+
+def _stopped(row: WorkerRow) -> dict[LeaseKey, str]:
+    return {key: (row.why_stopped or {}).get(key, "it keeps failing") for key in row.stopped or ()}
+
+
+def _why_stuck(
+    lease: Lease, control: Control, stopped: Mapping[LeaseKey, str], foreign: Collection[WorkerId]
+) -> str:
+    if control.pauses(lease.key):
+        return f"paused by {control.paused_by}"
+    if lease.key in stopped:
+        return f"stopped: {stopped[lease.key]}"
+    if lease.actual_owner in foreign:
+        return f"{lease.actual_owner}, a Java worker, reads it and does not say through when"
+    return ""
+
+
+def _add_children(stuck: dict[LeaseKey, str], left: Mapping[LeaseKey, Lease]) -> None:
+    """A child is not read before its parents are finished."""
+    while True:
+        blocked = {
+            key: f"it waits for its parent {parent}"
+            for key, lease in left.items()
+            if key not in stuck
+            for parent in parent_keys(lease)
+            if parent in stuck
+        }
+        if not blocked:
+            return
+        stuck |= blocked
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the asking worker does. `stopped`: its shards that keep failing, with the error. `is_idle`: its last
+    batch brought nothing new. `is_processing`: user code works on a batch."""
+
+    stopped: Mapping[LeaseKey, str] = field(default_factory=dict)
+    is_idle: bool = True
+    is_processing: bool = False
+
+
+class BoundWatch:
+    """Looks whether the bound is reached. Called on the housekeeping thread of a worker that reads. A look is one
+    scan, at most every `LOOK_SECONDS`, and only while there is nothing to read or this worker has read enough."""
+
+    def __init__(
+        self,
+        bound: Bound,
+        holdings: Holdings,
+        table: LeaseTable,
+        clock: Clock,
+        on_event: OnEvent,
+        for_each: ForEach = one_by_one,
+    ) -> None:
+        self._bound = bound
+        self._holdings = holdings
+        self._table = table
+        self._clock = clock
+        self._for_each = for_each
+        self._outage = Outage(EventKind.DISCOVERY_FAILED, clock, on_event)
+        self._due = float("-inf")
+        self._places: Mapping[LeaseKey, Checkpoint | None] = {}
+        self._moved_at: float | None = None
+
+    def step(self, control: Callable[[], Control], activity: Activity) -> tuple[StopReason, str] | None:
+        """Why the worker is to stop now, if it is. `control`: what an operator wants; may raise a ServiceError."""
+        now = self._clock.monotonic()
+        if now < self._due:
+            return None
+        self._due = now + LOOK_SECONDS
+        if not activity.is_idle and not self._has_read_enough():
+            self._moved_at = now
+            return None
+        self._outage.begin(())
+        try:
+            self._write_tips()
+            scan = self._table.scan()
+            left = remainder(self._bound, scan.leases, scan.workers, control(), activity.stopped)
+        except KclError as error:
+            self._outage.failed(error)
+            return None
+        finally:
+            self._outage.end()
+        self._outage.succeeded()
+        places = {lease.key: lease.checkpoint for lease in scan.leases}
+        if places != self._places or activity.is_processing or self._moved_at is None:
+            self._places, self._moved_at = places, now
+        if left.is_empty:
+            return StopReason.CAUGHT_UP, ""
+        if left.is_stuck:
+            return StopReason.STUCK, str(left)
+        if now - self._moved_at >= self._bound.patience:
+            return StopReason.STUCK, f"nothing has moved for {self._bound.patience:.0f} s: {left}"
+        return None
+
+    def _has_read_enough(self) -> bool:
+        held = [holding for holding in self._holdings.holdings() if not holding.lease.is_finished]
+        return bool(held) and all(self._bound.is_reached(self._holdings.tip_of(one.key)) for one in held)
+
+    def _write_tips(self) -> None:
+        """What this worker knows of its leases goes into the table now, and not with the next renewal. Raises the
+        first ServiceError; of a lease that is lost, its next owner writes it."""
+        refused = errors_of(self._for_each, self._holdings.renew, self._holdings.unwritten_tips())
+        for error in refused.values():
+            if not isinstance(error, LeaseLost):
+                raise error
