@@ -30,6 +30,7 @@ FIRST_READ_RECORDS = 20  # a window of more takes a second read of its shard
 
 PROJECT = f'''\
 import os
+import time
 
 import dagster as dg
 
@@ -46,6 +47,8 @@ timings = kcl.Timings(lease_duration=10, heartbeat=1, handoff_timeout=3)
     application="{TRIPS}", stream="{TRIPS}", sink=kcl.parquet(os.environ["LAKE"]), timings=timings, workers=1
 )
 def trips(records):
+    while os.path.exists(os.environ["HANG"]):
+        time.sleep(0.1)
     return records.selectExpr("lease_key", "cast(data as string) as body", "sequence_number")
 
 
@@ -135,6 +138,11 @@ class Town:
         return sorted(bodies(self.folder / "lake"))
 
     @property
+    def hang(self) -> Path:
+        """While it exists, the code of trips does not return."""
+        return self.folder / "hang"
+
+    @property
     def replayed(self) -> Path:
         return self.folder / "replayed"
 
@@ -164,6 +172,7 @@ def dagster(town: Town) -> Iterator[Deployment]:
         "LAKE": str(town.folder / "lake"),
         "REPLAYED": str(town.replayed),
         "NOTES": str(town.folder / "notes"),
+        "HANG": str(town.hang),
         "FIRST_HOUR": town.hours[0],
     }
     with dagster_dev(town.folder, town.aws, PROJECT, places) as deployment:
@@ -220,9 +229,29 @@ def test_a_worker_lets_go_however_its_run_is_ended(dagster: Deployment, town: To
         town.put(RECORDS)
         dagster.wait(lambda: town.landed == town.expected, f"{way}: another run goes on")
         assert dagster.runs(TRIPS)[-1].run_id != run.run_id
+    hung_run_ends(dagster, town)
     pause(dagster.desk(TRIPS))
     dagster.wait(lambda: dagster.workers(TRIPS) == [], "a paused application has no workers")
     assert dagster.owners(TRIPS) == {None}
+
+
+def hung_run_ends(dagster: Deployment, town: Town) -> None:
+    """A run whose code does not return is terminated in the UI: its process ends, and another one goes on."""
+    dagster.wait(lambda: len(dagster.workers(TRIPS)) == 1, "a worker is there")
+    run = dagster.runs(TRIPS)[-1]
+    [row] = dagster.workers(TRIPS)
+    pid = dagster.pid_of(run)
+    town.hang.touch()
+    town.put(RECORDS)
+    dagster.wait(
+        lambda: any(lease.pending_checkpoint for lease in dagster.leases(TRIPS).values()), "a batch has begun"
+    )
+    assert dagster.terminate(run) == "TerminateRunSuccess"
+    dagster.wait(lambda: dagster.status_of(run) is DagsterRunStatus.CANCELED, "the run that hangs is over")
+    dagster.wait(lambda: not Path(f"/proc/{pid}").exists(), "and so is its process")
+    assert row not in dagster.owners(TRIPS)
+    town.hang.unlink()
+    dagster.wait(lambda: town.landed == town.expected, "another run stores what came meanwhile")
 
 
 def succeeded(dagster: Deployment, run: DagsterRun) -> bool:
