@@ -100,8 +100,9 @@ class Lake:
     files: dict[str, dict[str, tuple[Row, ...]]] = field(default_factory=dict)
     """The rows of each file, by the name that the package gives the files of a part, and by path."""
 
-    columns: dict[str, str] = field(default_factory=dict)
-    """Name and type of the columns of the table. Columns may be added, types may not change."""
+    columns: dict[str, str] = field(default_factory=lambda: dict(FIRST_VERSION.columns))
+    """Name and type of the columns of the table. It was made for the first version of the code, whichever version
+    stores the first batch. Columns may be added, types may not change."""
 
     _unsettled: dict[str, ShardTruth] = field(default_factory=dict)
     """Parts of which an earlier attempt's files are not removed yet, by the name of their files."""

@@ -309,6 +309,14 @@ def test_records_in_the_wrong_order_are_noticed(lake: Lake) -> None:
     assert found(lake) == ["S2"]
 
 
+def test_the_table_is_made_for_the_first_code_whichever_code_stores_first(lake: Lake) -> None:
+    """Otherwise all code after the one that the table was not made for would be refused."""
+    with pytest.raises(SinkError):
+        lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2), code=FIRST_VERSION.changed(Change.TYPE_CHANGED))
+    lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2), code=FIRST_VERSION.changed(Change.COLUMN_ADDED))
+    assert found(lake) == []
+
+
 def test_a_gap_between_two_parts_is_noticed(lake: Lake) -> None:
     lake.store(part(TRIM_HORIZON, 1, 1), rows(1))
     lake.store(part(Checkpoint("2"), 3, 2), rows(3))
