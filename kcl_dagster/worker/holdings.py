@@ -165,11 +165,11 @@ class Holdings:
 
     # Writing
 
-    def renew(self, key: LeaseKey) -> None:
+    def renew(self, key: LeaseKey, token: int | None = None) -> None:
         """Raises LeaseLost (the lease is then dropped) or a ServiceError (it is kept while it is trusted)."""
-        held = self._find(key)
+        held = self._find(key, token)
         with held.lock:
-            self._ready(held)
+            self._ready(held, token)
             sent = self._runtime.clock.monotonic()
             with self._dropping(held):
                 renewed = self._table.renew(

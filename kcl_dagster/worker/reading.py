@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, Literal
 
-from kcl_dagster.errors import BatchError, ConfigurationError, DataLoss, KclError
-from kcl_dagster.model.checkpoint import SHARD_END
-from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.errors import BatchError, ConfigurationError, DataLoss, KclError, LeaseLost
+from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Budget, Progress, R, Range, Read, Reader
@@ -224,6 +224,8 @@ class Reading(Generic[R]):
         """A batch that was begun cannot be repeated: records of it left the stream. Whether the sink holds it is
         not known, so going on means to go on behind it: read again without them, it would be another batch."""
         key, stops = planned.lease, self.settings.on_data_loss == "stop"
+        if not self._is_as_planned(this, key):
+            return []
         if stops:
             self.not_read(this, key, error)
         if planned.through is not None and (not stops or self.failures.announce(key, brief(error))):
@@ -261,6 +263,8 @@ class Reading(Generic[R]):
         loss = loss_in(progress, holding.lease.tip_seen, self.clock.now(), retention)
         if loss is None:
             return True
+        if not self._is_as_planned(this, key):
+            return False
         stops = self.settings.on_data_loss == "stop"
         if stops:
             self.not_read(this, key, DataLoss(f"{key}: {loss}"))
@@ -273,6 +277,25 @@ class Reading(Generic[R]):
             self._told[holding.token] = loss.place
             self.tell(EventKind.DATA_LOST, str(loss), key, since=loss.since, until=loss.until or "")
         return not stops
+
+    def _is_as_planned(self, this: Round, key: LeaseKey) -> bool:
+        """Renew a lease before a loss of its records is reported. A worker that was paused may not own it any more,
+        and the records that it misses were then read by the next owner; and a write whose answer was lost may have
+        moved the checkpoint."""
+        planned = this.holdings[key]
+        try:
+            self.holdings.renew(key, planned.token)
+        except LeaseLost as error:
+            this.report(key, Outcome.DROPPED, error=error)
+            return False
+        except KclError as error:
+            self.not_read(this, key, error)
+            return False
+        renewed = self.holdings.get(key)
+        if renewed is not None and _place(renewed.lease) == _place(planned.lease):
+            return True
+        this.report(key, Outcome.DROPPED)
+        return False
 
     def done(self, this: Round, progress: Progress) -> None:
         """The range is behind the checkpoint, or held nothing: remember up to when nothing is left to be read. A
@@ -307,3 +330,8 @@ class Reading(Generic[R]):
             yield
         finally:
             this.seconds[stage] = this.seconds.get(stage, 0.0) + self.clock.monotonic() - started
+
+
+def _place(lease: Lease) -> tuple[Checkpoint | None, Checkpoint | None, int]:
+    """Where a lease is read from, and through which record a pinned batch of it goes."""
+    return lease.checkpoint, lease.pending_checkpoint, lease.batch

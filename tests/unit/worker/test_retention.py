@@ -1,9 +1,11 @@
 """Data loss is never silent: neither before nor after the fact."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from botocore.exceptions import ReadTimeoutError
 
 from kcl_dagster.errors import SinkError, StreamRecreated, Throttled
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
@@ -12,6 +14,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import Progress, Range
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.report import Outcome
 from kcl_dagster.worker.retention import Loss, RetentionWatch, loss_in
 from tests.unit.worker.kit import Run, World
 
@@ -208,6 +211,103 @@ def test_a_shard_whose_unread_records_have_all_left_the_stream_has_lost_them(pol
         world.clock.advance(3)
     assert world.lease(A).checkpoint == Checkpoint("102" if policy == "stop" else "106")
     assert run.kinds().count(EventKind.DATA_LOST) == 1
+
+
+def paused_owner(policy: str) -> tuple[World, Run]:
+    """It has read a, b and c and trusts its lease. Meanwhile the next owner has read d, e and f, and they have left
+    the stream since then."""
+    world = World(batch={"on_data_loss": policy})
+    world.stream.put(A, *"abc")
+    paused = world.worker("w1")
+    world.assign(paused)
+    paused.until_idle()
+    successor = world.worker("w2")
+    world.assign(successor)
+    world.stream.put(A, *"def")
+    successor.until_idle()
+    world.stream.put(A, "g")
+    world.stream.shards[A].trimmed_through = 105
+    return world, paused
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+def test_a_former_owner_does_not_report_as_lost_what_its_successor_has_read(policy: str) -> None:
+    world, paused = paused_owner(policy)
+    assert paused.worker.holdings.keys() == {A}
+    report = paused.worker.step_batch()
+    assert EventKind.DATA_LOST not in paused.kinds()
+    assert EventKind.LEASE_LOST in paused.kinds()
+    assert ([lease.outcome for lease in report.leases], report.stopped) == ([Outcome.DROPPED], ())
+    assert world.lease(A).checkpoint == Checkpoint("105")
+
+
+def test_a_loss_is_reported_when_the_lease_can_be_renewed_again() -> None:
+    world, run = reader_whose_records_were_trimmed("stop")
+    run.worker.step_discovery()
+
+    def refuse(method: str, _: object) -> None:
+        if method == "update_item":
+            raise ReadTimeoutError(endpoint_url="dynamodb")
+
+    run.client.before.append(refuse)
+    assert [lease.outcome for lease in run.worker.step_batch().leases] == [Outcome.NOT_READ]
+    assert EventKind.DATA_LOST not in run.kinds()
+    run.client.before.clear()
+    world.clock.advance(1)
+    run.round()
+    assert run.kinds().count(EventKind.DATA_LOST) == 1
+
+
+def test_what_the_lost_answer_of_a_checkpoint_had_stored_is_not_reported_as_lost() -> None:
+    world = World()
+    run = world.worker("w1")
+    world.assign(run)
+    world.stream.put(A, *"abc")
+    run.until_idle()
+    world.stream.put(A, *"def")
+    writes = 0
+
+    def answer_one_write(method: str, request: Mapping[str, Any]) -> None:
+        nonlocal writes
+        writes += method == "update_item"
+        if writes == 2 and method == "update_item":
+            run.client.service.update_item(**request)
+        if writes >= 2:
+            raise ReadTimeoutError(endpoint_url="dynamodb")
+
+    run.client.before.append(answer_one_write)
+    assert [lease.outcome for lease in run.worker.step_batch().leases] == [Outcome.UNCOMMITTED]
+    run.client.before.clear()
+    assert world.lease(A).checkpoint == Checkpoint("105")
+    world.stream.put(A, "g")
+    world.stream.shards[A].trimmed_through = 104
+    for _ in range(2):
+        run.worker.step_batch()
+        world.clock.advance(1)
+    assert EventKind.DATA_LOST not in run.kinds()
+    assert world.store.everything()[-1] == (A, 106, "g")
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+def test_a_former_owner_does_not_report_a_batch_that_its_successor_has_finished(policy: str) -> None:
+    world = World(batch={"on_data_loss": policy})
+    world.stream.put(A, *"abc")
+    paused = world.worker("w1")
+    world.assign(paused)
+
+    def refuse(_: object) -> None:
+        raise SinkError("the sink is away")
+
+    paused.sink.hooks.append(refuse)
+    paused.round()
+    successor = world.worker("w2")
+    world.assign(successor)
+    successor.until_idle()
+    world.stream.shards[A].trimmed_through = 102
+    world.clock.advance(1)
+    paused.worker.step_batch()
+    assert EventKind.DATA_LOST not in paused.kinds()
+    assert EventKind.LEASE_LOST in paused.kinds()
 
 
 def test_a_quiet_shard_of_a_java_kcl_is_no_data_loss() -> None:
