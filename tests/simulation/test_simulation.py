@@ -56,10 +56,18 @@ REGRESSIONS = (
 )
 
 
+REGRESSIONS_WITH_INCIDENTS = (322, 806)
+
+
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_a_seed_that_once_found_a_bug_finds_it_no_more(seed: int) -> None:
     # Without incidents, which were not there when the seed found its bug.
     assert run(draw(seed, incidents=False)).violations == []
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS_WITH_INCIDENTS)
+def test_a_seed_that_found_something_with_incidents_finds_it_no_more(seed: int) -> None:
+    assert run(draw(seed)).violations == []
 
 
 @pytest.mark.timeout(3600)

@@ -35,7 +35,7 @@ from kcl_dagster.worker.events import EventKind, WorkerEvent
 _MEMORIES_KEPT: Final = 8
 # After the faults, records come in for this part of the calm.
 _PRODUCING_SHARE: Final = 0.4
-# In which a fleet that is behind stores at least one record more.
+# In which a fleet that is behind stores at least one record more, once its shards are read; before stretching.
 _SHRINKING_SECONDS: Final = 60.0
 FOREIGN_ROW: Final[Item] = {
     "leaseKey": {"S": "somebody-elses"},
@@ -215,11 +215,13 @@ class Simulation:
         )
 
     def _catch_up(self) -> None:
-        """Small budgets may take longer than the calm lasts. What counts is that the rest shrinks."""
+        """Small budgets may take longer than the calm lasts. What counts is that the rest shrinks, also if the only
+        worker ends in between and another one is launched."""
         behind = self.lake.behind()
         found = self.violations.found
+        seconds = self.reading.patience + _SHRINKING_SECONDS * self.scenario.stretch
         while behind and not found:
-            self.kernel.run(self.kernel.now + _SHRINKING_SECONDS * self.scenario.stretch, found)
+            self.kernel.run(self.kernel.now + seconds, found)
             before, behind = behind, self.lake.behind()
             if behind >= before:
                 return
