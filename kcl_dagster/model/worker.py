@@ -14,6 +14,9 @@ NETWORK_OUT = "NO"
 THROUGHPUT = "T"
 
 SHARDS_TOLD = 12  # of a worker's shards, in its row: what a table of Dagster's shows, and half a KB at most
+STOPPED_TOLD = (
+    400  # shards that have stopped are named so that none is taken for a healthy one; 10 to 30 KB at most
+)
 
 
 class WorkerState(StrEnum):
@@ -48,10 +51,10 @@ class WorkerRow:
     """Milliseconds, of the SHARDS_TOLD shards furthest behind."""
 
     stopped: tuple[LeaseKey, ...] | None = None
-    """Shards that keep failing and do not go on, SHARDS_TOLD at most."""
+    """Shards that keep failing and do not go on, STOPPED_TOLD at most."""
 
     why_stopped: Mapping[LeaseKey, str] | None = None
-    """The error of each shard in `stopped`, in a line, without values of records."""
+    """The errors of the first SHARDS_TOLD shards in `stopped`, in a line each, without values of records."""
 
     failing: tuple[LeaseKey, ...] | None = None
     """Shards whose last attempt failed, stopped ones included, SHARDS_TOLD at most."""

@@ -19,7 +19,7 @@ from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.taking import TakingRules
-from kcl_dagster.model.worker import SHARDS_TOLD, WorkerState
+from kcl_dagster.model.worker import SHARDS_TOLD, STOPPED_TOLD, WorkerState
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control
 from kcl_dagster.worker.batch import D, R, Reader
@@ -249,8 +249,8 @@ class Worker(Generic[D]):
             return BatchReport()
         report = self._last_round = self.protocol.run_once(self.stop.is_requested)
         self._lag.see(report.leases, self.holdings.keys())
-        self.heartbeat.stopped = report.stopped[:SHARDS_TOLD]
-        self.heartbeat.why_stopped = {key: report.why_stopped[key] for key in self.heartbeat.stopped}
+        self.heartbeat.stopped = report.stopped[:STOPPED_TOLD]
+        self.heartbeat.why_stopped = {key: report.why_stopped[key] for key in report.stopped[:SHARDS_TOLD]}
         behind = self.heartbeat.behind
         # A shard may fail, and recover, before anything is read of it.
         is_failing = bool(report.failing or self.heartbeat.failing)

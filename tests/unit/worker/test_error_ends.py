@@ -12,6 +12,7 @@ from kcl_dagster.errors import (
     TransformError,
 )
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.worker import SHARDS_TOLD
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.stop import StopReason
 from tests.unit.worker.failing import A, B, stored, work, world_with
@@ -81,6 +82,26 @@ def test_the_shard_that_the_sink_refuses_is_found_and_the_others_go_on() -> None
     run.round()
     run.round()
     assert max(writes) == 8  # the healthy ones are together again
+
+
+def test_every_stopped_shard_is_in_the_row_of_its_worker() -> None:
+    """`status`, the leader and the check know the stopped shards of a worker by its row."""
+    world, run = world_with({}, shards=30)
+    world.assign(run)
+    shards = sorted(world.stream.shards)
+    for shard in shards:
+        world.stream.put(shard, "a")
+
+    def refuse(_: Data) -> None:
+        raise SinkError("the table does not take it")
+
+    run.sink.refuses = refuse
+    work(world, run, 600)
+    run.worker.step_heartbeat()
+    [row] = world.worker_table(world.service).list()
+    assert row.stopped == tuple(shards)
+    assert row.why_stopped is not None
+    assert len(row.why_stopped) == SHARDS_TOLD
 
 
 @pytest.mark.audit("B1")
