@@ -502,7 +502,7 @@ def _error_parts() -> Iterator[str]:
     rows = []
     for name, kind in vars(errors).items():
         if inspect.isclass(kind) and issubclass(kind, errors.KclError):
-            rows.append((f"`{name}`", _one_line(inspect.getdoc(kind) or "")))
+            rows.append((f"`{name}`", _one_line((inspect.getdoc(kind) or "").partition("\n\nExample:")[0])))
     yield _table(("error", "means"), rows)
 
 

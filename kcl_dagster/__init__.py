@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kcl_dagster.application import TelemetrySettings as TelemetrySettings
     from kcl_dagster.application import Timings as Timings
     from kcl_dagster.errors import KclError as KclError
+    from kcl_dagster.errors import Unavailable as Unavailable
     from kcl_dagster.orchestration.assets import build_kcl_asset_specs as build_kcl_asset_specs
     from kcl_dagster.orchestration.component import KclApplicationComponent as KclApplicationComponent
     from kcl_dagster.orchestration.consumer import Consumer as Consumer
@@ -60,7 +61,7 @@ _HOMES = {
         "TelemetrySettings",
         "Timings",
     ),
-    "kcl_dagster.errors": ("KclError",),
+    "kcl_dagster.errors": ("KclError", "Unavailable"),
     "kcl_dagster.orchestration.assets": ("build_kcl_asset_specs",),
     "kcl_dagster.orchestration.component": ("KclApplicationComponent",),
     "kcl_dagster.orchestration.consumer": ("Consumer", "kcl_consumer"),
@@ -107,6 +108,7 @@ __all__ = [  # noqa: RUF022 - grouped by topic
     "TelemetrySettings",
     # What can go wrong
     "KclError",
+    "Unavailable",
 ]  # fmt: skip
 
 

@@ -168,6 +168,20 @@ class SinkError(BatchError):
     """The sink refused the batch."""
 
 
+class Unavailable(BatchError):
+    """The consumer's code raises it while something that it needs is away, such as a database that it asks. The
+    batch is tried again until that is back, and no record is set aside for it.
+
+    Example:
+        .. code-block:: python
+
+            try:
+                rate = database.read_rate()
+            except ConnectionError as error:
+                raise kcl.Unavailable("the exchange rates cannot be read") from error
+    """
+
+
 class TransformError(BatchError):
     """The consumer's code did what a transform may not do, whatever the records are."""
 

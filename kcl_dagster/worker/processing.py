@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from kcl_dagster.application import FailureAction
+from kcl_dagster.errors import Unavailable
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import Part, PoisonRecord, Progress, Range, Read
@@ -182,7 +183,7 @@ class ProcessorProtocol:
         """Carry out the policy for a record that failed alone. False: the processor is replaced, and its shard is
         delivered again from the checkpoint on."""
         action, sequence = self.reading.failures.action, record.sequence_number
-        if action not in (FailureAction.DEAD_LETTER, FailureAction.SKIP):
+        if action not in (FailureAction.DEAD_LETTER, FailureAction.SKIP) or error_type == Unavailable.__name__:
             return False
         places = self._failed_alone.setdefault(holding.key, {})
         place = f"{sequence}/{record.sub_sequence_number}"

@@ -8,7 +8,7 @@ from multiprocessing.connection import Listener, answer_challenge, deliver_chall
 from socket import create_connection
 from typing import Any, Final
 
-from kcl_dagster.errors import BatchError
+from kcl_dagster.errors import BatchError, Unavailable
 from kcl_dagster.spark.seats import messages
 from kcl_dagster.spark.seats.messages import Answer, Close, End, Line, Order, Question
 from kcl_dagster.spark.seats.seat import keep_alive
@@ -61,6 +61,8 @@ class Station:
         match end:
             case messages.Absent():
                 raise SeatLost(f"seat {self.seat} has another process by now")
+            case messages.Raised(kind=Unavailable.__name__):
+                raise Unavailable(end.text)
             case messages.Raised():
                 raise ProcessorFailed(end.kind, end.text)
         return end

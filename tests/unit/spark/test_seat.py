@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from kcl_dagster.errors import BatchError
+from kcl_dagster.errors import BatchError, Unavailable
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
@@ -45,6 +45,8 @@ class Clicks(RecordProcessorBase):
                     raise SystemExit(3)
                 case b"network":
                     raise ConnectionError("my own database is gone")
+                case b"away":
+                    raise Unavailable("my own database is gone")
         process_records_input.checkpointer.checkpoint()
 
     def shard_ended(self, shard_ended_input: ShardEndedInput) -> None:
@@ -161,6 +163,13 @@ def test_whatever_user_code_raises_is_told_and_the_seat_stays(
             process(station, Notes())
         begin(station, read(b"a"))
         assert process(station, Notes()) is not None
+
+
+def test_a_processor_may_say_that_what_it_needs_is_away(room: Room, read: Any) -> None:
+    with room.station() as station:
+        begin(station, read(b"a", b"away"))
+        with pytest.raises(Unavailable, match="my own database is gone"):
+            process(station, Notes(takes=False), one_by_one=True)
 
 
 def test_records_one_by_one_may_be_set_aside(room: Room, read: Any) -> None:

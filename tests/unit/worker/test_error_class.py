@@ -15,6 +15,7 @@ CASES: list[tuple[BaseException, ErrorClass, bool]] = [
     (errors.ProcessingTimeout("x"), ErrorClass.CODE, True),
     (errors.TransformError("x"), ErrorClass.CODE, False),
     (errors.SinkError("x"), ErrorClass.SINK, False),
+    (errors.Unavailable("x"), ErrorClass.PLATFORM, False),
     (errors.BatchError("x"), ErrorClass.PLATFORM, False),
     (errors.ProcessLost("x"), ErrorClass.PLATFORM, True),
     (SeatLost("x"), ErrorClass.PLATFORM, False),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kcl_dagster import cli
-from kcl_dagster.errors import SinkError
+from kcl_dagster.errors import SinkError, Unavailable
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.worker import kclpy
 from kcl_dagster.worker.batch import PoisonRecord
@@ -280,6 +280,29 @@ def test_a_record_that_fails_once_when_it_is_delivered_alone_is_not_set_aside() 
     world.assign(run)
     work(world, run, 200)
     assert "c" in failed
+    skipped = [event.facts["sequence"] for event in run.events if event.kind is EventKind.RECORD_SKIPPED]
+    assert skipped == ["104"]
+    assert "".join(dict.fromkeys(diary.data)) == "abcde"
+
+
+def test_no_record_is_set_aside_while_the_processor_lacks_what_it_needs() -> None:
+    """x always fails, so records are delivered one by one; then what c needs is away for a while."""
+    world, diary = World(batch={"failure": {"action": "skip", "attempts": 1}}), Diary()
+    world.stream.put(A, *"abcdxe")
+    away = 0
+
+    def fails(text: str) -> bool:
+        nonlocal away
+        if text == "c" and 0 < away < 8:
+            away += 1
+            raise Unavailable("no database")
+        away = away or int(text == "x")
+        return text == "x"
+
+    run = worker(world, diary, poison=fails, checkpoints=False)
+    world.assign(run)
+    work(world, run, 900)
+    assert away == 8
     skipped = [event.facts["sequence"] for event in run.events if event.kind is EventKind.RECORD_SKIPPED]
     assert skipped == ["104"]
     assert "".join(dict.fromkeys(diary.data)) == "abcde"
