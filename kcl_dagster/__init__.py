@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from kcl_dagster.errors import KclError as KclError
     from kcl_dagster.errors import Unavailable as Unavailable
     from kcl_dagster.orchestration.assets import build_kcl_asset_specs as build_kcl_asset_specs
+    from kcl_dagster.orchestration.catch_up import build_kcl_catch_up_job as build_kcl_catch_up_job
+    from kcl_dagster.orchestration.catch_up import build_kcl_catch_up_schedule as build_kcl_catch_up_schedule
     from kcl_dagster.orchestration.component import KclApplicationComponent as KclApplicationComponent
     from kcl_dagster.orchestration.consumer import Consumer as Consumer
     from kcl_dagster.orchestration.consumer import kcl_consumer as kcl_consumer
@@ -63,6 +65,7 @@ _HOMES = {
     ),
     "kcl_dagster.errors": ("KclError", "Unavailable"),
     "kcl_dagster.orchestration.assets": ("build_kcl_asset_specs",),
+    "kcl_dagster.orchestration.catch_up": ("build_kcl_catch_up_job", "build_kcl_catch_up_schedule"),
     "kcl_dagster.orchestration.component": ("KclApplicationComponent",),
     "kcl_dagster.orchestration.consumer": ("Consumer", "kcl_consumer"),
     "kcl_dagster.orchestration.definitions": ("build_kcl_definitions",),
@@ -82,6 +85,8 @@ __all__ = [  # noqa: RUF022 - grouped by topic
     "build_kcl_definitions",
     "build_kcl_asset_specs",
     "build_kcl_leader_sensor",
+    "build_kcl_catch_up_job",
+    "build_kcl_catch_up_schedule",
     "build_kcl_replay_asset",
     "KclApplicationComponent",
     "KclResource",

@@ -1,7 +1,8 @@
 """How many workers there should be, and which slots run them.
 
 One active run per slot. A living worker whose row names a slot serves it, whether or not this Dagster instance
-knows the worker's run: another deployment of the application may have launched it.
+knows the worker's run: another deployment of the application may have launched it. Bounded runs do not count: they
+have no slot, and end by themselves.
 
 The number follows the open shards, and lag and throughput within `min` and `max`, one step per cool-down; never
 more workers than shards that can be read, but for the moment in which one replaces another.
@@ -257,9 +258,9 @@ class _Slots:
 
 def _by_slot(workers: Sequence[WorkerSight], own: Mapping[str, WorkerSight]) -> dict[str, WorkerSight]:
     """The living workers of slots whose run has no living worker of its own; where a slot has several, one that
-    stays before one that leaves."""
+    stays before one that leaves. Bounded runs have no slot of the fleet."""
     found: dict[str, WorkerSight] = {}
     for seen in sorted(workers, key=lambda seen: (not seen.drains, seen.id)):
-        if seen.alive and seen.row.slot is not None and seen.row.slot not in own:
+        if seen.alive and seen.row.slot is not None and not seen.row.is_bounded and seen.row.slot not in own:
             found[seen.row.slot] = seen
     return found

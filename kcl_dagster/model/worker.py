@@ -19,6 +19,9 @@ STOPPED_TOLD = (
 )
 
 
+BOUNDED_SLOT = "catch-up"  # of every bounded run: no slot of the fleet, so that the leader counts on none of them
+
+
 class WorkerState(StrEnum):
     """What the worker says of itself. Rows written by the KCL have none and count as RUNNING."""
 
@@ -67,6 +70,11 @@ class WorkerRow:
     for long. SHARDS_TOLD at most."""
 
     properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_bounded(self) -> bool:
+        """It stops by itself when it has read what was there."""
+        return self.slot == BOUNDED_SLOT
 
 
 def slot_name(index: int) -> str:

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dagster import AssetKey, Definitions
+from dagster import AssetKey, DefaultSensorStatus, Definitions
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.assets import build_kcl_asset_specs
+from kcl_dagster.orchestration.catch_up import build_kcl_catch_up_job, build_kcl_catch_up_schedule
 from kcl_dagster.orchestration.check_definitions import build_kcl_checks
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor
@@ -29,6 +30,7 @@ def build_kcl_definitions(
     streams: bool = True,
     exports: str | None = None,
     prune_after_days: int | None = None,
+    catch_up: str | None = None,
 ) -> Definitions:
     """The leader sensor, worker job, assets, checks and operations of each consumer.
 
@@ -45,6 +47,9 @@ def build_kcl_definitions(
             no other. Left out, a folder in the storage of the Dagster instance, on the machine of the run.
         prune_after_days: Delete finished worker runs, with their events, when they are that old, every night.
             Left out, nothing is ever deleted.
+        catch_up: Read the streams at the times of this cron expression (UTC), such as `0 * * * *`, instead of
+            always: a schedule launches the job `<application>_catch_up`, and the leader sensor, which launches
+            workers, is stopped until you start it.
 
     Merge the result with definitions of your own: `Definitions.merge(defs, ours)`.
 
@@ -65,6 +70,16 @@ def build_kcl_definitions(
     operations = [made for c in consumers for made in build_kcl_operation_jobs(c, kcl_key=kcl_key, exports=exports)]
     days = prune_after_days
     prunings = [] if days is None else [(c, days, build_kcl_prune_job(c, days)) for c in consumers]
+    bounded = {
+        c.application.name: build_kcl_catch_up_job(c, translator=translator, kcl_key=kcl_key, spark_key=spark_key)
+        for c in consumers
+    }
+    schedules = [build_kcl_prune_schedule(c, pruning, days) for c, days, pruning in prunings]
+    if catch_up is not None:
+        schedules += [
+            build_kcl_catch_up_schedule(c, job=bounded[c.application.name], cron=catch_up) for c in consumers
+        ]
+    leads = DefaultSensorStatus.RUNNING if catch_up is None else DefaultSensorStatus.STOPPED
     letters = [
         build_kcl_dead_letter_job(consumer, kcl_key=kcl_key, spark_key=spark_key)
         for consumer in consumers
@@ -78,10 +93,16 @@ def build_kcl_definitions(
             *(build_worker_asset(c, translator, kcl_key=kcl_key, spark_key=spark_key) for c in consumers),
         ],
         asset_checks=[build_kcl_checks(c, translator, kcl_key=kcl_key) for c in consumers],
-        jobs=[*jobs.values(), *(pruning for _, _, pruning in prunings), *operations, *letters],
-        schedules=[build_kcl_prune_schedule(c, pruning, days) for c, days, pruning in prunings],
+        jobs=[*jobs.values(), *bounded.values(), *(pruning for _, _, pruning in prunings), *operations, *letters],
+        schedules=schedules,
         sensors=[
-            build_kcl_leader_sensor(c, job=jobs[c.application.name], translator=translator, kcl_key=kcl_key)
+            build_kcl_leader_sensor(
+                c,
+                job=jobs[c.application.name],
+                translator=translator,
+                kcl_key=kcl_key,
+                default_status=leads,
+            )
             for c in consumers
         ],
         resources={spark_key: _LOCAL_SPARK, **(resources or {})},

@@ -201,6 +201,12 @@ class Diary:
             return self.alarm(event.kind, f"{what}, after {unheard} others") or evaluation
         return evaluation
 
+    @property
+    def records(self) -> int:
+        """How many this run has stored."""
+        with self._lock:
+            return self._total.records
+
     def metadata(self) -> Mapping[str, Any]:
         """The same keys at every event, so that they plot as one line each."""
         with self._lock:

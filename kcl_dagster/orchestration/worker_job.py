@@ -1,9 +1,6 @@
 """The asset and the job of a worker: one run per slot, for as long as the worker lives."""
 
-import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from dagster import (
     AssetCheckEvaluation,
@@ -22,11 +19,12 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration import checks, watchdog
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.interrupts import interrupts_ask
 from kcl_dagster.orchestration.run_end import ending
 from kcl_dagster.orchestration.runs import APPLICATION_TAG, CODE_TAG, WORKER_TAG, rival, worker_tag
 from kcl_dagster.orchestration.sinks import place_of
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier, slots_of
-from kcl_dagster.worker.stop import StopReason, StopSignal
+from kcl_dagster.worker.stop import StopSignal
 
 
 def build_worker_asset(
@@ -82,7 +80,7 @@ def build_worker_asset(
         )
         kcl, spark = getattr(context.resources, kcl_key), getattr(context.resources, spark_key)
         stop = StopSignal()
-        with _interrupts_ask(stop):
+        with interrupts_ask(stop):
             # PySpark replaces the handler only where it is started on the main thread, and the worker does not.
             ours = consumer.bound(context, context.resources)
             made = WorkerRun(
@@ -116,21 +114,3 @@ def build_worker_job(consumer: Consumer, translator: KclTranslator) -> Unresolve
         description=f"One worker of {application.name}; launched, one per slot, by its leader.",
         tags={APPLICATION_TAG: application.name, "dagster/max_retries": "0"},
     )
-
-
-@contextmanager
-def _interrupts_ask(stop: StopSignal) -> Iterator[None]:
-    """What ends a run asks the worker to stop: SIGINT from a terminal and Dagster's default launcher, SIGTERM from
-    Kubernetes, ECS and Docker."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # an in-process test; nobody can interrupt it
-        return
-    before = {
-        number: signal.signal(number, lambda *_: stop.request(StopReason.ASKED, "interrupted"))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

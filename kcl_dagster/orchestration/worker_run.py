@@ -24,6 +24,7 @@ from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.telemetry.logs import queued_logs
 from kcl_dagster.telemetry.worker import open_telemetry
 from kcl_dagster.worker.batch import Sink
+from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.dead_letter import DeadLetters, FiledDeadLetters
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.late import Late, LateEngine, LateSeats
@@ -45,6 +46,8 @@ class WorkerRun:
     diary: Diary
     watches: tuple[Watch, ...] = ()
     end_process: EndProcess = cannot_end
+    bound: Bound | None = None
+    """Where set, the worker stops when what had arrived by a moment is stored."""
 
     def work(self, stop: StopSignal) -> StopReason:
         """Consume until there is a reason to stop. Blocks for hours.
@@ -104,6 +107,7 @@ class WorkerRun:
             sink=sink,
             processors=LateSeats[Any](opened) if sink is None else None,
             runtime=runtime,
+            bound=self.bound,
             dead_letters=self._dead_letters(),
             utilization=measured(runtime.clock),
             watches=(*self.watches, why_lost),

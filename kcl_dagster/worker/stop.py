@@ -32,6 +32,10 @@ class StopSignal:
     def reason(self) -> StopReason | None:
         return self._reason
 
+    @property
+    def detail(self) -> str:
+        return self._detail
+
     def __str__(self) -> str:
         if self._reason is None:
             return "not asked to stop"

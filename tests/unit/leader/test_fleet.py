@@ -14,7 +14,7 @@ from kcl_dagster.leader.liveness import WorkerSight, scalable_lag_of
 from kcl_dagster.leader.memory import Memory
 from kcl_dagster.leader.runs import LoadedCode, RunStatus, SlotRun
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.worker import SHARDS_TOLD, WorkerRow, WorkerState, slot_name
+from kcl_dagster.model.worker import BOUNDED_SLOT, SHARDS_TOLD, WorkerRow, WorkerState, slot_name
 
 NOW = 1_000_000.0
 SETTINGS = FleetSettings(min_workers=1, max_workers=8, shards_per_worker=4, cooldown=60.0, lifetime=3600.0)
@@ -467,3 +467,14 @@ def test_where_all_slots_are_paused_nothing_is_launched() -> None:
     settings = FleetSettings(min_workers=1, max_workers=2)
     plan = decide_fleet(settings, FleetSight({}, open_leases=8, paused=["worker-000", "worker-001"]))
     assert plan.launch == {}
+
+
+def test_a_bounded_run_is_no_worker_of_the_fleet() -> None:
+    """It ends by itself: the fleet is as large as without it, and it is not asked to leave."""
+    row = WorkerRow(WorkerId("catch-up:12345678"), int(NOW), slot=BOUNDED_SLOT, run_id="12345678")
+    bounded = WorkerSight(row, alive=True, run_is_over=False, accepts=True)
+    for number in (0, 2, 3):
+        sight = fleet(number, target=2)
+        assert decide_fleet(SETTINGS, replace(sight, workers=[*sight.workers, bounded])) == decide_fleet(
+            SETTINGS, sight
+        )

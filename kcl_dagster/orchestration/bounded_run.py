@@ -1,0 +1,253 @@
+"""One bounded run of an application: reads what had arrived by a moment, stores it, and ends.
+
+It is a worker with the application's leases, so it may run beside a fleet, beside other bounded runs, or alone.
+What it finds decides what it does:
+
+    nothing to read          ends at once, without Spark
+    a fleet reads            waits for it, without Spark
+    no worker reads a shard  starts a worker, which shares the leases with whoever else reads
+
+Where no leader leads, it leads meanwhile, under the leader's lock and like a standby: Dagster's leader takes the
+lock back as soon as it ticks.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+from pyspark.sql import SparkSession
+
+from kcl_dagster.application import Application
+from kcl_dagster.errors import AccessDenied, KclError
+from kcl_dagster.leader.opening import open_leader
+from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.tick import Leader
+from kcl_dagster.model.worker import BOUNDED_SLOT
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.lock_process import lock_process
+from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.worker_run import WorkerRun
+from kcl_dagster.runtime import Clock, Runtime, system
+from kcl_dagster.tables.control import ControlRow
+from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.lock import STANDBY
+from kcl_dagster.tables.reading import ScanResult
+from kcl_dagster.worker.bound import Bound, Remainder, remainder
+from kcl_dagster.worker.stop import StopReason, StopSignal
+from kcl_dagster.worker.succession import FRESH_BEATS
+from kcl_dagster.worker.surroundings import EndProcess, Watch, cannot_end
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS: Final = 1.0  # the sensor takes five; here a run waits for each
+LOOK_SECONDS: Final = 1.0  # at the table, while a fleet reads
+LEADER_JOIN_SECONDS: Final = 60.0  # a tick ends within its budget
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedOutcome:
+    """What came of a bounded run. `records`: how many it stored itself; others may have stored more."""
+
+    through: float
+    """Everything that had arrived by then was to be stored; epoch seconds."""
+
+    reason: StopReason
+    detail: str = ""
+    records: int = 0
+    worked: bool = False
+    """Whether it read by itself, and did not only look or wait."""
+
+    tick: TickReport | None = None
+    """Its last tick as the leader; None where another leader led all the time."""
+
+    @property
+    def is_caught_up(self) -> bool:
+        return self.reason is StopReason.CAUGHT_UP
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else str(self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedRun:
+    """`open_session` is called once at most, if there is something to read. `runs`: the orchestrator's view, for
+    the ticks of this run."""
+
+    consumer: Consumer
+    kcl: KclResource
+    open_session: Callable[[], SparkSession]
+    run_id: str
+    diary: Diary
+    watches: tuple[Watch, ...] = ()
+    end_process: EndProcess = cannot_end
+    runs: Callable[[], RunView] = RunView
+
+    def run(self, stop: StopSignal, through: float | None = None) -> BoundedOutcome:
+        """Read what had arrived by `through`, epoch seconds, or by now. Blocks until that is stored, `stop` is
+        requested, or what is left cannot be read now.
+
+        Raises a KclError where the tables or the stream cannot be reached, and what kept Spark from starting.
+        """
+        runtime = system()
+        now = runtime.clock.now()
+        bound = Bound(now if through is None else min(through, now))
+        with _Leading(self._leader(runtime), self.runs) as leading:
+            looked = self._look(bound, runtime).wait(stop, self.watches)
+            outcome = looked if looked is not None else self._work(bound, stop)
+        return replace(outcome, tick=leading.last)
+
+    def _work(self, bound: Bound, stop: StopSignal) -> BoundedOutcome:
+        worker = WorkerRun(
+            self.consumer,
+            self.kcl,
+            self.open_session,
+            BOUNDED_SLOT,
+            self.run_id,
+            self.diary,
+            self.watches,
+            self.end_process,
+            bound,
+        )
+        reason = worker.work(stop)
+        return BoundedOutcome(bound.through, reason, stop.detail, self.diary.records, worked=True)
+
+    def _leader(self, runtime: Runtime) -> Leader | None:
+        """None where this run has no rights to lead: another leader gives it leases then."""
+        try:
+            return open_leader(
+                _without_caps(self.consumer.application),
+                dynamodb=self._client("dynamodb"),
+                kinesis=self._client("kinesis"),
+                identity=f"{STANDBY}{BOUNDED_SLOT}:{self.run_id[:8]}",
+                runtime=runtime,
+                process=lock_process(),
+            )
+        except AccessDenied as error:
+            log.warning("this run cannot lead, and waits for another leader to give it leases: %s", error)
+            return None
+
+    def _look(self, bound: Bound, runtime: Runtime) -> "_Look":
+        application, dynamodb = self.consumer.application, self._client("dynamodb")
+        layout = detect_layout(dynamodb, application, runtime)
+        return _Look(
+            bound,
+            LeaseTable(dynamodb, application, layout, runtime),
+            ControlRow(dynamodb, application, layout, runtime),
+            application.timings.heartbeat * FRESH_BEATS,
+            runtime.clock,
+        )
+
+    def _client(self, service: str) -> Any:
+        return self.kcl.client(service, self.consumer.application.name)
+
+
+def _without_caps(application: Application) -> Application:
+    """While this run leads, its worker may be the only one: it has to take every shard."""
+    uncapped = {"max_leases_per_worker": None, "max_throughput_kbps_per_worker": None}
+    return application.model_copy(update={"policy": application.policy.model_copy(update=uncapped)})
+
+
+@dataclass(slots=True)
+class _Look:
+    """Looks at the tables until it is clear whether this run has to read. `fresh_seconds`: how old the row of a
+    living worker may be."""
+
+    bound: Bound
+    leases: LeaseTable
+    control: ControlRow
+    fresh_seconds: float
+    clock: Clock
+
+    def wait(self, stop: StopSignal, watches: Sequence[Watch]) -> BoundedOutcome | None:
+        """None where a shard is to be read that no worker reads."""
+        places: object = None
+        moved_at = self.clock.monotonic()
+        while True:
+            for why in filter(None, (watch() for watch in watches)):
+                stop.request(StopReason.ORPHANED, why)
+            if stop.is_requested():
+                return self._outcome(stop.reason or StopReason.ASKED, stop.detail)
+            scan = self.leases.scan()
+            left = remainder(self.bound, scan.leases, scan.workers, self.control.load(), {})
+            if left.is_empty:
+                return self._outcome(StopReason.CAUGHT_UP)
+            if left.is_stuck:
+                return self._outcome(StopReason.STUCK, str(left))
+            if left.is_known and self._is_unserved(left, scan):
+                return None
+            now = self.clock.monotonic()
+            seen = {lease.key: lease.checkpoint for lease in scan.leases}
+            if seen != places or any(row.slow_since for row in scan.workers):
+                places, moved_at = seen, now
+            if now - moved_at >= self.bound.patience:
+                return self._outcome(StopReason.STUCK, f"nothing has moved for {self.bound.patience:.0f} s: {left}")
+            self.clock.sleep(LOOK_SECONDS)
+
+    def _outcome(self, reason: StopReason, detail: str = "") -> BoundedOutcome:
+        return BoundedOutcome(self.bound.through, reason, detail)
+
+    def _is_unserved(self, left: Remainder, scan: ScanResult) -> bool:
+        """Whether a shard that is left has no worker that wrote its row lately."""
+        now = self.clock.now()
+        living = {row.id for row in scan.workers if abs(now - (row.last_update or 0)) <= self.fresh_seconds}
+        owners = {lease.key: lease.actual_owner for lease in scan.leases}
+        return any(owners[key] not in living for key in left.waiting)
+
+
+class _Leading:
+    """A leader that ticks on a thread of its own until the block ends, and a last time then."""
+
+    def __init__(self, leader: Leader | None, runs: Callable[[], RunView]) -> None:
+        self._leader = leader
+        self._runs = runs
+        self._over = threading.Event()
+        self._said: tuple[str, ...] = ()
+        self._thread = threading.Thread(target=self._lead, name="kcl-bounded-leader", daemon=True)
+        self.last: TickReport | None = None
+        """Of the newest tick in which this run led."""
+
+    def __enter__(self) -> Self:
+        if self._leader is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._leader is not None:
+            self._thread.join(LEADER_JOIN_SECONDS)
+
+    def _lead(self) -> None:
+        leader = self._leader
+        assert leader is not None
+        try:
+            is_last = False
+            while not is_last:
+                is_last = self._over.wait(0.0 if self.last is None else TICK_SECONDS)
+                self._see(leader.tick(self._view()))
+        finally:
+            try:
+                leader.resign()
+            except KclError as error:
+                log.warning("the leader lock could not be released and will expire: %s", error)
+
+    def _view(self) -> RunView:
+        """Without the orchestrator's answer, counters tell which workers are gone, and later."""
+        try:
+            return replace(self._runs(), launches=False)
+        except Exception as error:
+            log.warning("the runs of workers could not be looked up: %s", error)
+            return RunView(launches=False)
+
+    def _see(self, report: TickReport) -> None:
+        if report.leading:
+            self.last = report
+        said = tuple(f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok)
+        for problem in said:
+            if problem not in self._said:
+                log.warning("a tick of the leader: %s", problem)
+        self._said = said

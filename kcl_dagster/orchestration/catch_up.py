@@ -1,0 +1,220 @@
+"""Bounded runs as Dagster runs: a job, its schedule, and what the records asset calls."""
+
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetExecutionContext,
+    AssetMaterialization,
+    AssetObservation,
+    Config,
+    DagsterRunStatus,
+    DefaultScheduleStatus,
+    Failure,
+    JobDefinition,
+    MetadataValue,
+    OpExecutionContext,
+    RunConfig,
+    RunRequest,
+    RunsFilter,
+    ScheduleDefinition,
+    ScheduleEvaluationContext,
+    SkipReason,
+    in_process_executor,
+    job,
+    op,
+    schedule,
+)
+from pydantic import Field
+
+from kcl_dagster.errors import ConfigurationError, KclError
+from kcl_dagster.model.worker import BOUNDED_SLOT
+from kcl_dagster.orchestration import checks, watchdog
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.interrupts import interrupts_ask
+from kcl_dagster.orchestration.run_end import ending
+from kcl_dagster.orchestration.runs import APPLICATION_TAG, run_view
+from kcl_dagster.orchestration.sinks import place_of
+from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
+from kcl_dagster.worker.stop import StopSignal
+
+ACTIVE: Final = [
+    DagsterRunStatus.QUEUED,
+    DagsterRunStatus.NOT_STARTED,
+    DagsterRunStatus.STARTING,
+    DagsterRunStatus.STARTED,
+    DagsterRunStatus.CANCELING,
+]
+
+
+class CatchUpConfig(Config):
+    """What the launchpad asks."""
+
+    through: str | None = Field(
+        default=None,
+        description="Read what had arrived by this moment, such as 2027-01-31T12:00:00Z; by the start of the run "
+        "when left out.",
+    )
+
+
+def read_until(
+    context: OpExecutionContext | AssetExecutionContext,
+    consumer: Consumer,
+    translator: KclTranslator,
+    kcl: Any,
+    spark: Any,
+    through: float | None = None,
+) -> Any:
+    """A bounded run inside of a Dagster run; returns its `BoundedOutcome`. `spark`: has a `spark_session`, which is
+    asked for only if there is something to read. Blocks the main thread of the run until it is over.
+
+    Raises Failure, with the shards that are left, where not everything could be read that had arrived by `through`
+    (epoch seconds; the start of the run when left out), and where tables or streams cannot be reached.
+    """
+    # Spark's side is heavy; the code server evaluates this module without ever working.
+    from kcl_dagster.orchestration.bounded_run import BoundedRun
+
+    instance, run, application = context.instance, context.run, consumer.application
+    records = translator.get_asset_key(KclAsset(Role.RECORDS, consumer))
+
+    def write(event: AssetMaterialization | AssetCheckEvaluation) -> None:
+        if isinstance(event, AssetCheckEvaluation):
+            instance.report_runless_asset_event(event)  # see checks
+        else:
+            context.log_event(AssetObservation(records, metadata=event.metadata))
+
+    diary = Diary(
+        records,
+        BOUNDED_SLOT,
+        write,
+        context.log,
+        lambda kind, what: checks.alarm(kind, what, consumer, translator),
+        place=place_of(consumer.sink),
+    )
+    stop = StopSignal()
+    bounded = BoundedRun(
+        consumer.bound(context, context.resources),
+        kcl,
+        lambda: spark.spark_session,
+        run.run_id,
+        diary,
+        watchdog.watches(instance, run.run_id),
+        ending(instance, run.run_id),
+        partial(run_view, instance, application),
+    )
+    with interrupts_ask(stop):
+        try:
+            outcome = bounded.run(stop, through)
+        except KclError as error:
+            raise Failure(" ".join(str(error).split()), allow_retries=False) from error
+    moment = datetime.fromtimestamp(outcome.through, UTC).isoformat(timespec="seconds")
+    how = f"{outcome.records} records" if outcome.worked else "nothing, and started no Spark session"
+    context.log.info("%s: read through %s; this run stored %s", outcome, moment, how)
+    if not outcome.is_caught_up:
+        raise Failure(
+            f"{application.name} is not read through {moment}: {outcome}",
+            metadata={"through": MetadataValue.text(moment), "records": outcome.records},
+            allow_retries=False,
+        )
+    return outcome
+
+
+def build_kcl_catch_up_job(
+    consumer: Consumer,
+    *,
+    translator: KclTranslator | None = None,
+    kcl_key: str = "kcl",
+    spark_key: str = "spark",
+) -> JobDefinition:
+    """`<application>_catch_up`: read everything that is in the streams now, store it, and end.
+
+    The run is a worker with the application's leases and guarantees. It needs no leader and no fleet. Where a fleet
+    reads already, it waits until everything is stored. It fails if shards are left that cannot be read, and says
+    which.
+
+    Example:
+        .. code-block:: python
+
+            catch_up = kcl.build_kcl_catch_up_job(clicks)
+    """
+    translator = translator or KclTranslator()
+    name = f"{identifier(consumer.application.name)}_catch_up"
+
+    @op(name=f"read_{name}", required_resource_keys={kcl_key, spark_key, *consumer.resources})
+    def read(context: OpExecutionContext, config: CatchUpConfig) -> None:
+        kcl, spark = getattr(context.resources, kcl_key), getattr(context.resources, spark_key)
+        outcome = read_until(context, consumer, translator, kcl, spark, moment_of(config.through))
+        context.add_output_metadata(
+            {
+                "through": MetadataValue.timestamp(outcome.through),
+                "records": outcome.records,
+                "worked": outcome.worked,
+            }
+        )
+
+    @job(
+        name=name,
+        executor_def=in_process_executor,
+        config=RunConfig({f"read_{name}": CatchUpConfig()}),
+        description=f"Reads what is in the streams of {consumer.application.name} now, stores it, and ends.",
+        tags={APPLICATION_TAG: consumer.application.name, "dagster/max_retries": "0"},
+    )
+    def catch_up() -> None:
+        read()
+
+    return catch_up
+
+
+def moment_of(text: str | None) -> float | None:
+    """Epoch seconds of a moment in ISO 8601. Raises ConfigurationError for one without a time zone."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(f"through {text!r} is no moment such as 2027-01-31T12:00:00Z") from None
+    if moment.tzinfo is None:
+        raise ConfigurationError(f"through {text!r} has no time zone: end it with Z, or with +01:00")
+    return moment.timestamp()
+
+
+def build_kcl_catch_up_schedule(
+    consumer: Consumer,
+    *,
+    job: JobDefinition,
+    cron: str,
+    timezone: str | None = None,
+    default_status: DefaultScheduleStatus = DefaultScheduleStatus.RUNNING,
+) -> ScheduleDefinition:
+    """Launches `job` at the times of `cron`, unless a run of it is still going on.
+
+    Args:
+        job: Made by `build_kcl_catch_up_job`.
+        cron: Such as `0 * * * *`. A run reads what had arrived when it began.
+        timezone: Of `cron`; UTC when left out.
+        default_status: Running unless said otherwise.
+
+    Example:
+        .. code-block:: python
+
+            hourly = kcl.build_kcl_catch_up_schedule(clicks, job=catch_up, cron="0 * * * *")
+    """
+
+    @schedule(
+        name=f"{identifier(consumer.application.name)}_catch_up_schedule",
+        job=job,
+        cron_schedule=cron,
+        execution_timezone=timezone or "UTC",
+        default_status=default_status,
+        description=f"Reads the streams of {consumer.application.name} at these times, and not in between.",
+    )
+    def scheduled(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
+        going_on = context.instance.get_runs(RunsFilter(job_name=job.name, statuses=ACTIVE), limit=1)
+        if going_on:
+            return SkipReason(f"run {going_on[0].run_id} is still reading")
+        return RunRequest()
+
+    return scheduled

@@ -1,0 +1,26 @@
+"""Signals that end a run, as requests to stop."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kcl_dagster.worker.stop import StopReason, StopSignal
+
+
+@contextmanager
+def interrupts_ask(stop: StopSignal) -> Iterator[None]:
+    """What ends a run asks the worker to stop: SIGINT from a terminal and Dagster's default launcher, SIGTERM from
+    Kubernetes, ECS and Docker."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # an in-process test; nobody can interrupt it
+        return
+    before = {
+        number: signal.signal(number, lambda *_: stop.request(StopReason.ASKED, "interrupted"))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
