@@ -196,6 +196,8 @@ class Lake:
         """
         shard = (str(part.stream), part.shard_id)
         highest = self.highest.get(shard, -1)
+        if part.number < highest and self._was_given_up(part, truth):
+            raise SinkError(f"{_named(part)} was given up before number {highest}: the table refuses it")
         if part.number == highest:
             self.violations.add("S13", f"{_named(part)} is not the first with its number")
         elif file_stem(part) in self.files:
@@ -205,6 +207,11 @@ class Lake:
             raise SinkError(f"{self.refused[shard][1]}: the table refuses it")
         self.refused.pop(shard, None)
         self.highest[shard] = max(highest, part.number)
+
+    def _was_given_up(self, part: Part, truth: ShardTruth) -> bool:
+        """Whether the records of a begun batch were reported as lost, and the shard was read on behind them. The
+        worker that began it may still be trying to store it."""
+        return self.goes_on and truth.index_after(part.through) <= truth.told_to
 
     def _write_files(
         self, part: Part, rows: tuple[Row, ...], files: Files, truth: ShardTruth, pause: Callable[[], None]

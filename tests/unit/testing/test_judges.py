@@ -317,6 +317,24 @@ def test_the_table_is_made_for_the_first_code_whichever_code_stores_first(lake: 
     assert found(lake) == []
 
 
+def test_a_batch_that_was_given_up_is_refused_when_its_worker_stores_it_late(lake: Lake) -> None:
+    lake.goes_on = True
+    lake.expired = lambda _stream, shard, _numbers: 2 if shard == "s0" else 0
+    lake.told(lake.truth("clicks", "s0"), "3")
+    lake.store(part(Checkpoint("2"), 4, 2), rows(3, 4))
+    with pytest.raises(SinkError):
+        lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))
+    assert found(lake) == []
+
+
+def test_a_batch_that_was_not_given_up_does_not_come_late(lake: Lake) -> None:
+    lake.goes_on = True
+    lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))
+    lake.store(part(Checkpoint("2"), 4, 3), rows(3, 4))
+    lake.store(part(Checkpoint("2"), 3, 2), rows(3))
+    assert found(lake)[0] == "S12"
+
+
 def test_a_gap_between_two_parts_is_noticed(lake: Lake) -> None:
     lake.store(part(TRIM_HORIZON, 1, 1), rows(1))
     lake.store(part(Checkpoint("2"), 3, 2), rows(3))
