@@ -126,6 +126,10 @@ class Timings(_Settings):
     handoff_timeout: Seconds = 30.0
     """How long the old owner of a lease may take to finish its batch before the leader forces the move."""
 
+    arrival_margin: Annotated[float, Field(ge=0)] = 10.0
+    """Arrival times are approximate, and a shard's records are not strictly in their order. The application counts
+    as complete through a moment that is this much earlier than what its leases say."""
+
     leader_lock: Seconds = 60.0
     """A leader whose lock did not change for this long has lost it."""
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kcl_dagster.leader.assignment.policy import Move
+from kcl_dagster.leader.completeness import Completeness
 from kcl_dagster.leader.liveness import WorkerSight
 from kcl_dagster.model.lease import Lease, LeaseKey
 
@@ -97,6 +98,10 @@ class TickReport:
     unreadable: tuple[str, ...] = ()
     lag_ms: int | None = None
     """The furthest behind of all workers that say."""
+
+    completeness: Completeness | None = None
+    """Through which moment everything is stored, and what holds it back. None where this process does not lead, or
+    could not read the tables."""
 
     target_workers: int | None = None
     data_loss: tuple[DataLossEvent, ...] = ()

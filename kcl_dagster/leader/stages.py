@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.errors import KclError, LayoutRefused, TableNotFound
 from kcl_dagster.leader import expiry, handoff
+from kcl_dagster.leader.completeness import Completeness, Hindrance, complete_through
 from kcl_dagster.leader.failures import twice
 from kcl_dagster.leader.fleet import ABANDONED_SECONDS, FleetPlan, FleetSight, decide_fleet
 from kcl_dagster.leader.liveness import lag_of, scalable_lag_of
@@ -69,6 +70,7 @@ class Tick:
     missing_table: str | None = None
     deadline: float = 0.0
     started: float = 0.0
+    completeness: Completeness | None = None
     memory: Memory = field(init=False)
     observer: Observer = field(init=False)
 
@@ -89,6 +91,7 @@ class Tick:
         self._stage("sync", self._sync)
         self._stage("fleet", self._decide_fleet)
         self._stage("assign", self._assign)
+        self._see_completeness()
         if not self.dry:
             self._stage("clean", self._clean)
             self._stage("report", self._save)
@@ -171,6 +174,7 @@ class Tick:
     def _observe(self) -> None:
         clock = self.leader.runtime.clock
         self._obey()
+        self._read_completeness()
         self.sight = self._look()
         timings = self.leader.application.timings
         rest = expiry.rest(self.sight.leases, self.sight.ages, timings.lease_duration)
@@ -195,6 +199,45 @@ class Tick:
             self.leader.control = self.leader.tables.control.load()
         except KclError as problem:
             self.notes.append(f"whether the application is paused could not be read: {problem}")
+
+    def _read_completeness(self) -> None:
+        """Before the leases are read. Once a process; what it writes itself, it knows."""
+        leader = self.leader
+        if leader.written is None:
+            try:
+                leader.written = leader.tables.completeness.load()
+            except KclError as problem:
+                self.notes.append(f"through which moment the application is complete could not be read: {problem}")
+
+    def _see_completeness(self) -> None:
+        """Find out through which moment everything is stored, and write it down if it is later than before."""
+        leader, sight = self.leader, self.sight
+        if sight is None or leader.written is None:
+            return
+        found = complete_through(
+            sight.leases,
+            [stream.name for stream in leader.application.streams],
+            leader.application.timings.arrival_margin,
+            now=leader.runtime.clock.now(),
+            unreadable=sight.unreadable,
+            hindered=self._hindered(sight),
+        )
+        if found.through is not None and not self.dry and self.leading:
+            try:
+                leader.written = leader.tables.completeness.advance(leader.written, found.through)
+            except KclError as problem:
+                self.notes.append(f"that everything is stored through {found.through} is not written: {problem}")
+        written = leader.written
+        self.completeness = replace(
+            found, through=written.through, epoch=written.epoch, back_to=written.back_to, reached=found.through
+        )
+
+    def _hindered(self, sight: Sight) -> dict[LeaseKey, Hindrance]:
+        """Leases that do not go on by themselves, and why."""
+        found = dict.fromkeys(sight.unserved, Hindrance.UNSERVED)
+        for seen in sight.workers:
+            found |= dict.fromkeys(seen.row.stopped or (), Hindrance.STOPPED)
+        return found | dict.fromkeys(self._paused(sight), Hindrance.PAUSED)
 
     def _finished(self, run_ids: Collection[str]) -> Collection[str]:
         """An orchestrator that does not answer is no reason to stand still: counters tell the same, later."""
@@ -482,6 +525,7 @@ class Tick:
             retire = dict.fromkeys(self.fleet.cancel, "its run is queued and not needed any more")
             retire |= {worker.rpartition(":")[0]: why for worker, why in self.fleet.drain.items()}
             report = replace(report, retire=dict(sorted(retire.items())))
+        report = replace(report, completeness=self.completeness)
         if sight is None:
             return report
         left = self.moved.left if self.moved.left is not None else sight.unserved

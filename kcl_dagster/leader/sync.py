@@ -94,7 +94,8 @@ def plan_sync(
     wanted = in_order(listed[name] for name in creates)
     gone = {lease.shard_id: lease for lease in leases if lease.shard_id not in listed and not lease.is_finished}
     created = tuple(
-        replace(new_lease(shard, creates[shard.id], stream), tip_seen=_empty_at(shard, gone)) for shard in wanted
+        replace(new_lease(shard, creates[shard.id], stream), stored_through=_empty_at(shard, gone))
+        for shard in wanted
     )
     return SyncPlan(created, unexpected, tuple(gone.values()))
 
@@ -134,7 +135,7 @@ def new_lease(shard: Shard, checkpoint: Checkpoint, stream: StreamIdentifier | N
 
 def _empty_at(shard: Shard, gone: Mapping[str, Lease]) -> int | None:
     """Until when nothing lay in a child of shards that left the stream: what came since may have left it, too."""
-    known = [gone[parent].tip_seen for parent in shard.parents if parent in gone]
+    known = [gone[parent].stored_through for parent in shard.parents if parent in gone]
     return max((moment for moment in known if moment is not None), default=None)
 
 

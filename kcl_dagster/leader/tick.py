@@ -23,6 +23,7 @@ from kcl_dagster.leader.streams import Streams
 from kcl_dagster.leader.syncing import Syncer
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.completeness_row import CompletenessRow, WrittenThrough
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.layout import Layout, declare_protocol, verify_layout
 from kcl_dagster.tables.leases import LeaseTable
@@ -43,6 +44,7 @@ class LeaderTables:
     memory: MemoryRow
     starts: StartTable
     control: ControlRow
+    completeness: CompletenessRow
     verify: Callable[[], bool]
     """Raises LayoutRefused when the fleet has changed its tables or its protocol since they were found. False: the
     protocol is not declared any more."""
@@ -70,6 +72,7 @@ class LeaderTables:
             MemoryRow(*common),
             StartTable(*common),
             ControlRow(*common),
+            CompletenessRow(*common),
             partial(verify_layout, *common),
             partial(declare_protocol, client, layout, runtime),
         )
@@ -110,6 +113,10 @@ class Leader:
         self.balanced_at: float | None = None
         self.saved: tuple[float, str] | None = None
         self.control = Control()
+        self.written: WrittenThrough | None = None
+        """What the completeness row said last. Read before leases are, so that an advance that is worked out from
+        leases that were put back since is refused."""
+
         self.began = runtime.clock.monotonic()
         self._remembers = False
         self._lock = runtime.new_lock()
@@ -140,6 +147,7 @@ class Leader:
     def forget_leadership(self) -> None:
         """Another leader may lead; what it writes down meanwhile will be worth reading."""
         self._remembers = False
+        self.written = None
         self.starts.forget()
 
     def _alone(self, run: Callable[[], TickReport]) -> TickReport:

@@ -5,6 +5,7 @@ from typing import NewType
 
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.shard import HashRange
+from kcl_dagster.model.stored import StoredCounts
 from kcl_dagster.model.stream import StreamIdentifier
 
 WorkerId = NewType("WorkerId", str)
@@ -16,8 +17,10 @@ class Lease:
     """A lease as it stands in the table.
 
     During a handoff `owner` is the next owner and `checkpoint_owner` the one still processing.
-    `batch` counts the exactly-once batches of this shard. `tip_seen`, epoch seconds: nothing that had arrived by
-    then lies behind the checkpoint. Both are ours; the KCL ignores and preserves them.
+    `batch` counts the exactly-once batches of this shard. `stored_through`, epoch seconds: every record of the
+    shard that arrived before that moment is stored and visible, as far as records arrive in their order (see
+    `Timings.arrival_margin`). `stored`: what was stored, by window. All are ours; the KCL ignores and preserves
+    them.
     """
 
     key: LeaseKey
@@ -35,7 +38,8 @@ class Lease:
     throughput_kbps: float | None = None
     stream: StreamIdentifier | None = None  # multi-stream applications only
     batch: int = 0
-    tip_seen: int | None = None
+    stored_through: int | None = None
+    stored: StoredCounts | None = None
 
     @property
     def in_handoff(self) -> bool:

@@ -25,7 +25,7 @@ from kcl_dagster.tables.sending import Applied, Sender
 
 _OWNERSHIP = (a.OWNER, a.CHECKPOINT_OWNER)
 # What workers write into leases that they own although nothing was processed. An import sets none of it back.
-_PASSING = frozenset({*_OWNERSHIP, a.COUNTER, a.SWITCHES, a.THROUGHPUT, a.TIP_SEEN})
+_PASSING = frozenset({*_OWNERSHIP, a.COUNTER, a.SWITCHES, a.THROUGHPUT, a.STORED_THROUGH})
 LEASES_NAMED = 3
 
 

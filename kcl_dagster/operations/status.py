@@ -120,7 +120,7 @@ class Status:
     def _tip_ms(self, lease: Lease) -> float | None:
         """The newest moment, in epoch milliseconds, before which no unread record of a lease arrived: as its lease
         or the last heartbeat of its owner tells. None: neither does."""
-        known: list[float] = [] if lease.tip_seen is None else [lease.tip_seen * 1000]
+        known: list[float] = [] if lease.stored_through is None else [lease.stored_through * 1000]
         known += [
             row.last_update * 1000 - row.behind[lease.key]
             for row in self.workers

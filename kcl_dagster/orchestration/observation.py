@@ -151,8 +151,8 @@ class Observation:
         return sorted(found, key=lambda lag: (lag.seconds is not None, -(lag.seconds or 0.0), lag.lease))
 
     def _by_clock(self, lease: Lease) -> float | None:
-        """The shard had been read to its end at `tip_seen`, so nothing unread is older than that."""
-        return None if lease.tip_seen is None or not self.now else max(0.0, self.now - lease.tip_seen)
+        """The shard had been read to its end at `stored_through`, so nothing unread is older than that."""
+        return None if lease.stored_through is None or not self.now else max(0.0, self.now - lease.stored_through)
 
     @property
     def unknown_lags(self) -> list[LeaseKey]:

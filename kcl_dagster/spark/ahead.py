@@ -31,10 +31,13 @@ class ReadAhead:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kcl-prefetch")
         self._planned: tuple[Range, ...] = ()
         self._future: Future[FetchedRanges] | None = None
+        self.began = 0.0
+        """When the read began that was started last, by the caller's clock."""
 
-    def start(self, ranges: Sequence[Range], budget: Budget) -> None:
+    def start(self, ranges: Sequence[Range], budget: Budget, now: float) -> None:
         """Begin to read, unless a read is still waiting to be taken."""
         if self._future is None and ranges:
+            self.began = now
             self._planned = tuple(ranges)
             self._future = self._pool.submit(self._tagged, self._planned, budget)
 

@@ -85,11 +85,11 @@ class SparkEngine:
             budget = budget.beside(records, bytes_, len(missing), len(ranges))
         if missing:
             parts.append((self._read(missing, budget), {range_.lease for range_ in missing}))
-        return FetchedBatch(parts)
+        return FetchedBatch(parts, None if ahead is None else (ahead, self._ahead.began))
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
         """See `worker.batch.Engine.prefetch`."""
-        self._ahead.start(ranges, budget)
+        self._ahead.start(ranges, budget, self._runtime.clock.monotonic())
 
     def close(self) -> None:
         """Throw away what was read ahead. The session stays."""

@@ -1,6 +1,7 @@
 """One or several fetch jobs as the worker sees them."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Protocol
 
@@ -31,9 +32,13 @@ class FetchedRanges(Protocol):
 class FetchedBatch:
     """See `worker.batch.Fetched`."""
 
-    def __init__(self, parts: Sequence[tuple[FetchedRanges, Collection[LeaseKey]]]) -> None:
+    def __init__(
+        self,
+        parts: Sequence[tuple[FetchedRanges, Collection[LeaseKey]]],
+        ahead: tuple[FetchedRanges, float] | None = None,
+    ) -> None:
         """Of each job the leases that are taken from it, and no lease twice: a job may hold more, even another
-        range of a lease that is taken from another job."""
+        range of a lease that is taken from another job. `ahead`: the job that read ahead, and since when."""
         self._parts = tuple(part for part, _ in parts)
         self._part_of = {lease: part for part, leases in parts for lease in leases}
         if len(self._part_of) != sum(len(leases) for _, leases in parts):
@@ -42,6 +47,12 @@ class FetchedBatch:
         self.progress: Mapping[LeaseKey, Progress] = {
             lease: outcome.progress[lease] for lease, outcome in outcomes.items() if lease in outcome.progress
         }
+        if ahead is not None:
+            early, since = ahead
+            self.progress = {
+                lease: replace(progress, read_since=since) if self._part_of[lease] is early else progress
+                for lease, progress in self.progress.items()
+            }
         self.failures: Mapping[LeaseKey, Exception] = {
             lease: outcome.failures[lease] for lease, outcome in outcomes.items() if lease in outcome.failures
         }

@@ -49,7 +49,8 @@ STREAM: Final = "streamName"  # multi-stream only: account:stream:epoch
 SHARD: Final = "shardId"  # multi-stream only
 # Ours; the KCL ignores and keeps them.
 BATCH: Final = "kdBatch"
-TIP_SEEN: Final = "kdTip"
+STORED_THROUGH: Final = "kdTip"  # epoch seconds
+STORED: Final = "kdStored"  # model.stored
 
 OWNER_INDEX: Final = "LeaseOwnerToLeaseKeyIndex"
 

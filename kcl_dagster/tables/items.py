@@ -6,6 +6,7 @@ from typing import Any, Final
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
+from kcl_dagster.model.stored import packed, unpacked
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.tables import attributes as a
 from kcl_dagster.tables.attributes import Item, Reader, Value, n, s
@@ -53,7 +54,8 @@ def lease_from_item(item: Mapping[str, Any], *, multi_stream: bool | None = None
         throughput_kbps=throughput,
         stream=stream,
         batch=reader.whole(a.BATCH) or 0,
-        tip_seen=reader.whole(a.TIP_SEEN),
+        stored_through=reader.whole(a.STORED_THROUGH),
+        stored=unpacked(reader.blob(a.STORED) or b""),
     )
 
 
@@ -81,8 +83,10 @@ def lease_to_item(lease: Lease) -> Item:
         item[a.THROUGHPUT] = throughput_value(lease.throughput_kbps)
     if lease.batch:
         item[a.BATCH] = n(lease.batch)
-    if lease.tip_seen is not None:
-        item[a.TIP_SEEN] = n(lease.tip_seen)
+    if lease.stored_through is not None:
+        item[a.STORED_THROUGH] = n(lease.stored_through)
+    if lease.stored is not None:
+        item[a.STORED] = {"B": packed(lease.stored)}
     return item | stream_values(lease)
 
 

@@ -13,6 +13,7 @@ from kcl_dagster.errors import LeaseLost, OutcomeUnknown, Unsafe
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
+from kcl_dagster.model.stored import BatchCounts, StoredCounts
 from kcl_dagster.tables import outcomes, requests
 from kcl_dagster.tables.attributes import rounded
 from kcl_dagster.tables.expressions import Request, guarded, together
@@ -49,13 +50,13 @@ class LeaseTable(LeaseReader):
         lease: Lease,
         throughput_kbps: float | None = None,
         *,
-        tip_seen: int | None = None,
+        stored_through: int | None = None,
         caught_up: CaughtUp | None = None,
     ) -> Lease:
         """One more sign of life. The returned lease tells whether a handoff has begun. Raises LeaseLost."""
         return self._until_answered(
             lease,
-            lambda known, deadline: self._renew_once(known, throughput_kbps, tip_seen, deadline),
+            lambda known, deadline: self._renew_once(known, throughput_kbps, stored_through, deadline),
             lambda known, now: outcomes.may_have_renewed(known, now) or _is_handed_over_by(known, now),
             caught_up,
         )
@@ -68,10 +69,14 @@ class LeaseTable(LeaseReader):
         batch: int | None = None,
         children: frozenset[str] = frozenset(),
         throughput_kbps: float | None = None,
-        tip_seen: int | None = None,
+        stored_through: int | None = None,
+        counts: BatchCounts | None = None,
         caught_up: CaughtUp | None = None,
     ) -> Lease:
         """Record progress; nothing is pending afterwards. Counts as a renewal. Raises LeaseLost.
+
+        `counts`: what was stored on the way from the lease's checkpoint; it is added once, whatever answers are
+        lost.
 
         Raises ValueError for a checkpoint before the lease's: progress never goes back.
         """
@@ -85,7 +90,8 @@ class LeaseTable(LeaseReader):
                 batch=batch,
                 children=children,
                 throughput_kbps=throughput_kbps,
-                tip_seen=tip_seen,
+                stored_through=stored_through,
+                stored=_counted(known, checkpoint, counts),
             ),
             lambda known: outcomes.checkpointed(known, checkpoint),
             caught_up,
@@ -228,12 +234,12 @@ class LeaseTable(LeaseReader):
         return self._until_answered(lease, write, is_behind, caught_up)
 
     def _renew_once(
-        self, lease: Lease, throughput_kbps: float | None, tip_seen: int | None, deadline: float
+        self, lease: Lease, throughput_kbps: float | None, stored_through: int | None, deadline: float
     ) -> Lease | Refused:
-        request = requests.renew(self._table, lease, throughput_kbps, tip_seen)
+        request = requests.renew(self._table, lease, throughput_kbps, stored_through)
         outcome = self._write(request, outcomes.unmoved(lease), deadline)
         if isinstance(outcome, Applied):
-            return _renewed(lease, throughput_kbps, tip_seen)
+            return _renewed(lease, throughput_kbps, stored_through)
         now = self._lease(outcome.item)
         if self._as_kcl and now is not None and outcomes.may_have_renewed(lease, now):
             return now  # the KCL takes the write that it missed for this one
@@ -262,11 +268,19 @@ class LeaseTable(LeaseReader):
         raise OutcomeUnknown(f"lease {lease.key}: {LOST_IN_A_ROW} answers in a row were lost")
 
 
-def _renewed(lease: Lease, throughput_kbps: float | None, tip_seen: int | None) -> Lease:
+def _counted(known: Lease, checkpoint: Checkpoint, counts: BatchCounts | None) -> StoredCounts | None:
+    """None: the row stays as it is. A lease that is at the checkpoint already has the counts: an earlier write of
+    them was applied, and its answer was lost."""
+    if counts is None or known.checkpoint == checkpoint:
+        return None
+    return counts.added_to(known.stored, known.checkpoint, checkpoint)
+
+
+def _renewed(lease: Lease, throughput_kbps: float | None, stored_through: int | None) -> Lease:
     """What its condition implies about the row; its answer carries none."""
     throughput = lease.throughput_kbps if throughput_kbps is None else rounded(throughput_kbps)
-    tip = lease.tip_seen if tip_seen is None else tip_seen
-    return replace(lease, counter=lease.counter + 1, throughput_kbps=throughput, tip_seen=tip)
+    tip = lease.stored_through if stored_through is None else stored_through
+    return replace(lease, counter=lease.counter + 1, throughput_kbps=throughput, stored_through=tip)
 
 
 def _is_handed_over_by(lease: Lease, now: Lease) -> bool:

@@ -22,6 +22,7 @@ Modelled in spec/ExactlyOnce.tla: each condition there can be switched off, and 
 from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
+from kcl_dagster.model.stored import StoredCounts, packed
 from kcl_dagster.tables import attributes as a
 from kcl_dagster.tables.attributes import n, names, s
 from kcl_dagster.tables.expressions import Request, Update, guarded
@@ -58,15 +59,17 @@ def create_child(table: str, child: Lease, parent: LeaseKey, children: frozenset
     return guarded(create(table, child), note.request())
 
 
-def renew(table: str, lease: Lease, throughput_kbps: float | None = None, tip_seen: int | None = None) -> Request:
+def renew(
+    table: str, lease: Lease, throughput_kbps: float | None = None, stored_through: int | None = None
+) -> Request:
     """Fails if the counter or the lease moved, and if a handoff began that the caller does not know of yet."""
     update = _by_owner(table, lease)
     if lease.checkpoint_owner is None:
         update.require(f"attribute_not_exists({a.CHECKPOINT_OWNER})")
     if throughput_kbps is not None:
         update.set({a.THROUGHPUT: throughput_value(throughput_kbps)})
-    if tip_seen is not None:
-        update.set({a.TIP_SEEN: n(tip_seen)})
+    if stored_through is not None:
+        update.set({a.STORED_THROUGH: n(stored_through)})
     return update.request("NONE")  # the condition implies what the row holds now
 
 
@@ -132,7 +135,8 @@ def checkpoint(
     batch: int | None = None,
     children: frozenset[str] = frozenset(),
     throughput_kbps: float | None = None,
-    tip_seen: int | None = None,
+    stored_through: int | None = None,
+    stored: StoredCounts | None = None,
 ) -> Request:
     """Record progress, clear what was pending, count as a renewal. Fails if the counter moved."""
     update = _by_owner(table, lease).set(checkpoint_values(checkpoint)).set({a.SWITCHES: n(0)})
@@ -144,8 +148,10 @@ def checkpoint(
         update.set({a.THROUGHPUT: throughput_value(throughput_kbps)})
     if batch is not None:
         update.set({a.BATCH: n(batch)})
-    if tip_seen is not None:
-        update.set({a.TIP_SEEN: n(tip_seen)})
+    if stored_through is not None:
+        update.set({a.STORED_THROUGH: n(stored_through)})
+    if stored is not None:
+        update.set({a.STORED: {"B": packed(stored)}})
     update.set(stream_values(lease))
     return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE).request()
 
@@ -169,7 +175,7 @@ def rewind(table: str, lease: Lease, checkpoint: Checkpoint) -> Request:
     update = _by_counter(table, lease)
     update.require_equal(a.OWNER, "owner", None).require_equal(a.CHECKPOINT_OWNER, "checkpointOwner", None)
     update.set(checkpoint_values(checkpoint))
-    return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.TIP_SEEN).request()
+    return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.STORED_THROUGH, a.STORED).request()
 
 
 def update_children(table: str, key: LeaseKey, children: frozenset[str]) -> Request:

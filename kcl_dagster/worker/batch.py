@@ -122,6 +122,9 @@ class Progress:
 
     last_arrival_ms: int | None = None
 
+    read_since: float | None = None
+    """When reading began, monotonic, if that was before `fetch` was called."""
+
     broken_aggregates: int = 0
     """Aggregates whose body could not be parsed; each was kept as the raw record it came in."""
 

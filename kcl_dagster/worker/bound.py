@@ -84,7 +84,7 @@ def remainder(
     """Pure. `stopped`: shards of the asking worker that keep failing, with the error; those of the other workers
     are in their `rows`."""
     unfinished = {lease.key: lease for lease in leases if not lease.is_finished}
-    left = {key: lease for key, lease in unfinished.items() if not bound.is_reached(lease.tip_seen)}
+    left = {key: lease for key, lease in unfinished.items() if not bound.is_reached(lease.stored_through)}
     stopped_too = {key: why for row in rows for key, why in _stopped(row).items()} | dict(stopped)
     foreign = {row.id for row in rows if row.slot is None}
     stuck = {key: why for key, lease in left.items() if (why := _why_stuck(lease, control, stopped_too, foreign))}

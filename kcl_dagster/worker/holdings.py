@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from kcl_dagster.errors import KclError, LeaseLost
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.leases import CaughtUp, LeaseTable
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
@@ -53,7 +54,7 @@ class _Held:
     lock: AbstractContextManager[object]
     busy: bool = False
     handoff_since: float | None = None
-    tip_seen: int | None = None
+    stored_through: int | None = None
     in_doubt: bool = False  # a write was sent and its outcome never learnt
 
 
@@ -173,7 +174,10 @@ class Holdings:
             sent = self._runtime.clock.monotonic()
             with self._dropping(held):
                 renewed = self._table.renew(
-                    held.lease, self._published(key), tip_seen=_newer_tip(held), caught_up=_catching_up(held)
+                    held.lease,
+                    self._published(key),
+                    stored_through=_newer_moment(held),
+                    caught_up=_catching_up(held),
                 )
             self._wrote(held, renewed, sent)
 
@@ -199,9 +203,20 @@ class Holdings:
             self._wrote(held, prepared, sent)
 
     def checkpoint(
-        self, key: LeaseKey, token: int, checkpoint: Checkpoint, children: frozenset[str] = frozenset()
+        self,
+        key: LeaseKey,
+        token: int,
+        checkpoint: Checkpoint,
+        children: frozenset[str] = frozenset(),
+        *,
+        stored_through: int | None = None,
+        counts: BatchCounts | None = None,
     ) -> None:
-        """Everything through `checkpoint` is done; the pin goes. Raises as `renew`, or EndWasWritten."""
+        """Everything through `checkpoint` is done; the pin goes. Raises as `renew`, or EndWasWritten.
+
+        `stored_through`: see `Lease`; `counts`: what was stored since the last checkpoint, None if it was not
+        counted.
+        """
         held = self._find(key, token)
         with held.lock:
             if checkpoint.is_shard_end:
@@ -215,7 +230,8 @@ class Holdings:
                     checkpoint,
                     children=children,
                     throughput_kbps=self._published(key),
-                    tip_seen=_newer_tip(held),
+                    stored_through=_newer_moment(held, stored_through),
+                    counts=counts,
                     caught_up=_catching_up(held),
                 )
             self._wrote(held, written, sent)
@@ -226,11 +242,11 @@ class Holdings:
         with self._map_lock:
             self._throughput.record(key, payload_bytes)
 
-    def saw_tip(self, key: LeaseKey, token: int, at: float) -> None:
-        """Nothing that had arrived by `at`, epoch seconds, lies behind the checkpoint. Written the next time."""
+    def stored_through(self, key: LeaseKey, token: int, at: float) -> None:
+        """Everything that arrived before `at`, epoch seconds, is stored. Written with the next renewal."""
         held = self._held.get(key)
         if held is not None and held.token == token:
-            held.tip_seen = max(int(at), held.tip_seen or 0)
+            held.stored_through = max(int(at), held.stored_through or 0)
 
     def tip_of(self, key: LeaseKey) -> int | None:
         """The newest moment, epoch seconds, by which nothing had arrived that lies behind the checkpoint. It may
@@ -238,12 +254,13 @@ class Holdings:
         held = self._held.get(key)
         if held is None:
             return None
-        return max((tip for tip in (held.tip_seen, held.lease.tip_seen) if tip is not None), default=None)
+        known = (held.stored_through, held.lease.stored_through)
+        return max((moment for moment in known if moment is not None), default=None)
 
     def unwritten_tips(self) -> list[LeaseKey]:
         """Leases whose row does not say yet what `tip_of` does."""
         with self._map_lock:
-            return sorted(key for key, held in self._held.items() if _newer_tip(held) is not None)
+            return sorted(key for key, held in self._held.items() if _newer_moment(held) is not None)
 
     # Batches
 
@@ -437,11 +454,10 @@ def _catching_up(held: _Held) -> CaughtUp:
     return caught_up
 
 
-def _newer_tip(held: _Held) -> int | None:
-    """Both clocks are walls: one that was set back says nothing new."""
-    if held.tip_seen is None or (held.lease.tip_seen or 0) >= held.tip_seen:
-        return None
-    return held.tip_seen
+def _newer_moment(held: _Held, committed: int | None = None) -> int | None:
+    """The moment to be written, None if the row has one as late: it never falls while the lease is not put back."""
+    newest = max(held.stored_through or 0, committed or 0)
+    return newest if newest > (held.lease.stored_through or 0) else None
 
 
 def _snapshot(held: _Held) -> Holding:

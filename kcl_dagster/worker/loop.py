@@ -92,6 +92,7 @@ class Worker(Generic[D]):
         for_each: ForEach = several_at_once,
     ) -> None:
         self._around = surroundings
+        self._service_time = surroundings.service_time or runtime.clock.now
         self.identity = identity
         self._clock = runtime.clock
         self._background = background
@@ -156,7 +157,7 @@ class Worker(Generic[D]):
         planner = Planner(
             StreamIdentifier.single(application.streams[0].name),
             around.resolved_start,
-            lambda: first_number_at((around.service_time or runtime.clock.now)()),
+            lambda: first_number_at(self._service_time()),
         )
         shard_ends = ShardEnds(around.leases, around.list_shards)
         if around.processors is not None:
@@ -192,6 +193,7 @@ class Worker(Generic[D]):
             retention=RetentionWatch(around.retention_of, self._clock),
             clock=self._clock,
             processing=self.processing,
+            service_time=self._service_time,
             on_event=self.tell,
             confirm=around.confirm_stream,
         )

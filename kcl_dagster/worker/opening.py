@@ -56,7 +56,7 @@ class StreamLookup:
         self._starts = starts
         self._runtime = runtime
         self._resolved: dict[StreamIdentifier, int] = {}
-        self._ahead = 0.0  # of the monotonic clock, the service's
+        self._ahead: float | None = None  # of the monotonic clock, the service's
         self._compared_at = float("-inf")
 
     def list_shards(self, stream: StreamIdentifier) -> Sequence[Shard]:
@@ -66,15 +66,19 @@ class StreamLookup:
         return describe(self._kinesis, stream.name, runtime=self._runtime).retention_hours * _SECONDS_PER_HOUR
 
     def service_time(self) -> float:
-        """Epoch seconds by the service's clock, which all workers share; by this machine's if that is unknown."""
+        """Epoch seconds by the service's clock, which all workers share; by this machine's if that was never
+        known."""
         clock = self._runtime.clock
         if clock.monotonic() - self._compared_at >= COMPARE_CLOCKS_SECONDS:
             now = None
             with suppress(KclError):
                 now = describe(self._kinesis, next(iter(self._configured)), runtime=self._runtime).answered
-            self._ahead = (clock.now() if now is None else now) - clock.monotonic()
+            if now is not None:
+                self._ahead = now - clock.monotonic()
+            elif self._ahead is None:
+                self._ahead = clock.now() - clock.monotonic()
             self._compared_at = clock.monotonic()
-        return clock.monotonic() + self._ahead
+        return clock.monotonic() + (self._ahead or 0.0)
 
     def confirm(self, stream: StreamIdentifier) -> None:
         """Raises StreamRecreated when the stream of that name is not the one that was meant, which only leases of a

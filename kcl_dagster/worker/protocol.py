@@ -30,7 +30,7 @@ from kcl_dagster.worker.holdings import EndWasWritten, Holding, Holdings
 from kcl_dagster.worker.pending import Pin, pin_of
 from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.ranges import Planner, next_range
-from kcl_dagster.worker.reading import Reading, Round
+from kcl_dagster.worker.reading import Reading, Round, stored_through
 from kcl_dagster.worker.report import BatchReport, Outcome
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
 
@@ -219,8 +219,13 @@ class BatchProtocol(Generic[D]):
             for progress in going_on
             if progress.through is not None and progress.through != progress.range.after
         }
+        read = {progress.range.lease: progress for progress in going_on}
         refused = errors_of(
-            self.for_each, lambda key: self.holdings.checkpoint(key, this.holdings[key].token, ends[key]), ends
+            self.for_each,
+            lambda key: self.holdings.checkpoint(
+                key, this.holdings[key].token, ends[key], stored_through=stored_through(read[key])
+            ),
+            ends,
         )
         for progress in going_on:
             key = progress.range.lease
@@ -247,7 +252,9 @@ class BatchProtocol(Generic[D]):
             self.reading.tell(kind, str(error), key)
             return False
         try:
-            self.holdings.checkpoint(key, holding.token, SHARD_END, children)
+            self.holdings.checkpoint(
+                key, holding.token, SHARD_END, children, stored_through=stored_through(progress)
+            )
         except KclError as error:
             this.report(key, Outcome.UNCOMMITTED, progress, error)
             return True

@@ -48,7 +48,10 @@ class Round:
     blocked: int = 0
     error: str | None = None
     fetch_began: float = 0.0
-    """Epoch seconds."""
+    """Epoch seconds by the clock that all workers share."""
+
+    fetch_began_at: float = 0.0
+    """Monotonic."""
 
     fatal: ConfigurationError | None = None
     """Why this worker cannot work at all."""
@@ -102,6 +105,12 @@ def believed(_: StreamIdentifier) -> None:
     """For streams that are never created anew."""
 
 
+def stored_through(progress: Progress) -> int | None:
+    """Through which moment, in epoch seconds, a shard is stored once this range is. Records that arrived in the
+    same second as the last one may follow."""
+    return None if progress.last_arrival_ms is None else progress.last_arrival_ms // 1000
+
+
 @dataclass(slots=True)
 class Reading(Generic[R]):
     """Keeps no progress, but what it costs to forget: who is blocked, failing, or close to retention."""
@@ -114,6 +123,9 @@ class Reading(Generic[R]):
     retention: RetentionWatch
     clock: Clock
     processing: ProcessingWatch
+    service_time: Callable[[], float]
+    """Epoch seconds by a clock that all workers share. May block for one request, seldom."""
+
     on_event: OnEvent = ignore
     confirm: ConfirmStream = believed
     _begun: set[int] = field(default_factory=set)
@@ -173,7 +185,7 @@ class Reading(Generic[R]):
 
     def fetch(self, this: Round) -> R | None:
         """Read the planned ranges; None when nothing could be read at all. Whoever gets it releases it."""
-        this.fetch_began = self.clock.now()
+        this.fetch_began, this.fetch_began_at = self.service_time(), self.clock.monotonic()
         try:
             with self.timed(this, "fetch"):
                 return self.engine.fetch(list(this.ranges.values()), self._budget(this))
@@ -260,7 +272,7 @@ class Reading(Generic[R]):
             self.tell(EventKind.RETENTION_NEAR, message, key, seconds_behind=behind, used=step)
         holding, stream = this.holdings[key], progress.range.stream
         retention = partial(self.retention.ask_retention, stream)
-        loss = loss_in(progress, holding.lease.tip_seen, self.clock.now(), retention)
+        loss = loss_in(progress, holding.lease.stored_through, self.clock.now(), retention)
         if loss is None:
             return True
         if not self._is_as_planned(this, key):
@@ -298,13 +310,19 @@ class Reading(Generic[R]):
         return False
 
     def done(self, this: Round, progress: Progress) -> None:
-        """The range is behind the checkpoint, or held nothing: remember up to when nothing is left to be read. A
-        pinned range ends where it has to, not where the stream does."""
+        """The range is behind the checkpoint, or held nothing: remember through when the shard is stored.
+
+        An open shard that had nothing more is stored through the moment at which it was asked. Everything else is
+        stored through its last record only: a pinned range ends where it has to, a shard that is closed has
+        children with newer records, and a shard that just had records may have been closed meanwhile.
+        """
         key = progress.range.lease
-        if progress.millis_behind == 0 and not progress.range.is_pinned:
-            self.holdings.saw_tip(key, this.holdings[key].token, this.fetch_began)
-        elif progress.last_arrival_ms is not None:
-            self.holdings.saw_tip(key, this.holdings[key].token, progress.last_arrival_ms / 1000)
+        is_at_tip = progress.millis_behind == 0 and progress.through is None
+        if is_at_tip and not progress.ended and not progress.range.is_pinned:
+            waited = 0.0 if progress.read_since is None else max(0.0, this.fetch_began_at - progress.read_since)
+            self.holdings.stored_through(key, this.holdings[key].token, this.fetch_began - waited)
+        elif (moment := stored_through(progress)) is not None:
+            self.holdings.stored_through(key, this.holdings[key].token, moment)
 
     def not_read(self, this: Round, key: LeaseKey, error: Exception) -> None:
         self.tell(EventKind.FETCH_FAILED, str(error), key)

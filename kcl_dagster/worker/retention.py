@@ -51,42 +51,45 @@ def unknown() -> float | None:
 
 
 def loss_in(
-    progress: Progress, tip_seen: float | None, now: float, ask_retention: Callable[[], float | None] = unknown
+    progress: Progress,
+    stored_through: float | None,
+    now: float,
+    ask_retention: Callable[[], float | None] = unknown,
 ) -> Loss | None:
     """What was lost before the range could be read, if anything was. Times in epoch seconds.
 
     The record at the checkpoint must still be there: where it is gone, so may be the ones after it, unless nothing
-    lay behind the checkpoint a short while ago (`tip_seen`), as on a shard that is quiet for days. At an initial
-    position there is no such record; what matters is whether the stream's retention is over since nothing lay
-    behind it, and it is asked for only where it may be. A closed shard that is gone altogether is counted as lost,
-    since nothing tells that its end had been reached. An open shard that is empty, and of which no tip is known, is
-    not: after a Java KCL that is every quiet shard.
+    lay behind the checkpoint a short while ago (`stored_through`), as on a shard that is quiet for days. At an
+    initial position there is no such record; what matters is whether the stream's retention is over since nothing
+    lay behind it, and it is asked for only where it may be. A closed shard that is gone altogether is counted as
+    lost, since nothing tells that its end had been reached. An open shard that is empty, and of which no tip is
+    known, is not: after a Java KCL that is every quiet shard.
     """
     after = progress.range.after
     if progress.gone:
         return Loss(str(after), None)
     if after.is_initial_position:
-        empty_at = _empty_at(progress.range, tip_seen)
+        empty_at = _empty_at(progress.range, stored_through)
         if progress.range.is_pinned or empty_at is None or now - empty_at < SHORTEST_RETENTION - CLOCK_SKEW:
             return None
         retention = ask_retention()
         if retention is None or now - empty_at < retention - CLOCK_SKEW:
             return None
     else:
-        was_empty = tip_seen is not None and now - tip_seen < SHORTEST_RETENTION - CLOCK_SKEW
-        is_unknown = tip_seen is None and progress.first is None and not progress.ended
+        was_empty = stored_through is not None and now - stored_through < SHORTEST_RETENTION - CLOCK_SKEW
+        is_unknown = stored_through is None and progress.first is None and not progress.ended
         if not progress.start_trimmed or was_empty or is_unknown:
             return None
     oldest = None if progress.first_arrival_ms is None else now - progress.first_arrival_ms / 1000
     return Loss(str(after), progress.first, oldest)
 
 
-def _empty_at(begun: Range, tip_seen: float | None) -> float | None:
+def _empty_at(begun: Range, stored_through: float | None) -> float | None:
     """When nothing that is wanted lay behind an initial position. None where nobody can know: at the first shards
     of an application that takes what the stream happens to have."""
     if begun.after == LATEST and begun.timestamp_ms is not None:
-        return max(begun.timestamp_ms / 1000, tip_seen or 0.0)
-    return tip_seen
+        return max(begun.timestamp_ms / 1000, stored_through or 0.0)
+    return stored_through
 
 
 class RetentionWatch:

@@ -46,7 +46,7 @@ class ShardEnds:
             self._check_other_parents(lease, child, progress)
         names, empty_at = frozenset(child.id for child in children), _empty_at(lease, progress)
         for child in children:
-            wanted = replace(child_lease(lease, child), tip_seen=empty_at)
+            wanted = replace(child_lease(lease, child), stored_through=empty_at)
             self._table.create_child(lease, wanted, names)  # False: it has one, which is as good
         return names
 
@@ -76,7 +76,7 @@ class ShardEnds:
 def _empty_at(parent: Lease, progress: Progress) -> int | None:
     """Epoch seconds by which nothing lay in the children: they were opened after their parents' last record. By it
     whoever reads a child first knows whether records can have left the stream before."""
-    known = [parent.tip_seen, None if progress.last_arrival_ms is None else progress.last_arrival_ms // 1000]
+    known = [parent.stored_through, None if progress.last_arrival_ms is None else progress.last_arrival_ms // 1000]
     return max((moment for moment in known if moment is not None), default=None)
 
 

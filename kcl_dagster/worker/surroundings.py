@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol
 from kcl_dagster.application import Application
 from kcl_dagster.errors import BatchError, SinkError
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.model.windows import Windows
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.workers import WorkerTable
@@ -103,6 +104,15 @@ class Surroundings(Generic[D]):
     sink: Sink[D]
     processors: Seats[Read] | None = None
     """Where set, shards are given to record processors, and neither the engine nor the sink is used."""
+
+    windows: Windows | None = None
+    """The partitions in time by which stored rows are counted; None: they are not counted."""
+
+    event_time: str | None = None
+    """The column of the output that says when a row belongs to; None: when its record arrived at the stream."""
+
+    allowed_lateness: int = 0
+    """Seconds after a window's end for which rows with `event_time` are waited for."""
 
     retention_of: RetentionOf = unknown_retention
     resolved_start: ResolvedStart = unresolved_start

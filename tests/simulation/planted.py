@@ -484,8 +484,8 @@ MUTANTS: Final = (
         "a reset keeps the pin",
         _REQUESTS,
         "    update.set(checkpoint_values(checkpoint))\n"
-        "    return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.TIP_SEEN).request()",
-        "    update.set(checkpoint_values(checkpoint))\n    return update.remove(a.TIP_SEEN).request()",
+        "    return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.STORED_THROUGH, a.STORED)",
+        "    update.set(checkpoint_values(checkpoint))\n    return update.remove(a.STORED_THROUGH, a.STORED)",
     ),
     # Rows
     Mutant(

@@ -27,6 +27,7 @@ OURS: Final = frozenset(
         "KD_START_POSITION",
         "KD_CONTROL",
         "KD_AUDIT",
+        "KD_COMPLETE",
     }
 )
 

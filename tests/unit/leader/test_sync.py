@@ -46,9 +46,9 @@ FAMILY = [
 
 def test_a_child_of_a_shard_that_left_the_stream_unread_is_known_to_be_old() -> None:
     """Whoever reads it first can tell that its first records may be gone as well."""
-    left = replace(lease("a"), tip_seen=1_700_000_000)
+    left = replace(lease("a"), stored_through=1_700_000_000)
     plan = plan_sync(FAMILY[1:], [left], Position.TRIM_HORIZON)
-    assert {one.shard_id: one.tip_seen for one in plan.creates} == {"b": 1_700_000_000, "b2": 1_700_000_000}
+    assert {one.shard_id: one.stored_through for one in plan.creates} == {"b": 1_700_000_000, "b2": 1_700_000_000}
 
 
 @pytest.mark.parametrize("start", POSITIONS)

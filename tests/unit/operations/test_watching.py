@@ -161,7 +161,7 @@ def test_a_paused_shard_is_behind_by_the_clock_and_unknown_is_not_zero(shop: Sho
     status = status_of(shop)
     assert (status.behind_ms(shop.leases()[B]), status.furthest_behind_ms) == (None, None)
     assert "lag not known" in shown(view(status))
-    seen = [replace(lease, tip_seen=int(status.at) - 600) for lease in status.leases]
+    seen = [replace(lease, stored_through=int(status.at) - 600) for lease in status.leases]
     status = replace(status, leases=seen)
     assert status.furthest_behind_ms == pytest.approx(600_000, abs=1000)
     assert "600.0 s behind" in shown(view(replace(status, at=float(int(status.at)))))

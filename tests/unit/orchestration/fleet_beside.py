@@ -41,7 +41,7 @@ def reading_fleet(consumer: Consumer, resource: kcl.KclResource) -> Iterator[Fle
             workers.put(replace(row, last_update=now, beat=fleet.renewals))
             for lease in leases.scan().leases:
                 if lease.owner == me and not lease.in_handoff:
-                    leases.renew(lease, tip_seen=now)
+                    leases.renew(lease, stored_through=now)
                     fleet.renewals += 1
 
     thread = threading.Thread(target=renew, daemon=True)

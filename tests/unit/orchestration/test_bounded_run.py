@@ -25,7 +25,7 @@ def look(world: World, stop: StopSignal | None = None, watches: tuple[Watch, ...
 
 def reached(world: World, *keys: str) -> None:
     for key in keys:
-        world.leases.renew(world.lease(key), tip_seen=int(world.clock.now()) + 60)
+        world.leases.renew(world.lease(key), stored_through=int(world.clock.now()) + 60)
 
 
 def test_nothing_is_to_be_read_where_all_is_stored() -> None:

@@ -92,7 +92,7 @@ def test_a_bounded_run_stores_everything_and_the_next_one_what_came_since(
         assert lease.owner is None
     layout = detect_layout(resource.client("dynamodb"), consumer.application, system())
     leases = LeaseTable(resource.client("dynamodb"), consumer.application, layout, system()).scan().leases
-    assert min(lease.tip_seen or 0 for lease in leases) >= int(began.timestamp() + ARRIVAL_MARGIN)
+    assert min(lease.stored_through or 0 for lease in leases) >= int(began.timestamp() + ARRIVAL_MARGIN)
     [told] = [one for one in observations(instance) if one.metadata["kcl/records_in_total"].value == RECORDS][:1]
     assert told.partition is None
 

@@ -136,7 +136,7 @@ def test_every_check_has_a_case() -> None:
 @pytest.mark.parametrize("who", [None, "worker-009:dead"])
 def test_a_shard_that_no_worker_reads_falls_behind_by_the_clock(who: str | None) -> None:
     """Paused, or its worker is gone: nothing unread is older than the moment when it was last at the tip."""
-    unread = lease(0, who, tip_seen=1_000_000)
+    unread = lease(0, who, stored_through=1_000_000)
     seen = replace(CALM, leases=[unread, lease(1)], retention=DAY, now=1_000_020.0)
     found = {check.name: problem for check, problem in checks.evaluate(seen, things)}
     assert found["lag_is_on_target"] is None

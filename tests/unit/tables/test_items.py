@@ -154,7 +154,7 @@ WRITTEN: dict[str, tuple[dict[str, Any], Lease]] = {
             "kdBatch": {"N": "7"},
             "kdTip": {"N": "1800000000"},
         },
-        Lease(key=LeaseKey(S0), shard_id=S0, counter=9, checkpoint=at(), batch=7, tip_seen=1_800_000_000),
+        Lease(key=LeaseKey(S0), shard_id=S0, counter=9, checkpoint=at(), batch=7, stored_through=1_800_000_000),
     ),
 }
 GOOD = WRITTEN["KCL 3.5, owned"][0]

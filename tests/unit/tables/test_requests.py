@@ -13,11 +13,13 @@ from kcl_dagster.application import Position
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import HashRange
+from kcl_dagster.model.stored import StoredCounts, StoredRows, mark_of
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow, WorkerState
 from kcl_dagster.tables import coordination as c
 from kcl_dagster.tables import requests as r
 from kcl_dagster.tables.attributes import n, s
+from kcl_dagster.tables.completeness_row import advance_completeness, set_completeness_back
 from kcl_dagster.tables.expressions import Request, guarded, together
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.tables.rows import worker_row_values
@@ -78,6 +80,13 @@ LEASES: dict[str, Request] = {
     "checkpoint with everything": r.checkpoint(
         TABLE, OWNED, SHARD_END, batch=7, children=frozenset({"b", "a"}), throughput_kbps=1.0
     ),
+    "checkpoint with counts": r.checkpoint(
+        TABLE,
+        OWNED,
+        at(sub=4),
+        stored_through=1_800_000_000,
+        stored=StoredCounts((StoredRows(1_799_996_400, 7, 700, 1),), mark=mark_of(at(sub=4))),
+    ),
     "checkpoint, multi-stream": r.checkpoint(TABLE, MULTI, at()),
     "prepare": r.prepare_checkpoint(TABLE, OWNED, at(sub=4)),
     "prepare with state and batch": r.prepare_checkpoint(TABLE, OWNED, at(sub=4), state=b"pin", batch=7),
@@ -122,6 +131,10 @@ COORDINATION: dict[str, Request] = {
     "save memory": c.save_memory(SINGLE.coordinator, b"packed", 1),
     "record start": c.record_start(SINGLE.coordinator, "orders", _START),
     "replace start": c.replace_start(LEGACY.coordinator, "orders", _START),
+    "advance completeness, first": advance_completeness(SINGLE.coordinator, 0, 1_800_000_000),
+    "advance completeness": advance_completeness(LEGACY.coordinator, 2, 1_800_000_000),
+    "set completeness back, first": set_completeness_back(SINGLE.coordinator, 0, None),
+    "set completeness back": set_completeness_back(LEGACY.coordinator, 2, 1_800_000_000),
 }
 
 CHILD = new_lease("shardId-000000000002", parents=frozenset({FREE.shard_id}))
@@ -157,7 +170,7 @@ each = pytest.mark.parametrize("request_", SINGLY.values(), ids=SINGLY)
 
 def written(request: Request) -> str:
     document = {"operation": request.operation, "parameters": request.parameters}
-    return json.dumps(document, indent=1, default=lambda blob: blob.decode())
+    return json.dumps(document, indent=1, default=lambda blob: blob.decode("latin-1"))
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -35,13 +35,13 @@ def left_of(*leases: Lease, rows: tuple[WorkerRow, ...] = (), control: Control |
 
 
 def test_a_lease_is_left_until_it_is_stored_through_the_moment_and_the_margin() -> None:
-    assert remainder(BOUND, [a_lease(A, tip_seen=REACHED)], (), Control(), {}).is_empty
+    assert remainder(BOUND, [a_lease(A, stored_through=REACHED)], (), Control(), {}).is_empty
     for tip in (None, 0, int(NOW), REACHED - 1):
-        assert left_of(a_lease(A, tip_seen=tip)) == ((A,), {})
+        assert left_of(a_lease(A, stored_through=tip)) == ((A,), {})
 
 
 def test_a_finished_lease_is_not_left() -> None:
-    leases = [a_lease(A, checkpoint=SHARD_END), a_lease(B, tip_seen=REACHED, parents=frozenset({A}))]
+    leases = [a_lease(A, checkpoint=SHARD_END), a_lease(B, stored_through=REACHED, parents=frozenset({A}))]
     assert remainder(BOUND, leases, (), Control(), {}).is_empty
 
 
@@ -131,8 +131,8 @@ def test_a_bounded_worker_reads_what_is_there_and_stops() -> None:
     for key in (A, B):
         lease = world.lease(key)
         assert lease.owner is None
-        assert lease.tip_seen is not None
-        assert lease.tip_seen >= began + ARRIVAL_MARGIN  # the row says it, and not only the worker's memory
+        assert lease.stored_through is not None
+        assert lease.stored_through >= began + ARRIVAL_MARGIN  # the row says it, and not only the worker's memory
     world.check_exactly_once()
 
 
@@ -243,7 +243,7 @@ def test_code_that_works_for_long_is_not_given_up() -> None:
 
 def test_a_worker_that_cannot_read_yet_does_not_look() -> None:
     world = World()
-    world.leases.renew(replace(world.lease(A)), tip_seen=int(world.clock.now()) + 100)
+    world.leases.renew(replace(world.lease(A)), stored_through=int(world.clock.now()) + 100)
     run = world.worker("bounded", bound=Bound(world.clock.now()), is_ready=lambda: False)
     run.worker.start()
     go_on(world, run, seconds=10)

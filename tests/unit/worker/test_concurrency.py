@@ -118,11 +118,11 @@ def test_the_leases_of_a_batch_are_pinned_and_committed_in_any_order(monkeypatch
             raise LeaseLost(key, "taken")
         prepare(key, *rest)
 
-    def committing(key: LeaseKey, *rest: Any) -> None:
+    def committing(key: LeaseKey, *rest: Any, **named: Any) -> None:
         order.append(f"commit {key}")
         if key == shards[3]:
             raise ServiceError("no answer")
-        checkpoint(key, *rest)
+        checkpoint(key, *rest, **named)
 
     with monkeypatch.context() as patched:
         patched.setattr(holdings, "prepare", preparing)

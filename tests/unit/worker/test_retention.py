@@ -104,12 +104,12 @@ def test_the_first_records_of_a_shard_may_be_lost_before_anybody_has_read_it(
     now = 2_000_000_000.0
     empty_at = int(now - age)
     if begins_at_latest:
-        progress, tip_seen = read(Checkpoint("LATEST"), first="9"), None
+        progress, stored_through = read(Checkpoint("LATEST"), first="9"), None
         progress = replace(progress, range=replace(progress.range, timestamp_ms=empty_at * 1000))
     else:
-        progress, tip_seen = read(first="9"), empty_at
+        progress, stored_through = read(first="9"), empty_at
     expected = Loss(str(progress.range.after), "9") if is_lost else None
-    assert loss_in(progress, tip_seen, now, lambda: retention) == expected
+    assert loss_in(progress, stored_through, now, lambda: retention) == expected
 
 
 def test_a_batch_that_was_begun_at_the_start_of_a_shard_is_not_looked_at_again() -> None:
@@ -134,12 +134,12 @@ def test_the_tip_that_was_seen_travels_to_the_next_owner() -> None:
     first = world.worker("w1")
     world.assign(first)
     first.until_idle()
-    assert world.lease(A).tip_seen is None
+    assert world.lease(A).stored_through is None
     for _ in range(1000):
         world.clock.advance(9)
         first.worker.step_renewal()
         first.worker.step_batch()
-    seen = world.lease(A).tip_seen
+    seen = world.lease(A).stored_through
     assert seen is not None
     assert world.clock.now() - seen < 30
 
@@ -442,3 +442,34 @@ def test_the_end_of_a_stream_that_was_made_anew_finishes_no_lease_of_the_old_one
     refused(world)
     assert world.lease_keys() == [A]
     assert world.lease(A).checkpoint == TRIM_HORIZON
+
+
+def test_a_commit_says_through_when_the_shard_is_stored() -> None:
+    """In the same write: a worker that ends right after it has said so."""
+    world = World()
+    world.stream.put(A, *"abc")
+    arrived = world.clock.now() - 100
+    world.stream.arrival_ms = int(arrived) * 1000 + 999
+    run = world.worker("w1")
+    world.assign(run)
+    run.worker.step_discovery()
+    run.worker.step_batch()
+    assert world.lease(A).checkpoint == Checkpoint("102")
+    assert world.lease(A).stored_through == int(arrived)
+
+
+def test_a_closed_shard_is_not_stored_through_the_moment_at_which_its_end_was_read() -> None:
+    """Its children have records from then on, and may have no lease yet."""
+    world = World()
+    world.stream.put(A, *"abc")
+    run = world.worker("w1", list_shards=lambda _: [])
+    world.assign(run)
+    run.until_idle()
+    world.stream.split(A)
+    world.stream.shards[A].children = ()
+    for _ in range(3):
+        world.clock.advance(9)
+        run.worker.step_batch()
+        run.worker.step_renewal()
+    assert EventKind.SHARD_END_WAITS in run.kinds()
+    assert (world.lease(A).stored_through or 0) < world.clock.now() - 25

@@ -1,0 +1,232 @@
+"""What of a shard was stored, window by window: values, and their form in a lease's row.
+
+The counts of a lease are written in the same conditional update as its checkpoint. They are therefore right for
+that checkpoint, however often a batch was tried. A checkpoint that was written without them (by a Java worker, or
+by a former version) makes them unknown, never wrong: they name the checkpoint that they belong to.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kcl_dagster.model.checkpoint import Checkpoint
+
+FORMAT: Final = 1
+MOST_WINDOWS: Final = 32
+"""Of a lease. Older ones are dropped, and are unknown from then on."""
+
+NUMBERED_WINDOWS: Final = 3
+"""Of a lease: the newest, whose sequence numbers are always kept."""
+
+MOST_BYTES: Final = 400
+"""Of the packed counts. With them a row has about a kilobyte, which is what DynamoDB charges one unit for. Sequence
+numbers go first, those of the oldest windows before others, but for NUMBERED_WINDOWS; then the oldest windows."""
+
+_BEGUN: Final = 1  # flags of a packed window
+_LONGEST: Final = 64  # bits of a count; more was not written by a worker
+_LONGEST_SEQUENCE: Final = 432  # bits of 129 digits, the most that Kinesis allows
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """What was stored of one window. `late`: rows among them whose record arrived after the window's end and the
+    allowed lateness. `first` and `last`: sequence numbers; None where they are not known (any more)."""
+
+    start: int
+    rows: int = 0
+    bytes: int = 0
+    files: int = 0
+    late: int = 0
+    first: str | None = None
+    last: str | None = None
+
+    def plus(self, other: "StoredRows") -> "StoredRows":
+        """This, and what was stored after it. Sequence numbers of a window are known from its beginning or not at
+        all: where this has rows and no numbers, the sum has none."""
+        is_known = self.first is not None or not self.rows
+        return StoredRows(
+            self.start,
+            self.rows + other.rows,
+            self.bytes + other.bytes,
+            self.files + other.files,
+            self.late + other.late,
+            (self.first or other.first) if is_known else None,
+            (other.last or self.last) if is_known else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCounts:
+    """The counts of one lease, by the start of their window, oldest first.
+
+    `since`: windows that start then or later are counted in full by this lease alone. Of earlier windows a part is
+    in the leases of the shard's parents if `whole`, which says that the lease was counted from its first record;
+    else they are not known. `mark` stands for the checkpoint that the counts are right for.
+    """
+
+    windows: tuple[StoredRows, ...] = ()
+    since: int = 0
+    whole: bool = False
+    mark: int = 0
+
+    def at(self, start: int) -> StoredRows | None:
+        """The counts of the window that begins at `start`; None where nothing was counted."""
+        return next((rows for rows in self.windows if rows.start == start), None)
+
+    def is_of(self, checkpoint: Checkpoint | None) -> bool:
+        """Whether the counts are right for a lease that is at `checkpoint`."""
+        return checkpoint is not None and self.mark == mark_of(checkpoint)
+
+    def plus(self, more: Iterable[StoredRows], checkpoint: Checkpoint) -> "StoredCounts":
+        """With what was stored on the way to `checkpoint`."""
+        found = {rows.start: rows for rows in self.windows}
+        for rows in more:
+            known = found.get(rows.start)
+            found[rows.start] = rows if known is None else known.plus(rows)
+        windows = tuple(found[start] for start in sorted(found))
+        return replace(self, windows=windows, mark=mark_of(checkpoint)).fitted()
+
+    def fitted(self) -> "StoredCounts":
+        """Without what a row has no room for."""
+        counts = self.newest(MOST_WINDOWS)
+        windows = list(counts.windows)
+        for place, rows in enumerate(windows[:-NUMBERED_WINDOWS]):
+            if _size(counts) <= MOST_BYTES:
+                return counts
+            windows[place] = replace(rows, first=None, last=None)
+            counts = replace(counts, windows=tuple(windows))
+        while _size(counts) > MOST_BYTES:
+            counts = counts.newest(len(counts.windows) - 1)
+        return counts
+
+    def newest(self, count: int) -> "StoredCounts":
+        """Without older windows, which are not known from then on."""
+        left = max(0, len(self.windows) - count)
+        if left == 0:
+            return self
+        since = max(self.since, self.windows[left - 1].start + 1)
+        return replace(self, windows=self.windows[left:], since=since, whole=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """What a commit adds to the counts of its lease.
+
+    `shared_until`: if the lease was not begun, windows that start earlier may have records in its parents.
+    `restart`: if others have committed without counting, windows that start then or later have none of those
+    records.
+    """
+
+    rows: tuple[StoredRows, ...] = ()
+    shared_until: int = 0
+    restart: int = 0
+
+    def added_to(self, known: StoredCounts | None, before: Checkpoint | None, after: Checkpoint) -> StoredCounts:
+        """The counts of a lease that goes on from `before` to `after`."""
+        if known is not None and known.is_of(before):
+            base = known
+        elif before is not None and before.is_initial_position:
+            base = StoredCounts(since=self.shared_until, whole=True)
+        else:
+            base = StoredCounts(since=self.restart)
+        return base.plus(self.rows, after)
+
+
+def mark_of(checkpoint: Checkpoint) -> int:
+    """A short stand-in for a checkpoint."""
+    return zlib.crc32(str(checkpoint).encode())
+
+
+# --- packed ------------------------------------------------------------------------------------------------------
+
+
+def packed(counts: StoredCounts) -> bytes:
+    """Whole numbers of variable length: a window takes about 12 bytes, and 50 with its sequence numbers."""
+    out = bytearray([FORMAT])
+    before = 0
+    for number in (counts.since, counts.whole, counts.mark, len(counts.windows)):
+        out += _number(number)
+    for rows in counts.windows:
+        out += _number(rows.start - before)
+        before = rows.start
+        for number in (rows.rows, rows.bytes, rows.files, rows.late):
+            out += _number(number)
+        numbers = (rows.first, rows.last)
+        if None in numbers:
+            out += _number(0)
+        else:
+            first, last = int(rows.first or 0), int(rows.last or 0)
+            out += _number(_BEGUN) + _number(first) + _number(max(0, last - first))
+    return bytes(out)
+
+
+def unpacked(data: bytes) -> StoredCounts | None:
+    """None for what this version did not write: the counts are then not known."""
+    try:
+        if not data or data[0] != FORMAT:
+            return None
+        numbers = _Numbers(data[1:])
+        since, whole, mark, count = (numbers.next() for _ in range(4))
+        if count > MOST_WINDOWS or whole > 1:
+            return None
+        windows: list[StoredRows] = []
+        start = 0
+        for _ in range(count):
+            start += numbers.next()
+            rows, size, files, late, flag = (numbers.next() for _ in range(5))
+            first = last = None
+            if flag:
+                number = numbers.next(_LONGEST_SEQUENCE)
+                first, last = str(number), str(number + numbers.next(_LONGEST_SEQUENCE))
+            windows.append(StoredRows(start, rows, size, files, late, first, last))
+        return StoredCounts(tuple(windows), since, bool(whole), mark) if numbers.are_over else None
+    except ValueError:
+        return None
+
+
+def _size(counts: StoredCounts) -> int:
+    return len(packed(counts))
+
+
+def _number(number: int) -> bytes:
+    """Seven bits a byte, the lowest first."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+class _Numbers:
+    def __init__(self, data: bytes) -> None:
+        self._bytes: Iterator[int] = iter(data)
+        self._left = len(data)
+
+    @property
+    def are_over(self) -> bool:
+        return self._left == 0
+
+    def next(self, most_bits: int = _LONGEST) -> int:
+        """Raises ValueError where the data end, or for a number that no worker wrote."""
+        number = shift = 0
+        for byte in self._bytes:
+            self._left -= 1
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > most_bits:
+                raise ValueError("a number is too large")
+        else:
+            raise ValueError("the data are cut off")
+        return number
+
+
+def by_start(rows: Iterable[StoredRows]) -> Mapping[int, StoredRows]:
+    """Sums of rows that were counted apart, by window."""
+    found: dict[int, StoredRows] = {}
+    for one in rows:
+        found[one.start] = found[one.start].plus(one) if one.start in found else one
+    return found

@@ -1,0 +1,122 @@
+"""Through which moment an application is complete, as it is written down: one row beside the leader's memory.
+
+The moment never falls within an epoch, whoever writes it: each advance expects the epoch that its writer knew
+before it read the leases, and a smaller moment. What leases say stays true until they are put back, so the lock of
+the leader is not asked for. Whoever puts leases back raises the epoch, before and after: an advance that was worked
+out from leases as they were before is refused, or is corrected by the second raise.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_dagster import aws
+from kcl_dagster.application import Application
+from kcl_dagster.errors import OutcomeUnknown
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, Reader, n, s
+from kcl_dagster.tables.expressions import Request, Update
+from kcl_dagster.tables.outcomes import Verdict
+from kcl_dagster.tables.places import Layout, Place
+from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
+
+COMPLETENESS_KEY: Final = "kdComplete"
+COMPLETENESS: Final = "KD_COMPLETE"
+THROUGH: Final = "kdThrough"  # epoch seconds
+EPOCH: Final = "kdEpoch"
+BACK_TO: Final = "kdBackTo"  # epoch seconds
+RAISES: Final = 5  # attempts to raise the epoch, of which one is refused for each leader that advances meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenThrough:
+    """What the row says. `through` is None before anything is known. `back_to`: where the reset or the import that
+    began the epoch went back to; None in the first epoch, and where it went back to nothing that is known."""
+
+    through: int | None = None
+    epoch: int = 0
+    back_to: int | None = None
+
+
+class CompletenessRow:
+    """Reads, advances and sets back the moment. Stateless: any thread may call it."""
+
+    def __init__(
+        self,
+        client: aws.Client,
+        application: Application,  # noqa: ARG002 (the shape all tables share)
+        layout: Layout,
+        runtime: Runtime,
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self._sender = Sender(client, runtime, deadline_seconds)
+        self._place = layout.coordinator
+
+    def load(self) -> WrittenThrough:
+        """Raises UnreadableItem."""
+        return self._parsed(self._sender.get(self._place.table, {self._place.key: s(COMPLETENESS_KEY)}))
+
+    def advance(self, known: WrittenThrough, through: int) -> WrittenThrough:
+        """Write down a later moment. `known` is what was read before the leases were that say so. Returns what the
+        row says afterwards: another epoch, or a later moment, of a faster writer."""
+        if known.through is not None and through <= known.through:
+            return known
+        wanted = WrittenThrough(through, known.epoch, known.back_to)
+
+        def judge(item: Item | None) -> Verdict:
+            now = self._parsed(item)
+            if now == wanted:
+                return Verdict.APPLIED
+            is_possible = now.epoch == known.epoch and (now.through is None or now.through < through)
+            return Verdict.STANDING if is_possible else Verdict.SUPERSEDED
+
+        outcome = self._sender.write(advance_completeness(self._place, known.epoch, through), judge)
+        return wanted if isinstance(outcome, Applied) else self._parsed(outcome.item)
+
+    def set_back(self, to: int | None) -> WrittenThrough:
+        """Begin another epoch, complete through `to` at most; None: through nothing that is known."""
+        for _ in range(RAISES):
+            known = self.load()
+            back_to = None if to is None or known.through is None else min(to, known.through)
+            wanted = WrittenThrough(back_to, known.epoch + 1, back_to)
+
+            def judge(item: Item | None, wanted: WrittenThrough = wanted, known: WrittenThrough = known) -> Verdict:
+                now = self._parsed(item)
+                if now == wanted:
+                    return Verdict.APPLIED
+                return Verdict.STANDING if now == known else Verdict.SUPERSEDED
+
+            outcome = self._sender.write(set_completeness_back(self._place, known.epoch, back_to), judge)
+            if isinstance(outcome, Applied):
+                return wanted
+        raise OutcomeUnknown(f"the row {COMPLETENESS_KEY} changed {RAISES} times while it was to be set back")
+
+    def _parsed(self, item: Item | None) -> WrittenThrough:
+        if item is None:
+            return WrittenThrough()
+        reader = Reader(item, self._place.key)
+        if reader.text(ENTITY_TYPE) != COMPLETENESS:
+            reader.refuse(ENTITY_TYPE, f"should be {COMPLETENESS}")
+        return WrittenThrough(reader.whole(THROUGH), reader.required_whole(EPOCH), reader.whole(BACK_TO))
+
+
+def advance_completeness(place: Place, epoch: int, through: int) -> Request:
+    """Fails in another epoch, and where a moment as late is written down. Makes the row of the first epoch."""
+    update = Update(place.table, place.key, s(COMPLETENESS_KEY))
+    update.set({ENTITY_TYPE: s(COMPLETENESS), THROUGH: n(through), EPOCH: n(epoch)})
+    known = f"{EPOCH} = :{EPOCH} AND (attribute_not_exists({THROUGH}) OR {THROUGH} < :{THROUGH})"
+    return update.require(f"attribute_not_exists(#key) OR ({known})" if epoch == 0 else known).request()
+
+
+def set_completeness_back(place: Place, known_epoch: int, to: int | None) -> Request:
+    """Fails if the epoch is not the known one any more."""
+    update = Update(place.table, place.key, s(COMPLETENESS_KEY))
+    update.set({ENTITY_TYPE: s(COMPLETENESS), EPOCH: n(known_epoch + 1)})
+    if to is None:
+        update.remove(THROUGH, BACK_TO)
+    else:
+        update.set({THROUGH: n(to), BACK_TO: n(to)})
+    known = f"{EPOCH} = :known"
+    return update.require(
+        f"attribute_not_exists(#key) OR {known}" if known_epoch == 0 else known, {":known": n(known_epoch)}
+    ).request()

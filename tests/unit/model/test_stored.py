@@ -1,0 +1,122 @@
+"""Counts of stored rows, window by window, and their form in a row."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.stored import (
+    MOST_BYTES,
+    MOST_WINDOWS,
+    BatchCounts,
+    StoredCounts,
+    StoredRows,
+    by_start,
+    mark_of,
+    packed,
+    unpacked,
+)
+from kcl_dagster.model.windows import FixedWindows
+
+HOUR = 3600
+NOON = 1_800_000_000 // HOUR * HOUR
+counts_of_windows = st.builds(
+    StoredRows,
+    start=st.integers(0, 2**40),
+    rows=st.integers(0, 2**40),
+    bytes=st.integers(0, 2**50),
+    files=st.integers(0, 2**20),
+    late=st.integers(0, 2**30),
+).flatmap(
+    lambda rows: st.one_of(
+        st.just(rows),
+        st.tuples(st.integers(0, 10**56), st.integers(0, 10**56)).map(
+            lambda two: replace(rows, first=str(min(two)), last=str(max(two)))
+        ),
+    )
+)
+
+
+@given(st.lists(counts_of_windows, max_size=5), st.integers(0, 2**40), st.booleans())
+def test_what_was_packed_is_unpacked(windows: list[StoredRows], since: int, whole: bool) -> None:
+    ordered = tuple(sorted(by_start(windows).values(), key=lambda rows: rows.start))
+    counts = StoredCounts(tuple(rows for rows in ordered), since, whole, 77)
+    assert unpacked(packed(counts)) == counts
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_counts_or_nothing(data: bytes) -> None:
+    counts = unpacked(data)
+    assert counts is None or isinstance(counts, StoredCounts)
+
+
+def test_counts_of_another_format_or_cut_off_are_not_known() -> None:
+    good = packed(StoredCounts((StoredRows(NOON, 3, 30, 1, 0, "7", "9"),)))
+    assert unpacked(b"\x02" + good[1:]) is None
+    assert unpacked(good[:-1]) is None
+    assert unpacked(good + b"\x00") is None
+
+
+@given(st.integers(1, 60), st.integers(1, 2**40))
+def test_the_counts_fit_into_their_room_and_say_what_they_dropped(windows: int, rows: int) -> None:
+    last = "9" * 56
+    more = [StoredRows(NOON + HOUR * i, rows, rows * 100, 1, 0, "1" * 56, last) for i in range(windows)]
+    counts = StoredCounts(whole=True).plus(more, Checkpoint("5"))
+    assert len(packed(counts)) <= MOST_BYTES
+    assert len(counts.windows) <= MOST_WINDOWS
+    newest = more[-1]
+    assert counts.at(newest.start) == newest, "the newest windows keep their sequence numbers"
+    dropped = more[: len(more) - len(counts.windows)]
+    assert counts.whole is (not dropped)
+    assert all(one.start < counts.since for one in dropped)
+    assert all(one.start >= counts.since for one in counts.windows)
+    assert len(counts.windows) >= min(windows, 6)
+
+
+def test_a_window_that_is_counted_twice_has_the_sum() -> None:
+    first = StoredRows(NOON, 2, 20, 1, 0, "5", "7")
+    second = StoredRows(NOON, 3, 30, 1, 1, "8", "9")
+    assert first.plus(second) == StoredRows(NOON, 5, 50, 2, 1, "5", "9")
+    assert replace(first, first=None, last=None).plus(second).first is None
+
+
+BEFORE, AFTER = Checkpoint("10"), Checkpoint("20")
+BATCH = BatchCounts((StoredRows(NOON, 2, 20, 1, 0, "11", "20"),), shared_until=NOON, restart=NOON + HOUR)
+
+
+@pytest.mark.parametrize(
+    ("known", "before", "expected"),
+    [
+        (None, TRIM_HORIZON, StoredCounts(BATCH.rows, NOON, True, mark_of(AFTER))),  # its first batch
+        (None, BEFORE, StoredCounts(BATCH.rows, NOON + HOUR, False, mark_of(AFTER))),  # of a former version
+        (  # it goes on
+            StoredCounts((StoredRows(NOON, 1, 10, 1, 0, "9", "10"),), 5, True, mark_of(BEFORE)),
+            BEFORE,
+            StoredCounts((StoredRows(NOON, 3, 30, 2, 0, "9", "20"),), 5, True, mark_of(AFTER)),
+        ),
+        (  # a Java worker committed meanwhile
+            StoredCounts((StoredRows(NOON, 1, 10, 1),), 5, True, mark_of(Checkpoint("7"))),
+            BEFORE,
+            StoredCounts(BATCH.rows, NOON + HOUR, False, mark_of(AFTER)),
+        ),
+    ],
+)
+def test_what_a_commit_makes_of_the_counts(
+    known: StoredCounts | None, before: Checkpoint, expected: StoredCounts
+) -> None:
+    assert BATCH.added_to(known, before, AFTER) == expected
+
+
+@given(st.integers(-(10**6), 10**12), st.integers(1, 10**6))
+def test_fixed_windows_divide_time_without_gaps(moment: int, seconds: int) -> None:
+    windows = FixedWindows(seconds)
+    start = windows.start_of(moment)
+    assert start <= moment < windows.end_of(start)
+    assert windows.start_of(windows.end_of(start)) == windows.end_of(start)
+
+
+def test_a_window_has_a_second_at_least() -> None:
+    with pytest.raises(ValueError, match="too short"):
+        FixedWindows(0)
