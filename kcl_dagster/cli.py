@@ -13,8 +13,8 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -41,6 +41,7 @@ from kcl_dagster.worker.kclpy import install_stand_in
 
 if TYPE_CHECKING:
     from kcl_dagster.orchestration.consumer import Consumer
+    from kcl_dagster.orchestration.definitions import Built
     from kcl_dagster.orchestration.resources import KclResource
 
 WELL: Final = 0
@@ -111,6 +112,10 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="for machines")
     standby = verb("lead", _lead, "lead as a standby: takes over when no other leader is alive; launches no runs")
     standby.add_argument("--once", action="store_true", help="one tick, then resign")
+    bounded = verb("catch-up", _catch_up, "read what is in the streams now, store it, and end; needs no fleet")
+    bounded.add_argument(
+        "--through", metavar="MOMENT", help="read what had arrived by then, such as 2027-01-31T12:00:00Z"
+    )
     Verbs(_application, _client, _stores, _roles).register(verb)
     verbs.add_parser("emulator", help="an embedded AWS for trying things out", add_help=False)
     return made
@@ -167,6 +172,9 @@ class _Found:
     application: Application
     consumer: "Consumer | None" = None
     resource: "KclResource | None" = None
+    built: "Built | None" = None
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the definitions that were named."""
 
 
 def _found(options: argparse.Namespace) -> _Found:
@@ -184,6 +192,7 @@ def _found(options: argparse.Namespace) -> _Found:
 
     if not isinstance(found, (Consumer, Definitions)) and callable(found):
         found = found()  # a function that makes the definitions, such as one decorated with dg.definitions
+    resources = dict(found.resources or {}) if isinstance(found, Definitions) else {}
     if isinstance(found, Definitions):
         sensors = {sensor.name for sensor in found.sensors or ()}
         inside = {name: one for name, one in built().items() if f"{identifier(name)}_leader" in sensors}
@@ -201,7 +210,7 @@ def _found(options: argparse.Namespace) -> _Found:
     if resource is None:
         beside = [one for one in vars(_module(options.target)).values() if isinstance(one, KclResource)]
         resource = beside[0] if len(beside) == 1 else None
-    return _Found(found.application, found, resource)
+    return _Found(found.application, found, resource, known, resources)
 
 
 def _seconds(text: str) -> float:
@@ -359,6 +368,50 @@ def _lead(options: argparse.Namespace) -> int:
 
     lead(leader, runtime.clock, stop.is_set, tell, lambda: replace(_runs(application), launches=False))
     return WELL if last.ok else WRONG
+
+
+# --- catch-up ---
+
+
+def _catch_up(options: argparse.Namespace) -> int:
+    """The job, in this process. Its run is in the Dagster instance that DAGSTER_HOME names, if there is one."""
+    found = _found(options) if options.target else None
+    if found is None or found.consumer is None:
+        raise ConfigurationError("say which consumer, as module:attribute: catch-up needs its code and its sink")
+    from dagster import DagsterInstance
+
+    from kcl_dagster.orchestration.catch_up import moment_of, run_here
+    from kcl_dagster.orchestration.definitions import Built
+    from kcl_dagster.orchestration.spark_resource import KclSparkResource
+
+    moment_of(options.through)  # refused here, and not in the run
+    built = found.built or Built(found.consumer, found.resource)
+    resources = {**built.resources, **found.resources}
+    resources |= {
+        "kcl": _connected(options, built, resources),
+        "spark": resources.get(built.spark_key) or KclSparkResource(),
+    }
+    home = os.environ.get("DAGSTER_HOME")
+    if home:
+        refuse_missing_home(home)
+    with DagsterInstance.get() if home else DagsterInstance.ephemeral() as instance:
+        answer = run_here(found.consumer, built.translator, resources, instance, options.through)
+    sys.stdout.write(f"{printable(answer.text)}\n")
+    return WELL if answer.is_well else WRONG
+
+
+def _connected(options: argparse.Namespace, built: "Built", resources: Mapping[str, Any]) -> Any:
+    """The project's own KclResource, where the options do not say another connection."""
+    from kcl_dagster.orchestration.resources import KclResource
+
+    given = {
+        "region_name": options.region,
+        "endpoint_url": options.endpoint_url,
+        "profile_name": options.profile,
+        "role_arn": options.role_arn,
+    }
+    named = {name: value for name, value in given.items() if value is not None}
+    return KclResource(**named) if named else resources.get(built.kcl_key) or built.resource or KclResource()
 
 
 def _standing(report: TickReport) -> str:

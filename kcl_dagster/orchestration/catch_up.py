@@ -1,5 +1,7 @@
 """Bounded runs as Dagster runs: a job, its schedule, and what the records asset calls."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -10,6 +12,8 @@ from dagster import (
     AssetMaterialization,
     AssetObservation,
     Config,
+    DagsterEvent,
+    DagsterInstance,
     DagsterRunStatus,
     DefaultScheduleStatus,
     Failure,
@@ -30,6 +34,7 @@ from dagster import (
 from pydantic import Field
 
 from kcl_dagster.errors import ConfigurationError, KclError
+from kcl_dagster.model.counting import counted
 from kcl_dagster.model.worker import BOUNDED_SLOT
 from kcl_dagster.orchestration import checks, watchdog
 from kcl_dagster.orchestration.consumer import Consumer
@@ -110,16 +115,22 @@ def read_until(
             outcome = bounded.run(stop, through)
         except KclError as error:
             raise Failure(" ".join(str(error).split()), allow_retries=False) from error
-    moment = datetime.fromtimestamp(outcome.through, UTC).isoformat(timespec="seconds")
-    how = f"{outcome.records} records" if outcome.worked else "nothing, and started no Spark session"
-    context.log.info("%s: read through %s; this run stored %s", outcome, moment, how)
+    line = summary(application.name, outcome)
     if not outcome.is_caught_up:
-        raise Failure(
-            f"{application.name} is not read through {moment}: {outcome}",
-            metadata={"through": MetadataValue.text(moment), "records": outcome.records},
-            allow_retries=False,
-        )
+        raise Failure(line, metadata={"records": outcome.records}, allow_retries=False)
+    context.log.info(line)
     return outcome
+
+
+def summary(application: str, outcome: Any) -> str:
+    """One line about a `BoundedOutcome`."""
+    moment = datetime.fromtimestamp(outcome.through, UTC).isoformat(timespec="seconds")
+    if not outcome.is_caught_up:
+        return f"{application} is not read through {moment}: {outcome}"
+    what = (
+        f"this run stored {counted(outcome.records, 'record')}" if outcome.worked else "this run had nothing to do"
+    )
+    return f"{application} is read through {moment}: {what}"
 
 
 def build_kcl_catch_up_job(
@@ -149,6 +160,7 @@ def build_kcl_catch_up_job(
         outcome = read_until(context, consumer, translator, kcl, spark, moment_of(config.through))
         context.add_output_metadata(
             {
+                "summary": MetadataValue.text(summary(consumer.application.name, outcome)),
                 "through": MetadataValue.timestamp(outcome.through),
                 "records": outcome.records,
                 "worked": outcome.worked,
@@ -179,6 +191,55 @@ def moment_of(text: str | None) -> float | None:
     if moment.tzinfo is None:
         raise ConfigurationError(f"through {text!r} has no time zone: end it with Z, or with +01:00")
     return moment.timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a terminal shows of a run: a line, and whether everything was read."""
+
+    text: str
+    is_well: bool
+
+
+def run_here(
+    consumer: Consumer,
+    translator: KclTranslator,
+    resources: Mapping[str, Any],
+    instance: DagsterInstance,
+    through: str | None = None,
+) -> Answer:
+    """Run the job in this process, on its main thread. `resources`: `kcl`, `spark`, and those that the consumer's
+    code asks for. The run is in `instance` when it is over.
+
+    Raises ConfigurationError without one of these resources.
+    """
+    missing = sorted(consumer.resources - resources.keys())
+    if missing:
+        raise ConfigurationError(
+            f"{consumer.name} asks for the resources {', '.join(missing)}: name the definitions that have them"
+        )
+    made = build_kcl_catch_up_job(consumer, translator=translator)
+    [op_name] = [node.name for node in made.nodes]
+    result = made.execute_in_process(
+        instance=instance,
+        resources=resources,
+        run_config={
+            "ops": {op_name: {"config": {"through": through}}},
+            "loggers": {"console": {"config": {"log_level": "INFO"}}},
+        },
+        raise_on_error=False,
+    )
+    if not result.success:
+        problems = [_why_failed(event) for event in result.all_events if event.is_step_failure]
+        return Answer("; ".join(problems) or "the run did not start", is_well=False)
+    [told] = [event.step_output_data.metadata for event in result.all_events if event.is_successful_output]
+    return Answer(str(told["summary"].value), is_well=True)
+
+
+def _why_failed(event: DagsterEvent) -> str:
+    data = event.step_failure_data
+    said = None if data.user_failure_data is None else data.user_failure_data.description
+    return said or (" ".join(data.error.message.split()) if data.error is not None else "the run failed")
 
 
 def build_kcl_catch_up_schedule(

@@ -1,7 +1,7 @@
 """Everything Dagster needs for a consumer, in one call."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dagster import AssetKey, DefaultSensorStatus, Definitions
@@ -86,7 +86,10 @@ def build_kcl_definitions(
         if consumer.application.batch.failure.dead_letter_path is not None
     ]
     for consumer in consumers:
-        _BUILT[consumer.application.name] = Built(consumer, (resources or {}).get(kcl_key))
+        given = {spark_key: _LOCAL_SPARK, **(resources or {})}
+        _BUILT[consumer.application.name] = Built(
+            consumer, given.get(kcl_key), given, kcl_key, spark_key, translator
+        )
     return Definitions(
         assets=[
             *specs.values(),
@@ -111,10 +114,16 @@ def build_kcl_definitions(
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A consumer that definitions were built of in this process, and the `KclResource` that they were given."""
+    """A consumer that definitions were built of in this process, and what they were given."""
 
     consumer: Consumer
     resource: KclResource | None
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """All resources of these definitions."""
+
+    kcl_key: str = "kcl"
+    spark_key: str = "spark"
+    translator: KclTranslator = field(default_factory=KclTranslator)
 
 
 _BUILT: dict[str, Built] = {}
