@@ -37,7 +37,9 @@ from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.tables.reading import ScanResult
+from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.worker.bound import Bound, Remainder, remainder
+from kcl_dagster.worker.opening import StreamLookup
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.succession import FRESH_BEATS
 from kcl_dagster.worker.surroundings import EndProcess, Watch, cannot_end
@@ -94,12 +96,18 @@ class BoundedRun:
         Raises a KclError where the tables or the stream cannot be reached, and what kept Spark from starting.
         """
         runtime = system()
-        now = runtime.clock.now()
-        bound = Bound(now if through is None else min(through, now))
         with _Leading(self._leader(runtime), self.runs) as leading:
+            bound = self._bound(through, runtime)
             looked = self._look(bound, runtime).wait(stop, self.watches)
             outcome = looked if looked is not None else self._work(bound, stop)
-        return replace(outcome, tick=leading.last)
+        return _judged(replace(outcome, tick=leading.last))
+
+    def _bound(self, through: float | None, runtime: Runtime) -> Bound:
+        """By the service's clock, as the moments are that leases are stored through."""
+        application, dynamodb = self.consumer.application, self._client("dynamodb")
+        starts = StartTable(dynamodb, application, detect_layout(dynamodb, application, runtime), runtime)
+        now = StreamLookup(self._client("kinesis"), application, starts, runtime).service_time()
+        return Bound(now if through is None else min(through, now), application.timings.arrival_margin)
 
     def _work(self, bound: Bound, stop: StopSignal) -> BoundedOutcome:
         worker = WorkerRun(
@@ -144,6 +152,15 @@ class BoundedRun:
 
     def _client(self, service: str) -> Any:
         return self.kcl.client(service, self.consumer.application.name)
+
+
+def _judged(outcome: BoundedOutcome) -> BoundedOutcome:
+    """Every lease that there is may be stored through the moment although one is missing."""
+    completeness = None if outcome.tick is None else outcome.tick.completeness
+    held_by = None if completeness is None or completeness.reached is not None else completeness.held_by
+    if not outcome.is_caught_up or held_by is None:
+        return outcome
+    return replace(outcome, reason=StopReason.STUCK, detail=str(held_by))
 
 
 def _without_caps(application: Application) -> Application:

@@ -24,9 +24,6 @@ from kcl_dagster.worker.outage import Outage
 from kcl_dagster.worker.parents import parent_keys
 from kcl_dagster.worker.stop import StopReason
 
-# Arrival times are approximate and not strictly ordered within a shard: a record may be read after one that
-# arrived this much later.
-ARRIVAL_MARGIN: Final = 10.0
 LOOK_SECONDS: Final = 2.0  # between two scans
 # A run in which nothing has moved for this long ends. Leases of a worker that dies have another owner within
 # a minute, and a shard that fails is shown as stopped within two.
@@ -36,11 +33,12 @@ SHARDS_NAMED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Read what had arrived by `through`, epoch seconds. `margin`: how much further to read, so that no record that
-    arrived before `through` is still to come."""
+    """Read what had arrived by `through`, epoch seconds by the service's clock. `margin`: how much further to read.
+    Arrival times are approximate and not strictly ordered within a shard: a record may be read after one that
+    arrived later."""
 
     through: float
-    margin: float = ARRIVAL_MARGIN
+    margin: float
     patience: float = PATIENCE_SECONDS
 
     def is_reached(self, stored_through: float | None) -> bool:

@@ -3,8 +3,10 @@
 import pytest
 
 from kcl_dagster.application import Application, PolicySettings
+from kcl_dagster.leader.completeness import Completeness, HeldBy, Hindrance
+from kcl_dagster.leader.report import TickReport
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.orchestration.bounded_run import BoundedOutcome, _Look, _without_caps
+from kcl_dagster.orchestration.bounded_run import BoundedOutcome, _judged, _Look, _without_caps
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.worker.bound import PATIENCE_SECONDS, Bound
@@ -14,12 +16,13 @@ from tests.unit.worker.kit import World
 from tests.unit.worker.test_leaderless import A, B
 
 FRESH_SECONDS = 12.5
+ARRIVAL_MARGIN = 10.0
 
 
 def look(world: World, stop: StopSignal | None = None, watches: tuple[Watch, ...] = ()) -> BoundedOutcome | None:
     layout = Layout.single(world.application)
     control = ControlRow(world.service, world.application, layout, world.runtime)
-    bound = Bound(world.clock.now())
+    bound = Bound(world.clock.now(), ARRIVAL_MARGIN)
     return _Look(bound, world.leases, control, FRESH_SECONDS, world.clock).wait(stop or StopSignal(), watches)
 
 
@@ -119,3 +122,20 @@ def test_while_it_leads_one_worker_may_have_every_shard() -> None:
 def replace_policy(application: Application, **changes: object) -> Application:
     fields = {**application.policy.model_dump(), **changes}
     return application.model_copy(update={"policy": PolicySettings(**fields)})
+
+
+@pytest.mark.parametrize(
+    ("completeness", "reason"),
+    [
+        (None, StopReason.CAUGHT_UP),
+        (Completeness(through=5, reached=5), StopReason.CAUGHT_UP),
+        (Completeness(through=5, held_by=HeldBy("clicks", Hindrance.HOLE)), StopReason.STUCK),
+    ],
+)
+def test_a_lease_that_is_missing_is_told_by_the_last_tick(
+    completeness: Completeness | None, reason: StopReason
+) -> None:
+    outcome = BoundedOutcome(1.0, StopReason.CAUGHT_UP, tick=TickReport(completeness=completeness))
+    assert _judged(outcome).reason is reason
+    stuck = BoundedOutcome(1.0, StopReason.STUCK, "why", tick=TickReport(completeness=completeness))
+    assert _judged(stuck) == stuck

@@ -19,7 +19,6 @@ from kcl_dagster.runtime import system
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.worker.bound import ARRIVAL_MARGIN
 from tests.unit.orchestration.conftest import Bench
 from tests.unit.orchestration.fleet_beside import reading_fleet
 from tests.unit.orchestration.test_worker_job import (
@@ -92,7 +91,9 @@ def test_a_bounded_run_stores_everything_and_the_next_one_what_came_since(
         assert lease.owner is None
     layout = detect_layout(resource.client("dynamodb"), consumer.application, system())
     leases = LeaseTable(resource.client("dynamodb"), consumer.application, layout, system()).scan().leases
-    assert min(lease.stored_through or 0 for lease in leases) >= int(began.timestamp() + ARRIVAL_MARGIN)
+    assert min(lease.stored_through or 0 for lease in leases) >= int(
+        began.timestamp() + consumer.application.timings.arrival_margin
+    )
     [told] = [one for one in observations(instance) if one.metadata["kcl/records_in_total"].value == RECORDS][:1]
     assert told.partition is None
 

@@ -13,15 +13,16 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.places import Layout
-from kcl_dagster.worker.bound import ARRIVAL_MARGIN, PATIENCE_SECONDS, Bound, remainder
+from kcl_dagster.worker.bound import PATIENCE_SECONDS, Bound, remainder
 from kcl_dagster.worker.leader_watch import LockWatch
 from kcl_dagster.worker.stop import StopReason
 from tests.unit.worker.kit import Data, Run, World
 from tests.unit.worker.test_leaderless import A, B
 
 NOW = 1_000.0
+ARRIVAL_MARGIN = 10.0
 REACHED = int(NOW + ARRIVAL_MARGIN)
-BOUND = Bound(NOW)
+BOUND = Bound(NOW, ARRIVAL_MARGIN)
 Left = tuple[tuple[LeaseKey, ...], Mapping[LeaseKey, str]]
 
 
@@ -97,7 +98,7 @@ def test_a_long_list_is_cut() -> None:
 
 
 def bounded(world: World, name: str = "bounded", **bound: Any) -> Run:
-    run = world.worker(name, bound=Bound(world.clock.now(), **bound))
+    run = world.worker(name, bound=Bound(world.clock.now(), ARRIVAL_MARGIN, **bound))
     run.worker.start()
     return run
 
@@ -209,7 +210,7 @@ def test_a_bounded_worker_ends_when_only_a_paused_shard_is_left() -> None:
             return Control(leases=frozenset({LeaseKey(A)}), changed_by="ann")
 
     watch = Paused(world.service, Layout.single(world.application), world.runtime)
-    run = world.worker("bounded", bound=Bound(world.clock.now()), leader=watch)
+    run = world.worker("bounded", bound=Bound(world.clock.now(), ARRIVAL_MARGIN), leader=watch)
     run.worker.start()
     world.assign(run, B)
     go_on(world, run)
@@ -244,7 +245,7 @@ def test_code_that_works_for_long_is_not_given_up() -> None:
 def test_a_worker_that_cannot_read_yet_does_not_look() -> None:
     world = World()
     world.leases.renew(replace(world.lease(A)), stored_through=int(world.clock.now()) + 100)
-    run = world.worker("bounded", bound=Bound(world.clock.now()), is_ready=lambda: False)
+    run = world.worker("bounded", bound=Bound(world.clock.now(), ARRIVAL_MARGIN), is_ready=lambda: False)
     run.worker.start()
     go_on(world, run, seconds=10)
     assert not run.worker.stop.is_requested()
