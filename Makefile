@@ -13,7 +13,7 @@ export UV_SYSTEM_CERTS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test nightly unit lint types format lock sbom wheel conformance interop ui simulate simulate-mutants audit hostile spec \
+.PHONY: help setup demo test nightly deploy-check unit lint types format lock sbom wheel conformance interop ui simulate simulate-mutants audit hostile spec \
 	chaos soak screenshots reference docs shape bench-emulator bench-leader bench-failover bench-worker bench-decoding clean
 
 help:  ## this list
@@ -116,11 +116,15 @@ soak: $(READY)  ## processes apart, on PostgreSQL that goes away twice: SEED=1 M
 screenshots: $(READY)  ## pictures of the real UI for README and docs (needs Chromium)
 	@$(BIN)/python -m docs.screenshots $(ARGS)
 
-reference: $(READY)  ## docs/reference from the code
+reference: $(READY)  ## docs/reference and deploy/ from the code
 	@$(BIN)/python -m docs.make_reference $(ARGS)
+	@$(BIN)/python -m docs.make_deploy
 
 shape: $(READY)  ## how large and regular the code is, beside its bars: ARGS=--all
 	@$(BIN)/python -m tests.shape $(ARGS)
+
+deploy-check: $(READY)  ## render and validate every file of deploy/, and the project that `kcl-dagster init` writes
+	@$(BIN)/python -m pytest -q -p no:xdist tests/deploy $(ARGS)
 
 docs: $(READY)  ## dist/site: docs/ as a site, with search and a menu of versions
 	@$(BIN)/python -m docs.site $(ARGS)

@@ -388,6 +388,9 @@ class TelemetrySettings(_Settings):
     openmetrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     """Serve OpenMetrics there: worker-000 at this port, worker-001 at the next one, and so on. 0: any free one."""
 
+    openmetrics_port_by_slot: bool = True
+    """False where each worker has an address of its own, such as a pod: all are at `openmetrics_port`."""
+
     openmetrics_host: str = "127.0.0.1"
     """Where to listen; `0.0.0.0` for scrapers on other machines. Whoever reaches the port sees the metrics."""
 

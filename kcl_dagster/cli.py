@@ -31,6 +31,8 @@ from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.standby import lead
 from kcl_dagster.operations.planning import decisions, nothing_to_do, plan, problems
 from kcl_dagster.operations.printable import printable
+from kcl_dagster.operations.project.constraints import installed
+from kcl_dagster.operations.project.skeleton import PYTHONS, Project, render, write
 from kcl_dagster.operations.status import Status, known_streams, read_status, refuse_other_streams
 from kcl_dagster.operations.terminal import Verbs, refuse_missing_home
 from kcl_dagster.operations.unread import Unread
@@ -57,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser().print_help()
         return WELL
     options = parser().parse_args(given)
+    options.given = given
     if options.target is None:
         options.target = getattr(options, "trailing_target", None)
     try:
@@ -117,6 +120,16 @@ def parser() -> argparse.ArgumentParser:
         "--through", metavar="MOMENT", help="read what had arrived by then, such as 2027-01-31T12:00:00Z"
     )
     Verbs(_application, _client, _stores, _roles).register(verb)
+    init = verbs.add_parser(
+        "init",
+        help="write a project: a consumer, tests that pass, and the files that deploy it",
+        description="Write a project: a consumer, tests that pass, and the files that deploy it.",
+    )
+    init.set_defaults(run=_init, target=None)
+    init.add_argument("name", help="also of its module, and with -to-lake of its application")
+    init.add_argument("--stream", help="left out: the name")
+    init.add_argument("--lake", help="s3://bucket/prefix; left out: s3://NAME-lake/NAME")
+    init.add_argument("--directory", type=Path, help="left out: the name")
     verbs.add_parser("emulator", help="an embedded AWS for trying things out", add_help=False)
     return made
 
@@ -295,6 +308,25 @@ def _stores(options: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], 
 def _roles(options: argparse.Namespace) -> list[str]:
     roles = [_access(options, service).get("role_arn") for service in ("kinesis", "dynamodb", "cloudwatch", "s3")]
     return list(dict.fromkeys(role for role in roles if role is not None))
+
+
+# --- init ---
+
+
+def _init(options: argparse.Namespace) -> int:
+    name: str = options.name
+    python = PYTHONS.get(f"{sys.version_info[0]}.{sys.version_info[1]}", PYTHONS["3.12"])
+    try:
+        project = Project(name, options.stream or name, options.lake or f"s3://{name}-lake/{name}", python)
+    except ValidationError as error:
+        raise ConfigurationError(f"project {name}: {refusal(error)}") from None
+    folder = options.directory or Path(name)
+    texts = render(project, installed())
+    write(folder, texts)
+    for path in texts:
+        sys.stdout.write(f"{printable(str(folder / path))}\n")
+    sys.stdout.write(f"\nNext: cd {printable(str(folder))}, then pytest. README.md has the rest.\n")
+    return WELL
 
 
 # --- status ---

@@ -9,6 +9,7 @@ import getpass
 import json
 import os
 import re
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from kcl_dagster.errors import ConfigurationError, TableNotFound
 from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.applications import list_applications
 from kcl_dagster.operations.backup import export_leases, import_leases
+from kcl_dagster.operations.cloudformation import ACCOUNT, REGION, to_yaml
 from kcl_dagster.operations.consumption import measure
 from kcl_dagster.operations.cost import READ_PRICE, WRITE_PRICE, Prices, estimate
 from kcl_dagster.operations.deregistration import Deregistration, deregister
@@ -92,14 +94,20 @@ class Verbs:
         rights = verb("rights", self._rights, "the least IAM policy of a component, as JSON")
         rights.add_argument("--component", required=True, choices=[one.value for one in Component])
         rights.add_argument("--account", help="number of the AWS account; left out: of the credentials")
-        rights.add_argument("--lake", action="append", help="s3://bucket/prefix; left out: of the sink")
-        rights.add_argument("--glue-table", help="database.table of an Iceberg table in AWS Glue")
-        rights.add_argument("--stream-key", help="ARN of the KMS key of the stream")
-        rights.add_argument("--table-key", help="ARN of the KMS key of the tables")
-        rights.add_argument("--lake-key", help="ARN of the KMS key of the lake")
-        rights.add_argument(
-            "--list-applications", action="store_true", help="with what `list` needs: all tables of the region"
+        stack = verb(
+            "cloudformation",
+            self._cloudformation,
+            "lease table, a role for each component, and alarms, as a CloudFormation template",
         )
+        for one in (rights, stack):
+            one.add_argument("--lake", action="append", help="s3://bucket/prefix; left out: of the sink")
+            one.add_argument("--glue-table", help="database.table of an Iceberg table in AWS Glue")
+            one.add_argument("--stream-key", help="ARN of the KMS key of the stream")
+            one.add_argument("--table-key", help="ARN of the KMS key of the tables")
+            one.add_argument("--lake-key", help="ARN of the KMS key of the lake")
+            one.add_argument(
+                "--list-applications", action="store_true", help="with what `list` needs: all tables of the region"
+            )
         whole = verb("list", self._list, "all applications of the account and region, by their tables", of_all=True)
         stop = verb("pause", self._pause, "stop the application, or some shards or workers, until resumed")
         go = verb("resume", self._resume, "let it go on")
@@ -182,9 +190,19 @@ class Verbs:
         account = options.account
         if account is None:
             account = str(call(self.client(options, "sts"), "get_caller_identity")["Account"])
-        deployment = Deployment(
+        deployment = self._deployment(options, application, dynamodb.meta.region_name, account)
+        _tell(json.dumps(policy(Component(options.component), deployment), indent=2))
+        return WELL
+
+    def _cloudformation(self, options: Options) -> int:
+        deployment = self._deployment(options, self.application(options), REGION, ACCOUNT)
+        sys.stdout.write(to_yaml(deployment, f"kcl-dagster {shlex.join(options.given)}"))
+        return WELL
+
+    def _deployment(self, options: Options, application: Application, region: str, account: str) -> Deployment:
+        return Deployment(
             application,
-            dynamodb.meta.region_name,
+            region,
             account,
             lakes=tuple(options.lake) if options.lake else self._lakes(options),
             glue_table=options.glue_table,
@@ -194,8 +212,6 @@ class Verbs:
             roles=tuple(self.roles(options)),
             lists_applications=options.list_applications,
         )
-        _tell(json.dumps(policy(Component(options.component), deployment), indent=2))
-        return WELL
 
     def _list(self, options: Options) -> int:
         applications = list_applications(self.client(options, "dynamodb"), system())

@@ -177,6 +177,9 @@ class TelemetryModel(Described):
     openmetrics_port: int | None = None
     """Serve OpenMetrics there: worker-000 at this port, worker-001 at the next one, and so on."""
 
+    openmetrics_port_by_slot: bool = True
+    """False where each worker has an address of its own, such as a pod: all are at `openmetrics_port`."""
+
     openmetrics_host: str = "127.0.0.1"
     """Where to listen; `0.0.0.0` for scrapers on other machines."""
 
@@ -190,6 +193,7 @@ class TelemetryModel(Described):
         return TelemetrySettings(
             json_logs=self.json_logs,
             openmetrics_port=self.openmetrics_port,
+            openmetrics_port_by_slot=self.openmetrics_port_by_slot,
             openmetrics_host=self.openmetrics_host,
             cloudwatch=MetricsLevel(self.cloudwatch),
             cloudwatch_namespace=self.cloudwatch_namespace,

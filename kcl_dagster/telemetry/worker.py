@@ -178,7 +178,9 @@ def open_telemetry(
         endpoint = cloudwatch = None
         if settings.openmetrics_port is not None:
             try:
-                port = _port(settings.openmetrics_port, identity.slot)
+                port = settings.openmetrics_port
+                if settings.openmetrics_port_by_slot:
+                    port = _port(port, identity.slot)
                 endpoint = stack.enter_context(MetricsEndpoint(board.render, settings.openmetrics_host, port))
                 log.info("metrics at %s", endpoint.url)
                 stack.enter_context(counted_units(client("dynamodb"), board))

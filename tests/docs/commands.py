@@ -6,13 +6,16 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import botocore.session
 import click
 from dagster._cli import cli as dagster
+from dagster._daemon.cli import cli as dagster_daemon
 from dagster_dg_cli.cli import cli as dg
+from dagster_webserver.cli import dagster_webserver
 
 from tests.docs.pages import ROOT
 
@@ -34,7 +37,8 @@ _ASSIGNMENT: Final = re.compile(r"^\w+=")
 
 
 def commands(block: str) -> list[list[str]]:
-    """The commands of a block: continued lines joined, comments and `VAR=` in front of a program left out."""
+    """The commands of a block: continued lines joined; comments, `VAR=` in front of a program, and the file that
+    takes what it prints left out."""
     found: list[list[str]] = []
     pending = ""
     for line in block.replace("\\\n", " ").splitlines():
@@ -52,7 +56,7 @@ def commands(block: str) -> list[list[str]]:
             elif found[-1] or not _ASSIGNMENT.match(token):
                 found[-1].append(token)
     assert not pending, f"a quotation does not end: {pending}"
-    return [command for command in found if command]
+    return [command[: command.index(">")] if ">" in command else command for command in found if command]
 
 
 def program(command: Sequence[str]) -> str:
@@ -142,6 +146,18 @@ def _emulator(arguments: Sequence[str]) -> None:
     _parse(list(arguments), "kcl-dagster emulator")
 
 
+def _docker(arguments: Sequence[str]) -> None:
+    """The files that it is given are there. Names of a project's own files are those of deploy/."""
+    for option, value in pairwise(arguments):
+        if option in {"-f", "--file"}:
+            assert (ROOT / value).exists(), f"there is no {value}"
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Of a container: fails if the program is unknown, or would refuse the arguments."""
+    CHECKS[command[0]](command[1:])
+
+
 CHECKS: Final[Mapping[str, Check]] = {
     "make": _make,
     "pip": _pip,
@@ -149,6 +165,9 @@ CHECKS: Final[Mapping[str, Check]] = {
     "pytest": _pytest,
     "aws": _aws,
     "dagster": _click(dagster),
+    "dagster-daemon": _click(dagster_daemon),
+    "dagster-webserver": _click(dagster_webserver),
+    "docker": _docker,
     "dg": _dg,
     "kcl-dagster emulator": _emulator,
 }

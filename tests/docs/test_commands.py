@@ -30,7 +30,7 @@ SEEN_ELSEWHERE = {
 }
 # Verbs that take half a minute by the real clock. The same command is on a page that is seen with a made-up one.
 SLOW_VERBS = {"take-over-2x": "docs/operations.md", "catch-up": "docs/how-to/catch-up.md"}
-MODULES = ("my_project", "project")
+MODULES = ("my_project", "project", "orders")
 WORKER = WorkerId("worker-000:anna")
 NEEDS_FREE_LEASES = {"deregister", "export", "import", "reset", "resume"}
 BLOCKS = [block for block in all_blocks("sh") if str(block.page.relative_to(ROOT)) not in SEEN_ELSEWHERE]
@@ -108,7 +108,8 @@ def application_of(command: Sequence[str]) -> Application:
     options = dict(pairwise(command))
     if "--application" in options:
         return Application(name=options["--application"], streams=options["--stream"])
-    assert any(word.partition(":")[0] in MODULES for word in command), f"which application? {command}"
+    named = command[1] == "init" or any(word.partition(":")[0] in MODULES for word in command)
+    assert named, f"which application? {command}"
     return Application(name="orders-to-lake", streams="orders")
 
 

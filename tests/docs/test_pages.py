@@ -14,7 +14,6 @@ LANGUAGES = {
     "python": "test_python",
     "yaml": "test_configuration",
     "json": "test_configuration",
-    "dockerfile": "test_configuration",
     "text": "to read",
     "": "to read",
 }

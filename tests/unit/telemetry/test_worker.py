@@ -141,6 +141,18 @@ def test_workers_of_one_machine_listen_side_by_side(caplog: pytest.LogCaptureFix
     assert f"metrics at http://127.0.0.1:{port}/metrics" in caplog.messages
 
 
+def test_workers_with_addresses_of_their_own_listen_at_one_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    world = World()
+    settings = TelemetrySettings(openmetrics_port=port, openmetrics_port_by_slot=False)
+    application = world.application.model_copy(update={"telemetry": settings})
+    identity = world.worker("worker-001").worker.identity
+    with open_telemetry(application, identity, world.runtime, lambda _: Notes(), log) as telemetry:
+        assert telemetry.endpoint is not None
+        assert telemetry.endpoint.url == f"http://127.0.0.1:{port}/metrics"
+
+
 def test_a_worker_works_although_nobody_can_look_at_it(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

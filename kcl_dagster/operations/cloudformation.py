@@ -1,0 +1,364 @@
+"""The lease table, the roles and the alarms of an application, as a CloudFormation template.
+
+The policies are made of the table of rights, so the template follows the settings of the application. The template
+makes the table. Therefore no role in it may create one.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import yaml
+
+from kcl_dagster.application import Billing, MetricsLevel
+from kcl_dagster.operations.rights import Component, Deployment, policy
+from kcl_dagster.tables.attributes import LEASE_KEY, OWNER, OWNER_INDEX
+
+MINUTE: Final = 60  # seconds
+BEHIND_SECONDS: Final = 6 * 60 * MINUTE  # a quarter of the retention that a stream has by default
+SERVICES: Final = ("pods.eks.amazonaws.com", "ecs-tasks.amazonaws.com", "ec2.amazonaws.com")
+# What a policy names its places with until CloudFormation knows them.
+REGION: Final = "${AWS::Region}"
+ACCOUNT: Final = "${AWS::AccountId}"
+_ROLE_NAMES: Final = {
+    Component.LEADER: "the code location, which evaluates the leader's sensor",
+    Component.WORKER: "runs of workers, compactions, replays and dead letters",
+    Component.EXECUTOR: "Spark's executors on other machines",
+    Component.OPERATOR: "the command line",
+}
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A CloudWatch alarm on the statistic of a metric over each of so many minutes in a row."""
+
+    name: str
+    why: str
+    namespace: str
+    metric: str
+    dimensions: tuple[tuple[str, str], ...]
+    statistic: str
+    comparison: str
+    threshold: float
+    minutes: int
+    is_missing_bad: bool = False
+    """Whether missing data breach, because the metric is published as long as all is well."""
+
+
+def alarms(deployment: Deployment) -> list[Alarm]:
+    """Without metrics of ours in CloudWatch, those of AWS alone."""
+    application = deployment.application
+    found: list[Alarm] = []
+    if application.telemetry.cloudwatch is not MetricsLevel.NONE:
+        namespace = application.telemetry.cloudwatch_namespace or application.name
+        assigning = (("Operation", "LeaseAssignmentManager"),)
+        found += [
+            Alarm(
+                "NobodyLeads",
+                "No leader has ticked for five minutes. Workers read on, but nobody replaces one that ends. "
+                "Look at the sensor and the daemon.",
+                namespace,
+                "TotalLeases",
+                assigning,
+                "SampleCount",
+                "LessThanThreshold",
+                1,
+                5,
+                is_missing_bad=True,
+            ),
+            Alarm(
+                "LeasesUnserved",
+                "Shards are read by no worker for five minutes. `kcl-dagster plan` says why.",
+                namespace,
+                "LeaseSpillover",
+                assigning,
+                "Minimum",
+                "GreaterThanThreshold",
+                0,
+                5,
+            ),
+            Alarm(
+                "FarBehind",
+                "A shard is six hours behind the tip of its stream. At the end of the retention records are lost.",
+                namespace,
+                "MillisBehindLatest",
+                (("Operation", "ApplicationTracker"),),
+                "Maximum",
+                "GreaterThanThreshold",
+                BEHIND_SECONDS * 1000,
+                5,
+            ),
+            Alarm(
+                "LeaseRowsUnreadable",
+                "Rows of the lease table cannot be read: another program writes into it.",
+                namespace,
+                "LeaseDeserializationFailureCount",
+                assigning,
+                "Maximum",
+                "GreaterThanThreshold",
+                0,
+                5,
+            ),
+        ]
+    for stream in application.streams:
+        suffix = _identifier(stream.name) if len(application.streams) > 1 else ""
+        found.append(
+            Alarm(
+                f"OldestRecordRead{suffix}",
+                f"A reader of {stream.name} is six hours behind. AWS measures reads by polling only.",
+                "AWS/Kinesis",
+                "GetRecords.IteratorAgeMilliseconds",
+                (("StreamName", stream.name),),
+                "Maximum",
+                "GreaterThanThreshold",
+                BEHIND_SECONDS * 1000,
+                5,
+            )
+        )
+    for kind in ("Read", "Write"):
+        found.append(
+            Alarm(
+                f"Table{kind}sThrottled",
+                f"DynamoDB refuses {kind.lower()}s of the lease table. Leases that are not renewed are lost.",
+                "AWS/DynamoDB",
+                f"{kind}ThrottleEvents",
+                (("TableName", application.lease_table),),
+                "Sum",
+                "GreaterThanThreshold",
+                0,
+                5,
+            )
+        )
+    return found
+
+
+def service_account(application: str, component: Component) -> str:
+    """The Kubernetes service account of a component: the application's name as a DNS label."""
+    name = re.sub(r"[^a-z0-9]+", "-", application.lower()).strip("-")
+    return f"{name[: 62 - len(component)].strip('-')}-{component}"
+
+
+def template(deployment: Deployment) -> Json:
+    """The template. `deployment` says the region and the account as `REGION` and `ACCOUNT`, or as they are."""
+    application = deployment.application
+    tables = application.tables.model_copy(update={"create": False})
+    made = replace(deployment, application=application.model_copy(update={"tables": tables}))
+    resources: Json = {"LeaseTable": _table(deployment)}
+    for component in Component:
+        resources |= _role(component, made)
+    for alarm in alarms(made):
+        resources[alarm.name] = _alarm(application.name, alarm)
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": f"kcl_dagster: lease table, roles and alarms of {application.name}",
+        "Parameters": _parameters(),
+        "Conditions": {
+            "IsOnEks": {"Fn::Not": [{"Fn::Equals": [{"Ref": "EksCluster"}, ""]}]},
+            "AreExecutorsApart": {"Fn::Equals": [{"Ref": "ExecutorsApart"}, "true"]},
+            "AreOperatorsNamed": {"Fn::Not": [{"Fn::Equals": [{"Ref": "Operators"}, ""]}]},
+            "IsSomebodyTold": {"Fn::Not": [{"Fn::Equals": [{"Ref": "AlarmTopic"}, ""]}]},
+        },
+        "Resources": resources,
+        "Outputs": {
+            **{f"{_role_id(one)}Arn": _output(one) for one in Component},
+            "LeaseTableName": {"Value": {"Ref": "LeaseTable"}},
+        },
+    }
+
+
+def to_yaml(deployment: Deployment, command: str) -> str:
+    """The template as a file, whose first line says which command renews it."""
+    text = yaml.dump(template(deployment), Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+    return (
+        f"# Made by `{command}`: do not edit. After a change of the application's settings, make it again.\n{text}"
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    """CloudFormation refuses references inside of a document."""
+
+    def ignore_aliases(self, _: Any) -> bool:
+        return True
+
+
+def _parameters() -> Json:
+    return {
+        "Service": {
+            "Type": "String",
+            "Default": SERVICES[0],
+            "AllowedValues": list(SERVICES),
+            "Description": "What runs code location and workers, and assumes their roles.",
+        },
+        "EksCluster": {
+            "Type": "String",
+            "Default": "",
+            "Description": "With EKS: the cluster, whose pods get the roles by their service accounts.",
+        },
+        "Namespace": {"Type": "String", "Default": "dagster", "Description": "With EKS: of those pods."},
+        "ExecutorsApart": {
+            "Type": "String",
+            "Default": "false",
+            "AllowedValues": ["true", "false"],
+            "Description": "Whether Spark's executors run on other machines, with a role of their own.",
+        },
+        "Operators": {
+            "Type": "String",
+            "Default": "",
+            "Description": "ARN of the principal that assumes the operator's role; empty: of this account.",
+        },
+        "AlarmTopic": {"Type": "String", "Default": "", "Description": "ARN of the SNS topic that alarms notify."},
+    }
+
+
+def _table(deployment: Deployment) -> Json:
+    application = deployment.application
+    settings, attributes = application.tables, [LEASE_KEY]
+    capacity: Json = {}
+    if settings.billing is Billing.PROVISIONED:
+        capacity["ProvisionedThroughput"] = {
+            "ReadCapacityUnits": settings.read_capacity,
+            "WriteCapacityUnits": settings.write_capacity,
+        }
+    properties: Json = {
+        "TableName": application.lease_table,
+        "BillingMode": str(settings.billing),
+        **capacity,
+        "KeySchema": [{"AttributeName": LEASE_KEY, "KeyType": "HASH"}],
+        # The checkpoints are nowhere else.
+        "DeletionProtectionEnabled": True,
+        "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
+    }
+    if settings.owner_index:
+        attributes.append(OWNER)
+        properties["GlobalSecondaryIndexes"] = [
+            {
+                "IndexName": OWNER_INDEX,
+                "KeySchema": [
+                    {"AttributeName": OWNER, "KeyType": "HASH"},
+                    {"AttributeName": LEASE_KEY, "KeyType": "RANGE"},
+                ],
+                "Projection": {"ProjectionType": "KEYS_ONLY"},
+                **capacity,
+            }
+        ]
+    if deployment.table_key is not None:
+        properties["SSESpecification"] = {
+            "SSEEnabled": True,
+            "SSEType": "KMS",
+            "KMSMasterKeyId": deployment.table_key,
+        }
+    if settings.tags:
+        properties["Tags"] = [{"Key": key, "Value": value} for key, value in sorted(settings.tags.items())]
+    properties["AttributeDefinitions"] = [{"AttributeName": one, "AttributeType": "S"} for one in attributes]
+    return {
+        "Type": "AWS::DynamoDB::Table",
+        "DeletionPolicy": "Retain",
+        "UpdateReplacePolicy": "Retain",
+        "Properties": properties,
+    }
+
+
+def _role(component: Component, deployment: Deployment) -> Json:
+    """A component's policy, its role, and the service account that has it."""
+    name, role = deployment.application.name, _role_id(component)
+    condition = {"Condition": "AreExecutorsApart"} if component is Component.EXECUTOR else {}
+    policies: list[Any] = [{"Ref": _policy_id(component)}]
+    if component is Component.WORKER:  # a local session reads in the worker's own process
+        no_value = {"Ref": "AWS::NoValue"}
+        policies.append({"Fn::If": ["AreExecutorsApart", no_value, {"Ref": _policy_id(Component.EXECUTOR)}]})
+    made: Json = {
+        _policy_id(component): {
+            "Type": "AWS::IAM::ManagedPolicy",
+            "Properties": {
+                "Description": f"{name}: {_ROLE_NAMES[component]}",
+                "PolicyDocument": _in_partition(policy(component, deployment)),
+            },
+        },
+        role: {
+            "Type": "AWS::IAM::Role",
+            **condition,
+            "Properties": {
+                "Description": f"{name}: {_ROLE_NAMES[component]}",
+                "AssumeRolePolicyDocument": _trust(component),
+                "ManagedPolicyArns": policies,
+            },
+        },
+    }
+    if component in (Component.LEADER, Component.WORKER):
+        made[f"{component.value.capitalize()}ServiceAccount"] = {
+            "Type": "AWS::EKS::PodIdentityAssociation",
+            "Condition": "IsOnEks",
+            "Properties": {
+                "ClusterName": {"Ref": "EksCluster"},
+                "Namespace": {"Ref": "Namespace"},
+                "ServiceAccount": service_account(name, component),
+                "RoleArn": {"Fn::GetAtt": [role, "Arn"]},
+            },
+        }
+    return made
+
+
+def _trust(component: Component) -> Json:
+    principal: Json = {"Service": {"Ref": "Service"}}
+    # The pods of EKS are told apart by session tags.
+    actions: Any = ["sts:AssumeRole", "sts:TagSession"]
+    if component is Component.OPERATOR:
+        account = {"Fn::Sub": "arn:${AWS::Partition}:iam::${AWS::AccountId}:root"}
+        principal = {"AWS": {"Fn::If": ["AreOperatorsNamed", {"Ref": "Operators"}, account]}}
+        actions = ["sts:AssumeRole"]
+    return {
+        "Version": "2012-10-17",
+        "Statement": [{"Effect": "Allow", "Principal": principal, "Action": actions}],
+    }
+
+
+def _in_partition(document: Json) -> Json:
+    """The policy for any region, account and partition: what CloudFormation knows, it fills in."""
+    statements = []
+    for statement in document["Statement"]:
+        resources = [re.sub(r"^arn:aws[^:]*:", "arn:${AWS::Partition}:", one) for one in statement["Resource"]]
+        statements.append(
+            {**statement, "Resource": [{"Fn::Sub": one} if "${" in one else one for one in resources]}
+        )
+    return {**document, "Statement": statements}
+
+
+def _alarm(application: str, alarm: Alarm) -> Json:
+    told = {"Fn::If": ["IsSomebodyTold", [{"Ref": "AlarmTopic"}], {"Ref": "AWS::NoValue"}]}
+    return {
+        "Type": "AWS::CloudWatch::Alarm",
+        "Properties": {
+            "AlarmName": f"{application}-{alarm.name}",
+            "AlarmDescription": alarm.why,
+            "Namespace": alarm.namespace,
+            "MetricName": alarm.metric,
+            "Dimensions": [{"Name": name, "Value": value} for name, value in alarm.dimensions],
+            "Statistic": alarm.statistic,
+            "Period": MINUTE,
+            "EvaluationPeriods": alarm.minutes,
+            "Threshold": alarm.threshold,
+            "ComparisonOperator": alarm.comparison,
+            "TreatMissingData": "breaching" if alarm.is_missing_bad else "notBreaching",
+            "AlarmActions": told,
+            "OKActions": told,
+        },
+    }
+
+
+def _output(component: Component) -> Json:
+    condition = {"Condition": "AreExecutorsApart"} if component is Component.EXECUTOR else {}
+    return {**condition, "Value": {"Fn::GetAtt": [_role_id(component), "Arn"]}}
+
+
+def _role_id(component: Component) -> str:
+    return f"{component.value.capitalize()}Role"
+
+
+def _policy_id(component: Component) -> str:
+    return f"{component.value.capitalize()}Policy"
+
+
+def _identifier(name: str) -> str:
+    return "".join(part.capitalize() for part in re.split(r"[^A-Za-z0-9]+", name))

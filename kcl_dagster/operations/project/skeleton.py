@@ -1,0 +1,135 @@
+"""The files of a new project. Pure but for `write`."""
+
+import keyword
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files as resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Final
+
+from kcl_dagster import __version__
+from kcl_dagster.application import Application, MetricsLevel, TelemetrySettings
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.operations.cloudformation import ACCOUNT, REGION, to_yaml
+from kcl_dagster.operations.rights import Deployment
+
+# The base image of each Python, down to the patch.
+PYTHONS: Final[Mapping[str, str]] = {"3.11": "3.11.14", "3.12": "3.12.12", "3.13": "3.13.9"}
+LONGEST_NAME: Final = 40  # it is part of the names of pods and service accounts
+_NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_TOKEN: Final = re.compile(r"%([A-Z]+)%")
+_SUFFIX: Final = ".tmpl"  # the files are no modules of ours
+# Names that the code and the tests of a project use for other things.
+_TAKEN: Final = frozenset(
+    {"aws", "cli", "defs", "dg", "given", "kcl", "pytest", "records", "row", "spark", "tested"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A project of one consumer. Its name is also that of its module, in which hyphens are underscores."""
+
+    name: str
+    stream: str
+    lake: str
+    python: str = PYTHONS["3.12"]
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or len(self.name) > LONGEST_NAME:
+            raise ConfigurationError(
+                f"{self.name!r} cannot be the name of a project: it must have small letters, digits and single "
+                f"hyphens, begin with a letter, and have at most {LONGEST_NAME} characters"
+            )
+        module = self.module
+        if (
+            keyword.iskeyword(module)
+            or module in sys.stdlib_module_names
+            or module in _TAKEN | {"dagster", "tests"}
+        ):
+            raise ConfigurationError(f"{self.name!r} cannot be the name of a project: {module} is taken in Python")
+        if not self.lake.startswith("s3://"):
+            raise ConfigurationError(f"{self.lake!r} is not of the form s3://bucket/prefix")
+        # Refused here, not by the first run of the project.
+        _ = self.deployment
+
+    @property
+    def module(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def deployment(self) -> Deployment:
+        application = Application(
+            name=f"{self.name}-to-lake",
+            streams=(self.stream,),
+            telemetry=TelemetrySettings(cloudwatch=MetricsLevel.SUMMARY),
+        )
+        return Deployment(application, REGION, ACCOUNT, lakes=(self.lake,))
+
+
+def render(project: Project, versions: Mapping[str, str]) -> dict[str, str]:
+    """Path below the project's folder -> text. `versions` are those that the image installs, by package."""
+    words = {
+        "NAME": project.name,
+        "MODULE": project.module,
+        "TITLE": project.name.replace("-", " ").capitalize(),
+        "APPLICATION": project.deployment.application.name,
+        "STREAM": project.stream,
+        "LAKE": project.lake.rstrip("/"),
+        "PYTHON": project.python,
+        "VERSION": __version__,
+    }
+    made = {
+        _path(path, project): _TOKEN.sub(lambda token: words[token[1]], text) for path, text in _templates().items()
+    }
+    made["deploy/aws.yaml"] = to_yaml(
+        project.deployment, f"kcl-dagster cloudformation {project.module}:{project.module}"
+    )
+    made["deploy/constraints.txt"] = _constraints(project, versions)
+    made["wheels/.gitkeep"] = ""
+    return dict(sorted(made.items()))
+
+
+def write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Raises ConfigurationError if the folder has something in it already, or cannot be written."""
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigurationError(f"{folder} is not empty: choose another folder with --directory")
+        for path, text in texts.items():
+            file = folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+    except OSError as error:
+        raise ConfigurationError(f"{folder} cannot be written: {error.strerror}") from None
+
+
+def _constraints(project: Project, versions: Mapping[str, str]) -> str:
+    python = ".".join(project.python.split(".")[:2])
+    head = (
+        f"# What the image installs: the versions that were installed where this was made, with Python {python}.\n"
+        "# After an upgrade there, make it again: pip list --format=freeze > deploy/constraints.txt\n"
+    )
+    return head + "".join(f"{name}=={version}\n" for name, version in versions.items())
+
+
+def _path(template: str, project: Project) -> str:
+    folder, _, name = template.removesuffix(_SUFFIX).rpartition("/")
+    name = re.sub(r"module(?=\.py$)", project.module, name)
+    if name in {"gitignore", "dockerignore"}:
+        name = f".{name}"
+    return f"{folder}/{name}" if folder else name
+
+
+def _templates() -> dict[str, str]:
+    def below(folder: Traversable, prefix: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                found |= below(entry, f"{prefix}{entry.name}/")
+            elif entry.name.endswith(_SUFFIX):
+                found[prefix + entry.name] = entry.read_text(encoding="utf-8")
+        return found
+
+    return below(resources("kcl_dagster.operations.project") / "files", "")

@@ -1,0 +1,274 @@
+"""aws.yaml: a valid template, whose policies are the table of rights, and whose alarms watch metrics that exist."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import boto3
+import botocore.session
+import pytest
+import yaml
+from moto import mock_aws
+
+from docs.make_reference import DEPLOYMENT
+from kcl_dagster.application import Application, BatchSettings, Billing, Retrieval, TableSettings, TelemetrySettings
+from kcl_dagster.emulator import Emulator, Limits
+from kcl_dagster.leader.opening import open_leader
+from kcl_dagster.leader.report import StageOutcome, TickReport
+from kcl_dagster.leader.runs import RunView
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.operations.cloudformation import ACCOUNT, REGION, alarms, service_account, template, to_yaml
+from kcl_dagster.operations.rights import Component, Deployment, policy
+from kcl_dagster.runtime import system
+from kcl_dagster.telemetry import kcl_names
+from kcl_dagster.telemetry.datum import Datum
+from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
+from tests.deploy import files
+from tests.deploy.files import APPLICATION, DEPLOY, filled, manifests
+
+LARGEST_POLICY = 6144  # what IAM takes, spaces left out
+# Of services whose metrics are not ours. From the documentation of Kinesis and DynamoDB.
+OF_AWS = {
+    ("AWS/Kinesis", "GetRecords.IteratorAgeMilliseconds", ("StreamName",)),
+    ("AWS/DynamoDB", "ReadThrottleEvents", ("TableName",)),
+    ("AWS/DynamoDB", "WriteThrottleEvents", ("TableName",)),
+}
+EVERYTHING = replace(DEPLOYMENT, region=REGION, account=ACCOUNT)
+SEVERAL = Deployment(
+    Application(
+        name="Shop.to_lake",
+        streams=("orders", "pay-ments"),
+        multi_stream=True,
+        tables=TableSettings(lease_table="leases-of-shop", billing=Billing.PROVISIONED, owner_index=False),
+    ),
+    REGION,
+    ACCOUNT,
+)
+DEPLOYMENTS = {"all rights": EVERYTHING, "two streams": SEVERAL}
+
+
+def resources() -> dict[str, Any]:
+    found: dict[str, Any] = files.document("aws.yaml")["Resources"]
+    return found
+
+
+def of_type(kind: str, found: dict[str, Any]) -> dict[str, Any]:
+    return {name: one["Properties"] for name, one in found.items() if one["Type"] == kind}
+
+
+def linted(*paths: Any) -> None:
+    lint = "import sys; from cfnlint.runner import main; sys.exit(main())"
+    command = [sys.executable, "-W", "ignore", "-c", lint, "--regions", files.REGION, "--", *map(str, paths)]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+@pytest.mark.slow
+def test_cloudformation_accepts_the_template_of_any_application(tmp_path: Any) -> None:
+    paths = [DEPLOY / "aws.yaml"]
+    for name, deployment in DEPLOYMENTS.items():
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(to_yaml(deployment, "test"))
+        paths.append(path)
+    linted(*paths)
+
+
+@pytest.mark.parametrize("component", Component)
+def test_a_policy_is_that_of_the_table_of_rights(component: Component) -> None:
+    tables = APPLICATION.tables.model_copy(update={"create": False})  # the stack makes the table
+    application = APPLICATION.model_copy(update={"tables": tables})
+    here = Deployment(application, files.REGION, files.ACCOUNT, lakes=("s3://orders-lake/orders",))
+    made = of_type("AWS::IAM::ManagedPolicy", resources())[f"{component.value.capitalize()}Policy"]
+    assert filled(made["PolicyDocument"]) == policy(component, here)
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS.values(), ids=DEPLOYMENTS)
+def test_no_role_may_create_a_table_and_each_policy_fits(deployment: Deployment) -> None:
+    for name, one in of_type("AWS::IAM::ManagedPolicy", template(deployment)["Resources"]).items():
+        document = filled(one["PolicyDocument"])
+        assert len(json.dumps(document, separators=(",", ":"))) <= LARGEST_POLICY, name
+        assert "dynamodb:CreateTable" not in {action for part in document["Statement"] for action in part["Action"]}
+
+
+@pytest.fixture
+def iam(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    with mock_aws():
+        yield boto3.client("iam", region_name=files.REGION)
+
+
+def test_iam_accepts_every_policy_and_every_role(iam: Any) -> None:
+    for name, one in of_type("AWS::IAM::ManagedPolicy", resources()).items():
+        iam.create_policy(PolicyName=name, PolicyDocument=json.dumps(filled(one["PolicyDocument"])))
+    for name, one in of_type("AWS::IAM::Role", resources()).items():
+        trusted = filled(one["AssumeRolePolicyDocument"])
+        [statement] = trusted["Statement"]
+        if name == "OperatorRole":
+            _, _, statement["Principal"]["AWS"] = statement["Principal"]["AWS"]["Fn::If"]
+        else:
+            statement["Principal"]["Service"] = "pods.eks.amazonaws.com"
+        iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(trusted))
+    assert {role["RoleName"] for role in iam.list_roles()["Roles"]} == {
+        f"{component.value.capitalize()}Role" for component in Component
+    }
+
+
+def test_a_worker_reads_the_stream_by_itself_unless_executors_are_apart() -> None:
+    roles = of_type("AWS::IAM::Role", resources())
+    apart = {"Fn::If": ["AreExecutorsApart", {"Ref": "AWS::NoValue"}, {"Ref": "ExecutorPolicy"}]}
+    assert roles["WorkerRole"]["ManagedPolicyArns"] == [{"Ref": "WorkerPolicy"}, apart]
+    for component in (Component.LEADER, Component.EXECUTOR, Component.OPERATOR):
+        name = component.value.capitalize()
+        assert roles[f"{name}Role"]["ManagedPolicyArns"] == [{"Ref": f"{name}Policy"}]
+
+
+def test_the_pods_of_kubernetes_yaml_have_the_roles() -> None:
+    accounts = {
+        (one["metadata"]["namespace"], one["metadata"]["name"])
+        for one in manifests()
+        if one["kind"] == "ServiceAccount"
+    }
+    namespace = files.document("aws.yaml")["Parameters"]["Namespace"]["Default"]
+    given = of_type("AWS::EKS::PodIdentityAssociation", resources())
+    assert {(namespace, one["ServiceAccount"]) for one in given.values()} <= accounts
+    assert {one["RoleArn"]["Fn::GetAtt"][0] for one in given.values()} == {"LeaderRole", "WorkerRole"}
+
+
+def test_the_name_of_a_service_account_is_a_dns_label() -> None:
+    assert service_account("Shop.to_lake", Component.LEADER) == "shop-to-lake-leader"
+    longest = service_account("a_" * 100, Component.EXECUTOR)
+    assert len(longest) <= 63
+    assert longest.endswith("a-executor")
+
+
+# --- the table
+
+
+@pytest.fixture
+def aws() -> Iterator[Emulator]:
+    """One for each test: the streams have the same names."""
+    with Emulator(limits=Limits.none()) as emulator:
+        yield emulator
+
+
+@pytest.mark.parametrize("deployment", [files.PROJECT.deployment, SEVERAL], ids=["one stream", "two streams"])
+def test_the_table_is_the_one_that_the_leader_would_make(aws: Emulator, deployment: Deployment) -> None:
+    application = deployment.application
+    for stream in application.streams:
+        aws.client("kinesis").create_stream(StreamName=stream.name, ShardCount=1)
+    lead(aws, application)
+    dynamodb = aws.client("dynamodb")
+    made = dynamodb.describe_table(TableName=application.lease_table)["Table"]
+    properties = dict(template(deployment)["Resources"]["LeaseTable"]["Properties"])
+    assert properties["KeySchema"] == made["KeySchema"]
+    assert sorted(properties["AttributeDefinitions"], key=str) == sorted(made["AttributeDefinitions"], key=str)
+    index = ("IndexName", "KeySchema", "Projection")
+    ours = properties.get("GlobalSecondaryIndexes", [])
+    theirs = made.get("GlobalSecondaryIndexes", [])
+    assert [[one[key] for key in index] for one in ours] == [[one[key] for key in index] for one in theirs]
+
+
+def test_a_leader_works_on_the_table_of_the_template(aws: Emulator) -> None:
+    aws.client("kinesis").create_stream(StreamName="orders", ShardCount=2)
+    dynamodb, properties = aws.client("dynamodb"), dict(resources()["LeaseTable"]["Properties"])
+    backups = properties.pop("PointInTimeRecoverySpecification")
+    dynamodb.create_table(**properties)
+    assert backups == {"PointInTimeRecoveryEnabled": True}
+    lead(aws, APPLICATION.model_copy(update={"tables": TableSettings(create=False)}))
+    rows = dynamodb.scan(TableName=APPLICATION.lease_table)["Items"]
+    assert {row["leaseKey"]["S"] for row in rows} >= {"shardId-000000000000", "shardId-000000000001"}
+
+
+def lead(aws: Emulator, application: Application) -> None:
+    dynamodb, kinesis = aws.client("dynamodb"), aws.client("kinesis")
+    leader = open_leader(application, dynamodb=dynamodb, kinesis=kinesis, identity="test", runtime=system())
+    report = leader.tick(RunView(launches=False))
+    assert report.ok, report
+    leader.resign()
+
+
+def test_nothing_deletes_the_checkpoints() -> None:
+    table = resources()["LeaseTable"]
+    assert (table["DeletionPolicy"], table["UpdateReplacePolicy"]) == ("Retain", "Retain")
+    assert table["Properties"]["DeletionProtectionEnabled"] is True
+
+
+# --- alarms
+
+
+def published() -> Iterator[Datum]:
+    """What a leader and a worker send to CloudWatch, details left out."""
+    stages = (StageOutcome("sync", True, 0.1), StageOutcome("assign", True, 0.1))
+    yield from kcl_names.of_tick(TickReport(leading=True, stages=stages))
+    lease = LeaseReport(
+        LeaseKey("shardId-000000000000"),
+        StreamIdentifier("orders"),
+        "shardId-000000000000",
+        Outcome.COMMITTED,
+        1,
+        Checkpoint("1"),
+        millis_behind=0,
+    )
+    yield from kcl_names.of_batch(BatchReport((lease,)))
+
+
+def test_every_alarm_watches_a_metric_that_is_published() -> None:
+    ours = {(datum.name, datum.dimensions) for datum in published() if not datum.is_detail}
+    for name, alarm in of_type("AWS::CloudWatch::Alarm", resources()).items():
+        dimensions = tuple((one["Name"], one["Value"]) for one in alarm["Dimensions"])
+        if alarm["Namespace"] == APPLICATION.name:
+            assert (alarm["MetricName"], dimensions) in ours, name
+        else:
+            assert (alarm["Namespace"], alarm["MetricName"], tuple(key for key, _ in dimensions)) in OF_AWS, name
+
+
+def test_a_leader_that_is_gone_is_seen_although_it_sends_nothing() -> None:
+    alarm = resources()["NobodyLeads"]["Properties"]
+    assert alarm["TreatMissingData"] == "breaching"
+    others = [one for one in of_type("AWS::CloudWatch::Alarm", resources()).values() if one != alarm]
+    assert {one["TreatMissingData"] for one in others} == {"notBreaching"}
+
+
+def test_without_our_metrics_there_are_the_alarms_of_aws() -> None:
+    silent = APPLICATION.model_copy(update={"telemetry": TelemetrySettings()})
+    found = alarms(replace(files.PROJECT.deployment, application=silent))
+    assert {alarm.namespace for alarm in found} == {"AWS/Kinesis", "AWS/DynamoDB"}
+
+
+def test_each_stream_has_an_alarm() -> None:
+    names = [alarm.name for alarm in alarms(SEVERAL)]
+    assert {"OldestRecordReadOrders", "OldestRecordReadPayMents"} < set(names)
+    assert len(names) == len(set(names))
+
+
+def test_alarms_are_accepted_by_cloudwatch() -> None:
+    """As far as the service's own model goes: names of parameters and types."""
+    model = botocore.session.get_session().get_service_model("cloudwatch").operation_model("PutMetricAlarm")
+    known: dict[str, Any] = dict(getattr(model.input_shape, "members", {}))
+    for alarm in of_type("AWS::CloudWatch::Alarm", resources()).values():
+        assert alarm.keys() <= known.keys()
+        assert alarm["Statistic"] in known["Statistic"].enum
+        assert alarm["ComparisonOperator"] in known["ComparisonOperator"].enum
+
+
+def test_a_fanout_application_may_subscribe_and_a_polling_one_may_not() -> None:
+    def actions(retrieval: Retrieval) -> set[str]:
+        application = APPLICATION.model_copy(update={"batch": BatchSettings(retrieval=retrieval)})
+        made = template(replace(files.PROJECT.deployment, application=application))["Resources"]
+        statements = made["ExecutorPolicy"]["Properties"]["PolicyDocument"]["Statement"]
+        return {action for statement in statements for action in statement["Action"]}
+
+    assert "kinesis:SubscribeToShard" in actions(Retrieval.FANOUT) - actions(Retrieval.POLLING)
+
+
+def test_the_file_is_read_without_references() -> None:
+    """CloudFormation refuses anchors."""
+    events = yaml.parse(files.text("aws.yaml"), Loader=yaml.SafeLoader)
+    assert not [event for event in events if isinstance(event, yaml.AliasEvent)]
