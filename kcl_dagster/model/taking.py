@@ -1,7 +1,7 @@
-"""Which leases a worker takes for itself where nobody assigns them: the rules of KCL 2.x.
+"""Decide which leases a worker takes for itself if no leader assigns them: the rules of KCL 2.x.
 
-Pure. Used by workers that have seen no leader for long, and by leaders that are asked to imitate a 2.x fleet. All
-workers apply the same rules to what each of them saw, so they converge without talking to one another.
+Pure. Used by workers that have observed no leader for long, and by leaders that are configured to imitate a 2.x
+fleet. All workers apply the same rules to what each of them observed, so they converge without communication.
 """
 
 import math
@@ -13,13 +13,13 @@ from typing import Final
 
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
-_CLOCK_JUMPED: Final = 365 * 86_400.0  # seconds; the KCL believes no clock that moved by more than a year
-VERY_OLD: Final = 3  # lease durations; a lease nobody served for this long is taken without regard to balance
+_CLOCK_JUMPED: Final = 365 * 86_400.0  # seconds; the KCL ignores a clock that moved by more than a year
+VERY_OLD: Final = 3  # lease durations; a lease that was unserved for this long is taken without regard to balance
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A lease as one worker sees it. `unchanged_for`: seconds its counter was seen standing still."""
+    """A lease as one worker observes it. `unchanged_for`: for how many seconds its counter was unchanged."""
 
     key: LeaseKey
     owner: WorkerId | None
@@ -27,7 +27,7 @@ class Candidate:
 
     @classmethod
     def of(cls, key: LeaseKey, owner: WorkerId | None, stood_for: float, *, is_new: bool) -> "Candidate":
-        """`is_new`: this is the first look at the lease. One that nobody owned then counts as never served."""
+        """`is_new`: the lease was not observed before. If it has no owner then, it counts as never served."""
         return cls(key, owner, math.inf if is_new and owner is None else stood_for)
 
 
@@ -44,7 +44,7 @@ class TakingRules:
 
 @dataclass(frozen=True, slots=True)
 class Taking:
-    """`take`: leases nobody serves. `steal`: leases of a worker that has too many. `target`: a fair share."""
+    """`take`: unserved leases. `steal`: leases of a worker that has too many. `target`: a fair share."""
 
     take: tuple[LeaseKey, ...] = ()
     steal: tuple[LeaseKey, ...] = ()
@@ -54,7 +54,7 @@ class Taking:
 
 
 def unchanged_for(now: float, last_change: float | None) -> float:
-    """Seconds since a change was last seen, by the KCL's reckoning; never seen is for ever."""
+    """Seconds since the last observed change, as the KCL calculates them. Infinite if there was none."""
     if last_change is None or abs(now - last_change) > _CLOCK_JUMPED:
         return math.inf
     return now - last_change
@@ -67,15 +67,15 @@ def is_available(candidate: Candidate, rules: TakingRules) -> bool:
 def loads(
     candidates: Sequence[Candidate], me: WorkerId, available: Container[LeaseKey]
 ) -> dict[WorkerId | None, int]:
-    """Leases served per owner; this worker is always there. A lease of nobody that is not said to be available
-    counts for None, as in the KCL."""
+    """Number of served leases per owner; this worker always has an entry. If a lease has no owner and is not in
+    `available`, it counts for None, as in the KCL."""
     counts: Counter[WorkerId | None] = Counter(c.owner for c in candidates if c.key not in available)
     counts[me] += 0
     return dict(counts)
 
 
 def plan_taking(candidates: Sequence[Candidate], me: WorkerId, rules: TakingRules, chance: Random) -> Taking:
-    """What to take now. `chance` spreads workers that decide at the same moment over different leases."""
+    """Decide what to take now. `chance` makes workers that decide at the same moment choose different leases."""
     duration = rules.lease_duration
     available = [c for c in candidates if c.owner is None or c.unchanged_for > duration]
     counts = loads(candidates, me, {c.key for c in available})
@@ -111,7 +111,7 @@ def _to_steal(
         return ()
     number = min(needed, others[victim] - target)
     if number == 0 and needed > 1:
-        number = 1  # a worker that is far below its share may take from one that has just its own
+        number = 1  # a worker that is far below its share may take from one that has exactly its share
     theirs = [c for c in candidates if c.owner == victim]
     return _some(theirs, min(number, rules.max_steals), chance)
 

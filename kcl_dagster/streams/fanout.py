@@ -1,8 +1,8 @@
-"""Reading one shard with SubscribeToShard: enhanced fan-out, where the shard pushes.
+"""Read one shard with SubscribeToShard (enhanced fan-out): the service pushes the records.
 
-`FanoutReader` has the shape of `polling.ShardReader`: it reads one range once, on one thread, and says how far it
-came. A subscription lives five minutes and a range may take longer, so the reader subscribes again from where the
-last event said to go on.
+`FanoutReader` has the interface of `polling.ShardReader`: it reads one range once, on one thread, and reports how
+far it came. A subscription ends after five minutes. If the range takes longer, the reader subscribes again, at the
+continuation sequence number of the last event.
 """
 
 import queue
@@ -34,8 +34,9 @@ from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shar
 # A consumer may subscribe to a shard again five seconds after its last subscription, which is then taken over.
 RESUBSCRIBE_SECONDS: Final = 5.1
 RETRY_SECONDS: Final = 1.0
-# The next one may arrive while one is worked on. With the one that waits for a place there, a shard has at most
-# four events of about a megabyte in memory; the rest waits in the connection, whose window the service respects.
+# The next event may arrive while one is processed. With the event that waits for a place in the queue, a shard has
+# at most four events of about a megabyte in memory. The rest remains in the connection, whose flow-control window
+# the service respects.
 QUEUED_EVENTS: Final = 2
 
 Event = Mapping[str, Any]
@@ -57,8 +58,8 @@ class FanoutReader:
         in_background: bool = True,
         opens_aggregates: bool = True,
     ) -> None:
-        """`in_background`: wait for events on a thread of its own, so that a deadline is kept on a silent shard.
-        Off for clients that answer at once and know one thread only."""
+        """`in_background`: receive events on a separate thread, so that a deadline is kept on a shard without
+        records. False for clients that return at once and may be used on one thread only."""
         self._client = client
         self._consumer_arn = consumer_arn
         self._stream = stream
@@ -84,7 +85,7 @@ class FanoutReader:
 
     @property
     def bookmark(self) -> Bookmark | None:
-        """Where to go on; None when the next reader must find the place itself."""
+        """Where the next reader continues. None: it has to find the position itself."""
         wait = max(0.0, self._not_before - self._now())
         if self.is_ended or (self._continuation is None and not wait):
             return None
@@ -94,21 +95,22 @@ class FanoutReader:
     def pages(
         self, allowance: Allowance, deadline: float, is_stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[list[StreamRecord]]:
-        """The records of the range, as `ShardReader.pages` gives them; but an open range gets no answer when its
-        subscription would have to wait until `deadline`. One that waits for less gets that time back at its end."""
+        """Yield the records of the range, as `ShardReader.pages` does, with two differences for an open range. If
+        its next subscription is not allowed before `deadline`, it yields nothing. If the wait is shorter, the
+        deadline is moved by the time waited."""
         pinned = self._cut.is_pinned
         patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
         began = self._now()
         if not pinned and self._not_before > began:
             if self._not_before >= deadline:
                 self._runtime.clock.sleep(max(0.0, deadline - began))
-                if self.millis_behind is not None:  # nobody has asked since then, so it is not at the tip
+                if self.millis_behind is not None:  # while a shard is not read, its lag grows with the clock
                     self.millis_behind += max(1, round((self._now() - began) * 1000))
                 return
-            # Or each batch would begin as late as the one before it, and a shard would be read for what is left of
-            # each: for ever for half a second of five, when the first batch was that short.
+            # Otherwise each batch would start its subscription as late as the batch before, and would read only for
+            # the remaining time: if that was half a second of five once, for half a second of five ever after.
             deadline = max(deadline, self._not_before + min(deadline - began, RESUBSCRIBE_SECONDS))
-        # Until a subscription stands. Whoever read the shard before may have subscribed this moment.
+        # Until the first subscription succeeds. The former reader of the shard may have subscribed just now.
         give_up = max(deadline, max(began, self._not_before) + max(patience, RESUBSCRIBE_SECONDS + RETRY_SECONDS))
         stood = answered = False
 
@@ -123,7 +125,7 @@ class FanoutReader:
                 if answered and not pinned and self._not_before >= deadline:
                     return
                 self._runtime.clock.sleep(wait)
-                continue  # a task that was abandoned meanwhile must not take the subscription from the next one
+                continue  # a task that was abandoned meanwhile must not take over the subscription of its successor
             try:
                 events = self._subscribe()
                 if not stood:
@@ -150,13 +152,13 @@ class FanoutReader:
                     raise EndpointUnreachable(f"{self._name} sent no event for {patience:.0f} s")
             except ServiceError as error:
                 if isinstance(error, ResourceBusy) and answered and not pinned:
-                    return  # taken over by a reader of our name: the lease has moved, or is about to
+                    return  # another reader under this consumer took it over: the lease has moved, or is about to
                 self._recover(error, give_up)
         if pinned and not self._cut.is_complete and not is_stopped():
             raise self._cut.lost_the_end()
 
     def opened(self, rows: int, bytes_: int, records: int) -> None:
-        """The shard decides how much it pushes."""
+        """Do nothing: the service decides how much it pushes."""
 
     def leave_rest(self, last_arrival_ms: int | None) -> None:
         """As `ShardReader.leave_rest`."""
@@ -207,7 +209,8 @@ class FanoutReader:
                 raise error
 
     def _confirm_shard(self) -> None:
-        """What is missing may be the shard, the consumer or the stream; only a missing shard is an end."""
+        """Raise if the stream or the consumer is missing. If both exist, the shard is missing, and so at its
+        end."""
         try:
             call(self._client, "describe_stream_summary", StreamName=self._stream)
         except ResourceMissing as missing:
@@ -219,7 +222,7 @@ class FanoutReader:
 
 
 class _Events:
-    """The events of one subscription, one at a time."""
+    """Iterates over the events of one subscription."""
 
     def __init__(
         self, client: Client, request: Mapping[str, Any], stream: Any, runtime: Runtime, *, threaded: bool
@@ -268,7 +271,7 @@ class _Events:
         return event
 
     def _pump(self) -> None:
-        """Body of the thread: it alone touches the connection, which would block whoever closes it meanwhile."""
+        """Body of the thread. No other thread uses the connection: closing it during a read would block."""
         try:
             while not self._closed.is_set():
                 try:

@@ -1,7 +1,7 @@
-"""Reading the part of a shard that arrived in a window of time, in pieces that are the same at every reading.
+"""Read the part of a shard that arrived in a time window, in pieces that are the same at every read.
 
-Where a piece ends depends on its records alone, never on pages, pauses or budgets: at the first record that arrived
-after the window, or where the piece is large enough. So whoever reads a window again gets the same pieces.
+A piece ends before the first record that arrived after the window, or where it is large enough. Its end depends on
+its records alone, never on pages, pauses or budgets. So a second read of the window gives the same pieces.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ from kcl_dagster.streams.polling import MAX_PAGE_RECORDS, Bookmark, ShardReader
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord, arrival_millis
 
-# User records of a piece: those inside of aggregates are many more than their bytes tell.
+# Most user records in a piece. Aggregates can contain far more records than their size suggests.
 PIECE_RECORDS: Final = 1_000_000
 
 
@@ -31,13 +31,14 @@ class Window:
     most_bytes: int
 
     def opening(self) -> Allowance:
-        """How much may come out of the aggregates of a piece, beside what they take up themselves. A piece that
-        holds more ends inside of an aggregate, at the same record at every reading."""
+        """How many records and bytes the aggregates of a piece may contain. If they contain more, the piece ends
+        inside an aggregate, at the same record at every read."""
         return Allowance(PIECE_RECORDS, self.most_bytes, 1)
 
 
 class WindowReader:
-    """Reads one piece. Shaped like `ShardReader`; `is_ended` says that the window has no more in this shard."""
+    """Reads one piece. Has the interface of `ShardReader`. `is_ended`: the window has no more records in this
+    shard."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class WindowReader:
         self.is_start_trimmed = False
         self.is_gone = False
         self.children: tuple[ChildShard, ...] = ()
-        self.bookmark: Bookmark | None = None  # the last page may go on behind the piece
+        self.bookmark: Bookmark | None = None  # none, because the last page may extend beyond the piece
 
     @property
     def millis_behind(self) -> int | None:
@@ -74,10 +75,10 @@ class WindowReader:
         deadline: float,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Iterator[list[StreamRecord]]:
-        """The records of the piece, in order, in non-empty pages.
+        """Yield the records of the piece, in order, in non-empty pages.
 
-        Raises DataLoss when the stream has let go of records while they were read, and Throttled when the piece was
-        not complete at `deadline`.
+        Raises DataLoss if records left the stream while they were read. Raises Throttled if the piece is not
+        complete at `deadline`.
         """
         paced = _SmallPages(self._page_bytes)
         for page in self._reader.pages(paced, deadline, lambda: is_stopped() or self._is_at_tip()):
@@ -95,23 +96,23 @@ class WindowReader:
         self.is_ended = True
 
     def opened(self, rows: int, bytes_: int, records: int) -> None:
-        """A page is as large as the shard's pace allows, whatever is inside of its records."""
+        """Do nothing: the shard's pace alone determines the size of a page, not the content of its records."""
 
     def leave_rest(self, last_arrival_ms: int | None) -> None:
-        """As `ShardReader.leave_rest`: the next piece begins where this one was cut."""
+        """As `ShardReader.leave_rest`. The next piece begins where this one ends."""
         self._reader.leave_rest(last_arrival_ms)
         self._is_full, self.is_ended = True, False
 
     def _is_at_tip(self) -> bool:
-        """Whatever arrives from now on is behind the window, which is over."""
+        """Whether the tip was reached. The window is over, so no later record belongs to it."""
         return self._reader.millis_behind == 0
 
     def _cut(self, page: list[StreamRecord]) -> list[StreamRecord]:
         if page and page[0]["SequenceNumber"] == self._anchor and not is_aggregate(page[0]["Data"]):
-            page = page[1:]  # of the piece before; it was read only to see that it is still there
+            page = page[1:]  # belongs to the former piece; it was read only to see that it is still in the stream
         for index, record in enumerate(page):
             if record["SequenceNumber"] == self._anchor:
-                continue  # an aggregate: the piece before may have ended inside of it
+                continue  # an aggregate: the former piece may have ended inside it
             arrived = arrival_millis(record)
             if arrived is not None and arrived >= self._window.until_ms:
                 self.is_ended = True
@@ -128,7 +129,7 @@ class WindowReader:
 
 
 class _SmallPages(Allowance):
-    """Asks for pages that take a second to pay for, and is never spent."""
+    """An allowance without an end, in pages that use up the read limits of about a second."""
 
     def __init__(self, page_bytes: float) -> None:
         super().__init__(MAX_PAGE_RECORDS, int(page_bytes), 1)
@@ -138,7 +139,7 @@ class _SmallPages(Allowance):
         return False
 
     def claim(self, sizes: Sequence[int]) -> int:
-        """All of it, and another page may follow."""
+        """Allow the whole page; another may follow."""
         return len(sizes)
 
     def first_page_limit(self) -> int:

@@ -1,6 +1,6 @@
-"""Who changed what by hand: a row for each intervention, never changed again.
+"""The audit log: one row for each manual intervention, which is never changed afterwards.
 
-Interventions are rare, so the rows are few; they are kept until somebody deletes them.
+Interventions are rare, so there are few rows. The program never deletes them; operators may.
 """
 
 import json
@@ -53,13 +53,13 @@ class AuditTable:
         self._runtime = runtime
 
     def write(self, action: str, by: str, detail: Mapping[str, Any]) -> AuditEntry:
-        """Write down what is about to be done."""
+        """Record what is about to be done."""
         entry = AuditEntry(action, by, int(self._runtime.clock.now() * 1000), detail)
         self._sender.overwrite(write_entry(self._place, entry, self._runtime.new_id()))
         return entry
 
     def all(self) -> list[AuditEntry]:
-        """Oldest first. Scans: for people, not for every tick."""
+        """All entries, oldest first. Scans the table: for operators' commands, not for every tick."""
         items = scan_items(
             self._sender,
             self._place.table,

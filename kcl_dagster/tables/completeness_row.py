@@ -1,9 +1,10 @@
-"""Through which moment an application is complete, as it is written down: one row beside the leader's memory.
+"""The row with the moment through which an application is complete, beside the leader's memory.
 
-The moment never falls within an epoch, whoever writes it: each advance expects the epoch that its writer knew
-before it read the leases, and a smaller moment. What leases say stays true until they are put back, so the lock of
-the leader is not asked for. Whoever puts leases back raises the epoch, before and after: an advance that was worked
-out from leases as they were before is refused, or is corrected by the second raise.
+Within an epoch the moment never falls, even with several writers: each advance is conditional on the epoch that its
+writer read before it read the leases, and on an earlier moment in the row. What leases record stays true until they
+are reset, so an advance does not require the leader lock. A reset or an import raises the epoch, before and after
+it changes leases: an advance that was calculated from the former leases is refused, or the second raise corrects
+it.
 """
 
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ RAISES: Final = 5  # attempts to raise the epoch, of which one is refused for ea
 
 @dataclass(frozen=True, slots=True)
 class WrittenThrough:
-    """What the row says. `through` is None before anything is known. `back_to`: where the reset or the import that
-    began the epoch went back to; None in the first epoch, and where it went back to nothing that is known."""
+    """The content of the row. `through` is None before anything is known. `back_to`: the moment to which the reset
+    or the import that began the epoch went back. It is None in the first epoch, and if that moment is not known."""
 
     through: int | None = None
     epoch: int = 0
@@ -57,8 +58,8 @@ class CompletenessRow:
         return self._parsed(self._sender.get(self._place.table, {self._place.key: s(COMPLETENESS_KEY)}))
 
     def advance(self, known: WrittenThrough, through: int) -> WrittenThrough:
-        """Write down a later moment. `known` is what was read before the leases were that say so. Returns what the
-        row says afterwards: another epoch, or a later moment, of a faster writer."""
+        """Write a later moment. `known`: the row as it was read before the leases were. Returns the row afterwards.
+        If another writer was faster, that is another epoch or a later moment."""
         if known.through is not None and through <= known.through:
             return known
         wanted = WrittenThrough(through, known.epoch, known.back_to)
@@ -74,7 +75,7 @@ class CompletenessRow:
         return wanted if isinstance(outcome, Applied) else self._parsed(outcome.item)
 
     def set_back(self, to: int | None) -> WrittenThrough:
-        """Begin another epoch, complete through `to` at most; None: through nothing that is known."""
+        """Begin another epoch, complete through `to` at most. None: the moment is not known."""
         for _ in range(RAISES):
             known = self.load()
             back_to = None if to is None or known.through is None else min(to, known.through)
@@ -101,7 +102,7 @@ class CompletenessRow:
 
 
 def advance_completeness(place: Place, epoch: int, through: int) -> Request:
-    """Fails in another epoch, and where a moment as late is written down. Makes the row of the first epoch."""
+    """Fails in another epoch, and if the row has a moment as late. Creates the row of the first epoch."""
     update = Update(place.table, place.key, s(COMPLETENESS_KEY))
     update.set({ENTITY_TYPE: s(COMPLETENESS), THROUGH: n(through), EPOCH: n(epoch)})
     known = f"{EPOCH} = :{EPOCH} AND (attribute_not_exists({THROUGH}) OR {THROUGH} < :{THROUGH})"

@@ -1,4 +1,4 @@
-"""Every write to the rows that are not leases, once, as data: worker rows, leader lock, state, memory, starts."""
+"""Every request that writes rows other than leases, as data: worker rows, leader lock, state, memory, starts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -78,14 +78,14 @@ def _lock_item(place: Place, owner: str, milliseconds: int, version: str, proces
 def acquire_lock(
     place: Place, owner: str, milliseconds: int, version: str, *, process: str | None = None
 ) -> Request:
-    """Nobody holds it."""
+    """Acquire a lock that has no row. Fails if there is a row."""
     return put(place.table, place.key, _lock_item(place, owner, milliseconds, version, process), ABSENT)
 
 
 def take_lock(
     place: Place, owner: str, milliseconds: int, version: str, watched: str, *, process: str | None = None
 ) -> Request:
-    """Its holder is dead, or released it: replaces the row. Fails if `watched` is not its version any more."""
+    """Replace the row of a holder that is dead or released the lock. Fails if its version is not `watched`."""
     return put(
         place.table,
         place.key,
@@ -98,7 +98,7 @@ def take_lock(
 def heartbeat_lock(
     place: Place, owner: str, milliseconds: int, version: str, held: str, *, process: str | None = None
 ) -> Request:
-    """It is ours; fails if another version than `held` or another owner stands there."""
+    """Prolong a lock that `owner` holds. Fails if the row has another version than `held` or another owner."""
     update = Update(place.table, place.key, s(LEADER_KEY)).require(PRESENT)
     update.require_equal(LOCK_VERSION, "held", s(held)).require_equal(LOCK_OWNER, "owner", s(owner))
     update.set({LOCK_DURATION: s(str(milliseconds)), LOCK_VERSION: s(version)})
@@ -108,14 +108,14 @@ def heartbeat_lock(
 
 
 def still_leads(place: Place, owner: str, milliseconds: int, version: str) -> Request:
-    """Changes nothing; fails if another version or another owner stands there. For use within a transaction."""
+    """Change nothing. Fails if the row has another version or another owner. For use within a transaction."""
     update = Update(place.table, place.key, s(LEADER_KEY)).require(PRESENT)
     update.require_equal(LOCK_VERSION, "held", s(version)).require_equal(LOCK_OWNER, "owner", s(owner))
     return update.set({LOCK_DURATION: s(str(milliseconds))}).request("NONE")
 
 
 def release_lock(place: Place, owner: str, held: str) -> Request:
-    """Fails if another version than `held` or another owner stands there."""
+    """Delete the row. Fails if it has another version than `held` or another owner."""
     return delete(
         place.table,
         place.key,

@@ -75,7 +75,7 @@ class _Creation:
             )
         if not rows.change_version(stored, ClientVersion.THREE):
             raise LayoutRefused(
-                f"application {name} cannot be taken over: somebody changed Migration3.0 at the same moment. Make "
+                f"application {name} cannot be taken over: Migration3.0 was changed at the same moment. Make "
                 "sure that no Java worker runs and start again"
             )
 
@@ -89,7 +89,7 @@ class _Creation:
         try:
             self._sender.read("create_table", **self._definition(place, with_index=with_index))
         except aws.ResourceBusy:
-            return False  # somebody else is making it
+            return False  # another process is creating it
         return True
 
     def _definition(self, place: Place, *, with_index: bool) -> dict[str, Any]:

@@ -24,23 +24,24 @@ from kcl_dagster.tables.sending import Applied, Refused
 __all__ = ["LeaseTable", "ScanResult"]
 
 CaughtUp = Callable[[Lease], None]
-"""Called by the owner's transitions with the lease as the table has it, when an earlier write of the same call
+"""Called by the owner's transitions with the lease as the table has it, if an earlier write of the same call
 turned out to be applied. If the call fails later, at most one further write separates that lease from the table."""
 
 CREATED_AT_ONCE: Final = 50  # leases in one transaction, which may write a hundred rows
-LOST_IN_A_ROW: Final = 5  # an owner gives up catching up with its own lost answers; the next renewal goes on
+LOST_IN_A_ROW: Final = 5  # lost responses after which one call of an owner gives up; the next renewal continues
 
 
 class LeaseTable(LeaseReader):
     """Reads leases and carries out their transitions. Stateless but for caches: any thread may call it.
 
-    Transitions take the lease as the caller last saw it and return it as it stands afterwards. One that was
-    overtaken returns None where any worker or leader may try, and raises LeaseLost where only the owner may.
-    All raise ServiceError and TableError when DynamoDB cannot be used, OutcomeUnknown among them.
+    Transitions take the lease as the caller last read it and return it as it is afterwards. If another write came
+    first, a transition returns None if any worker or leader may try it, and raises LeaseLost if only the owner may.
+    All raise ServiceError and TableError if DynamoDB cannot be used, OutcomeUnknown among them.
 
-    Where the owner's last write got through and only its answer was lost, the next one catches up and writes
-    again: an owner may trust its lease from the moment of a write that was surely its own. The KCL takes the old
-    write for the new one, and then trusts the lease for longer than others do; so does the policy `kcl`.
+    If the owner's last write was applied and only its response was lost, the next write reads the row and writes
+    again: an owner may trust its lease only from the moment of a write that was certainly its own. The KCL takes
+    the earlier write for the later one, and then trusts the lease for longer than other workers do. The policy
+    `kcl` does the same.
     """
 
     # --- transitions of the owner -------------------------------------------------------------------------------
@@ -53,7 +54,7 @@ class LeaseTable(LeaseReader):
         stored_through: int | None = None,
         caught_up: CaughtUp | None = None,
     ) -> Lease:
-        """One more sign of life. The returned lease tells whether a handoff has begun. Raises LeaseLost."""
+        """Raise the counter. The returned lease shows whether a handoff has begun. Raises LeaseLost."""
         return self._until_answered(
             lease,
             lambda known, deadline: self._renew_once(known, throughput_kbps, stored_through, deadline),
@@ -73,10 +74,9 @@ class LeaseTable(LeaseReader):
         counts: BatchCounts | None = None,
         caught_up: CaughtUp | None = None,
     ) -> Lease:
-        """Record progress; nothing is pending afterwards. Counts as a renewal. Raises LeaseLost.
+        """Record progress and clear the pending checkpoint. Counts as a renewal. Raises LeaseLost.
 
-        `counts`: what was stored on the way from the lease's checkpoint; it is added once, whatever answers are
-        lost.
+        `counts`: what was stored since the lease's checkpoint. It is added once, even if responses are lost.
 
         Raises ValueError for a checkpoint before the lease's: progress never goes back.
         """
@@ -116,27 +116,27 @@ class LeaseTable(LeaseReader):
         )
 
     def transfer(self, lease: Lease) -> Lease | None:
-        """Complete a handoff as the old owner. None: somebody else moved the lease meanwhile."""
+        """Complete a handoff as the old owner. None: the lease was moved by another process meanwhile."""
         if lease.owner is None:
             return None
         return self._moved(requests.transfer(self._table, lease), outcomes.assigned(lease, lease.owner))
 
     def release(self, lease: Lease) -> Lease | None:
-        """Give a lease up; one in a handoff goes to its next owner. None: somebody else moved it meanwhile."""
+        """Give a lease up. In a handoff, the next owner gets it. None: another process moved it meanwhile."""
         return self._moved(requests.release(self._table, lease), outcomes.released(lease))
 
     def vacate(self, lease: Lease, *, counter: int | None = None) -> Lease | None:
-        """Leave a lease without an owner, also one in a handoff, if its owners are still those of `lease`, and its
-        counter is `counter`. None: they are not."""
+        """Remove the owners of a lease, also during a handoff, if they are still those of `lease` and its counter
+        is `counter`. None: they changed."""
         return self._moved(requests.vacate(self._table, lease, counter), outcomes.vacated(lease, counter))
 
     # --- transitions of others ----------------------------------------------------------------------------------
 
     def create(self, lease: Lease, guard: Request | None = None) -> bool:
-        """False: there is a row with this key already. It is not touched.
+        """Create the row of a lease. False: there is a row with this key already, which remains as it is.
 
-        `guard`: a write that has to succeed in the same transaction, see `LeaderLock.guard`. Raises Unsafe when it
-        does not: what made the caller want this lease may not be true any more.
+        `guard`: a write that has to succeed in the same transaction, see `LeaderLock.guard`. If it fails, raises
+        Unsafe: the reason for which the caller creates the lease may not hold any more.
         """
         request = requests.create(self._table, lease)
         outcome = self._write(guarded(request, guard) if guard else request, outcomes.created(lease))
@@ -145,21 +145,23 @@ class LeaseTable(LeaseReader):
         return isinstance(outcome, Applied)
 
     def create_all(self, leases: Sequence[Lease], guard: Request) -> list[Lease]:
-        """The leases that had no row, in one transaction with the guard: all transactions of a leader write the
-        row of its lock, and DynamoDB refuses one of two that write a row at the same time. `CREATED_AT_ONCE` leases
-        at most. Raises as `create`."""
+        """Create up to `CREATED_AT_ONCE` leases in one transaction with the guard. Returns those that had no row.
+
+        One transaction, because all transactions of a leader write the row of its lock, and DynamoDB refuses one of
+        two that write the same row at the same time. Raises as `create`.
+        """
         if len(leases) > 1:
             request = together([*(requests.create(self._table, lease) for lease in leases), guard])
-            with suppress(aws.ConditionFailed):  # some have a row, or we do not lead: told apart one by one
+            with suppress(aws.ConditionFailed):  # some have a row, or we do not lead: single writes show which
                 self._sender.overwrite(request)
                 return list(leases)
         return [lease for lease in leases if self.create(lease, guard)]
 
     def create_child(self, parent: Lease, child: Lease, children: frozenset[str]) -> bool:
-        """The lease of one of the `children` of a shard that was read to its end. False: it has one.
+        """Create the lease of one of the `children` of a shard that was read to its end. False: it has one.
 
-        Raises LeaseLost when the parent is finished or gone: somebody else finished it, and its children may have
-        been read and their leases deleted since.
+        If the parent's lease is finished or deleted, raises LeaseLost: another worker finished it, and since then
+        its children may have been read and their leases deleted.
         """
         request = requests.create_child(self._table, child, parent.key, children)
         outcome = self._write(request, outcomes.created(child))
@@ -168,7 +170,7 @@ class LeaseTable(LeaseReader):
         return isinstance(outcome, Applied)
 
     def take(self, lease: Lease, new_owner: WorkerId) -> Lease | None:
-        """Take a lease whose counter has not moved since it was read. None: it has."""
+        """Take a lease if its counter is unchanged since it was read. None: it changed."""
         return self._moved(requests.take(self._table, lease, new_owner), outcomes.taken(lease, new_owner))
 
     def assign(self, lease: Lease, to: WorkerId, *, counter: int | None = None) -> Lease | None:
@@ -181,7 +183,7 @@ class LeaseTable(LeaseReader):
         return self._moved(requests.initiate_handoff(self._table, lease, to), outcomes.handoff_begun(lease, to))
 
     def rewind(self, lease: Lease, checkpoint: Checkpoint) -> Lease | None:
-        """Put a lease that nobody owns to any position. For audited resets only. None: somebody owns it."""
+        """Move a lease without an owner to any position. For audited resets only. None: a worker owns it."""
         return self._moved(requests.rewind(self._table, lease, checkpoint), outcomes.rewound(lease, checkpoint))
 
     def update_children(self, key: LeaseKey, children: frozenset[str]) -> bool:
@@ -210,7 +212,7 @@ class LeaseTable(LeaseReader):
         return self._lease(outcome.item) if isinstance(outcome, Applied) else None
 
     def _described(self, key: LeaseKey, request: Request, judge: Judge) -> bool:
-        """Metadata is written by key alone, so it is looked at first whether the row may be written to."""
+        """Write metadata. The write is conditional on the key alone, so the row is read and checked first."""
         return self.get(key) is not None and isinstance(self._write(request, judge), Applied)
 
     def _advance(
@@ -228,7 +230,7 @@ class LeaseTable(LeaseReader):
         def is_behind(known: Lease, now: Lease) -> bool:
             if judge_for(known)(now) is Verdict.APPLIED:
                 return True
-            # The KCL never looks: for its checkpoints, any other counter means that the lease is lost.
+            # The KCL does not read the row: for its checkpoints, any other counter means that the lease is lost.
             return not self._as_kcl and _only_renewed(known, now)
 
         return self._until_answered(lease, write, is_behind, caught_up)
@@ -242,7 +244,7 @@ class LeaseTable(LeaseReader):
             return _renewed(lease, throughput_kbps, stored_through)
         now = self._lease(outcome.item)
         if self._as_kcl and now is not None and outcomes.may_have_renewed(lease, now):
-            return now  # the KCL takes the write that it missed for this one
+            return now  # the KCL takes the write whose response was lost for this one
         return outcome
 
     def _until_answered(
@@ -252,7 +254,8 @@ class LeaseTable(LeaseReader):
         is_behind: Callable[[Lease, Lease], bool],
         caught_up: CaughtUp | None,
     ) -> Lease:
-        """Write as the owner, and again from where the table stands if we only missed an answer to ourselves."""
+        """Write as the owner. If only the response to an earlier write was lost, write again from the stored
+        row."""
         deadline = self._sender.deadline()
         known = lease
         for _ in range(LOST_IN_A_ROW):
@@ -277,14 +280,14 @@ def _counted(known: Lease, checkpoint: Checkpoint, counts: BatchCounts | None) -
 
 
 def _renewed(lease: Lease, throughput_kbps: float | None, stored_through: int | None) -> Lease:
-    """What its condition implies about the row; its answer carries none."""
+    """The row after a renewal, as the condition implies it; the response contains none."""
     throughput = lease.throughput_kbps if throughput_kbps is None else rounded(throughput_kbps)
     tip = lease.stored_through if stored_through is None else stored_through
     return replace(lease, counter=lease.counter + 1, throughput_kbps=throughput, stored_through=tip)
 
 
 def _is_handed_over_by(lease: Lease, now: Lease) -> bool:
-    """How an owner learns that it is asked to hand over: everything is as it knows it, but for the next owner."""
+    """Whether a handoff began: the row is as the owner last read it, except for the next owner."""
     return (
         now.counter == lease.counter
         and not lease.in_handoff
@@ -295,7 +298,7 @@ def _is_handed_over_by(lease: Lease, now: Lease) -> bool:
 
 
 def _only_renewed(before: Lease, now: Lease) -> bool:
-    """The owner's last write was a renewal that got through although its answer did not."""
+    """Whether the owner's last write was a renewal that was applied although its response was lost."""
     progress = (before.checkpoint, before.pending_checkpoint, before.batch)
     return (
         now.counter == before.counter + 1
@@ -314,5 +317,5 @@ def _why_lost(lease: Lease, now: Lease | None) -> str:
     if now is None:
         return "its row was deleted"
     if now.actual_owner != lease.actual_owner:
-        return f"{now.actual_owner or 'nobody'} owns it since counter {lease.counter} became {now.counter}"
+        return f"{now.actual_owner or 'no worker'} owns it since counter {lease.counter} became {now.counter}"
     return f"its counter is {now.counter} and not {lease.counter}: another process writes in our name"

@@ -1,9 +1,9 @@
-"""The leader lock: one row that everyone who may lead, Java or Python, agrees on.
+"""The leader lock: one row, used by all candidates for leadership, Java or Python.
 
-Compatible with Amazon's lock client: whoever holds it changes the row's version from time to time; whoever has
-watched one version stand still for longer than the duration *stored in the row* may replace it. How long it stood
-is `Standing`'s business, which unlike the KCL's memory survives a restart of the observer: an observer that is
-restarted more often than the duration still gets there.
+Compatible with Amazon's lock client: the holder changes the version in the row from time to time. A candidate that
+has observed one version unchanged for longer than the duration *stored in the row* may replace it. `Standing`
+records how long the version was unchanged. Unlike the KCL's memory it survives a restart of the observer: an
+observer that is restarted more often than the duration still reaches it.
 """
 
 import re
@@ -31,8 +31,8 @@ from kcl_dagster.tables.outcomes import Verdict
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
 
-# Begins the names of leaders that launch no workers. Anybody else of ours who would lead takes the lock from one at
-# once, or a fleet whose standby was faster would never get a worker again.
+# Begins the names of leaders that launch no workers. Any other leader of ours takes the lock from a standby at
+# once: otherwise a fleet whose standby acquired the lock first would never get a worker again.
 STANDBY: Final = "standby:"
 # Begins the names of leaders that launch their own workers.
 DEPLOYMENT: Final = "dagster:"
@@ -40,17 +40,17 @@ DEPLOYMENT: Final = "dagster:"
 
 @dataclass(frozen=True, slots=True)
 class LockView:
-    """The lock after one look at it."""
+    """The lock after one call of `hold`."""
 
     held: bool
     owner: str | None
-    """Who leads: this owner, another, or None when another candidate was faster at this very moment."""
+    """The leader: this owner or another. None: another candidate was faster at this moment."""
 
     trusted_until: float
-    """Monotonic time until which no equal can have taken it from us; 0 when it is not held."""
+    """Monotonic time until which no candidate of the same rank can have taken the lock; 0 if it is not held."""
 
     stood_for: float = 0.0
-    """For how long the other owner's version is known to have stood."""
+    """For how long the other owner's version is known to be unchanged. Seconds."""
 
     duration: float = 0.0
     """After how long it may be taken over. Seconds, from the row, within `LONGEST_DURATION`."""
@@ -58,9 +58,9 @@ class LockView:
 
 @dataclass(frozen=True, slots=True)
 class LockProcess:
-    """The process that leads, as others on its machine can find it.
+    """The process that leads, by a name that other processes of its machine can check.
 
-    `is_dead` tells whether the process that a name stands for is known to be gone; False for another machine's.
+    `is_dead` returns whether the process of that name is known to have ended; False for another machine's.
     """
 
     name: str
@@ -76,9 +76,9 @@ class _Row:
     process: str | None = None
 
 
-# The longest duration that is believed of a row, if ours is not longer. A leader changes the row several times a
-# minute; a duration of years, whatever wrote it, would leave the fleet without a leader once its owner is gone.
-# A takeover is safe at any moment: what the former leader still writes is conditional.
+# The longest duration that is accepted from a row, unless the configured one is longer. A leader changes the row
+# several times a minute. With a duration of years the fleet would have no leader once the owner has ended. A
+# takeover is safe at any moment: every write of the former leader is conditional.
 LONGEST_DURATION: Final = 3600.0
 
 _MILLISECONDS: Final = re.compile(r"[0-9]{1,15}")
@@ -86,10 +86,10 @@ _OVERTAKEN: Final = LockView(held=False, owner=None, trusted_until=0.0)
 
 
 class LeaderLock:
-    """One candidate for leadership. Not for use by two threads at once; never sleeps but for throttling.
+    """One candidate for leadership. Not for use by two threads at once. Waits only if it is throttled.
 
-    `owner` names the deployment, not the process: the same owner re-enters at once. Two processes that share the
-    name both believe they lead, which is safe, because every write of a leader is conditional.
+    `owner` names the deployment, not the process: the same owner re-enters at once. Two processes with the same
+    name both lead. This is safe, because every write of a leader is conditional.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class LeaderLock:
 
     @property
     def standing_key(self) -> str:
-        """Under which key `hold` enters what it saw into `Standing`."""
+        """The key under which `hold` records its observations in `Standing`."""
         return f"{self._place.table}/{LEADER_KEY}"
 
     def hold(self, standing: Standing) -> LockView:
-        """Acquire the lock or prolong it; one or two requests. Call it well within the duration.
+        """Acquire the lock or prolong it, with one or two requests. Call it well within the duration.
 
         Raises UnreadableItem for a row that no lock client wrote.
         """
@@ -144,29 +144,29 @@ class LeaderLock:
         return owner.startswith(STANDBY) and not self._owner.startswith(STANDBY)
 
     def _is_orphaned(self, row: _Row) -> bool:
-        """Its holder's process is known to be gone. As for every takeover, the write is conditional on the version
-        that was read, and what the former holder still sends is refused: it names that version."""
+        """Whether the holder's process is known to have ended. As in every takeover, the write is conditional on
+        the version that was read. Later writes of the former holder expect that version, and are refused."""
         return self._process is not None and row.process is not None and self._process.is_dead(row.process)
 
     def guard(self) -> Request:
-        """A write that fails unless nobody has led since the last `hold`. For use within a transaction.
+        """A write that fails if another leader held the lock since the last `hold`. For use within a transaction.
 
-        Only leaders delete leases. So a leader that was away for long after it read the leases cannot, under this
-        guard, bring back one that was finished and cleaned up meanwhile. Raises Unsafe when the lock is not held.
+        Only leaders delete leases. So a leader that was paused for long after it read the leases cannot, under this
+        guard, recreate one that was finished and cleaned up meanwhile. Raises Unsafe if the lock is not held.
         """
         if self._version is None:
             raise Unsafe(f"{self._owner} does not lead any more")
         return coordination.still_leads(self._place, self._owner, self._milliseconds, self._version)
 
     def peek(self) -> str | None:
-        """Who holds the lock, as far as the row tells; None: nobody."""
+        """The holder of the lock, as the row records it. None: there is no holder."""
         row = self._read()
         return None if row is None or row.is_released else row.owner
 
     def release(self) -> bool:
-        """Let others lead at once. True: the lock is not ours any more; False: somebody of our name holds it.
+        """Give the lock up, so that others can lead at once. False: another process with our name holds it.
 
-        Deletes nothing but the version that this process wrote: another process of our name may lead under it.
+        Deletes only the version that this process wrote: another process with our name may lead under another.
         """
         version, self._version = self._version, None
         if version is None:
@@ -198,7 +198,8 @@ class LeaderLock:
         return self._write(request, version, held, started)
 
     def _write(self, request: Request, version: str, expected: str | None, started: float) -> LockView | None:
-        """None: the row is not the expected one any more. Versions never repeat, so outcomes are never in doubt."""
+        """None: the row is not the expected one any more. Versions never repeat, so the outcome is always
+        certain."""
 
         def judge(item: Item | None) -> Verdict:
             found = self._version_in(item)
@@ -211,7 +212,7 @@ class LeaderLock:
             self._version = None
             return None
         self._version = version
-        # Others start their clocks when they see the new version, which is after we sent it.
+        # Others measure the duration from when they read the new version, which is after it was sent.
         return LockView(
             held=True, owner=self._owner, trusted_until=started + self._duration, duration=self._duration
         )

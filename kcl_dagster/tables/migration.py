@@ -94,7 +94,7 @@ def next_stored_status(
     legacy_workers: int = 0,
     bake_seconds: float = COMPLETE_BAKE_SECONDS,
 ) -> TableStatus | None:
-    """What a Java leader leaves stored after one look; None is no row. Only the leader writes it.
+    """The status that a Java leader stores at one evaluation. None: no row. Only the leader writes it.
 
     `local` is its own status from `table_status`, `stored_seconds` the age of the stored one, `support_code` the
     fleet's lowest, `legacy_workers` how many live workers still write their rows to the legacy table.
@@ -114,7 +114,8 @@ def next_stored_status(
 def _pending(
     stored: TableStatus | None, stored_seconds: float, legacy_workers: int, bake_seconds: float
 ) -> TableStatus:
-    """A leader that was told to migrate: once nobody writes the legacy tables it moves their rows and waits."""
+    """The status of a leader that is configured to migrate. If no live worker writes its row to the legacy table
+    any more, the leader moves the rows and waits."""
     if legacy_workers:
         return TableStatus.DEPLOYED
     shortest, longest = _COMPLETE_BAKE_LIMITS

@@ -1,4 +1,4 @@
-"""Reading leases, one by one, by owner and all at once."""
+"""Read leases: one, those of an owner, or all."""
 
 import logging
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ INDEX_RECHECK_SECONDS: Final = 300.0  # how long a missing index is believed to 
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """Everything that stood in the tables at some moment between `started` and `ended` (monotonic seconds)."""
+    """The rows of the tables. Each was read at some moment between `started` and `ended` (monotonic seconds)."""
 
     leases: tuple[Lease, ...]
     workers: tuple[WorkerRow, ...]
@@ -67,7 +67,7 @@ class LeaseReader:
         return self._lease(self._sender.get(self._table, {LEASE_KEY: s(key)}, consistent=consistent))
 
     def scan(self, consistent: bool = True) -> ScanResult:
-        """All leases, all worker rows wherever they live, and the rows nobody can read."""
+        """Read all leases and all worker rows, in whichever table they are. Reports rows that cannot be parsed."""
         started = self._clock.monotonic()
         segments = self._segments.count() if self._divides_scans else 1
         items = scan_items(
@@ -107,14 +107,14 @@ class LeaseReader:
         )
 
     def has_leases(self) -> bool:
-        """Whether there is any lease; rows of other kinds do not count."""
+        """Whether there is any lease. Rows of other kinds do not count."""
         for page in pages(self._sender, "scan", TableName=self._table, ConsistentRead=True):
             for item in page:
                 try:
                     if self._lease(item) is not None:
                         return True
                 except UnreadableItem:
-                    return True  # broken, but nobody may treat the table as new
+                    return True  # the row cannot be parsed, but the table is not new
         return False
 
     def owned_by(self, worker: WorkerId) -> list[LeaseKey]:

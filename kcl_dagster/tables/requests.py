@@ -1,22 +1,22 @@
-"""Every transition of a lease, once, as data.
+"""Every transition of a lease, as a request.
 
-    create            unowned, nothing read; by a leader that still leads, or by whoever finishes a parent
-    take              owned: by whoever saw it last changed
-    assign            owned: by the leader's decision, counter unknown
-    initiate_handoff  two owners: the next, and the one still reading
-    transfer          owned by the next
-    renew             one more sign of life
-    prepare           a batch is about to be written
-    checkpoint        it was
-    release           unowned again
-    vacate            unowned, also out of a handoff whose next owner has ended
-    delete            gone
+    create            without owner, nothing read; by the leader, or by the worker that finishes the parent
+    take              owned by the worker that takes it; the counter is the one that it read
+    assign            owned by the worker that the leader chose; any counter
+    initiate_handoff  two owners: the next owner, and the old owner that still reads
+    transfer          owned by the next owner
+    renew             the counter is raised
+    prepare           the pending checkpoint is set: a batch is about to be written
+    checkpoint        the batch is written, nothing is pending
+    release           without owner again
+    vacate            without owner, also out of a handoff whose next owner has ended
+    delete            the row is removed
 
-The conditions are the KCL's or stricter: its clients and ours may race on any row. `assign` may also be asked to
-expect the counter, which is how a lease is taken without its owner's consent: a renewal in between makes it fail.
-All writes are per attribute, so attributes of others stay as they are.
+The conditions are the KCL's or stricter: its clients and ours may race on any row. `assign` can be made conditional
+on the counter. In this way a lease is taken without its owner's consent: a renewal in between makes the write fail.
+All writes are per attribute, so the attributes of other clients remain as they are.
 
-Modelled in spec/ExactlyOnce.tla: each condition there can be switched off, and is then missed.
+Modelled in spec/ExactlyOnce.tla: each condition can be switched off there, and the model then finds a violation.
 """
 
 from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
@@ -48,11 +48,11 @@ def create(table: str, lease: Lease) -> Request:
 
 
 def create_child(table: str, child: Lease, parent: LeaseKey, children: frozenset[str]) -> Request:
-    """The lease of a child, with its parent's note of its `children`. Fails if the child has a lease, and if the
-    parent is finished or gone.
+    """Create the lease of a child, and record the `children` in the parent's lease. Fails if the child has a lease,
+    and if the parent's lease is finished or deleted.
 
-    A child is not read, finished or cleaned up while its parent is unfinished. So whoever rests before this write
-    cannot bring back the lease of a child that others have read meanwhile.
+    A child is not read, finished or cleaned up while its parent is unfinished. So a process that is paused before
+    this write cannot recreate the lease of a child that others have read meanwhile.
     """
     note = _update(table, parent).require(_EXISTS)
     note.require(f"{a.CHECKPOINT} <> :end", {":end": s(SHARD_END.sequence)}).set({a.CHILDREN: names(children)})
@@ -62,7 +62,8 @@ def create_child(table: str, child: Lease, parent: LeaseKey, children: frozenset
 def renew(
     table: str, lease: Lease, throughput_kbps: float | None = None, stored_through: int | None = None
 ) -> Request:
-    """Fails if the counter or the lease moved, and if a handoff began that the caller does not know of yet."""
+    """Raise the counter. Fails if the counter or the owner changed, or if a handoff began that is not in
+    `lease`."""
     update = _by_owner(table, lease)
     if lease.checkpoint_owner is None:
         update.require(f"attribute_not_exists({a.CHECKPOINT_OWNER})")
@@ -204,8 +205,8 @@ def _update(table: str, key: LeaseKey) -> Update:
 
 
 def _by_owner(table: str, lease: Lease) -> Update:
-    """What an owner writes. Its counter would do, if nobody ever deleted a lease: a new one counts from 0 again,
-    and comes by the number that a former owner knows."""
+    """A write by the owner, conditional on the counter and on the owner. The counter alone would suffice if leases
+    were never deleted: a new lease counts from 0 again, and reaches the number that a former owner read."""
     update = _by_counter(table, lease)
     owner = lease.actual_owner
     if owner is None:

@@ -68,9 +68,9 @@ def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> Wo
 
 
 def worker_row_values(row: WorkerRow) -> dict[str, Value]:
-    """The attributes one heartbeat writes: what is None is left as it stands, as in the KCL.
+    """The attributes that one heartbeat writes. A value of None leaves the attribute as it is, as in the KCL.
 
-    Not among them: the key, `kdDrain` (the leader's), `properties` (nobody's).
+    Not among them: the key, `kdDrain` (the leader writes it), `properties` (no component writes it).
     """
     values: dict[str, Value | None] = {
         LAST_UPDATE: None if row.last_update is None else n(row.last_update),

@@ -1,7 +1,7 @@
-"""Where the shards of a stream start, decided once and written down.
+"""Where the shards of a stream start: decided once and stored.
 
-The KCL works out LATEST and AT_TIMESTAMP anew whenever a worker starts, and so skips what was written meanwhile.
-Here the first leader writes down at which moment the application began, and everybody starts from that.
+The KCL resolves LATEST and AT_TIMESTAMP anew whenever a worker starts, and so skips what was written meanwhile.
+Here the first leader stores the moment at which the application began, and all workers start from that moment.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where a stream's first shards start. LATEST and AT_TIMESTAMP carry the moment they mean."""
+    """Where a stream's first shards start. LATEST and AT_TIMESTAMP have the moment to which they were resolved."""
 
     stream: str
     """As in lease keys: the name, or `account:name:epoch` in a multi-stream application."""
@@ -53,9 +53,9 @@ class StartTable:
         self._resolved: dict[str, int | None] = {}
 
     def resolved(self, stream: StreamIdentifier) -> int | None:
-        """Which moment LATEST or AT_TIMESTAMP means for a stream, epoch milliseconds; None: nobody decided yet.
+        """The moment of LATEST or AT_TIMESTAMP for a stream, in epoch milliseconds. None: it is not decided yet.
 
-        A decision is read once: it only changes by a reset, for which workers are stopped.
+        A decision is read once: only a reset changes it, and workers are stopped for a reset.
         """
         name = str(stream)
         if name not in self._resolved:
@@ -72,7 +72,7 @@ class StartTable:
         return None if item is None else self._parsed(item)
 
     def all(self) -> dict[str, StartPosition]:
-        """Every recorded position by stream. Scans: for status and doctor, not for every tick."""
+        """Every recorded position, by stream. Scans the table: for status and doctor, not for every tick."""
         items = scan_items(
             self._sender,
             self._place.table,
@@ -83,9 +83,9 @@ class StartTable:
         return {start.stream: start for start in map(self._parsed, items)}
 
     def refuse_other(self, application: str, stream: StreamIdentifier) -> None:
-        """Raise OtherStream where the leases of a single-stream application are recorded as another stream's.
+        """Raise OtherStream if the leases of a single-stream application are recorded as those of another stream.
 
-        Such leases name no stream. If nothing is recorded, a Java application made them, and they are adopted.
+        Such leases name no stream. If nothing is recorded, a Java application created them, and they are adopted.
         """
         if stream.is_multi or self.get(str(stream)) is not None:
             return
@@ -99,7 +99,7 @@ class StartTable:
             )
 
     def record(self, start: StartPosition) -> StartPosition:
-        """Decide where a stream starts, unless that is decided. Returns the decision that stands."""
+        """Decide where a stream starts, unless it is decided already. Returns the stored decision."""
         request = coordination.record_start(self._place, start.stream, _values(start))
 
         def judge(item: Item | None) -> Verdict:
@@ -109,7 +109,7 @@ class StartTable:
         return start if isinstance(outcome, Applied) or outcome.item is None else self._parsed(outcome.item)
 
     def replace(self, start: StartPosition) -> None:
-        """Decide anew, whatever stands there: an audited reset, or another stream under an old name."""
+        """Replace the stored decision: for an audited reset, or another stream under an old name."""
         self._sender.overwrite(coordination.replace_start(self._place, start.stream, _values(start)))
 
     def _parsed(self, item: Mapping[str, Any]) -> StartPosition:

@@ -1,4 +1,4 @@
-"""The KCL's two state rows: which protocol the fleet speaks, and which tables it uses."""
+"""The KCL's two state rows: the protocol of the fleet, and the tables that it uses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ class StateRows:
         return None if reader is None else reader[1].required_text(TABLE_STATUS)
 
     def create_version(self, version: ClientVersion) -> bool:
-        """Declare a new application's protocol before anybody else does. False: somebody was faster."""
+        """Declare the protocol of a new application. False: another process did so first."""
         at = self._milliseconds()
         request = coordination.create_version(self._place, version, US, at)
 
