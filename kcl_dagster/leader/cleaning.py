@@ -42,10 +42,12 @@ class Cleaner:
         listings: Mapping[str, Sequence[Shard]],
         deadline: float,
         abandoned: Collection[LeaseKey] = (),
+        complete: int | None = None,
     ) -> list[str]:
         """What could not be done, and why. Stops at `deadline` (monotonic); the rest is seen again next tick.
 
-        `abandoned`: leases of shards that left the stream unread, which are to be given up.
+        `abandoned`: leases of shards that left the stream unread, which are to be given up. `complete`: through
+        which moment the application is complete.
         """
         problems: list[str] = []
         grouped: dict[str, list[Lease]] = {}
@@ -54,7 +56,10 @@ class Cleaner:
         for stream, leases in grouped.items():
             shards = listings.get(stream)
             plan = plan_cleanup(
-                leases, children_of(shards or ()), None if shards is None else {shard.id for shard in shards}
+                leases,
+                children_of(shards or ()),
+                None if shards is None else {shard.id for shard in shards},
+                complete=complete,
             )
             for lease, children in plan.children:
                 self._attempt(problems, deadline, partial(self._leases.update_children, lease.key, children))

@@ -13,6 +13,7 @@ from typing import Final
 
 from kcl_dagster.model.lease import Lease, LeaseKey
 
+DECLARED_SECONDS: Final = 300  # for the orchestrator to write down the counts of a window that has become complete
 _NOT_STARTED: Final = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
 
 
@@ -25,11 +26,17 @@ class CleanupPlan:
 
 
 def plan_cleanup(
-    leases: Sequence[Lease], children: Mapping[str, Collection[str]], listed: Collection[str] | None
+    leases: Sequence[Lease],
+    children: Mapping[str, Collection[str]],
+    listed: Collection[str] | None,
+    *,
+    complete: int | None = None,
 ) -> CleanupPlan:
     """For the leases of one stream.
 
     `children` by shard and `listed` shards come from a complete listing; None: there is no recent one.
+    A lease whose counts belong to a window that is not complete yet stays. `complete`: through which moment the
+    application is; None: not known.
     """
     held = {lease.shard_id: lease for lease in leases}
     deletes: list[Lease] = []
@@ -46,9 +53,18 @@ def plan_cleanup(
             done = all(child in held and has_started(held[child]) for child in known)
         else:
             done = listed is not None and lease.shard_id not in listed
-        if done:
+        if done and not _is_counted_on(lease, complete):
             deletes.append(lease)
     return CleanupPlan(tuple(deletes), tuple(notes))
+
+
+def _is_counted_on(lease: Lease, complete: int | None) -> bool:
+    """Whether a part of a window is counted on this lease that is to be declared yet, or was a moment ago."""
+    return (
+        lease.stored is not None
+        and lease.stored.until > 0
+        and (complete is None or complete < lease.stored.until + DECLARED_SECONDS)
+    )
 
 
 def has_started(lease: Lease) -> bool:

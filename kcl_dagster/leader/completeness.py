@@ -7,7 +7,8 @@ may be taken together, as long as none is missing:
 - Children are not read before their parents are finished, and have leases before that. While a parent is
   unfinished, its own moment holds the application back. A child that was not begun has everything that its parents'
   moment says.
-- A lease that a scan did not return leaves a part of the hash range without an unfinished lease.
+- A lease that a scan did not return leaves a part of the hash range without an unfinished lease. Only an unfinished
+  parent of a merged shard does not, because its child has a lease already; the other parent tells.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from enum import StrEnum
 from typing import Final
 
 from kcl_dagster.leader.audit import find_hole
+from kcl_dagster.leader.cleanup import has_started
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.windows import Windows
@@ -31,7 +33,7 @@ class Hindrance(StrEnum):
     UNSERVED = "it has no worker"
     STOPPED = "it keeps failing and is stopped"
     NO_VALUE = "it has not been read yet"
-    MISSING = "it is not in the lease table, and its parent is finished"
+    MISSING = "it is not in the lease table, where its parent or child is"
     HOLE = "a part of the hash range has no open lease"
     NO_LEASES = "it has no lease"
     UNREADABLE = "a row of the lease table cannot be read"
@@ -129,6 +131,9 @@ def _not_covered(stream: str, leases: Sequence[Lease]) -> HeldBy | None:
         if lease.is_finished:
             for child in sorted(lease.children - held):
                 return HeldBy(child, Hindrance.MISSING)
+        elif not has_started(lease) and not lease.parents.isdisjoint(held):
+            for parent in sorted(lease.parents - held):
+                return HeldBy(parent, Hindrance.MISSING)
     unfinished = [lease.hash_range for lease in leases if not lease.is_finished]
     if find_hole(range_ for range_ in unfinished if range_ is not None) is not None:
         return HeldBy(stream, Hindrance.HOLE)

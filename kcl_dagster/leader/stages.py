@@ -436,7 +436,9 @@ class Tick:
         gives_up = self.leader.application.batch.on_data_loss == "continue"
         lost = {event.lease for outcome in self.synced.streams for event in outcome.lost} if gives_up else set()
         listings = self.leader.syncer.listings()
-        problems = self.leader.cleaner.run(sight, listings, self.deadline, abandoned=lost)
+        written = self.leader.written
+        complete = None if written is None else written.through
+        problems = self.leader.cleaner.run(sight, listings, self.deadline, abandoned=lost, complete=complete)
         return "; ".join(problems) or None
 
     def _save(self) -> None:

@@ -69,6 +69,9 @@ class StoredCounts:
     since: int = 0
     whole: bool = False
     mark: int = 0
+    until: int = 0
+    """When the last of the windows is complete, lateness included. The lease is kept until then, although its shard
+    is finished."""
 
     def at(self, start: int) -> StoredRows | None:
         """The counts of the window that begins at `start`; None where nothing was counted."""
@@ -121,6 +124,8 @@ class BatchCounts:
     rows: tuple[StoredRows, ...] = ()
     shared_until: int = 0
     restart: int = 0
+    until: int = 0
+    """See `StoredCounts`."""
 
     def added_to(self, known: StoredCounts | None, before: Checkpoint | None, after: Checkpoint) -> StoredCounts:
         """The counts of a lease that goes on from `before` to `after`."""
@@ -130,7 +135,7 @@ class BatchCounts:
             base = StoredCounts(since=self.shared_until, whole=True)
         else:
             base = StoredCounts(since=self.restart)
-        return base.plus(self.rows, after)
+        return replace(base.plus(self.rows, after), until=max(base.until, self.until))
 
 
 def mark_of(checkpoint: Checkpoint) -> int:
@@ -145,7 +150,7 @@ def packed(counts: StoredCounts) -> bytes:
     """Whole numbers of variable length: a window takes about 12 bytes, and 50 with its sequence numbers."""
     out = bytearray([FORMAT])
     before = 0
-    for number in (counts.since, counts.whole, counts.mark, len(counts.windows)):
+    for number in (counts.since, counts.whole, counts.mark, counts.until, len(counts.windows)):
         out += _number(number)
     for rows in counts.windows:
         out += _number(rows.start - before)
@@ -167,7 +172,7 @@ def unpacked(data: bytes) -> StoredCounts | None:
         if not data or data[0] != FORMAT:
             return None
         numbers = _Numbers(data[1:])
-        since, whole, mark, count = (numbers.next() for _ in range(4))
+        since, whole, mark, until, count = (numbers.next() for _ in range(5))
         if count > MOST_WINDOWS or whole > 1:
             return None
         windows: list[StoredRows] = []
@@ -180,7 +185,7 @@ def unpacked(data: bytes) -> StoredCounts | None:
                 number = numbers.next(_LONGEST_SEQUENCE)
                 first, last = str(number), str(number + numbers.next(_LONGEST_SEQUENCE))
             windows.append(StoredRows(start, rows, size, files, late, first, last))
-        return StoredCounts(tuple(windows), since, bool(whole), mark) if numbers.are_over else None
+        return StoredCounts(tuple(windows), since, bool(whole), mark, until) if numbers.are_over else None
     except ValueError:
         return None
 

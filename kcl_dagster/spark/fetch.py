@@ -107,6 +107,7 @@ class Trailer(msgspec.Struct, omit_defaults=True):
     start_trimmed: bool = False
     first_arrival_ms: int | None = None
     last_arrival_ms: int | None = None
+    minutes: list[tuple[int, int, int, str, str]] | None = None
     broken_aggregates: int = 0
     misplaced: int = 0
     bookmark: Bookmark | None = None
@@ -280,6 +281,7 @@ def _trailer(reader: ShardReader | FanoutReader | WindowReader, unpacker: Unpack
         start_trimmed=reader.is_start_trimmed,
         first_arrival_ms=unpacker.first_arrival_ms,
         last_arrival_ms=unpacker.last_arrival_ms,
+        minutes=unpacker.minutes,
         broken_aggregates=unpacker.broken_aggregates,
         misplaced=unpacker.misplaced,
         bookmark=reader.bookmark,

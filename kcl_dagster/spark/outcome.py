@@ -13,7 +13,7 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.shard import ChildShard, HashRange
 from kcl_dagster.spark.fetch import Trailer
-from kcl_dagster.worker.batch import Progress, Range
+from kcl_dagster.worker.batch import MinuteRecords, Progress, Range
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ def _progress(range_: Range, trailer: Trailer) -> Progress:
         start_trimmed=trailer.start_trimmed,
         first_arrival_ms=trailer.first_arrival_ms,
         last_arrival_ms=trailer.last_arrival_ms,
+        minutes=None if trailer.minutes is None else tuple(MinuteRecords(*one) for one in trailer.minutes),
         broken_aggregates=trailer.broken_aggregates,
     )
 

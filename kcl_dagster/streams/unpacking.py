@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 from kcl_dagster.errors import BrokenAggregate
 from kcl_dagster.model.checkpoint import Checkpoint
@@ -12,6 +12,8 @@ from kcl_dagster.streams.deaggregation import MAGIC, Aggregate, Room, deaggregat
 from kcl_dagster.streams.pacing import Allowance
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord, arrival_seconds, millis, sizes_of
+
+MINUTE: Final = 60
 
 
 @dataclass(slots=True)
@@ -59,6 +61,8 @@ class Unpacker:
         self.bytes = 0
         self.broken_aggregates = 0
         self.misplaced = 0
+        self.has_minutes = True
+        self._minutes: dict[int, list[Any]] = {}
 
     def unpack_from(
         self, reader: PageReader, page: Sequence[StreamRecord], into: Columns, allowance: Allowance
@@ -193,9 +197,48 @@ class Unpacker:
         into.problem += [problem] * rows
         self.records += rows
         self.bytes += bytes_
+        if rows:
+            self._count(into, rows, sequences, arrivals, bytes_)
+
+    def _count(
+        self, into: Columns, rows: int, sequences: list[str], arrivals: list[float | None], bytes_: int
+    ) -> None:
+        """By the minute of arrival. Nearly always it is one minute, which takes no look at each record."""
+        times = [arrival for arrival in arrivals if arrival is not None] if None in arrivals else arrivals
+        if len(times) < rows:  # a record without a time belongs to no minute
+            self.has_minutes = False
+            return
+        first, last = _minute(min(times)), _minute(max(times))  # type: ignore[type-var, arg-type]
+        if first == last:
+            self._counted(first, rows, bytes_, sequences[0], sequences[-1])
+            return
+        data = into.data[-rows:]
+        for sequence, arrival, payload in zip(sequences, arrivals, data, strict=True):
+            self._counted(_minute(arrival or 0.0), 1, len(payload), sequence, sequence)
+
+    def _counted(self, minute: int, rows: int, bytes_: int, first: str, last: str) -> None:
+        known = self._minutes.get(minute)
+        if known is None:
+            self._minutes[minute] = [rows, bytes_, first, last]
+        else:
+            known[0] += rows
+            known[1] += bytes_
+            known[3] = last
+
+    @property
+    def minutes(self) -> list[tuple[int, int, int, str, str]] | None:
+        """Records by the minute in which they arrived: its start, records, bytes, first and last sequence number.
+        None where a record does not say when it arrived."""
+        if not self.has_minutes:
+            return None
+        return [(minute, *counted) for minute, counted in sorted(self._minutes.items())]
 
     def _reach(self, sequence: str, last_index: int, arrival: float | None) -> None:
         end = self._bounds.through
         is_end = end is not None and int(sequence) == int(end.sequence)
         self.through = end if is_end else Checkpoint(sequence, last_index)
         self.last_arrival_ms = millis(arrival)
+
+
+def _minute(arrival: float) -> int:
+    return int(arrival) // MINUTE * MINUTE

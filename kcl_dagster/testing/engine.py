@@ -15,7 +15,7 @@ from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import millis
 from kcl_dagster.streams.unpacking import Columns, Unpacker
 from kcl_dagster.streams.window import WindowReader
-from kcl_dagster.worker.batch import Budget, PoisonRecord, Progress, Range
+from kcl_dagster.worker.batch import Budget, MinuteRecords, PoisonRecord, Progress, Range
 
 # As the Spark engine: an iterator that is about to expire would cost a wasted call.
 BOOKMARK_SECONDS: Final = 240.0
@@ -176,5 +176,6 @@ def _progress(range_: Range, reader: ShardReader | WindowReader, unpacker: Unpac
         start_trimmed=reader.is_start_trimmed,
         first_arrival_ms=unpacker.first_arrival_ms,
         last_arrival_ms=unpacker.last_arrival_ms,
+        minutes=None if unpacker.minutes is None else tuple(MinuteRecords(*one) for one in unpacker.minutes),
         broken_aggregates=unpacker.broken_aggregates,
     )

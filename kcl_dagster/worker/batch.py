@@ -88,6 +88,18 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
+class MinuteRecords:
+    """User records of a range that arrived in one minute. `minute`: its start, epoch seconds. `first` and `last`:
+    sequence numbers."""
+
+    minute: int
+    records: int
+    bytes: int
+    first: str
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """What a fetch found in one range.
 
@@ -124,6 +136,9 @@ class Progress:
 
     read_since: float | None = None
     """When reading began, monotonic, if that was before `fetch` was called."""
+
+    minutes: tuple[MinuteRecords, ...] | None = None
+    """The user records by the minute in which they arrived, oldest first; None: they were not counted so."""
 
     broken_aggregates: int = 0
     """Aggregates whose body could not be parsed; each was kept as the raw record it came in."""
@@ -225,6 +240,8 @@ class Batch:
     application: str
     worker: WorkerId
     parts: tuple[Part, ...]
+    time_column: str | None = None
+    """The column of the output by which rows are counted, see `Counting`. None: they are not."""
 
     @property
     def records(self) -> int:
@@ -247,6 +264,44 @@ class Sink(Protocol[D_contra]):
 
         Raises SinkError when storing failed; anything else is taken for a failure of user code.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class MinuteRows:
+    """Rows of a file whose time is in one minute, and whose records arrived in another. Both are epoch seconds, the
+    start of the minute. `arrived` is None where the output does not say when its records arrived."""
+
+    minute: int
+    arrived: int | None
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileCounts:
+    """What a sink stored in one file. `minutes` leaves out rows without a time."""
+
+    bytes: int
+    minutes: tuple[MinuteRows, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartCounts:
+    """What a sink stored of one part. `files` is None where rows are records as they were read: the output has no
+    column of times, or the part was stored by an earlier attempt. `size`: then the bytes of its files, and their
+    `number`; 0 where that is not known."""
+
+    files: tuple[FileCounts, ...] | None
+    size: int = 0
+    number: int = 0
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A sink that knows how many rows it stored, and of which minutes."""
+
+    def counted(self, part: Part) -> PartCounts | None:
+        """What the last `write` stored of the part, by the batch's `time_column`. None: it does not know. Called on
+        the thread of `write`, after it has returned. Does not raise."""
 
 
 @runtime_checkable

@@ -45,6 +45,7 @@ from kcl_dagster.worker.retention import RetentionWatch
 from kcl_dagster.worker.settings import WorkerSettings
 from kcl_dagster.worker.shard_end import ShardEnds
 from kcl_dagster.worker.stop import StopReason, StopSignal
+from kcl_dagster.worker.stored_counts import WindowRules
 from kcl_dagster.worker.succession import Succession
 from kcl_dagster.worker.surroundings import Surroundings
 from kcl_dagster.worker.taking import Taker
@@ -160,12 +161,15 @@ class Worker(Generic[D]):
             lambda: first_number_at(self._service_time()),
         )
         shard_ends = ShardEnds(around.leases, around.list_shards)
+        rules = self._window_rules()
         if around.processors is not None:
             reading = self._reading(around.processors, failures)
             return ProcessorProtocol(
-                reading, self.holdings, around.processors, planner, shard_ends, around.dead_letters
+                reading, self.holdings, around.processors, planner, shard_ends, around.dead_letters, rules
             )
-        poison = PoisonHandling(self.holdings, failures, around.dead_letters, around.sink, self._clock, self.tell)
+        poison = PoisonHandling(
+            self.holdings, failures, around.dead_letters, around.sink, self._clock, self.tell, rules
+        )
         return BatchProtocol(
             self._reading(around.engine, failures),
             self.holdings,
@@ -173,8 +177,16 @@ class Worker(Generic[D]):
             planner,
             shard_ends,
             poison,
+            rules,
             self.for_each,
         )
+
+    def _window_rules(self) -> WindowRules | None:
+        around = self._around
+        if around.windows is None:
+            return None
+        margin = around.application.timings.arrival_margin
+        return WindowRules(around.windows, around.event_time, around.allowed_lateness, margin)
 
     def _reading(self, reader: Reader[R], failures: Failures) -> Reading[R]:
         around, application = self._around, self._around.application

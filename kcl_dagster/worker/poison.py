@@ -6,6 +6,7 @@ from typing import Any
 from kcl_dagster.application import FailureAction
 from kcl_dagster.errors import KclError, ProcessLost
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Fetched, Part, Progress, Remembering, Sink, Withdrawing
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
@@ -15,7 +16,9 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Failures, Verdict
 from kcl_dagster.worker.holdings import Holding, Holdings
 from kcl_dagster.worker.pending import OwnPins, Pin
+from kcl_dagster.worker.reading import stored_through
 from kcl_dagster.worker.report import Outcome
+from kcl_dagster.worker.stored_counts import WindowRules
 
 _LEAVES_THE_BATCH = frozenset({Verdict.NARROW, Verdict.DEAD_LETTER, Verdict.SKIP})
 
@@ -30,6 +33,7 @@ class PoisonHandling:
     sink: Sink[Any]
     clock: Clock
     on_event: OnEvent = ignore
+    rules: WindowRules | None = None
     own: OwnPins = field(default_factory=OwnPins)
 
     def treat(
@@ -76,7 +80,8 @@ class PoisonHandling:
         middle: Checkpoint | None,
     ) -> Outcome:
         if verdict in _LEAVES_THE_BATCH and self._is_stored(part):
-            self._go_on_behind(holding, part)
+            # How many rows the earlier attempt stored is not known.
+            self._go_on_behind(holding, part, progress, None)
             return Outcome.COMMITTED
         match verdict:
             case Verdict.STOP:
@@ -89,11 +94,11 @@ class PoisonHandling:
             case Verdict.DEAD_LETTER:
                 self._retire(progress, holding, part)
                 self._send_dead_letters(fetched, holding, part, error)
-                self._go_on_behind(holding, part)
+                self._go_on_behind(holding, part, progress, self._no_counts(holding, progress))
                 return Outcome.SET_ASIDE
             case Verdict.SKIP:
                 self._retire(progress, holding, part)
-                self._go_on_behind(holding, part)
+                self._go_on_behind(holding, part, progress, self._no_counts(holding, progress))
                 self._tell(EventKind.RECORD_SKIPPED, full(error), holding, sequence=part.through.sequence)
                 return Outcome.SET_ASIDE
             case _:
@@ -104,8 +109,12 @@ class PoisonHandling:
         """An attempt may have stored the batch, and failed then."""
         return isinstance(self.sink, Remembering) and self.sink.holds(part)
 
-    def _go_on_behind(self, holding: Holding, part: Part) -> None:
-        self.holdings.checkpoint(holding.key, holding.token, part.through)
+    def _no_counts(self, holding: Holding, progress: Progress) -> BatchCounts | None:
+        return None if self.rules is None else self.rules.nothing(holding.lease, progress)
+
+    def _go_on_behind(self, holding: Holding, part: Part, progress: Progress, counts: BatchCounts | None) -> None:
+        through = stored_through(progress)
+        self.holdings.checkpoint(holding.key, holding.token, part.through, stored_through=through, counts=counts)
         self.failures.succeeded(holding.key, part.through)
 
     def _narrow(self, progress: Progress, holding: Holding, middle: Checkpoint) -> None:

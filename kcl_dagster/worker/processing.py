@@ -31,6 +31,7 @@ from kcl_dagster.worker.report import BatchReport, Outcome
 from kcl_dagster.worker.seating import ProcessorFailed, SeatLost, Seats
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
 from kcl_dagster.worker.shard_process import ShardProcess
+from kcl_dagster.worker.stored_counts import WindowRules
 
 FAILURES_ALONE = 2  # of one record, in different processors, before it is set aside
 
@@ -46,6 +47,9 @@ class ProcessorProtocol:
     planner: Planner
     shard_ends: ShardEnds
     letters: DeadLetters
+    rules: WindowRules | None = None
+    """By which windows records are counted; None: they are not."""
+
     _processes: dict[LeaseKey, ShardProcess] = field(default_factory=dict)
     _careful: set[LeaseKey] = field(default_factory=set)
     """Shards that get their records one by one, to find the one that fails."""
@@ -150,7 +154,7 @@ class ProcessorProtocol:
         if progress.records:
             self.holdings.delivered(key, progress.bytes)
             put_aside = partial(self._set_aside, progress, holding)
-            process.process(put_aside, one_by_one=key in self._careful)
+            process.process(progress, put_aside, one_by_one=key in self._careful)
 
     def _delivered(self, this: Round, progress: Progress) -> None:
         key = progress.range.lease
@@ -172,7 +176,9 @@ class ProcessorProtocol:
     def _process(self, holding: Holding) -> ShardProcess:
         process = self._processes.get(holding.key)
         if process is None:
-            process = ShardProcess(self.holdings, holding, self.seats.seat(holding.key, holding.lease.shard_id))
+            process = ShardProcess(
+                self.holdings, holding, self.seats.seat(holding.key, holding.lease.shard_id), self.rules
+            )
             process.initialize()
             self._processes[holding.key] = process
         return process

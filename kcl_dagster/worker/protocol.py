@@ -21,7 +21,8 @@ from typing import Generic
 
 from kcl_dagster.errors import BatchError, KclError
 from kcl_dagster.model.checkpoint import SHARD_END
-from kcl_dagster.worker.batch import Batch, D, Fetched, Part, Progress, Sink
+from kcl_dagster.model.stored import BatchCounts
+from kcl_dagster.worker.batch import Batch, Counting, D, Fetched, Part, PartCounts, Progress, Sink
 from kcl_dagster.worker.concurrency import ForEach, errors_of, one_by_one
 from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.events import EventKind
@@ -33,6 +34,7 @@ from kcl_dagster.worker.ranges import Planner, next_range
 from kcl_dagster.worker.reading import Reading, Round, stored_through
 from kcl_dagster.worker.report import BatchReport, Outcome
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
+from kcl_dagster.worker.stored_counts import WindowRules
 
 
 def never() -> bool:
@@ -50,6 +52,9 @@ class BatchProtocol(Generic[D]):
     planner: Planner
     shard_ends: ShardEnds
     poison: PoisonHandling
+    rules: WindowRules | None = None
+    """By which windows stored rows are counted; None: they are not."""
+
     for_each: ForEach = one_by_one
     """Writes to the leases of a batch know nothing of each other."""
 
@@ -163,7 +168,8 @@ class BatchProtocol(Generic[D]):
         self, this: Round, fetched: Fetched[D], found: Sequence[Progress], abandon: Callable[[], bool]
     ) -> bool:
         parts = tuple(self._part(progress) for progress in found)
-        batch = Batch(self.reading.settings.application, self.reading.settings.worker, parts)
+        time_column = None if self.rules is None else self.rules.time_column
+        batch = Batch(self.reading.settings.application, self.reading.settings.worker, parts, time_column)
         for progress in found:
             self.holdings.delivered(progress.range.lease, progress.bytes)
         if self.reading.settings.prefetch and not abandon():
@@ -223,7 +229,11 @@ class BatchProtocol(Generic[D]):
         refused = errors_of(
             self.for_each,
             lambda key: self.holdings.checkpoint(
-                key, this.holdings[key].token, ends[key], stored_through=stored_through(read[key])
+                key,
+                this.holdings[key].token,
+                ends[key],
+                stored_through=stored_through(read[key]),
+                counts=self._counts(this, read[key]),
             ),
             ends,
         )
@@ -241,6 +251,17 @@ class BatchProtocol(Generic[D]):
             if key in ends or not progress.ended:
                 self.reading.failures.succeeded(key, ends.get(key, SHARD_END))
 
+    def _counts(self, this: Round, progress: Progress) -> BatchCounts | None:
+        """What was stored of the range, by window. Called after the sink was written."""
+        if self.rules is None:
+            return None
+        lease = this.holdings[progress.range.lease].lease
+        if not progress.records:
+            return self.rules.nothing(lease, progress)
+        sink = self.sink
+        stored = sink.counted(self._part(progress)) if isinstance(sink, Counting) else PartCounts(None)
+        return self.rules.counts(lease, progress, stored)
+
     def _finish(self, this: Round, progress: Progress) -> bool:
         """Child leases, then SHARD_END. False when it has to wait; what was read is then committed as usual."""
         key, holding = progress.range.lease, this.holdings[progress.range.lease]
@@ -253,7 +274,12 @@ class BatchProtocol(Generic[D]):
             return False
         try:
             self.holdings.checkpoint(
-                key, holding.token, SHARD_END, children, stored_through=stored_through(progress)
+                key,
+                holding.token,
+                SHARD_END,
+                children,
+                stored_through=stored_through(progress),
+                counts=self._counts(this, progress),
             )
         except KclError as error:
             this.report(key, Outcome.UNCOMMITTED, progress, error)

@@ -1,16 +1,19 @@
 """One shard in the hands of one record processor, for as long as one ownership lasts: the worker's side."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kcl_dagster.errors import BatchError
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
-from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.worker.batch import PoisonRecord
+from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.model.stored import BatchCounts
+from kcl_dagster.worker.batch import PartCounts, PoisonRecord, Progress
 from kcl_dagster.worker.checkpointer import Checkpointer
 from kcl_dagster.worker.holdings import Holding, Holdings
 from kcl_dagster.worker.processor import name_in_the_kcl
+from kcl_dagster.worker.reading import stored_through
 from kcl_dagster.worker.seating import SeatedProcessor
+from kcl_dagster.worker.stored_counts import WindowRules
 
 SetAside = Callable[[PoisonRecord, str, str], bool]
 """See `instance.Attendant.set_aside`."""
@@ -24,11 +27,32 @@ class _LeaseStore:
     key: LeaseKey
     token: int
     batch: int
+    lease: Lease
+    rules: WindowRules | None = None
     children: frozenset[str] = field(default_factory=frozenset)
+    delivered: list[Progress] = field(default_factory=list)
+    """What was delivered since the last checkpoint that left nothing of it."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         children = self.children if checkpoint.is_shard_end else frozenset[str]()
-        self.holdings.checkpoint(self.key, self.token, checkpoint, children)
+        last = self.delivered[-1] if self.delivered else None
+        if last is None or not (checkpoint.is_shard_end or checkpoint == last.through):
+            # In the middle of what was delivered: how many records that is of each window is not known.
+            self.holdings.checkpoint(self.key, self.token, checkpoint, children)
+            return
+        moment, counts = stored_through(last), self._counts()
+        self.holdings.checkpoint(self.key, self.token, checkpoint, children, stored_through=moment, counts=counts)
+        self.delivered.clear()
+
+    def _counts(self) -> BatchCounts | None:
+        """A processor stores records as it likes: what was read counts."""
+        if self.rules is None:
+            return None
+        found = [self.rules.counts(self.lease, progress, PartCounts(None)) for progress in self.delivered]
+        known = [counts for counts in found if counts is not None]
+        if len(known) < len(found):
+            return None
+        return replace(known[0], rows=tuple(rows for counts in known for rows in counts.rows))
 
     def prepare(self, pending: Checkpoint, state: bytes | None) -> None:
         self.holdings.prepare(self.key, self.token, pending, state, self.batch)
@@ -63,7 +87,13 @@ class _Answers:
 class ShardProcess:
     """Calls the processor and keeps its place. Whatever the processor raises goes through."""
 
-    def __init__(self, holdings: Holdings, holding: Holding, processor: SeatedProcessor) -> None:
+    def __init__(
+        self,
+        holdings: Holdings,
+        holding: Holding,
+        processor: SeatedProcessor,
+        rules: WindowRules | None = None,
+    ) -> None:
         start = holding.lease.checkpoint or TRIM_HORIZON
         self.token = holding.token
         self.position = start
@@ -72,7 +102,7 @@ class ShardProcess:
         self._shard_id = holding.lease.shard_id
         self._start = start
         self._processor = processor
-        self._store = _LeaseStore(holdings, holding.key, holding.token, holding.lease.batch)
+        self._store = _LeaseStore(holdings, holding.key, holding.token, holding.lease.batch, holding.lease, rules)
         self._places = Checkpointer(self._store, last=start, largest=start)
         self._at_end = False
 
@@ -83,8 +113,9 @@ class ShardProcess:
     def initialize(self) -> None:
         self._processor.initialize(self._start)
 
-    def process(self, set_aside: SetAside, *, one_by_one: bool) -> None:
+    def process(self, progress: Progress, set_aside: SetAside, *, one_by_one: bool) -> None:
         """Deliver the records that were read. They may be checkpointed from within the call."""
+        self._store.delivered.append(progress)
         answers = _Answers(self._places, set_aside)
         try:
             last = self._processor.process(answers, one_by_one=one_by_one)

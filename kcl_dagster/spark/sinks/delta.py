@@ -19,10 +19,10 @@ from kcl_dagster.spark.sinks.delta_rules import DeltaRules
 from kcl_dagster.spark.sinks.layout import TableFolders
 from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key, table_errors
 from kcl_dagster.spark.sinks.target import nullable
-from kcl_dagster.spark.sinks.writing import WrittenFile, file_stem, write_files
+from kcl_dagster.spark.sinks.writing import Written, WrittenFile, file_stem, write_files
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
-from kcl_dagster.worker.batch import Batch, Part
+from kcl_dagster.worker.batch import Batch, Part, PartCounts
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -62,6 +62,8 @@ class DeltaSink:
         self._runtime = runtime or system()
         self._table: DeltaTable | None = None
         self._as_read = transform is unchanged and not partition_by
+        self._is_unchanged = transform is unchanged
+        self._written: Written | None = None
 
     @property
     def path(self) -> str:
@@ -83,6 +85,7 @@ class DeltaSink:
 
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
+        self._written = None
         with table_errors(self._name):
             if self._compare(batch.parts).is_stored:
                 return
@@ -91,14 +94,19 @@ class DeltaSink:
         attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
         names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
         with write_failures(self._name):
-            if rules is None:
-                written = write_files(data, self._transform, self._store, names, self._layout)
-            else:
-                transform = rules.applied(self._transform)
-                written = write_files(data, transform, self._store, names, rules.layout, rules.target)
+            transform = self._transform if rules is None else rules.applied(self._transform)
+            layout, target = (self._layout, None) if rules is None else (rules.layout, rules.target)
+            written = write_files(data, transform, self._store, names, layout, target, batch.time_column)
         self._as_read = written.as_read
         with table_errors(self._name):
             self._commit(batch, written.files)
+        self._written = written
+
+    def counted(self, part: Part) -> PartCounts | None:
+        """See `worker.batch.Counting`. Of a batch that was stored by an earlier attempt, records are known."""
+        if self._written is not None:
+            return self._written.counts(part.lease)
+        return PartCounts(None) if self._is_unchanged else None
 
     def holds(self, part: Part) -> bool:
         """See `worker.batch.Remembering`. Files without a commit are nobody's."""

@@ -23,6 +23,7 @@ from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owne
 from kcl_dagster.spark.sinks.table_files import TableFiles, files_of
 from kcl_dagster.spark.sinks.target import Target, nullable
 from kcl_dagster.spark.sinks.writing import (
+    Written,
     WrittenFile,
     file_stem,
     output_schema,
@@ -30,7 +31,7 @@ from kcl_dagster.spark.sinks.writing import (
 )
 from kcl_dagster.spark.storage import S3Options, Store
 from kcl_dagster.spark.transform import Transform, unchanged
-from kcl_dagster.worker.batch import Batch, Part
+from kcl_dagster.worker.batch import Batch, Part, PartCounts
 from kcl_dagster.worker.error_text import REDACTED
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class IcebergSink:
         self._terms = [PartitionTerm.parse(entry) for entry in partition_by]
         self._runtime = runtime or system()
         self._drafts_into: Store | None = None
+        self._is_unchanged = transform is unchanged
+        self._written: Written | None = None
 
     @property
     def path(self) -> str:
@@ -107,6 +110,7 @@ class IcebergSink:
 
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
+        self._written = None
         with table_errors(self._name):
             table = self._load()
             if table is not None and _compare(table, batch.parts).is_stored:
@@ -123,10 +127,19 @@ class IcebergSink:
         attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
         names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
         with write_failures(self._name):
-            written = write_files(data, self._transform_for(table), store, names, partitions, target)
+            written = write_files(
+                data, self._transform_for(table), store, names, partitions, target, batch.time_column
+            )
         self._drafts_into = store if written.as_read and not isinstance(store, TableFiles) else None
         with table_errors(self._name):
             self._commit(batch, written.files, root, partitions)
+        self._written = written
+
+    def counted(self, part: Part) -> PartCounts | None:
+        """See `worker.batch.Counting`. Of a batch that was stored by an earlier attempt, records are known."""
+        if self._written is not None:
+            return self._written.counts(part.lease)
+        return PartCounts(None) if self._is_unchanged else None
 
     def holds(self, part: Part) -> bool:
         """See `worker.batch.Remembering`. Files without a commit are nobody's."""

@@ -28,7 +28,7 @@ from kcl_dagster.spark.sinks.writing import (
 )
 from kcl_dagster.spark.storage import S3Options, Store, is_hidden, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
-from kcl_dagster.worker.batch import Batch, Part
+from kcl_dagster.worker.batch import Batch, Part, PartCounts
 from kcl_dagster.worker.processing_watch import uninterrupted
 
 
@@ -58,6 +58,7 @@ class ParquetSink:
         self._as_read = transform is unchanged and not partition_by
         self._claimed: str | None = None
         self._is_marked = False
+        self._written: Written | None = None
 
     @property
     def path(self) -> str:
@@ -77,6 +78,10 @@ class ParquetSink:
         """See `worker.batch.Sink.write`."""
         self.write_files(data, batch)
 
+    def counted(self, part: Part) -> PartCounts | None:
+        """See `worker.batch.Counting`."""
+        return None if self._written is None else self._written.counts(part.lease)
+
     def withdraw(self, part: Part) -> None:
         """See `worker.batch.Withdrawing`."""
         self._remove([*stems(part), *stems_replaced(part)])
@@ -84,6 +89,7 @@ class ParquetSink:
     def write_files(self, data: DataFrame, batch: Batch) -> Written:
         """Like `write`, and says what was written. Raises SinkError where version 0.1 made leases of another
         application that stores here, too: see `sinks.folder_owner`."""
+        self._written = None
         for part in batch.parts:
             owner = part.application.partition("/")[0]  # the replays of an application count its parts from 1, too
             if is_named_without_application(part) and owner != self._claimed:
@@ -95,11 +101,13 @@ class ParquetSink:
         names = {part.lease: f"{file_stem(part)}.parquet" for part in batch.parts}
         with write_failures(f"parquet at {self.path}"):
             self._remove([stem for part in batch.parts for stem in stems_replaced(part)])
-            written = write_files(data, self._transform, self._store, names, self._layout)
+            column = batch.time_column
+            written = write_files(data, self._transform, self._store, names, self._layout, time_column=column)
             # Not before: if the worker dies here, a retry finds its way; removed first, the records would be lost.
             kept = {file.path for file in written.files}
             self._remove([stem for part in batch.parts if part.is_repeated for stem in stems(part)], kept)
         self._as_read = written.as_read
+        self._written = written
         return written
 
     def _remove(self, stems: Sequence[str], kept: AbstractSet[str] = frozenset()) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeGuard
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
@@ -26,8 +27,9 @@ from kcl_dagster.spark.sinks.layout import UNPARTITIONED, Layout
 from kcl_dagster.spark.sinks.split import split
 from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.transform import Transform, apply, gathered, unchanged
-from kcl_dagster.worker.batch import Part
+from kcl_dagster.worker.batch import FileCounts, MinuteRows, Part, PartCounts
 from kcl_dagster.worker.processing_watch import uninterrupted
+from kcl_dagster.worker.stored_counts import ARRIVAL
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +73,10 @@ _MANIFEST: Final = pa.schema(
         ("partition", pa.string()),
         ("schema", pa.binary()),
         ("footer", pa.binary()),
+        ("minutes", pa.string()),
     ]
 )
+_MINUTE_MICROS: Final = 60_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ class WrittenFile:
     schema: pa.Schema
     """Of the transform's output, partition columns included."""
     footer: Footer = b""
+    minutes: tuple[MinuteRows, ...] | None = None
+    """Of its rows; None where they were not counted, or have no column of times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,16 @@ class Written:
     as_read: bool
     """The records went into the files as they were read, all columns and no folders: drafts would have done."""
 
+    has_times: bool = False
+    """The output has the column by which its rows are counted."""
+
+    def counts(self, lease: LeaseKey) -> PartCounts:
+        """What was stored of a lease; see `worker.batch.Counting`."""
+        mine = [file for file in self.files if file.lease_key == lease]
+        if not self.has_times:
+            return PartCounts(None, sum(file.bytes for file in mine), len(mine))
+        return PartCounts(tuple(FileCounts(file.bytes, file.minutes or ()) for file in mine))
+
 
 def write_files(
     data: DataFrame,
@@ -105,12 +121,13 @@ def write_files(
     names: Mapping[LeaseKey, str],
     layout: Layout = UNPARTITIONED,
     target: Target | None = None,
+    time_column: str | None = None,
 ) -> Written:
     """Transform the records of the leases in `names` and store the output, with one Spark job at most.
 
     Each lease's files have the given name, in the folders of the layout, and the types of the target. Files that
-    are there already are replaced. Every row of the output is in exactly one of the files, or nothing is stored.
-    Raises what Spark raises; see `spark.failures`.
+    are there already are replaced. Rows are counted by the minutes of `time_column`. Every row of the output is in
+    exactly one of the files, or nothing is stored. Raises what Spark raises; see `spark.failures`.
     """
     origin = origin_of(data)
     if transform is unchanged and _stores_as_read(layout, target) and _is_drafted(origin, store):
@@ -126,15 +143,17 @@ def write_files(
     as_read = origin is not None and _stores_as_read(layout, target)
     if as_read and _is_drafted(origin, store):
         return Written(_published(origin, names), as_read)
+    has_times = time_column is not None and time_column in pieces[0].columns
     if isinstance(origin, Sealed):
         rows, unseal = origin.frame, origin.unseal()  # opened where it is written
     else:
         rows, unseal = gathered(pieces, data), None
-    task = _WriteFiles(store, dict(names), layout, target, unseal)
+    task = _WriteFiles(store, dict(names), layout, target, unseal, time_column if has_times else None)
     manifest = rows.mapInArrow(task, ddl(_MANIFEST)).collect()
     files = tuple(_written_file(row.asDict()) for row in manifest)
     warn_of_many_files(store.root, files)
-    return Written(files, as_read)
+    has_times = has_times and all(file.minutes is not None for file in files)
+    return Written(files, as_read, has_times)
 
 
 def warn_of_many_files(root: str, files: Sequence[WrittenFile]) -> None:
@@ -158,6 +177,7 @@ def _written_file(row: Mapping[str, Any]) -> WrittenFile:
         json.loads(row["partition"]),
         pa.ipc.read_schema(pa.BufferReader(bytes(row["schema"]))),
         bytes(row["footer"]),
+        None if row["minutes"] is None else tuple(MinuteRows(*one) for one in json.loads(row["minutes"])),
     )
 
 
@@ -252,6 +272,7 @@ class _WriteFiles:
     target: Target | None
     unseal: Unseal | None
     """Set where the rows come sealed."""
+    time_column: str | None = None
     marks: Marks = field(default_factory=Marks)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -276,6 +297,8 @@ class _WriteFiles:
                     partition = json.dumps(self.layout.values(values))
                     file = files[path] = _OpenFile(lease, partition, ParquetFile(body.schema))
                 file.content.write(body)
+                if self.time_column is not None:
+                    file.count(group.rows, self.time_column)
         rows_out = sum(file.content.rows for file in files.values())
         if rows_out != rows_in:  # nothing is stored yet
             raise SinkError(f"{rows_in} rows came in and {rows_out} would be stored")
@@ -288,6 +311,7 @@ class _WriteFiles:
                 "partition": file.partition,
                 "footer": file.content.footer,
                 "schema": schema.serialize().to_pybytes() if schema is not None else b"",
+                "minutes": file.counted if self.time_column is not None else None,
             }
             for path, file in files.items()
         ]
@@ -333,6 +357,43 @@ class _OpenFile:
     lease: str
     partition: str
     content: ParquetFile
+    minutes: Counter[tuple[int, int | None]] | None = field(default_factory=Counter)
+
+    def count(self, rows: pa.RecordBatch, time_column: str) -> None:
+        """Count rows by the minutes of their time, and of their arrival where that is another."""
+        if self.minutes is None:
+            return
+        times = _minutes_in(rows, time_column)
+        if times is None:
+            self.minutes = None
+            return
+        arrived = None if time_column == ARRIVAL else _minutes_in(rows, ARRIVAL)
+        if arrived is None:
+            found, sizes = np.unique(times[~np.isnan(times)], return_counts=True)
+            self.minutes.update({(int(at) * 60, None): int(size) for at, size in zip(found, sizes, strict=True)})
+            return
+        both = np.stack([times, arrived])[:, ~np.isnan(times)]
+        pairs, sizes = np.unique(both, axis=1, return_counts=True)
+        for (at, came), size in zip(pairs.T, sizes, strict=True):
+            self.minutes[int(at) * 60, None if np.isnan(came) else int(came) * 60] += int(size)
+
+    @property
+    def counted(self) -> str | None:
+        """JSON; None where the column has no times."""
+        if self.minutes is None:
+            return None
+        return json.dumps([[at, came, rows] for (at, came), rows in self.minutes.items()])
+
+
+def _minutes_in(rows: pa.RecordBatch, column: str) -> "np.ndarray[Any, np.dtype[np.float64]] | None":
+    """Minutes of the epoch, NaN for null; None where the column is missing or is no timestamp. One without a zone
+    is taken for UTC."""
+    place = rows.schema.get_field_index(column)
+    if place < 0 or not pa.types.is_timestamp(rows.schema.field(place).type):
+        return None
+    micros = rows.column(place).cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+    minutes: np.ndarray[Any, np.dtype[np.float64]] = micros.to_numpy(zero_copy_only=False).astype(np.float64)
+    return np.floor(minutes / _MINUTE_MICROS)
 
 
 def _in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:

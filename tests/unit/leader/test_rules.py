@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kcl_dagster.leader import expiry, handoff
 from kcl_dagster.leader.audit import Hole, HoleWatch, active_ranges, find_hole, find_hole_as_kcl, lack_range
-from kcl_dagster.leader.cleanup import has_started, left_the_stream, plan_cleanup
+from kcl_dagster.leader.cleanup import DECLARED_SECONDS, has_started, left_the_stream, plan_cleanup
 from kcl_dagster.leader.handoff import Deadline, Verdict
 from kcl_dagster.leader.liveness import (
     CLOCK_TOLERANCE,
@@ -21,6 +21,7 @@ from kcl_dagster.leader.liveness import (
 from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
+from kcl_dagster.model.stored import StoredCounts, StoredRows
 from kcl_dagster.model.worker import WorkerRow, WorkerState
 
 A, B = WorkerId("worker-000:aaaaaaaa"), WorkerId("worker-001:bbbbbbbb")
@@ -194,6 +195,16 @@ def test_children_that_were_not_noted_are_taken_from_the_stream() -> None:
     plan = plan_cleanup([finished("p"), lease("c")], {"p": {"c"}}, {"p", "c"})
     assert {str(one.key): children for one, children in plan.children} == {"p": frozenset({"c"})}
     assert [one.key for one in plan.deletes] == ["p"]
+
+
+@pytest.mark.parametrize(
+    ("complete", "deleted"),
+    [(None, []), (7000, []), (7200 + DECLARED_SECONDS - 1, []), (7200 + DECLARED_SECONDS, ["p"])],
+)
+def test_a_lease_stays_until_its_counts_are_declared(complete: int | None, deleted: list[str]) -> None:
+    parent = replace(finished("p"), stored=StoredCounts((StoredRows(3600, 5),), until=7200))
+    plan = plan_cleanup([parent, lease("c")], {"p": {"c"}}, {"p", "c"}, complete=complete)
+    assert [one.key for one in plan.deletes] == deleted
 
 
 def test_without_a_listing_nothing_is_known_of_the_stream() -> None:

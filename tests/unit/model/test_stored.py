@@ -13,7 +13,6 @@ from kcl_dagster.model.stored import (
     BatchCounts,
     StoredCounts,
     StoredRows,
-    by_start,
     mark_of,
     packed,
     unpacked,
@@ -41,8 +40,8 @@ counts_of_windows = st.builds(
 
 @given(st.lists(counts_of_windows, max_size=5), st.integers(0, 2**40), st.booleans())
 def test_what_was_packed_is_unpacked(windows: list[StoredRows], since: int, whole: bool) -> None:
-    ordered = tuple(sorted(by_start(windows).values(), key=lambda rows: rows.start))
-    counts = StoredCounts(tuple(rows for rows in ordered), since, whole, 77)
+    ordered = tuple(sorted({rows.start: rows for rows in windows}.values(), key=lambda rows: rows.start))
+    counts = StoredCounts(ordered, since, whole, 77, since + 5)
     assert unpacked(packed(counts)) == counts
 
 

@@ -28,7 +28,9 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The names of the files of each batch that a sink writes."""
     found: list[list[str]] = []
 
-    def write_files(_data: Any, _transform: Any, _store: Any, names: dict[str, str], _layout: Any) -> Written:
+    def write_files(
+        _data: Any, _transform: Any, _store: Any, names: dict[str, str], _layout: Any, **_: Any
+    ) -> Written:
         found.append(sorted(names.values()))
         return Written((), as_read=False)
 

@@ -24,7 +24,7 @@ from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.testing.processors import LocalSeats
-from kcl_dagster.worker.batch import Batch, Budget, Part, PoisonRecord, Progress, Range
+from kcl_dagster.worker.batch import Batch, Budget, MinuteRecords, Part, PoisonRecord, Progress, Range
 from kcl_dagster.worker.concurrency import ForEach, one_by_one
 from kcl_dagster.worker.dead_letter import DeadLetter
 from kcl_dagster.worker.events import EventKind, WorkerEvent
@@ -111,6 +111,7 @@ class MemoryShard:
             children=self.children if self.is_closed and not rest else (),
             first_arrival_ms=arrival_ms if found else None,
             last_arrival_ms=arrival_ms if found else None,
+            minutes=None if arrival_ms is None else _minutes(found, arrival_ms),
             start_trimmed=not wanted.after.is_initial_position and first - 1 <= self.trimmed_through,
         )
 
@@ -124,6 +125,13 @@ class MemoryShard:
         if wanted.first is not None:
             return int(wanted.first)
         return 0 if wanted.after.is_initial_position else int(wanted.after.sequence) + 1
+
+
+def _minutes(found: Sequence[tuple[int, str]], arrival_ms: int) -> tuple[MinuteRecords, ...]:
+    if not found:
+        return ()
+    size = sum(len(data) for _, data in found)
+    return (MinuteRecords(arrival_ms // 60_000 * 60, len(found), size, str(found[0][0]), str(found[-1][0])),)
 
 
 class MemoryStream:
