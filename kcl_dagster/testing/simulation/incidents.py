@@ -22,6 +22,7 @@ SHARE: Final = 0.6
 LONG_SHARE: Final = 0.3
 DEPLOYS_SHARE: Final = 0.25
 PAUSES_SHARE: Final = 0.2
+STALLS_SHARE: Final = 0.3
 # Before stretching. A pod may wait for its node; Spark takes 8 s on a good machine.
 POD_SECONDS: Final = (0.0, 0.0, 5.0, 45.0)
 SPARK_SECONDS: Final = (0.0, 8.0, 30.0, 90.0)
@@ -112,6 +113,25 @@ def with_pauses(random: Random, scenario: "Scenario") -> "Scenario":
         for place in range(random.choice([1, 2, 4]))
     ]
     return replace(scenario, faults=tuple(sorted([*scenario.faults, *pauses], key=lambda one: (one.at, one.id))))
+
+
+def with_stalls(random: Random, scenario: "Scenario") -> "Scenario":
+    """The scenario with some workers that are suspended until their leases have just expired: they go on while their
+    successors begin. Drawn after everything else."""
+    if random.random() >= STALLS_SHARE:
+        return scenario
+    stalls = [
+        Fault(
+            id=5 * FIRST + place,
+            kind=FaultKind.SUSPEND,
+            at=_at(random, scenario),
+            target="worker",
+            number=random.randrange(8),
+            seconds=_lease(scenario) * random.uniform(1.0, 2.0),
+        )
+        for place in range(random.choice([2, 4, 8]))
+    ]
+    return replace(scenario, faults=tuple(sorted([*scenario.faults, *stalls], key=lambda one: (one.at, one.id))))
 
 
 def _at(random: Random, scenario: "Scenario", latest: float = 0.9) -> float:

@@ -26,6 +26,7 @@ from kcl_dagster.testing.simulation.incidents import (
     with_incidents,
     with_long_incidents,
     with_pauses,
+    with_stalls,
 )
 
 APPLICATION: Final = "orders-app"
@@ -174,7 +175,8 @@ def draw(seed: int, *, incidents: bool = True) -> Scenario:
     scenario = with_incidents(Random(f"incidents {seed}"), shortened)
     scenario = with_long_incidents(Random(f"long incidents {seed}"), scenario)
     scenario = with_deploys(Random(f"deploys {seed}"), scenario)
-    return with_pauses(Random(f"pauses {seed}"), scenario)
+    scenario = with_pauses(Random(f"pauses {seed}"), scenario)
+    return with_stalls(Random(f"stalls {seed}"), scenario)
 
 
 def _shortened(random: Random, scenario: Scenario) -> Scenario:
