@@ -116,7 +116,7 @@ def with_pauses(random: Random, scenario: "Scenario") -> "Scenario":
 
 
 def with_stalls(random: Random, scenario: "Scenario") -> "Scenario":
-    """The scenario with some workers that are suspended until their leases have just expired: they go on while their
+    """The scenario with some workers that are suspended until their leases have just expired, and go on while their
     successors begin. Drawn after everything else."""
     if random.random() >= STALLS_SHARE:
         return scenario
