@@ -66,6 +66,8 @@ class Completeness:
     epoch: int = 0
     back_to: int | None = None
     reached: int | None = None
+    seconds_ago: float | None = None
+    """How long ago `through` is, by the clock of the leader."""
 
 
 def complete_through(

@@ -228,8 +228,14 @@ class Tick:
             except KclError as problem:
                 self.notes.append(f"that everything is stored through {found.through} is not written: {problem}")
         written = leader.written
+        now = leader.runtime.clock.now()
         self.completeness = replace(
-            found, through=written.through, epoch=written.epoch, back_to=written.back_to, reached=found.through
+            found,
+            through=written.through,
+            epoch=written.epoch,
+            back_to=written.back_to,
+            reached=found.through,
+            seconds_ago=None if written.through is None else max(0.0, now - written.through),
         )
 
     def _hindered(self, sight: Sight) -> dict[LeaseKey, Hindrance]:

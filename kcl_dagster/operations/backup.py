@@ -161,12 +161,18 @@ def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry:
     desk.audit.write("import", desk.by, report.to_document())
     sender = Sender(desk.dynamodb, desk.runtime)
     overtaken = []
+    # The leader finds out from the leases through which moment they are stored. Before and after, as in a reset.
+    is_change = bool(report.created or report.replaced)
+    if is_change:
+        desk.completeness.set_back(None)
     for item, key in zip(items, keys, strict=True):
         if key in report.unchanged:
             continue
         request = _write(desk.layout.leases.table, item, here.get(key))
         if not isinstance(sender.write(request, _is(request.parameters["Item"])), Applied):
             overtaken.append(key)
+    if is_change:
+        desk.completeness.set_back(None)
     done = set(overtaken)
     return ImportReport(
         tuple(key for key in report.created if key not in done),

@@ -10,6 +10,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.listing import StreamDescription, describe
 from kcl_dagster.tables.audit import AuditTable
+from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.control import ControlRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
@@ -52,6 +53,10 @@ class Desk:
     @property
     def control(self) -> ControlRow:
         return ControlRow(self.dynamodb, self.application, self.layout, self.runtime)
+
+    @property
+    def completeness(self) -> CompletenessRow:
+        return CompletenessRow(self.dynamodb, self.application, self.layout, self.runtime)
 
     @property
     def audit(self) -> AuditTable:

@@ -7,6 +7,7 @@ delivered again, under new batch numbers: a sink keeps it twice unless it is emp
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from kcl_dagster import aws
@@ -19,7 +20,7 @@ from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.operations.arrivals import Arrivals, Span
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.target import Target
-from kcl_dagster.streams.listing import StreamDescription, list_shards
+from kcl_dagster.streams.listing import StreamDescription, list_shards, retentions
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.coordination import LEADER_KEY
 from kcl_dagster.tables.starts import StartPosition
@@ -69,6 +70,9 @@ class ResetReport:
     spans: Mapping[LeaseKey, Span] = field(default_factory=dict)
     """How much time lies between where each lease is and the target. Only of a dry run."""
 
+    complete_through: int | None = None
+    """Through which moment the application is complete afterwards, epoch seconds; None: it is not known."""
+
     def lines(self) -> list[str]:
         """For people."""
         moved = (
@@ -80,7 +84,13 @@ class ResetReport:
             *moved,
             *(f"{key}: created" for key in self.created),
             *(f"{key}: forgotten" for key in self.forgotten),
+            f"complete through: {'goes' if not self.dry else 'would go'} back to {self._moment or 'unknown'}",
         ]
+
+    @property
+    def _moment(self) -> str | None:
+        through = self.complete_through
+        return None if through is None else datetime.fromtimestamp(through, UTC).isoformat()
 
     def to_document(self) -> dict[str, Any]:
         spans = {key: span.to_document() for key, span in self.spans.items()}
@@ -91,6 +101,7 @@ class ResetReport:
             "created": list(self.created),
             "forgotten": list(self.forgotten),
             "overtaken": list(self.overtaken),
+            "complete_through": self._moment,
             **({"spans": spans} if self.dry else {}),
         }
 
@@ -313,13 +324,21 @@ def _carry_out(
     }
     created = [lease for plan in plans for lease in plan.create]
     forgotten = [lease for plan in plans for lease in plan.forget]
+    back_to = _complete_through(desk, plans, target)
     planned = ResetReport(
-        target, dry, before, tuple(lease.key for lease in created), tuple(lease.key for lease in forgotten)
+        target,
+        dry,
+        before,
+        tuple(lease.key for lease in created),
+        tuple(lease.key for lease in forgotten),
+        complete_through=back_to,
     )
     if dry:
         return replace(planned, spans=_spans(desk, plans, target))
     desk.audit.write("reset", desk.by, planned.to_document())
     overtaken: list[LeaseKey] = []
+    # Before, so that it is done whatever becomes of this process; and after, for a leader that advances in between.
+    desk.completeness.set_back(back_to)
     for plan in plans:
         if plan.start is not None:
             desk.starts.replace(plan.start)
@@ -332,7 +351,33 @@ def _carry_out(
             free = _freed(desk, lease) if lease.key in dead else lease
             if free is None or not desk.leases.delete(free, forced=True):
                 overtaken.append(lease.key)
-    return ResetReport(target, dry, before, planned.created, planned.forgotten, tuple(overtaken))
+    written = desk.completeness.set_back(back_to)
+    return replace(planned, overtaken=tuple(overtaken), complete_through=written.through)
+
+
+def _complete_through(desk: Desk, plans: Sequence[StreamReset], target: Target) -> int | None:
+    """Through which moment the application is complete after the reset at most. Records that are skipped count as
+    stored: nothing waits for them any more."""
+    known = desk.completeness.load().through
+    if known is None:
+        return None
+    margin = int(desk.application.timings.arrival_margin)
+    if target.timestamp_ms is not None:
+        return min(known, target.timestamp_ms // 1000 - margin)
+    if target.checkpoint.is_shard_end:
+        return known
+    names = [plan.view.identifier.name for plan in plans]
+    if target.checkpoint.is_sentinel:  # the oldest record that the streams still have
+        kept = retentions(desk.kinesis, names, desk.runtime)
+        if len(kept) < len(set(names)):
+            return None
+        return min(known, int(desk.runtime.clock.now() - max(kept.values())) - margin)
+    [arrived] = {
+        Arrivals(desk.kinesis, desk.runtime).at(plan.view.identifier.name, lease.shard_id, target.checkpoint, None)
+        for plan in plans
+        for lease in (*plan.rewind, *plan.create)
+    } or {None}
+    return None if arrived is None else min(known, arrived // 1000 - margin)
 
 
 def _spans(desk: Desk, plans: Sequence[StreamReset], target: Target) -> dict[LeaseKey, Span]:

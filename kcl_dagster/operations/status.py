@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from kcl_dagster.application import Application
@@ -13,6 +14,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.operations.unread import Unread
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.completeness_row import CompletenessRow, WrittenThrough
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
@@ -44,6 +46,15 @@ class Status:
     unread: Mapping[LeaseKey, float] = field(default_factory=dict)
     """When the first unread record of a lease arrived that no worker reads, in epoch milliseconds; infinite where
     every record was read. Without the leases for which that is not known."""
+
+    complete: WrittenThrough = field(default_factory=WrittenThrough)
+    """Through which moment every record is stored, as the leader wrote it down."""
+
+    @property
+    def complete_through(self) -> str | None:
+        """ISO 8601 in UTC; None where it is not known."""
+        through = self.complete.through
+        return None if through is None else datetime.fromtimestamp(through, UTC).isoformat()
 
     @property
     def open_leases(self) -> list[Lease]:
@@ -182,6 +193,8 @@ class Status:
             "layout": self.layout.value,
             "leader": self.leader,
             "at": self.at,
+            "complete_through": self.complete_through,
+            "complete_epoch": self.complete.epoch,
             "leases": [self._lease(lease) for lease in self.leases],
             "workers": [self._worker(row) for row in self.workers],
             "well": self.is_well,
@@ -230,7 +243,7 @@ class Status:
 def read_status(
     application: Application, dynamodb: Client, runtime: Runtime, unread: Unread | None = None
 ) -> Status:
-    """Look at the tables; four to six requests. Rows that cannot be read are in `unreadable`.
+    """Look at the tables; five to seven requests. Rows that cannot be read are in `unreadable`.
 
     With `unread` it also looks at the stream, for the lag of leases that no worker reads: two requests or more for
     each of them.
@@ -244,6 +257,8 @@ def read_status(
         problems = [str(problem) for problem in scan.unreadable]
         leader = _unless_unreadable(LeaderLock(dynamodb, application, layout, runtime, NOBODY).peek, None, problems)
         control = _unless_unreadable(ControlRow(dynamodb, application, layout, runtime).load, Control(), problems)
+        row = CompletenessRow(dynamodb, application, layout, runtime)
+        complete = _unless_unreadable(row.load, WrittenThrough(), problems)
     except TableNotFound as error:
         msg = f"application {application.name} has no lease table yet: has its leader run, and is this its region?"
         raise TableNotFound(msg) from error
@@ -256,6 +271,7 @@ def read_status(
         unreadable=problems,
         at=runtime.clock.now(),
         control=control,
+        complete=complete,
     )
     if unread is None or not found.without_worker:
         return found

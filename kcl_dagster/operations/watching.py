@@ -100,6 +100,8 @@ def _heading(status: Status) -> Text:
     )
     if not status.is_well or status.leader is None:
         text.stylize("bold red")
+    if status.complete_through is not None:
+        text.append(f"\ncomplete through {status.complete_through}")
     control = status.control
     paused = ["the application"] if control.paused else [*sorted(control.leases), *sorted(control.slots)]
     if paused:

@@ -76,6 +76,9 @@ def of_tick(report: TickReport) -> Iterator[Datum]:
     yield Datum(LEADER, "LeaderDecider:IsLeader", report.leading, is_detail=True)
     if not report.leading or report.skipped:
         return
+    if report.completeness is not None and report.completeness.seconds_ago is not None:
+        # Ours: the KCL knows nothing like it.
+        yield Datum(LEADER, "MillisSinceCompleteThrough", report.completeness.seconds_ago * 1000, "Milliseconds")
     assign, sync = report.stage("assign"), report.stage("sync")
     if assign is not None:
         yield from _of_stage(ASSIGN, assign)

@@ -1,6 +1,7 @@
 """Putting an application somewhere else, and refusing to."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -11,6 +12,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.operations.arrivals import MOST_SECONDS, Span
 from kcl_dagster.operations.reset import reset
 from kcl_dagster.operations.target import Target
+from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.tables.control import Control
 from tests.unit.operations.conftest import ANNA, STREAM, Shop
 
@@ -298,3 +300,28 @@ def test_a_recreated_stream_is_begun_anew(shop: Shop) -> None:
     report_of_tick = shop.tick()
     assert report_of_tick.ok, report_of_tick.stages
     assert len(shop.leases()) == 3
+
+
+@pytest.mark.parametrize(("to", "expected"), [("trim_horizon", -86_410), ("latest", -60), ("moment", -7210)])
+def test_a_reset_sets_back_through_when_the_application_is_complete(shop: Shop, to: str, expected: int) -> None:
+    progressed(shop)
+    shop.clock.advance(10_000)
+    now = int(shop.clock.now())
+    shop.desk.completeness.advance(WrittenThrough(), now - 60)
+    before = shop.desk.completeness.load()
+    text = datetime.fromtimestamp(now - 7200, UTC).isoformat() if to == "moment" else to
+    report = reset(shop.desk, target(shop, text))
+    row = shop.desk.completeness.load()
+    assert row.epoch > before.epoch
+    assert row.through == row.back_to == report.complete_through == now + expected
+    said = datetime.fromtimestamp(now + expected, UTC).isoformat()
+    assert report.lines()[-1] == f"complete through: goes back to {said}"
+    # A leader that read the leases before does not go on from there.
+    assert shop.desk.completeness.advance(before, now) == row
+
+
+def test_a_reset_that_is_dry_sets_nothing_back(shop: Shop) -> None:
+    progressed(shop)
+    before = shop.desk.completeness.advance(WrittenThrough(), int(shop.clock.now()))
+    reset(shop.desk, target(shop, "trim_horizon"), dry=True)
+    assert shop.desk.completeness.load() == before
