@@ -1,4 +1,4 @@
-"""Are all hash keys read by somebody?"""
+"""Find hash keys that no unfinished lease covers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Final
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 
-# The KCL acts on a hole only when it has seen the same one this often, two minutes apart.
+# The KCL acts on a hole only if it has found the same one this often, two minutes apart.
 KCL_CONFIRMATIONS: Final = 3
 
 
@@ -33,8 +33,8 @@ def find_hole(ranges: Iterable[HashRange]) -> Hole | None:
 
 
 def find_hole_as_kcl(ranges: Iterable[HashRange]) -> Hole | None:
-    """As the KCL tests it: only the last range in order may reach the end, so a range nested in one that does
-    reach it is reported as a hole although nothing is missing."""
+    """Find a hole as the KCL does: only the last range in order may reach the end. So if a range is nested in one
+    that reaches the end, a hole is reported although nothing is missing."""
     ordered = sorted(ranges)
     hole = find_hole(ordered)
     if hole is None and ordered[-1].end != MAX_HASH_KEY:
@@ -43,19 +43,19 @@ def find_hole_as_kcl(ranges: Iterable[HashRange]) -> Hole | None:
 
 
 def active_ranges(leases: Iterable[Lease]) -> list[HashRange]:
-    """Ranges of the leases whose shards are still read, as far as they are known."""
+    """The known ranges of the leases whose shards are still read."""
     return [lease.hash_range for lease in leases if not lease.is_finished and lease.hash_range is not None]
 
 
 def lack_range(leases: Iterable[Lease]) -> list[Lease]:
-    """Unfinished leases without a range, as old clients write them: to be looked up in the stream."""
+    """Unfinished leases without a range, as old clients write them. The stream has their ranges."""
     return [lease for lease in leases if not lease.is_finished and lease.hash_range is None]
 
 
 @dataclass(frozen=True, slots=True)
 class HoleWatch:
-    """The KCL's patience: the same hole must be seen several times in a row. Ours needs none, because a sync
-    that finds nothing to create costs one listing."""
+    """Counts, as the KCL does, how often in a row the same hole was found. Our own sync does not wait: a sync that
+    finds nothing to create costs one listing."""
 
     hole: Hole | None = None
     seen: int = 0

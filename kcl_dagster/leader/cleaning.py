@@ -1,4 +1,4 @@
-"""The clean stage: rows nobody needs any more. I/O around `cleanup`.
+"""The clean stage: deletes rows that are no longer needed. I/O around `cleanup`.
 
 Modelled in spec/Reshard.tla as Clean.
 """
@@ -18,11 +18,11 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.workers import WorkerTable
 
-STALE_ROW_SECONDS: Final = 86_400.0  # as long as the KCL keeps the row of a worker that was not heard of
+STALE_ROW_SECONDS: Final = 86_400.0  # as long as the KCL keeps the row of a worker that does not update it
 
 
 class Cleaner:
-    """Deletes finished leases and the rows of workers that are gone. Every deletion is conditional."""
+    """Deletes finished leases and the rows of workers that have ended. Every deletion is conditional."""
 
     def __init__(
         self,
@@ -44,10 +44,10 @@ class Cleaner:
         abandoned: Collection[LeaseKey] = (),
         complete: int | None = None,
     ) -> list[str]:
-        """What could not be done, and why. Stops at `deadline` (monotonic); the rest is seen again next tick.
+        """Delete what can be deleted. Returns the errors. Stops at `deadline` (monotonic); the next tick continues.
 
-        `abandoned`: leases of shards that left the stream unread, which are to be given up. `complete`: through
-        which moment the application is complete.
+        `abandoned`: leases of shards that left the stream unread. They are deleted, too. `complete`: the moment
+        through which the application is complete.
         """
         problems: list[str] = []
         grouped: dict[str, list[Lease]] = {}
@@ -73,8 +73,8 @@ class Cleaner:
         return problems
 
     def _departed(self, sight: Sight) -> list[WorkerSight]:
-        """Workers whose run is over and who own nothing, and rows nobody has written for long. One that still
-        writes its row is to read in it that it should leave."""
+        """Workers without leases whose run is over, and rows that were not written for long. If a worker still
+        writes its row, the row remains: it is how the worker learns that it has to end."""
         owners = {lease.actual_owner for lease in sight.unfinished} | {lease.owner for lease in sight.unfinished}
         now = self._clock.now()
         return [

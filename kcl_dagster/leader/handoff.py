@@ -1,7 +1,7 @@
 """How long a graceful handoff may take.
 
 The old owner transfers the lease when it has finished its batch. If it does not, the leader forces the move. The
-time is counted as for leases, by what is known to have passed: a restarted leader neither forgets nor hurries.
+time is measured as for leases, by `Standing`: a restart of the leader neither resets nor shortens it.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ def observed_key(lease: Lease) -> str:
 
 
 def observed_version(lease: Lease) -> str:
-    """The same two workers are the same handoff, however often the old owner renews meanwhile."""
+    """A value that identifies the handoff by its two workers. Renewals by the old owner do not change it."""
     return f"{lease.checkpoint_owner}>{lease.owner}"
 
 
 class Verdict(StrEnum):
-    """What to do about a lease in handoff."""
+    """What the leader does about a lease in handoff."""
 
     WAIT = "wait"
     FORCE = "force"
@@ -31,18 +31,19 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """`timeout` for the old owner to finish, after `notice`: the time it may take to learn of the handoff."""
+    """`notice`: the time until the old owner has read that a handoff began. `timeout`: its time to finish, after
+    that."""
 
     timeout: float
     notice: float
 
     def judge(self, lease: Lease, stood: float) -> Verdict:
-        """`lease` is in handoff, which is known to have lasted `stood` seconds. A finished shard has nothing to
-        hand over and is never waited for."""
+        """Decide about a handoff that has lasted `stood` seconds. A finished shard has nothing to hand over, so its
+        handoff is forced at once."""
         over = lease.is_finished or stood >= self.timeout + self.notice
         return Verdict.FORCE if over else Verdict.WAIT
 
 
 def may_be_asked_for(lease: Lease, *, unserved: bool) -> bool:
-    """Whether there is somebody to hand this lease over: an owner who serves it and was not asked before."""
+    """Whether a handoff may begin: the lease has an owner that serves it, and no handoff is under way."""
     return lease.owner is not None and not unserved and not lease.is_finished and not lease.in_handoff

@@ -1,8 +1,8 @@
-"""Which workers are alive, and what may be given to them.
+"""Decide which workers are alive, and which may get leases.
 
-A worker of ours is alive while its row keeps changing, judged on the leader's own clock. A worker of a Java fleet
-writes its row every thirty seconds; the KCL believes the time in it, and so do we for a row that was never seen
-before, with some tolerance for clocks that disagree.
+A worker of ours is alive while its row keeps changing, by the leader's own clock. A worker of a Java fleet writes
+its row every thirty seconds. The KCL trusts the time in the row. We trust it only if the row was never observed
+before, and with a tolerance for clocks that differ.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -15,10 +15,10 @@ from kcl_dagster.model.worker import SHARDS_TOLD, WorkerRow, WorkerState
 WORKER: Final = "worker/"  # prefix of the keys under which rows are observed
 
 KCL_ROW_SECONDS: Final = 60.0  # two reports of a Java worker
-CLOCK_TOLERANCE: Final = 30.0  # how far clocks of machines may be apart before a new row is distrusted
-MISSED_BEATS: Final = 4  # a worker of ours whose row missed this many is given nothing
-START_BEATS: Final = 6  # heartbeats after which a worker that still starts keeps nothing from those that read
-FRESH_BEATS: Final = 2  # a row this young was written by somebody who lives
+CLOCK_TOLERANCE: Final = 30.0  # seconds by which clocks of machines may differ before a new row is not trusted
+MISSED_BEATS: Final = 4  # if the row of a worker of ours missed this many, the worker gets no leases
+START_BEATS: Final = 6  # heartbeats after which the leases of a worker that still starts go to workers that read
+FRESH_BEATS: Final = 2  # heartbeats; if a row is this young, the process that wrote it is alive
 _EMA_WEIGHT: Final = 0.5  # of the newest sample, as in the KCL
 _NO_SAMPLE: Final = -1.0
 
@@ -37,14 +37,15 @@ class WorkerSight:
     """Why it may not."""
 
     beats: bool = False
-    """This leader saw its row change, not long ago: a process writes it, whatever became of its run."""
+    """This leader observed a change of the row recently: a process writes it, even if its run is over."""
 
     proven: bool = True
-    """This leader saw it move, or it wrote its row a moment ago. A new leader cannot tell a worker that has just
-    died from one that lives, so it begins no handoff to one that is not proven."""
+    """This leader observed a change of the row, or the row was written a moment ago. A new leader cannot
+    distinguish a worker that has just ended from one that is alive, so it begins no handoff to a worker that is not
+    proven."""
 
     replaced: bool = False
-    """Another run has its slot, and that run's worker is up."""
+    """Another run has its slot, and the worker of that run has started."""
 
     @property
     def id(self) -> WorkerId:
@@ -56,7 +57,7 @@ class WorkerSight:
 
     @property
     def ready(self) -> bool:
-        """Reads at once what it is given."""
+        """Whether the worker reads new leases at once."""
         return self.proven and self.row.state is not WorkerState.STARTING
 
     @property

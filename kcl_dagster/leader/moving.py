@@ -80,7 +80,8 @@ class Mover:
         self._parallel = parallel
 
     def run(self, sight: Sight, assignment: Assignment, deadline: float, *, dry: bool = False) -> MoveOutcome:
-        """Overdue handoffs first, then what nobody serves, then what balances. Until `deadline` (monotonic)."""
+        """Write the moves: overdue handoffs first, then unserved leases, then balancing. Ends at `deadline`
+        (monotonic)."""
         by_key = {lease.key: lease for lease in sight.leases}
         moves = [*self._forced(sight, by_key), *assignment.moves]
         if dry:

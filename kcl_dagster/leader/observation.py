@@ -1,4 +1,4 @@
-"""What a tick knows: everything it read, judged."""
+"""What a tick has read, and its judgement of leases and workers."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,8 +18,8 @@ from kcl_dagster.tables.reading import ScanResult
 class Sight:
     """The tables at one moment.
 
-    `unserved`: leases that need an owner now, and why. `overdue`: handoffs whose time is up. `ages`: how long a
-    counter is known to have stood. `unbegun`: leases whose owner has not shown yet that it knows of them.
+    `unserved`: leases that need an owner now, and why. `overdue`: handoffs whose time is over. `ages`: for how long
+    each counter was unchanged. `unbegun`: leases that their owner has not written since it got them.
     """
 
     leases: tuple[Lease, ...]
@@ -35,14 +35,14 @@ class Sight:
         return [lease for lease in self.leases if not lease.is_finished]
 
     def reading(self, paused: Collection[LeaseKey] = ()) -> list[WorkerSight]:
-        """Workers that read one of their leases, or that could, because no lease waits for a worker."""
+        """Workers that read one of their leases. If no lease waits for a worker, all that are ready."""
         leases = [lease for lease in self.unfinished if lease.key not in paused]
         waiting = {lease.key for lease in leases} & (self.unserved.keys() | self.unbegun)
         begun = {lease.actual_owner for lease in leases if lease.key not in waiting}
         return [seen for seen in self.workers if seen.alive and seen.ready and (not waiting or seen.id in begun)]
 
     def with_created(self, created: Sequence[Lease]) -> "Sight":
-        """After a sync: leases that did not exist when the tables were read."""
+        """Add leases that a sync created after the tables were read."""
         if not created:
             return self
         unserved = {**self.unserved, **{lease.key: "it is new" for lease in created}}
@@ -50,7 +50,7 @@ class Sight:
         return replace(self, leases=leases, unserved=unserved)
 
     def without(self, keys: Iterable[LeaseKey]) -> "Sight":
-        """Leases nobody should serve any more."""
+        """Remove leases that no worker should serve any more."""
         gone = frozenset(keys)
         if not gone:
             return self
@@ -80,7 +80,7 @@ class Sight:
 
 @dataclass(slots=True)
 class Observer:
-    """Turns scans into sights. Remembers what it saw, in `standing` and `book`."""
+    """Turns scans into sights. Records its observations in `standing` and `book`."""
 
     timings: Timings
     standing: Standing
@@ -91,21 +91,23 @@ class Observer:
     """Monotonic; when the last scan began."""
 
     _given: dict[LeaseKey, tuple[WorkerId | None, int | None]] = field(default_factory=dict)
-    """The owner of every lease, and the counter with which it first was seen to have it, until that moves. An owner
-    that is asked to hand over what it has not found yet never finds it: it looks for leases under its own name."""
+    """For every lease its owner, and the counter at the first observation of that owner, until the counter changes.
+    An owner finds its leases by its own name. If it is asked to hand over a lease before it found it, it never
+    finds it."""
 
     _runs: dict[WorkerId, str] = field(default_factory=dict)
-    """The run of every worker that has a row or owns a lease, also of one whose row is gone."""
+    """The run of every worker that has a row or owns a lease, even if its row was deleted."""
 
     sent_away: set[WorkerId] = field(default_factory=set)
-    """Workers that were told that nobody wants them any more."""
+    """Workers that were asked to drain because their run is over, or because another run has their slot."""
 
     _suspects: dict[WorkerId, str] = field(default_factory=dict)
-    """Workers that let a lease expire, and the version of their row then. Their leases have gone to others since,
-    so nothing else would tell that they are gone: the row of a Java worker outlives it by more than a minute."""
+    """Workers that let a lease expire, and the version of their row at that moment. Their leases have gone to
+    others since, so there is no other evidence that they ended: the row of a Java worker outlives it by over a
+    minute."""
 
     def observe(self, scan: ScanResult, runs: RunView, now: float) -> Sight:
-        """`now` in epoch seconds. Called once a tick with a strongly consistent scan."""
+        """Judge a scan. Called once a tick, with a strongly consistent scan. `now`: epoch seconds."""
         self._enter(scan)
         ended = self._ended(scan, runs)
         rule = LivenessRule(

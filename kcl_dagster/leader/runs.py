@@ -43,16 +43,16 @@ def _none_is_known(run_ids: Collection[str]) -> Collection[str]:  # noqa: ARG001
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """Active runs by slot, and a way to ask which of some runs are over.
+    """Active runs by slot, and a function that returns which of some runs are over.
 
-    `finished` is called at most once a tick. It must not name a run it does not know: that may be another
-    deployment's.
+    `finished` is called at most once a tick. It must not return a run that it does not know: that run may belong to
+    another deployment.
     """
 
     slots: Mapping[str, SlotRun] = field(default_factory=dict)
     finished: Callable[[Collection[str]], Collection[str]] = _none_is_known
     launches: bool = True
-    """Whether somebody acts on what the leader wants launched. A leader outside of the orchestrator does not."""
+    """Whether launches of the leader take effect. They have none if the leader runs outside the orchestrator."""
 
     code: LoadedCode | None = None
     """What newly launched workers run; None: the code of workers is not judged."""

@@ -1,15 +1,16 @@
-"""Which leases a stream needs.
+"""Decide which leases a stream needs.
 
-Shards form a hierarchy: a child holds what came after its parents were closed. Leases are made for the oldest
-shards that are wanted; their children get theirs when the parents are finished, so that order is kept. The rules
-for tables that already hold leases are the KCL's. Three of its mistakes are repaired unless `as_kcl` is asked for:
+Shards form a hierarchy: a child holds the records that arrived after its parents were closed. Leases are created
+for the oldest wanted shards. Their children get leases when the parents are finished, so that order is kept. If the
+table already has leases, the rules are the KCL's. Three of its defects are repaired, except with `as_kcl`:
 
-- A finished parent whose child has no lease, for instance after somebody deleted it: the KCL syncs every two
-  minutes for ever and creates nothing. We create the child.
-- Ancestors of a shard that is being read are done with. The KCL may create them again when only a middle
-  generation has leases, and would then read old records after new ones. We leave them out.
-- A parent of a merge whose lease somebody deleted while its child waits for the other parent: whoever reads that
-  one waits for this one, for ever. We create it again.
+- If the child of a finished parent has no lease, for instance because an operator deleted it, the KCL syncs every
+  two minutes for ever and creates nothing. We create the lease of the child.
+- If only a middle generation has leases, the KCL may create leases of the ancestors of a shard that is being read,
+  and would then read old records after new ones. We create none: ancestors of such a shard are finished.
+- If the lease of one parent of a merge was deleted while the child waits for the other parent, the worker that
+reads
+  the other parent waits for the deleted lease for ever. We create it again.
 
 Modelled in spec/Reshard.tla.
 """
@@ -24,7 +25,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier
 
-# Positions that include what is already in the stream: closed shards are then wanted for their own sake.
+# Positions that include records which are already in the stream: closed shards are then wanted themselves.
 _INCLUDE_THE_PAST: Final = (Position.TRIM_HORIZON, Position.AT_TIMESTAMP)
 
 
@@ -108,7 +109,7 @@ def inconsistent_shards(shards: Iterable[Shard]) -> tuple[str, ...]:
 
 
 def descends(name: str | None, shards: Sequence[Shard], leases: Iterable[Lease], start: Position) -> bool:
-    """Whether a lease, of the shard itself or of an ancestor, leads to it. No for a shard that is not listed."""
+    """Whether the shard descends from a lease, its own or an ancestor's; see `_Walk`. False if it is not listed."""
     listed = {shard.id: shard for shard in shards}
     if name is None or name not in listed:
         return False
@@ -116,12 +117,12 @@ def descends(name: str | None, shards: Sequence[Shard], leases: Iterable[Lease],
 
 
 def in_order(shards: Iterable[Shard]) -> list[Shard]:
-    """By starting sequence number, then by id as text: parents come before their children."""
+    """Sort by starting sequence number, then by id as text: parents come before their children."""
     return sorted(shards, key=lambda shard: (int(shard.starting_sequence), shard.id))
 
 
 def new_lease(shard: Shard, checkpoint: Checkpoint, stream: StreamIdentifier | None) -> Lease:
-    """A lease as it is created: counter 0, nobody's."""
+    """A lease as it is created: counter 0, without owner."""
     key = stream.lease_key(shard.id) if stream is not None else shard.id
     return Lease(
         key=LeaseKey(key),
@@ -134,7 +135,8 @@ def new_lease(shard: Shard, checkpoint: Checkpoint, stream: StreamIdentifier | N
 
 
 def _empty_at(shard: Shard, gone: Mapping[str, Lease]) -> int | None:
-    """Until when nothing lay in a child of shards that left the stream: what came since may have left it, too."""
+    """The moment until which the child of shards that left the stream had no records. Later ones may have left,
+    too."""
     known = [gone[parent].stored_through for parent in shard.parents if parent in gone]
     return max((moment for moment in known if moment is not None), default=None)
 
@@ -149,7 +151,7 @@ def children_of(shards: Iterable[Shard]) -> dict[str, set[str]]:
 
 
 def _ancestors(listed: Mapping[str, Shard], names: Iterable[str]) -> set[str]:
-    """Everything above `names`, without them unless one is above another."""
+    """All ancestors of `names`. Includes a member of `names` only if it is an ancestor of another."""
     found: set[str] = set()
     queue = list(names)
     while queue:
@@ -161,10 +163,11 @@ def _ancestors(listed: Mapping[str, Shard], names: Iterable[str]) -> set[str]:
 
 
 def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]:
-    """Shards without lease whose turn has come: a parent is finished, or left the stream with its lease behind.
+    """Shards without lease that are due: a parent is finished, or left the stream and its lease remains.
 
-    Not if a descendant has a lease (then it was read and cleaned up), nor while another parent, still in the
-    stream, has no lease of its own and is not above a lease either: that parent comes first.
+    A shard is not due if a descendant has a lease: then it was read and cleaned up. It is not due either while
+    another parent is still in the stream and neither has a lease nor is an ancestor of one: that parent comes
+    first.
     """
     past = _ancestors(listed, held)
     found: set[str] = set()
@@ -179,10 +182,10 @@ def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
 
 
 def _severed(listed: Mapping[str, Shard], held: Mapping[str, Lease], past: Collection[str]) -> set[str]:
-    """Closed shards that nobody was going to read, because all above them left the stream while no leader looked.
+    """Closed shards that would never be read: all their ancestors left the stream while there was no leader.
 
-    For an application that began at LATEST: others go up from the open shards. LATEST is a moment that was written
-    down, so a lease for a shard that was closed before that moment is made in vain and does no harm.
+    Needed for an application that began at LATEST. With other positions, leases are found upwards from the open
+    shards. The moment of LATEST is stored, so a lease for a shard that was closed before it has no effect.
     """
     return {
         shard.id
@@ -193,8 +196,8 @@ def _severed(listed: Mapping[str, Shard], held: Mapping[str, Lease], past: Colle
 
 
 def _awaited(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]:
-    """Parents without lease of a shard that has not begun and whose other parent is being read. Clean-up is not
-    the reason: it leaves the parents' leases until their children have begun."""
+    """Parents without lease of a shard that was not read yet and whose other parent is being read. The lease was
+    not cleaned up: clean-up keeps the leases of parents until their children are read."""
     found: set[str] = set()
     for name, lease in held.items():
         if name not in listed or lease.checkpoint is None or not lease.checkpoint.is_initial_position:
@@ -207,10 +210,10 @@ def _awaited(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
 
 @dataclass(slots=True)
 class _Walk:
-    """From open shards upwards, each shard once.
+    """Visits the shards from open shards upwards, each once.
 
-    A shard *descends* when it or an ancestor has a lease, or an ancestor is wanted for its own sake. Its turn comes
-    when its parents are finished, so it gets no lease now.
+    A shard *descends* if it or an ancestor has a lease, or if an ancestor is wanted itself. It gets its lease when
+    its parents are finished, and none now.
     """
 
     listed: Mapping[str, Shard]
@@ -221,7 +224,7 @@ class _Walk:
     _wanted: set[str] = field(default_factory=set)
 
     def visit(self, name: str) -> None:
-        """An open shard: if nothing above it will lead to it, it needs a lease itself."""
+        """Visit an open shard. If neither it nor an ancestor has or gets a lease, it needs one now."""
         if not self.leads_to(name) and name not in self.held:
             self.creates[name] = Checkpoint(self.start.value)
 

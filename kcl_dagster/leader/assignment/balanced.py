@@ -3,11 +3,11 @@
 Three ways to weigh a lease (`balanced`: CPU where it is known, else throughput; `throughput`; `count`) and one way
 to act on it:
 
-1. Leases nobody serves are placed at once, heaviest first, on the least loaded worker.
+1. Unserved leases are placed at once, heaviest first, on the least loaded worker.
 2. Workers that drain hand over everything they hold.
-3. Balancing starts only when a worker is far outside of the band, or outside for long: measured load always
-   jitters, and a handoff silences its shard for about a batch. Once started it goes on until every worker is well
-   inside of the band, with the heaviest leases that fit, so that few are needed and none follow.
+3. Balancing starts only if a worker is far outside the band, or outside it for long: measured load always jitters,
+   and during a handoff the shard is not read for about the time of a batch. Once started, balancing continues until
+   every worker is well inside the band. It moves the heaviest leases that fit, so that few moves are needed.
 """
 
 from collections.abc import Callable, Sequence

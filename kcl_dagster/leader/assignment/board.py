@@ -1,4 +1,4 @@
-"""Who would hold what: the state of a policy while it thinks."""
+"""The state of a policy while it decides: which worker would hold which leases."""
 
 import heapq
 from bisect import bisect_right, insort
@@ -18,7 +18,8 @@ def weight_of(entry: tuple[float, LeaseKey]) -> float:
 
 @dataclass(slots=True)
 class Seat:
-    """One worker and what it holds. `load` is the weight it holds times `factor`, the price of work there."""
+    """One worker and the leases it holds. `load`: the weight of the leases times `factor`, the cost of work
+    there."""
 
     worker: WorkerLoad
     factor: float = 1.0
@@ -29,7 +30,7 @@ class Seat:
     """By weight, ascending."""
 
     fixed: float = 0.0
-    """The heaviest of what may not be moved now."""
+    """The weight of the heaviest lease that may not be moved now."""
 
     @property
     def id(self) -> WorkerId:
@@ -41,7 +42,7 @@ class Seat:
 
 
 class Board:
-    """Seats, and what each lease weighs. Every change keeps loads, counts and caps in step."""
+    """All seats, and the weight of each lease. Every change updates loads, throughputs and counts."""
 
     def __init__(self, seats: Iterable[Seat], weights: Mapping[LeaseKey, float], limits: Limits) -> None:
         self.seats = {seat.id: seat for seat in seats}
@@ -67,12 +68,12 @@ class Board:
         seat.movable.pop(bisect_right(seat.movable, (weight, key)) - 1)
 
     def is_full(self, seat: Seat) -> bool:
-        """Whether it has as many leases as it may."""
+        """Whether the worker has as many leases as it may have."""
         return self._limits.max_leases is not None and seat.count >= self._limits.max_leases
 
     def may_hold(self, seat: Seat, kbps: float) -> bool:
-        """Whether one more lease of this throughput stays within the caps. A lease that exceeds the throughput
-        cap on its own may go to an empty worker: nobody could ever serve it otherwise."""
+        """Whether the worker may get one more lease of this throughput within the caps. A lease that alone exceeds
+        the throughput cap may go to a worker without leases: otherwise no worker could ever serve it."""
         limits = self._limits
         if not seat.worker.accepts or self.is_full(seat):
             return False
@@ -80,7 +81,8 @@ class Board:
 
 
 class Queue:
-    """Seats by load, least first; then by number of leases, then by name. One heap per zone and one for all."""
+    """Orders seats by load, ascending, then by number of leases, then by name. One heap per zone and one for
+    all."""
 
     def __init__(self, seats: Iterable[Seat]) -> None:
         self._heaps: dict[str | None, list[tuple[float, int, WorkerId, Seat]]] = {None: []}
@@ -88,7 +90,7 @@ class Queue:
             self.push(seat)
 
     def push(self, seat: Seat) -> None:
-        """Also after every change of a seat: what was pushed before is then stale and skipped."""
+        """Add a seat. Call it again after every change of the seat: the former entry is then stale and skipped."""
         entry = (seat.load, seat.count, seat.id, seat)
         heapq.heappush(self._heaps[None], entry)
         if seat.worker.zone is not None:
@@ -104,14 +106,14 @@ class Queue:
         return None
 
     def drop(self, zone: str | None = None) -> None:
-        """Forget the least one."""
+        """Remove the first entry."""
         heapq.heappop(self._heaps[zone])
 
 
 def fair_share(weights: Iterable[float], factors: Iterable[float]) -> float:
-    """The load every worker would have if work could be cut at will; 0 if there is nothing to share.
+    """The load that every worker would have if work could be divided freely; 0 if there is nothing to share.
 
-    A lease heavier than the share fills a worker alone, and the others share the rest.
+    If a lease is heavier than the share, it fills one worker, and the other workers share the rest.
     """
     speeds = [1 / factor for factor in factors]
     whole = total = sum(weights := list(weights))

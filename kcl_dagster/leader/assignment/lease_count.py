@@ -1,7 +1,7 @@
-"""The KCL's assignment by number of leases (its strategy LEASE_COUNT_BASED), to compare with.
+"""The KCL's assignment by number of leases (its strategy LEASE_COUNT_BASED), for comparison.
 
-Its mistake is kept: every worker it looks at receives at least one lease, even at its limit. The policy to use is
-`balanced.count`.
+Its defect is reproduced: every worker that it considers receives at least one lease, even at its limit. The policy
+to use is `balanced.count`.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ def target_leases(leases: int, workers: int, most: int | None = None) -> int:
 
 
 def lease_count(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits) -> Assignment:
-    """As the KCL: first what nobody serves, then one lease at a time from the fullest to the emptiest."""
+    """Assign as the KCL does: first the unserved leases. Then move one lease at a time, from the worker with the
+    most to the worker with the fewest."""
     held: dict[WorkerId, list[LeaseLoad]] = {worker.id: [] for worker in workers if worker.accepts}
     target = target_leases(len(leases), len(held), limits.max_leases)
     for lease in leases:

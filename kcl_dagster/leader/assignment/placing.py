@@ -1,4 +1,4 @@
-"""One decision of our policies: who gets what nobody serves, what a draining worker has, and whether to balance."""
+"""One decision of our policies: where unserved leases and those of draining workers go, and whether to balance."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -13,13 +13,13 @@ from kcl_dagster.leader.assignment.measure import Measure
 from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Move, MoveKind, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
-# Workers looked at for a lease that the caps keep from the least loaded. As load goes with throughput, one that the
-# least loaded worker may not hold is rarely for any other.
+# Most workers that are tried for a lease that the least loaded worker may not hold because of the caps. Load grows
+# with throughput, so such a lease rarely fits another worker.
 SEATS_TRIED: Final = 256
 
 
 class Round:
-    """One decision. Mutable inside, pure outside."""
+    """One decision. Its state is mutable; its result depends on its input alone."""
 
     def __init__(
         self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits, measure: Measure
@@ -45,7 +45,7 @@ class Round:
                 shared.append(weight)
                 continue
             if holder is None:
-                continue  # its owner is not in sight, and not yet known to be gone
+                continue  # its owner has no row, and is not yet known to have ended
             gives = holder.worker.drains or (holder.worker.starts_slowly and some_read)
             if gives and not lease.pinned:
                 self.draining.append((lease, holder))
@@ -68,21 +68,21 @@ class Round:
     def give(self, lease: LeaseKey, source: Seat | None, to: Seat, kind: MoveKind, because: str) -> None:
         if source is not None:
             self.board.take(lease, self.kbps[lease], source)
-        self.board.put(lease, self.kbps[lease], to, movable=False)  # once a round is enough
+        self.board.put(lease, self.kbps[lease], to, movable=False)  # a lease moves at most once a round
         self.moves.append(Move(lease, to.id, kind, because))
 
     def may_hold(self, seat: Seat, lease: LeaseKey) -> bool:
         return self.board.may_hold(seat, self.kbps[lease])
 
     def _receivers(self) -> list[Seat]:
-        """Workers that read at once come first; while there are none, those that are starting."""
+        """Workers that can read at once. If there are none: workers that are starting."""
         return [seat for seat in self.takers if seat.worker.ready] or self.takers
 
     def _serve(self) -> None:
         receivers = self._receivers()
         waiting = self.limits.expected if not any(seat.worker.ready for seat in receivers) else 0
-        # Workers that are starting cannot read yet, so nothing is lost by leaving the share of those that were
-        # launched with them: it saves handing it over in a minute.
+        # Workers that are starting cannot read yet. So it costs nothing to leave a share for those that were
+        # launched with them, and it avoids handoffs a minute later.
         most = self.share * len(self.takers) / (len(self.takers) + waiting) if waiting and self.takers else None
         queue = Queue(receivers)
         crowded = _Crowded(receivers, self.share * (1 + self.limits.imbalance * STOP_ABOVE))
@@ -91,7 +91,7 @@ class Round:
             weight = self.measure.weights[lease.key]
             least = queue.least()
             if crowds and least is not None and least.load + weight * least.factor <= crowded.high:
-                # From here on they fit. Those that were driven out are heavier and have the first choice of rooms.
+                # From here on leases fit. Those that have to leave a full worker are heavier and are placed first.
                 crowds = False
                 self._relieve()
                 queue = Queue(receivers)
@@ -120,13 +120,13 @@ class Round:
                 queue.push(to)
 
     def _intended(self, lease: LeaseLoad) -> Seat | None:
-        """The next owner of a handoff whose old owner is gone."""
+        """The next owner of a handoff whose old owner has ended."""
         seat = self.board.seats.get(lease.next_owner) if lease.next_owner is not None else None
         can = seat is not None and seat.worker.ready and not seat.worker.drains and self.may_hold(seat, lease.key)
         return seat if can else None
 
     def _home(self, lease: LeaseLoad, weight: float) -> Seat | None:
-        """The slot that held it last, unless it has enough to do."""
+        """The worker in the slot that held the lease last, unless its load would be above the band."""
         seat = self.by_slot.get(lease.home) if lease.home is not None else None
         if seat is None or not (seat.worker.accepts and seat.worker.ready) or seat.worker.drains:
             return None
@@ -134,7 +134,7 @@ class Round:
         return seat if fits and self.may_hold(seat, lease.key) else None
 
     def _first_fit(self, queue: Queue, lease: LeaseKey, zone: str | None = None) -> Seat | None:
-        """The least loaded worker whose caps allow it, in its zone if that one is about as idle as any."""
+        """The least loaded worker whose caps allow the lease. One in `zone` is preferred if it is about as idle."""
         least = queue.least()
         near = queue.least(zone) if zone is not None else None
         if (
@@ -158,7 +158,7 @@ class Round:
         return found
 
     def ideal(self, seat: Seat) -> float:
-        """The share, or the one lease that is heavier than the share."""
+        """The load that the worker should have: the share, or its heaviest lease if that is heavier."""
         return max(self.share, seat.heaviest * seat.factor)
 
     def _outside(self, bands: float) -> list[WorkerId]:
@@ -171,7 +171,7 @@ class Round:
         ]
 
     def _is_worth_it(self, outside: Sequence[WorkerId], *, changed: bool) -> bool:
-        """`changed`: the fleet or its leases just did, so what is out of balance now is no jitter."""
+        """`changed`: the fleet or its leases changed in this round, so an imbalance is not jitter."""
         if changed and outside:
             return True
         if not self.limits.watched:
@@ -180,9 +180,10 @@ class Round:
 
 
 class _Crowded:
-    """Where a lease goes when every worker has its share already: to one that needs few handoffs to make room.
+    """Chooses a worker if every worker has its share already: one that needs few handoffs to make room.
 
-    The least loaded worker is no good if all it holds is heavy: nothing could bring it back into the band.
+    If all leases of the least loaded worker are heavy, it is not suitable: no handoff could bring it back into the
+    band.
     """
 
     def __init__(self, seats: Sequence[Seat], high: float) -> None:
@@ -195,13 +196,13 @@ class _Crowded:
         if seat.load + weight * seat.factor <= self.high or seat.count == 0:
             return seat
         if self._reliefs is None:
-            # What most of the others have room for; there are few with more.
+            # At least half of the workers have this much room; few have much more.
             room = self.high - median(each.load for each in self._seats)
             self._reliefs = {each.id: (each, _reliefs(each, room)) for each in self._seats}
         best: tuple[int, float, Seat] | None = None
         for other, reliefs in self._reliefs.values():
             handoffs = bisect_left(reliefs, other.load + weight * other.factor - self.high)
-            # Among equals the fullest one, to keep the others for what is lighter.
+            # Of equal workers choose the fullest, so that the others remain for lighter leases.
             if handoffs < len(reliefs) and (best is None or (handoffs, -other.load) < best[:2]) and may_hold(other):
                 best = handoffs, -other.load, other
         if best is None:
@@ -211,6 +212,7 @@ class _Crowded:
 
 
 def _reliefs(seat: Seat, room: float) -> list[float]:
-    """What one, two, three ... handoffs take off a worker, of leases that fit into the `room` that another has."""
+    """By how much one, two, three ... handoffs reduce the load, counting leases that fit into the `room` of
+    others."""
     end = bisect_right(seat.movable, room, key=weight_of)
     return list(accumulate(weight * seat.factor for weight, _ in reversed(seat.movable[:end])))

@@ -1,7 +1,7 @@
-"""What an assignment policy sees and what it answers.
+"""The input and the output of an assignment policy.
 
-A policy is a pure function: the leader calls it once a tick with what it has just read, and writes the moves it
-returns. The same input always gives the same moves, so two leaders that saw the same tables agree.
+A policy is a pure function: the leader calls it once a tick with what it has just read, and writes the moves that
+the policy returns. The same input always gives the same moves, so two leaders that read the same tables agree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ MoveKind = Literal["unserved", "balance", "drain"]
 
 @dataclass(frozen=True, slots=True)
 class LeaseLoad:
-    """An unfinished lease, and what it costs whoever holds it.
+    """An unfinished lease, and its load on the worker that holds it.
 
-    `owner` is who processes it now and `next_owner` who will after a running handoff. `unserved`: why it needs
-    an owner at once, if it does. `pinned`: may not be moved now. `home` is the slot that held it last. `age`
-    is how long its counter stood, for policies that serve the longest neglected first.
+    `owner`: the worker that processes it now. `next_owner`: the worker that will, after the handoff under way.
+    `unserved`: if the lease needs an owner at once, the reason. `pinned`: it may not be moved now. `home`: the slot
+    that held it last. `age`: for how long its counter was unchanged, for policies that place the oldest first.
     """
 
     key: LeaseKey
@@ -33,17 +33,17 @@ class LeaseLoad:
 
     @property
     def holder(self) -> WorkerId | None:
-        """Whose load it is as soon as what is under way is over."""
+        """The worker that has the load after any handoff under way."""
         return self.next_owner if self.next_owner is not None else self.owner
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """A live worker. `accepts`: may be given leases. `drains`: gives all of its leases away. `ready`: has started
-    and reads at once what it is given. `starts_slowly`: is not ready, and gives its leases to those that are.
+    """A live worker. `accepts`: it may get leases. `drains`: it hands over all of its leases. `ready`: it has
+    started and reads new leases at once. `starts_slowly`: it is not ready, and its leases go to workers that are.
 
-    `cost` is percent of CPU per KB/s on this worker's machine where that is known. `averages` and `ceilings` are
-    the KCL's metrics, by metric: moving average and operating range maximum; empty where none is published.
+    `cost`: percent of CPU per KB/s on this worker's machine, if known. `averages` and `ceilings`: the KCL's
+    metrics, by name, as moving average and as maximum of the operating range; empty if none is published.
     """
 
     id: WorkerId
@@ -60,11 +60,11 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a policy must respect, and what it may spend.
+    """The caps that a policy must respect, and how many moves it may make.
 
-    `settled` names workers that were out of balance in every recent pass: their imbalance is real and not noise.
-    `expected` workers were launched and have not reported yet. `balance`: whether a policy that balances in
-    intervals is to do it now. `watched`: whether loads were seen for long enough to tell them from jitter.
+    `settled`: workers that were out of balance in every recent pass, so that their imbalance is not jitter.
+    `expected`: number of workers that were launched and have not reported yet. `balance`: whether a policy that
+    balances in intervals does so now. `watched`: whether loads were observed for long enough to exclude jitter.
     """
 
     max_leases: int | None = None
@@ -79,7 +79,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """`lease` goes to `to`. Never without a reason: it is shown in the UI, in `plan` and in the log."""
+    """`lease` goes to `to`. Every move has a reason, which the UI, `plan` and the log show."""
 
     lease: LeaseKey
     to: WorkerId
@@ -89,7 +89,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Moves, leases that no worker could be found for, and the workers whose load is outside of the band."""
+    """The moves, the leases for which no worker was found, and the workers whose load is outside the band."""
 
     moves: tuple[Move, ...] = ()
     unplaced: tuple[LeaseKey, ...] = ()

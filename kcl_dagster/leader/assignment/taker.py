@@ -1,8 +1,8 @@
-"""The taking rules of KCL 2.x as a policy of the leader: all workers decide one after the other, each seeing what
-those before it took. A fleet of 2.x without its races.
+"""The taking rules of KCL 2.x as a policy of the leader.
 
-Known for uneven results: the first worker of a new application takes everything, the others steal one lease at a
-time, and stealing stops one short of even.
+The policy decides for one worker after the other, and each decision includes the leases that the former workers
+took. The result is that of a 2.x fleet without its races. It is known to be uneven: the first worker of a new
+application takes everything, the others steal one lease at a time, and stealing ends one lease short of even.
 """
 
 import math
@@ -17,7 +17,7 @@ from kcl_dagster.model.taking import Candidate, TakingRules, plan_taking
 
 @dataclass(frozen=True, slots=True)
 class TakerPolicy:
-    """`rules` without a cap on leases: that is the application's."""
+    """`rules`: without a cap on leases, which comes from the application."""
 
     rules: TakingRules
     chance: Random
@@ -38,8 +38,8 @@ class TakerPolicy:
 
 
 def candidate(lease: LeaseLoad, rules: TakingRules) -> Candidate:
-    """A lease as a 2.x worker would see it if it knew what the leader knows: that a run is over is as good as a
-    counter that stood, and what nobody owns was never served."""
+    """A lease as a 2.x worker would observe it with the leader's knowledge. If the run of its owner is over, its
+    counter counts as expired. If it has no owner, it counts as never served."""
     if not lease.unserved:
         return Candidate(lease.key, lease.owner, 0.0)
     if lease.owner is None:
@@ -60,7 +60,7 @@ class _Fleet:
                 continue
             because = lease.unserved or f"{worker} has too few leases and {lease.owner} the most"
             move = Move(key, worker, "balance" if key in stolen else "unserved", because)
-            earlier = self.moves.get(key)  # stolen at once from whoever has just taken it
+            earlier = self.moves.get(key)  # stolen at once from the worker that has just taken it
             self.moves[key] = move if earlier is None else replace(earlier, to=worker)
             self.leases[key] = replace(lease, owner=worker, unserved=None, age=0.0)
             self.candidates[key] = Candidate(key, worker, 0.0)

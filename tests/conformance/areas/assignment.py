@@ -71,7 +71,7 @@ def _lease(given: Given) -> LeaseLoad:
         owner=None if actual is None else WorkerId(actual),
         next_owner=WorkerId(owner) if processing is not None and owner is not None else None,
         kbps=given.number_or_none("kbps", "throughputKBps"),
-        unserved="expired" if expired else ("nobody owns it" if actual is None else None),
+        unserved="expired" if expired else ("no worker owns it" if actual is None else None),
         pinned=given.flag("blocked", default=processing is not None and not expired),
         age=given.number("age_s", default=0.0),
     )
@@ -222,7 +222,7 @@ def _counted(given: Given) -> tuple[list[LeaseLoad], list[WorkerLoad]]:
         else:
             raise NotUnderstood(f"worker {worker} holds {holds!r}")
     for number in range(given.integer("unassigned", default=0)):
-        leases.append(LeaseLoad(LeaseKey(f"unassigned-{number}"), unserved="nobody owns it"))
+        leases.append(LeaseLoad(LeaseKey(f"unassigned-{number}"), unserved="no worker owns it"))
     for number in range(given.integer("expired", default=0)):
         leases.append(
             LeaseLoad(LeaseKey(f"expired-{number}"), owner=WorkerId("gone"), unserved="expired", age=99.0)

@@ -14,7 +14,7 @@ NO_LIMITS = Limits(moves=1_000_000)
 
 def lease(number: int, owner: str | None = None, kbps: float | None = 100.0, **more: Any) -> LeaseLoad:
     held = None if owner is None else WorkerId(owner)
-    unserved = None if owner is not None else "nobody owns it"
+    unserved = None if owner is not None else "no worker owns it"
     return replace(LeaseLoad(LeaseKey(f"shard-{number:04d}"), held, kbps=kbps, unserved=unserved), **more)
 
 

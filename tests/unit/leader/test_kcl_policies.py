@@ -21,7 +21,7 @@ ALL = Limits(moves=10_000)
 
 def leases(number: int, owner: str | None = None, kbps: float | None = None) -> list[LeaseLoad]:
     held = None if owner is None else WorkerId(owner)
-    why = None if owner is not None else "nobody owns it"
+    why = None if owner is not None else "no worker owns it"
     return [LeaseLoad(LeaseKey(f"{owner or 'l'}-{n:04d}"), held, kbps=kbps, unserved=why) for n in range(number)]
 
 

@@ -73,7 +73,7 @@ def test_the_slot_that_held_a_lease_last_is_its_home() -> None:
     book = LoadBook()
     book.see([lease()], [], 0.0)
     book.see([lease(owner=None)], [], TICK)
-    assert book.load(lease(owner=None), unserved="nobody owns it", pinned=False, age=0.0).home == "worker-000"
+    assert book.load(lease(owner=None), unserved="no worker owns it", pinned=False, age=0.0).home == "worker-000"
 
 
 def test_what_a_machine_charges_for_its_work_is_learnt_and_not_believed_at_once() -> None:

@@ -45,7 +45,7 @@ HANDOFF = lease(owner=B, checkpoint_owner=A)
         pytest.param(lease(), 30.0, False, None, id="exactly the lease duration"),
         pytest.param(lease(), 30.1, False, f"{A} has not renewed it for 30 s", id="expired"),
         pytest.param(lease(), 0.0, True, f"the run of {A} is over", id="run over"),
-        pytest.param(lease(owner=None), 0.0, False, "nobody owns it", id="unowned"),
+        pytest.param(lease(owner=None), 0.0, False, "no worker owns it", id="unowned"),
         pytest.param(lease(owner=None, checkpoint=SHARD_END), 99.0, False, None, id="finished"),
         pytest.param(lease(checkpoint=SHARD_END), 99.0, True, None, id="finished and owned"),
         pytest.param(
