@@ -1,7 +1,7 @@
-"""The same for many leases: one after another, or several at a time.
+"""Call a function for many leases: one after another, or several at a time.
 
-A table write takes some 10 ms, nearly all of it waiting. Where a batch has a hundred shards, that would be a second
-before it may be stored and another one afterwards.
+A table write takes some 10 ms, nearly all of it waiting. For a batch of a hundred shards, sequential writes would
+take a second before the batch may be stored, and another second afterwards.
 """
 
 from collections import deque
@@ -14,10 +14,10 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import LeaseKey
 
 AT_ONCE: Final = 8
-FEWEST_FOR_THREADS: Final = 4  # leases; fewer are done sooner than threads have begun
+FEWEST_FOR_THREADS: Final = 4  # leases; for fewer, starting threads takes longer than the work
 
 ForEach = Callable[[Callable[[LeaseKey], None], Iterable[LeaseKey]], None]
-"""Call a function for each lease, perhaps several at a time; returns when all are done."""
+"""Calls a function for each lease, possibly several at a time. Returns when all calls have returned."""
 
 
 def one_by_one(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
@@ -26,8 +26,8 @@ def one_by_one(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -
 
 
 def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
-    """On threads of this call's own: whoever else is waiting for a slow table keeps nobody here waiting. The
-    caller's is one of them, and does it all where a machine has no more to give."""
+    """Use threads that belong to this call, so that another call which waits for a slow table does not delay it.
+    The calling thread is one of them. If the machine cannot start more threads, it does all the work."""
     waiting = deque(keys)
     helpers = min(AT_ONCE, len(waiting)) - 1 if len(waiting) >= FEWEST_FOR_THREADS else 0
 
@@ -51,7 +51,7 @@ def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKe
 def errors_of(
     for_each: ForEach, function: Callable[[LeaseKey], object], keys: Iterable[LeaseKey]
 ) -> dict[LeaseKey, KclError]:
-    """Call a function for each lease; what it raised, of those for which it failed."""
+    """Call a function for each lease. Returns the errors of the leases for which it failed."""
     failed: dict[LeaseKey, KclError] = {}
 
     def call(key: LeaseKey) -> None:

@@ -1,4 +1,5 @@
-"""What a worker tells whoever runs it. Facts, after they happened; nobody's answer is awaited."""
+"""Events that a worker reports to its surroundings. Each is a fact, reported afterwards; the worker needs no
+reply."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -38,7 +39,7 @@ class EventKind(StrEnum):
     HUNG = "hung"
 
 
-# Kinds an operator should look at; the others are the normal course of things.
+# Kinds that an operator should examine; the others belong to normal operation.
 TROUBLE = frozenset(
     {
         EventKind.RENEWAL_FAILED,
@@ -60,7 +61,8 @@ TROUBLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvent:
-    """`facts` are small values by name: numbers, texts, sequence numbers. Never a record's payload."""
+    """One event. `facts`: small values by name, such as numbers, texts, sequence numbers; never a record's
+    payload."""
 
     kind: EventKind
     message: str
@@ -73,16 +75,16 @@ class WorkerEvent:
 
 
 OnEvent = Callable[[WorkerEvent], None]
-"""Called on the thread the event happened on, possibly in the middle of a renewal: must be quick, must not raise,
-and must not call the worker. A receiver that may be slow is put behind a `worker.delivery.DeliveryQueue`."""
+"""Called on the thread on which the event happened, possibly during a renewal. It must be quick, must not raise,
+and must not call the worker. If a receiver may be slow, put it behind a `worker.delivery.DeliveryQueue`."""
 
 
 def ignore(_: WorkerEvent) -> None:
-    """For whoever does not listen."""
+    """Discard the event: the default receiver."""
 
 
 def unfailing(receive: Callable[[T], object]) -> Callable[[T], None]:
-    """The receiver; what it raises is logged, because no thread of a worker may end for it."""
+    """Wrap a receiver so that its errors are logged and not raised: they must not end a thread of the worker."""
 
     def received(fact: T) -> None:
         try:

@@ -1,12 +1,14 @@
-"""The leases this worker holds: the one place that writes them.
+"""The leases that this worker holds. All writes of them by the worker are in this module.
 
 Each lease has one lock, held around every write of it, so a renewal can never make a checkpoint fail. A lease is
-trusted until the last successful write was *sent* plus the lease duration, on this process's monotonic clock:
-whoever watches the counter saw it change later than that, so nobody can have taken the lease in between. A lease
-that is no longer trusted, or that a conditional write refused, is dropped here and never written again; if the
-table still names this worker, discovery acquires it anew, under a new token.
+trusted until the moment at which the last successful write was *sent*, plus the lease duration, on this process's
+monotonic clock. Every other process observes the change of the counter later than that moment, so no process can
+have taken the lease in between. If a lease is no longer trusted, or a conditional write of it was refused, it is
+dropped here and not written again. If the table still names this worker as its owner, discovery acquires it anew,
+under a new token.
 
-Modelled in spec/ExactlyOnce.tla: a write whose answer was lost is settled by reading, never guessed.
+Modelled in spec/ExactlyOnce.tla: if the response to a write was lost, the row is read; its outcome is never
+guessed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +26,7 @@ from kcl_dagster.worker.throughput import Throughput
 
 
 class EndWasWritten(KclError):
-    """The row is at its shard's end already: an earlier write of it was applied, and its answer was lost."""
+    """The row is at its shard's end already: an earlier write was applied, and its response was lost."""
 
     def __init__(self, key: LeaseKey, children: frozenset[str]) -> None:
         super().__init__(f"{key} is at the end of its shard: the earlier write was applied")
@@ -33,8 +35,8 @@ class EndWasWritten(KclError):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A held lease as it stood a moment ago. `token` names this ownership: work begun under one token may not be
-    finished under another."""
+    """A held lease as it was when it was read. `token`: identifies this ownership. Work that began under one token
+    may not be finished under another."""
 
     lease: Lease
     token: int
@@ -55,7 +57,7 @@ class _Held:
     busy: bool = False
     handoff_since: float | None = None
     stored_through: int | None = None
-    in_doubt: bool = False  # a write was sent and its outcome never learnt
+    in_doubt: bool = False  # a write was sent, and its outcome is not known
 
 
 GoesOn = Callable[[WorkerId], bool]
@@ -116,20 +118,20 @@ class Holdings:
         return held is not None and held.token == token and self._is_trusted(held)
 
     def due(self, interval: float) -> list[LeaseKey]:
-        """Leases not written for `interval`, longest first."""
+        """Leases that were not written for `interval` seconds, the oldest write first."""
         limit = self._runtime.clock.monotonic() - interval
         with self._map_lock:
             waiting = [(h.written_at, key) for key, h in self._held.items() if h.written_at <= limit]
         return [key for _, key in sorted(waiting)]
 
     def oldest_write(self) -> float | None:
-        """When the lease that waits longest for a write was written; monotonic."""
+        """The moment of the oldest last write of all leases; monotonic."""
         with self._map_lock:
             return min((h.written_at for h in self._held.values()), default=None)
 
     def in_handoff(self, waiting_longer_than: float | None = None) -> list[LeaseKey]:
-        """Leases somebody else is to have: those at rest, or with a limit those that keep the next owner waiting
-        longer than it."""
+        """Leases in a handoff to another worker: those that are not in a batch. With `waiting_longer_than`: those
+        for which the next owner has waited for at least so many seconds."""
         now = self._runtime.clock.monotonic()
         with self._map_lock:
             asked = [
@@ -142,9 +144,9 @@ class Holdings:
     # Getting
 
     def acquire(self, lease: Lease) -> Holding | None:
-        """Hold a lease that the table says is ours. It is renewed at once: how long its counter has been standing
-        is not known, so only a write of our own can start the time it is trusted for. None when it is not ours
-        any more."""
+        """Hold a lease of which the table names this worker as the owner. The lease is renewed at once: it is not
+        known for how long its counter was unchanged, so only a write of our own can start the time for which the
+        lease is trusted. None: this worker does not own it any more."""
         if lease.owner != self._worker or lease.in_handoff:
             return None
         sent = self._runtime.clock.monotonic()
@@ -237,20 +239,21 @@ class Holdings:
             self._wrote(held, written, sent)
 
     def delivered(self, key: LeaseKey, payload_bytes: int) -> None:
-        """Count payload that is about to be delivered. Never waits for a write: whoever asked a moment ago whether
-        the lease is still ours must not be kept from it until it is not."""
+        """Count payload that is about to be delivered. Never waits for a write: the caller has just checked that
+        the lease is ours, and during a wait it could be lost."""
         with self._map_lock:
             self._throughput.record(key, payload_bytes)
 
     def stored_through(self, key: LeaseKey, token: int, at: float) -> None:
-        """Everything that arrived before `at`, epoch seconds, is stored. Written with the next renewal."""
+        """Record that everything which arrived before `at` (epoch seconds) is stored. Written with the next
+        renewal."""
         held = self._held.get(key)
         if held is not None and held.token == token:
             held.stored_through = max(int(at), held.stored_through or 0)
 
     def tip_of(self, key: LeaseKey) -> int | None:
-        """The newest moment, epoch seconds, by which nothing had arrived that lies behind the checkpoint. It may
-        not be written yet."""
+        """The latest moment (epoch seconds) until which no record beyond the checkpoint had arrived. It may not be
+        written yet."""
         held = self._held.get(key)
         if held is None:
             return None
@@ -258,14 +261,14 @@ class Holdings:
         return max((moment for moment in known if moment is not None), default=None)
 
     def unwritten_tips(self) -> list[LeaseKey]:
-        """Leases whose row does not say yet what `tip_of` does."""
+        """Leases whose row does not have the moment of `tip_of` yet."""
         with self._map_lock:
             return sorted(key for key, held in self._held.items() if _newer_moment(held) is not None)
 
     # Batches
 
     def begin(self, keys: Iterable[LeaseKey]) -> None:
-        """These leases are in a batch: a handoff waits for its end."""
+        """Mark leases as in a batch: a handoff waits for its end."""
         for key in keys:
             held = self._held.get(key)
             if held is not None:
@@ -280,8 +283,8 @@ class Holdings:
     # Letting go
 
     def transfer(self, key: LeaseKey) -> bool:
-        """Complete the handoff the leader asked for; if the next owner has ended or drains, give the lease up
-        instead. The lease is dropped whatever happens. True when done."""
+        """Complete the handoff that the leader began. If the next owner has ended or drains, give the lease up
+        instead. The lease is dropped in any case. True: the handoff was completed, or the lease was given up."""
         held = self._held.get(key)
         if held is None:
             return False
@@ -301,16 +304,16 @@ class Holdings:
 
     def pass_on(self, lease: Lease) -> Lease | None:
         """End the handoff of a lease that this worker still owns and does not read. The lease goes to its next
-        owner, or to nobody if that worker has ended or drains: it would keep a lease that it does not look for.
-        None: the lease was moved by another."""
+        owner. If that worker has ended or drains, the lease remains without owner: that worker would not read it.
+        None: another process moved the lease."""
         if lease.owner is not None and not self._goes_on(lease.owner):
             return self._table.vacate(lease)
         return self._table.transfer(lease)
 
     def release(self, key: LeaseKey, heir: WorkerId | None = None, *, unless_pinned: bool = False) -> bool:
-        """Give the lease to `heir`, or up if that is not possible, so that the next owner need not wait; a handoff
-        is completed instead. The lease is dropped whatever happens, but for one whose batch is pinned and being
-        written, with `unless_pinned`. True when the table says so."""
+        """Give the lease to `heir`, so that it is read at once. If that is not possible, give it up. If a handoff
+        is under way, complete it instead. The lease is dropped in any case, with one exception: with
+        `unless_pinned` it is kept while its batch is pinned and being written. True: the table has the change."""
         held = self._held.get(key)
         if held is None:
             return False
@@ -327,7 +330,8 @@ class Holdings:
         return done
 
     def _bequeath(self, lease: Lease, heir: WorkerId) -> bool:
-        """Conditional on the counter, too: whoever was paused may not own it any more, and then gives nothing."""
+        """Assign the lease to `heir`. The write is conditional on the counter, too: if this worker was paused and
+        does not own the lease any more, the write is refused."""
         if lease.in_handoff or lease.is_finished:
             return False
         return self._table.assign(lease, heir, counter=lease.counter) is not None

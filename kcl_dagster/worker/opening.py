@@ -40,18 +40,18 @@ from kcl_dagster.worker.surroundings import (
 )
 
 _SECONDS_PER_HOUR = 3600.0
-VERIFY_SECONDS = 60.0  # between two looks at the layout of the tables
+VERIFY_SECONDS = 60.0  # between two checks of the layout of the tables
 COMPARE_CLOCKS_SECONDS = 600.0  # a machine's clock drifts by less than a millisecond in this time
 
 
 class StreamLookup:
-    """What a worker asks about its streams."""
+    """Looks up facts about the streams of a worker."""
 
     def __init__(self, kinesis: aws.Client, application: Application, starts: StartTable, runtime: Runtime) -> None:
         self._kinesis = kinesis
         self._application = application.name
         self._configured = {settings.name: settings.start for settings in application.streams}
-        # Whoever sets an epoch in the configuration means whatever stream has the name.
+        # If the configuration sets an epoch, any stream with the name is accepted.
         self._renamed = {settings.name for settings in application.streams if settings.creation_epoch is not None}
         self._starts = starts
         self._runtime = runtime
@@ -66,8 +66,8 @@ class StreamLookup:
         return describe(self._kinesis, stream.name, runtime=self._runtime).retention_hours * _SECONDS_PER_HOUR
 
     def service_time(self) -> float:
-        """Epoch seconds by the service's clock, which all workers share; by this machine's if that was never
-        known."""
+        """Epoch seconds by the service's clock, which is the same for all workers. If that is not known yet, by
+        this machine's clock."""
         clock = self._runtime.clock
         if clock.monotonic() - self._compared_at >= COMPARE_CLOCKS_SECONDS:
             now = None

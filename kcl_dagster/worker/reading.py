@@ -184,7 +184,7 @@ class Reading(Generic[R]):
         return not blocked
 
     def fetch(self, this: Round) -> R | None:
-        """Read the planned ranges; None when nothing could be read at all. Whoever gets it releases it."""
+        """Read the planned ranges. The caller releases the result. None: nothing could be read."""
         this.fetch_began, this.fetch_began_at = self.service_time(), self.clock.monotonic()
         try:
             with self.timed(this, "fetch"):
@@ -200,7 +200,8 @@ class Reading(Generic[R]):
             return None
 
     def _budget(self, this: Round) -> Budget:
-        """Shards that have just come were silent for a while: their first batch is closed early."""
+        """The budget of the next batch. Shards that were just acquired were not read for a while, so their first
+        batch is closed early."""
         tokens = {holding.token for holding in this.holdings.values()}
         goes_on = tokens <= self._begun
         self._begun |= tokens
@@ -260,9 +261,9 @@ class Reading(Generic[R]):
         return True
 
     def _is_bearable(self, this: Round, progress: Progress) -> bool:
-        """Looks at what the stream no longer had, or soon will not have."""
+        """Whether the range may be processed, judging by records that left the stream or soon will."""
         key = progress.range.lease
-        if progress.broken_aggregates and not progress.range.is_pinned:  # else whoever read it first has told
+        if progress.broken_aggregates and not progress.range.is_pinned:  # a pinned one was reported before
             count = progress.broken_aggregates
             self.tell(EventKind.BROKEN_AGGREGATE, f"{count} aggregates kept as raw records", key, count=count)
         step = self.retention.warning(progress)

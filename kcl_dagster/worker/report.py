@@ -16,28 +16,28 @@ class Outcome(StrEnum):
     """Nothing new in the shard."""
 
     DELIVERED = "delivered"
-    """Handed to the shard's processor, which checkpoints by itself."""
+    """Delivered to the shard's processor, which checkpoints by itself."""
 
     FINISHED = "finished"
-    """Committed, and the shard is done."""
+    """Committed, and the shard is read to its end."""
 
     NOT_READ = "not read"
     DROPPED = "dropped"
-    """No longer ours when it had to be written; nothing was written for it."""
+    """The lease was lost before the write; nothing was written for it."""
 
     FAILED = "failed"
     UNCOMMITTED = "uncommitted"
-    """Written, but the table was not told: the lease was lost or the table did not answer. Whoever owns the lease
-    next repeats the batch under the same identity."""
+    """Written, but not recorded in the table: the lease was lost, or the table did not respond. The next owner of
+    the lease repeats the batch under the same identity."""
 
     NARROWED = "narrowed"
-    """It failed; its first half is tried next."""
+    """The batch failed; its first half is tried next."""
 
     SET_ASIDE = "set aside"
-    """Its only record was dead-lettered or skipped, as the policy says."""
+    """Its only record was dead-lettered or skipped, according to the policy."""
 
     ABANDONED = "abandoned"
-    """The worker was told to stop before anything was written."""
+    """The worker was asked to stop before anything was written."""
 
 
 @dataclass(frozen=True, slots=True)

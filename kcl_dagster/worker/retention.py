@@ -33,7 +33,7 @@ class Loss:
     since: str
     until: str | None
     seconds: float | None = None
-    """How old the oldest record still there is."""
+    """The age of the oldest record that is still in the stream."""
 
     @property
     def place(self) -> tuple[str, str | None]:
@@ -46,7 +46,7 @@ class Loss:
 
 
 def unknown() -> float | None:
-    """The retention of a stream that nobody asks about."""
+    """The default for `ask_retention`: the retention is not known."""
     return None
 
 
@@ -56,14 +56,14 @@ def loss_in(
     now: float,
     ask_retention: Callable[[], float | None] = unknown,
 ) -> Loss | None:
-    """What was lost before the range could be read, if anything was. Times in epoch seconds.
+    """The records that left the stream before the range could be read, or None. Times in epoch seconds.
 
-    The record at the checkpoint must still be there: where it is gone, so may be the ones after it, unless nothing
-    lay behind the checkpoint a short while ago (`stored_through`), as on a shard that is quiet for days. At an
-    initial position there is no such record; what matters is whether the stream's retention is over since nothing
-    lay behind it, and it is asked for only where it may be. A closed shard that is gone altogether is counted as
-    lost, since nothing tells that its end had been reached. An open shard that is empty, and of which no tip is
-    known, is not: after a Java KCL that is every quiet shard.
+    The record at the checkpoint must still be in the stream. If it is gone, the records after it may be gone, too,
+    unless there were none a short while ago (`stored_through`), as on a shard that is quiet for days. An initial
+    position has no such record. There, records may be lost if the retention has passed since the moment when none
+    lay beyond the position; the retention is requested only if that is possible. A closed shard that left the
+    stream counts as lost, because there is no evidence that it was read to its end. If an open shard is empty and
+    no moment of its tip is known, it does not count as lost: after a Java KCL that is every quiet shard.
     """
     after = progress.range.after
     if progress.gone:
@@ -85,15 +85,15 @@ def loss_in(
 
 
 def _empty_at(begun: Range, stored_through: float | None) -> float | None:
-    """When nothing that is wanted lay behind an initial position. None where nobody can know: at the first shards
-    of an application that takes what the stream happens to have."""
+    """The moment at which no wanted record lay beyond an initial position. None if that cannot be known: at the
+    first shards of an application that starts with whatever the stream contains."""
     if begun.after == LATEST and begun.timestamp_ms is not None:
         return max(begun.timestamp_ms / 1000, stored_through or 0.0)
     return stored_through
 
 
 class RetentionWatch:
-    """Says once, at each step, that a shard is that close to its retention; and again after it has recovered."""
+    """Warns once at each step that a shard approaches its retention, and again after the shard had recovered."""
 
     def __init__(self, retention_of: RetentionOf, clock: Clock) -> None:
         self._retention_of = retention_of
@@ -102,7 +102,7 @@ class RetentionWatch:
         self._said: dict[LeaseKey, float] = {}
 
     def warning(self, progress: Progress) -> float | None:
-        """The step that was passed with this range: 0.5, 0.75 or 0.9 of the retention. None: nothing new."""
+        """The step that this range passed: 0.5, 0.75 or 0.9 of the retention. None: no new step."""
         if progress.millis_behind is None:
             return None
         retention = self.retention(progress.range.stream)

@@ -1,7 +1,8 @@
-"""Where record processors sit: in processes of the executors, each shard's for as long as its lease is ours.
+"""The processes of the executors in which record processors run, one per shard for as long as its lease is held.
 
-A processor keeps state between calls, so it needs one process that lives from batch to batch, and the records have
-to come there. When that process is lost so is the state: a new processor begins at the checkpoint, in another.
+A processor keeps state between calls. So it needs one process that lives from batch to batch, and the records have
+to be read there. If that process is lost, the state is lost, too: a new processor begins at the checkpoint, in
+another process.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class SeatLost(BatchError):
-    """The process that a processor sat in is gone. No record can be blamed for that."""
+    """The process of a processor has ended. The failure is not attributed to a record."""
 
 
 class ProcessorFailed(Exception):
-    """A processor raised, which is the user's failure and none of ours. `kind` is the class of what it raised."""
+    """A processor raised an error: the failure is in user code. `kind`: the class of the error."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -30,20 +31,21 @@ class ProcessorFailed(Exception):
 
 
 class SeatedProcessor(Protocol):
-    """One processor. Calls block until it has returned; they come one at a time, on changing threads.
+    """One processor. Calls block until it has returned. They come one at a time, on changing threads.
 
-    They raise what the processor raises, or ProcessorFailed in its place; SeatLost when it is gone.
+    They raise the processor's error, or ProcessorFailed in its place. If the process has ended, they raise
+    SeatLost.
     """
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is known that the processor, with its state, does not exist any more."""
+        """Whether the processor and its state are known not to exist any more."""
 
     def initialize(self, start: Checkpoint) -> None: ...
 
     def process(self, attendant: "Attendant", *, one_by_one: bool) -> Checkpoint | None:
-        """Deliver what the last `fetch` read of the shard; the last record handed out. Raises SeatLost if it was
-        read elsewhere."""
+        """Deliver the records of the shard that the last `fetch` read. Returns the last one that was delivered.
+        Raises SeatLost if they were read in another process."""
 
     def shard_ended(self, attendant: "Attendant") -> None: ...
 
@@ -53,17 +55,19 @@ class SeatedProcessor(Protocol):
     def shutdown_requested(self, attendant: "Attendant") -> None: ...
 
     def leave(self) -> None:
-        """Forget the processor, without a word to it. Does not raise."""
+        """Discard the processor without a call to it. Does not raise."""
 
 
 class Seats(Reader[R_co], Protocol[R_co]):
-    """Reads ranges to where their processors sit. Its methods belong to the worker's main thread."""
+    """Reads ranges in the processes of their processors. Call its methods on the worker's main thread only."""
 
     def seat(self, lease: LeaseKey, shard_id: str) -> SeatedProcessor:
-        """A new processor, where the lease was last read. Raises SeatLost when that place is gone."""
+        """Create a processor in the process where the lease was read last. Raises SeatLost if that process
+        ended."""
 
     def side_by_side(self, tasks: Mapping[LeaseKey, Callable[[], None]]) -> Mapping[LeaseKey, Exception]:
-        """Run a task for each lease, at the same time where processors sit apart; what the tasks raised."""
+        """Run a task for each lease, in parallel if their processors are in different processes. Returns the errors
+        of the tasks."""
 
     def close(self) -> None:
-        """Nobody sits any more."""
+        """End all processes of processors."""

@@ -1,13 +1,14 @@
-"""The end of a shard: leases for its children first, then SHARD_END.
+"""The end of a shard: create leases for its children first, then write SHARD_END.
 
-Child leases always start at TRIM_HORIZON, whatever the application's start: nothing of a child lies before its
-parent's end. They exist before the parent is finished, so there is no moment at which a part of the hash range
-belongs to no lease; being blocked by their parent they may be owned early.
+Child leases always start at TRIM_HORIZON, whatever the application's start: every record of a child comes after its
+parent's end. They exist before the parent is finished, so at every moment each part of the hash range has a lease.
+A worker may own them early, because they are not read before their parent is finished.
 
-A worker may rest at any point here, while others finish the shard, read its children to their end, and clean up.
-Each child's lease is therefore made in one transaction with a note on its parent's, which has to be unfinished
-still. Reading the parent again afterwards and taking the child back would be cheaper and not enough: in between
-somebody may have begun to read it. Modelled in spec/Reshard.tla as ChildrenAreFenced.
+A worker may be paused at any point here, while other workers finish the shard, read its children to their end, and
+the leader cleans up. Therefore each child's lease is created in one transaction with a write to its parent's lease,
+which must still be unfinished. It would be cheaper to read the parent again afterwards and to delete the child's
+lease, but not sufficient: in between, another worker may have begun to read the child. Modelled in spec/Reshard.tla
+as ChildrenAreFenced.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +24,11 @@ from kcl_dagster.worker.batch import Progress
 from kcl_dagster.worker.parents import sibling_key
 
 ListShards = Callable[[StreamIdentifier], Sequence[Shard]]
-"""All shards the stream still has."""
+"""Returns all shards that the stream still has."""
 
 
 class ShardEndWaits(KclError):
-    """A shard was read to its end but cannot be finished yet. It is tried again; nothing is lost by waiting."""
+    """A shard was read to its end but cannot be finished yet. The worker tries again later; nothing is lost."""
 
 
 class ShardEnds:
@@ -36,10 +37,10 @@ class ShardEnds:
         self._list_shards = list_shards
 
     def create_children(self, lease: Lease, progress: Progress) -> frozenset[str]:
-        """Make sure that every child has a lease; the children's shard ids.
+        """Make sure that every child has a lease. Returns the shard ids of the children. Safe to repeat.
 
-        Raises ShardEndWaits when that is not possible now, LeaseLost when somebody else has finished the shard, or
-        a ServiceError. Doing it twice does no harm.
+        Raises ShardEndWaits if that is not possible now, LeaseLost if another worker has finished the shard, or a
+        ServiceError.
         """
         children = progress.children or self._listed_children(lease, progress)
         for child in children:
@@ -47,11 +48,12 @@ class ShardEnds:
         names, empty_at = frozenset(child.id for child in children), _empty_at(lease, progress)
         for child in children:
             wanted = replace(child_lease(lease, child), stored_through=empty_at)
-            self._table.create_child(lease, wanted, names)  # False: it has one, which is as good
+            self._table.create_child(lease, wanted, names)  # False: the child has a lease already
         return names
 
     def _listed_children(self, lease: Lease, progress: Progress) -> tuple[ChildShard, ...]:
-        """The last answer named no child: ask the stream. A shard that is gone may have none left at all."""
+        """List the children, if the last response named none. If the shard left the stream, it may have none
+        left."""
         children = tuple(
             ChildShard(shard.id, shard.hash_range, shard.parents)
             for shard in self._list_shards(progress.range.stream)
@@ -62,8 +64,8 @@ class ShardEnds:
         return children
 
     def _check_other_parents(self, lease: Lease, child: ChildShard, progress: Progress) -> None:
-        """A merged shard may not start before both parents are known to the application: a parent that is in the
-        stream and not in the table yet would be read after its child."""
+        """Raise ShardEndWaits if another parent of a merged shard is in the stream and has no lease yet: that
+        parent would be read after its child."""
         for parent in child.parents:
             if parent == lease.shard_id or self._table.get(sibling_key(lease, parent)) is not None:
                 continue
@@ -74,8 +76,8 @@ class ShardEnds:
 
 
 def _empty_at(parent: Lease, progress: Progress) -> int | None:
-    """Epoch seconds by which nothing lay in the children: they were opened after their parents' last record. By it
-    whoever reads a child first knows whether records can have left the stream before."""
+    """The moment (epoch seconds) at which the children had no records: they were opened after their parent's last
+    record. The first reader of a child needs it to detect whether records can have left the stream before."""
     known = [parent.stored_through, None if progress.last_arrival_ms is None else progress.last_arrival_ms // 1000]
     return max((moment for moment in known if moment is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""Asking a worker to stop."""
+"""The request to a worker to stop."""
 
 from enum import StrEnum
 
@@ -9,12 +9,12 @@ class StopReason(StrEnum):
     CAUGHT_UP = "everything that was to be read is stored"
     LIFETIME = "end of lifetime"
     MISCONFIGURED = "the settings cannot work"
-    ORPHANED = "nobody is responsible for this worker any more"
+    ORPHANED = "no process or run is responsible for this worker any more"
     STUCK = "what is left cannot be read now"
 
 
 class StopSignal:
-    """Set from anywhere, a signal handler included: takes no lock. Once set it stays set, for the first reason."""
+    """Can be set on any thread and in a signal handler: it takes no lock. The first reason remains set."""
 
     def __init__(self) -> None:
         self._reason: StopReason | None = None

@@ -90,7 +90,7 @@ def _goes_on(row: WorkerRow, now: float, rules: SuccessionRules) -> bool:
 
 
 class Succession:
-    """Asked once, when a worker lets go of everything."""
+    """Chooses the next owners of all leases of a worker that stops. Used once."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Succession:
         )
 
     def heirs(self, leaving: Collection[LeaseKey]) -> dict[LeaseKey, WorkerId]:
-        """One scan. Empty where there is nobody, or where the tables do not answer."""
+        """Choose the next owners, with one scan. Empty if no worker is suitable, or if the scan fails."""
         if not leaving or not self._applies:
             return {}
         try:

@@ -1,4 +1,4 @@
-"""What a worker needs from outside: tables, the stream, the engine, the sink, and somebody to tell."""
+"""What a worker needs from outside: tables, the stream, the engine, the sink, and receivers of its events."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,48 +25,50 @@ from kcl_dagster.worker.seating import Seats
 from kcl_dagster.worker.shard_end import ListShards
 
 OnBatch = Callable[[BatchReport], None]
-"""Called on the main thread after each round that had leases to read; must not raise."""
+"""Called on the main thread after each round that had leases to read. It must not raise."""
 
 Watch = Callable[[], str | None]
-"""Why this worker should stop, if it should: its parent died, its run was cancelled, ... Called on the thread that
-writes the heartbeat: must not wait and must not raise. `worker.latest.Latest` asks questions that may hang."""
+"""Returns the reason why this worker should stop, or None: its parent process ended, its run was cancelled, ...
+Called on the thread that writes the heartbeat: it must not wait and must not raise. Requests that may hang belong
+into a `worker.latest.Latest`."""
 
 
 class LeaderWatch(Protocol):
-    """Sees whether there is a leader."""
+    """Observes whether there is a leader."""
 
     def silent_for(self) -> float:
-        """Seconds for which no leader has given a sign of life, as far as this worker saw itself. Reads a table;
-        may raise a ServiceError."""
+        """For how many seconds this worker has observed no change by a leader. Reads a table; may raise a
+        ServiceError."""
 
     def control(self) -> Control:
-        """What an operator wants: without a leader, its workers obey by themselves. Reads a table; may raise a
-        ServiceError."""
+        """What an operator requested. If there is no leader, the workers apply it themselves. Reads a table; may
+        raise a ServiceError."""
 
 
 class NoSink:
-    """Of a worker whose shards go to record processors."""
+    """The sink of a worker whose shards go to record processors."""
 
     def write(self, data: object, batch: Batch) -> None:
         raise SinkError(f"there is no sink for {batch.records} records of {type(data).__name__}")
 
 
 class NoEngine:
-    """Of a worker whose record processors read for themselves."""
+    """The engine of a worker whose record processors read by themselves."""
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> Fetched[Any]:
         raise BatchError(f"there is no engine to read {len(ranges)} ranges with, {budget}")
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
-        """There is nothing to read ahead."""
+        """Do nothing."""
 
 
 Ready = Callable[[], bool]
-"""Whether the worker can read: its engine is up. Called several times a second until it is; must not wait."""
+"""Returns whether the worker can read, because its engine has started. Called several times a second until then; it
+must not wait."""
 
 
 def at_once_ready() -> bool:
-    """For engines that need no time to start."""
+    """The default, for engines that need no time to start."""
     return True
 
 
@@ -76,11 +78,11 @@ the housekeeping thread, after the worker's row and leases are gone. May not ret
 
 
 def cannot_end(_: str) -> None:
-    """For workers in a process that is not their own."""
+    """The default, for workers that share their process: do not end it."""
 
 
 def ignore_batch(_: BatchReport) -> None:
-    """For whoever does not listen."""
+    """Discard the report: the default receiver."""
 
 
 def unknown_retention(_: StreamIdentifier) -> float | None:

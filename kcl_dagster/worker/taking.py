@@ -47,7 +47,7 @@ class Taker:
         ]
 
     def look(self, paused: Collection[LeaseKey] = ()) -> tuple[dict[LeaseKey, Lease], Taking]:
-        """Scan, remember how long what stood, and decide what should be taken. Writes nothing."""
+        """Scan, record for how long each counter was unchanged, and decide what should be taken. Writes nothing."""
         scan = self._table.scan()
         leases = {lease.key: lease for lease in scan.leases if not lease.is_finished and lease.key not in paused}
         for lease in leases.values():
@@ -58,7 +58,7 @@ class Taker:
         return leases, plan_taking(candidates, self._worker, self._rules, self._chance)
 
     def forget(self) -> None:
-        """There is a leader again. What was seen until now says nothing about the time after it is gone."""
+        """Discard all observations, because there is a leader again: they do not apply to the time after it."""
         self._standing = Standing()
         self._known = set()
 
@@ -68,14 +68,14 @@ class Taker:
 
     def _take(self, lease: Lease) -> bool:
         if lease.actual_owner == self._worker:
-            return False  # ours and not renewed: renewal or discovery deals with it
+            return False  # ours and not renewed: renewal or discovery handles it
         try:
             taken = self._table.take(lease, self._worker)
         except KclError as error:
             self._on_event(WorkerEvent(EventKind.DISCOVERY_FAILED, f"could not take: {error}", lease.key))
             return False
         if taken is not None:
-            message = f"from {lease.actual_owner or 'nobody'}"
+            message = f"from {lease.actual_owner}" if lease.actual_owner else "it had no owner"
             self._on_event(WorkerEvent(EventKind.LEASE_TAKEN, message, lease.key))
         return taken is not None
 

@@ -46,7 +46,7 @@ def _share(task: Mapping[str, Any], me: str) -> float:
     units = {c["DockerId"]: (c.get("Limits") or {}).get("CPU", FEWEST_UNITS) for c in task["Containers"]}
     total = sum(units.values())
     mine: float = units.get(me, FEWEST_UNITS)
-    return mine / total if total else 1.0  # nobody asked for anything: all may use everything
+    return mine / total if total else 1.0  # no container reserves CPU: each may use the whole task
 
 
 def read_json(address: str) -> Mapping[str, Any]:
