@@ -1,12 +1,12 @@
-"""Files that a fetch writes while it reads: what a sink will store of records that nobody changes.
+"""Drafts: files that a fetch writes while it reads, for a sink that stores records without a transform.
 
-Most of a consumer's work is carrying records about: from the Python worker that read them into the JVM, where they
-wait to be pinned, and on to the one that writes them. A sink that stores them as they were read can do without:
-the fetch writes its files, under names that readers pass over, and the driver hears no more than how far it came.
-When the batch is pinned, the sink gives each file a name that readers see.
+Most of a consumer's work is to move records: from the Python worker that read them into the JVM, where they wait
+until the batch is pinned, and on to the Python worker that writes them. If a sink stores records as they were read,
+this is not needed: the fetch writes the files, under names that readers skip, and returns to the driver only how
+far it came. When the batch is pinned, the sink gives each file a name that readers see.
 
-A draft is written once and never again, by one attempt of one task, and the driver hears of the attempt that Spark
-counted. So what it holds is what was counted, whatever happens to executors meanwhile.
+A draft is written once, by one attempt of one task, and the driver receives the result of the attempt that Spark
+counted. So the draft contains exactly what was counted, even if executors are lost meanwhile.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -59,12 +59,12 @@ class DraftedSink(Protocol):
 
     @property
     def drafts_into(self) -> Store | None:
-        """Where drafts belong; None as long as records are not known to be stored as they were read."""
+        """The store for drafts. None as long as it is not known that records are stored as they were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A file in waiting, relative to its store."""
+    """A file that a fetch wrote. `path` is relative to its store."""
 
     path: str
     rows: int
@@ -77,8 +77,8 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class WriteDrafts:
-    """Reads the shards of a task and writes a file for each, for `mapInArrow`. Yields one row for each shard.
-    `name` begins the names of all files of the fetch."""
+    """Function for `mapInArrow`: reads the shards of a task, writes a file for each, and yields a row for each.
+    `name`: prefix of the names of all files of the fetch."""
 
     plan: FetchPlan
     store: Store
@@ -94,8 +94,8 @@ class WriteDrafts:
 
 
 def write_drafts(fetched: Iterator[pa.RecordBatch], store: Store, name: str) -> list[dict[str, object]]:
-    """Store what a fetch yields, a row of `_DRAFTS` for each of its leases. A shard whose file cannot be stored
-    counts as not read, for that reason."""
+    """Store what a fetch yields. Returns a row of `_DRAFTS` for each of its leases. If the file of a shard cannot
+    be stored, the shard counts as not read, with that reason."""
     files: dict[str, ParquetFile] = {}
     attempts: dict[str, str] = {}
     said: dict[str, str] = {}
@@ -190,7 +190,7 @@ class DraftedRanges:
     def __init__(
         self, ranges: Sequence[Range], numbers: DataFrame, plan: FetchPlan, store: Store, name: str
     ) -> None:
-        """Runs the job: a task for each of `numbers`. No other fetch may have this `name`."""
+        """Run the job, with a task for each of `numbers`. No other fetch may have this `name`."""
         self.ranges = tuple(ranges)
         self._spark = numbers.sparkSession
         self._store = store
@@ -198,7 +198,7 @@ class DraftedRanges:
             with fetch_failures():
                 rows = numbers.mapInArrow(WriteDrafts(plan, store, name), DRAFTS_DDL).collect()
         except BaseException:
-            # Tasks that were done have files that nobody was told of.
+            # Tasks that had succeeded have left files that no result names.
             with suppress(KclError, OSError):
                 store.delete([file.path for file in store.files(f"{FOLDER}/{name}.", hidden=True)])
             raise

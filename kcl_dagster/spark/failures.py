@@ -57,11 +57,10 @@ def encodable_errors() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Marks in the texts of errors that our code raises in executors: the text survives the way through Spark, the
-    type does not.
+    """Marks in the texts of errors that our code raises in executors: Spark passes on the text, but not the type.
 
-    The driver makes the token and sends it with the task. Spark quotes values of records in its errors, and
-    whoever writes records does not know the token, so no record can choose the class of an error.
+    The driver creates the token and sends it with the task. Spark quotes values of records in its errors. A
+    producer of records does not know the token, so no record can determine the class of an error.
     """
 
     token: str = _TOKEN
@@ -71,7 +70,7 @@ class Marks:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Around all that an executor does for a sink."""
+        """Context for all work that an executor does for a sink."""
         try:
             with encodable_errors():
                 yield

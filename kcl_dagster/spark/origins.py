@@ -1,5 +1,7 @@
-"""Where the DataFrame of a batch came from: a sink that stores records as they were read needs no columns, and may
-need no DataFrame at all."""
+"""Record from which fetch the DataFrame of a batch was made.
+
+A sink that stores records as they were read uses the fetch itself. It needs no columns, and possibly no DataFrame.
+"""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -12,8 +14,8 @@ _origins: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
 
 
 class _Promised:
-    """Stands for a DataFrame that is made when somebody uses it: to make one takes Spark longer than it takes to
-    give some files their names. Only sinks that know it are given one; see `made`."""
+    """A proxy for a DataFrame that is created at its first use: creating it takes Spark longer than it takes to
+    rename some files. Only sinks of this package receive it; for user code see `made`."""
 
     def __init__(self, make: Callable[[], DataFrame]) -> None:
         self._make = make
@@ -27,7 +29,7 @@ class _Promised:
 
 
 def promised(make: Callable[[], DataFrame], origin: object) -> DataFrame:
-    """Records of `origin`, of which nobody has made a DataFrame yet."""
+    """Records of `origin`. Their DataFrame is created by `make` at its first use."""
     records = cast("DataFrame", _Promised(make))
     remember_origin(records, origin)
     return records
@@ -43,5 +45,5 @@ def remember_origin(records: DataFrame, origin: object) -> None:
 
 
 def origin_of(records: DataFrame) -> object | None:
-    """What `records` were made of, if they are a batch as it was handed out, the very object."""
+    """The origin of `records`, if they are the same object that the fetch returned. Otherwise None."""
     return _origins.get(records)

@@ -106,8 +106,8 @@ class Plans:
         return ShardPlan(range_, self._bookmark(range_), consumer)
 
     def _consumers_of(self, streams: Collection[str]) -> Mapping[str, str | KclError]:
-        """Of each stream the consumer's ARN, or why there is none; nothing without fan-out. Registered with the
-        first fetch of a stream, and never removed by workers."""
+        """The ARN of the consumer for each stream, or the reason why there is none. Empty without fan-out. The
+        consumer is registered with the first fetch of a stream; workers never remove it."""
         name = self._settings.consumer_name
         if name is None:
             return {}
@@ -119,7 +119,7 @@ class Plans:
             known = self._consumers.get(stream)
         if known is not None:
             return known
-        # Not under the lock: whoever reads other streams meanwhile does not wait.
+        # Without the lock, so that threads which read other streams do not wait.
         left = max(0.0, until - self._runtime.clock.monotonic())
         try:
             found = ensure_consumer(self._connection.kinesis(), stream, name, self._runtime, left)
@@ -130,7 +130,7 @@ class Plans:
         return found
 
     def _bookmark(self, range_: Range) -> Bookmark | None:
-        """The iterator that stands at the beginning of this range, if the last fetch ended there."""
+        """The iterator at the beginning of this range, if the last fetch ended there."""
         with self._lock:
             left = self._left.get(range_.lease)
         if left is None or range_.is_pinned or left.after != range_.after:

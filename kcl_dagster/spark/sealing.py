@@ -1,12 +1,12 @@
-"""Records on their way through Spark, sealed: a whole Arrow batch is one value of one row.
+"""Sealed records: a whole Arrow batch passes through Spark as one value of one row.
 
-Spark turns Arrow into rows and back, value by value, which costs more than everything else a consumer does. A batch
-that is only kept, or stored as it is, need not pay for that: its records stay Arrow inside of a binary column, and
-are opened in a Python worker, where user code wants columns or a sink writes them.
+Spark converts Arrow into rows and back, value by value, which costs more than all other work of a consumer. If a
+batch is only cached, or stored as it is, this is not necessary: its records remain Arrow inside a binary column. A
+Python worker opens them if user code uses columns or a sink writes them.
 
-Every row names the attempt of the fetch it came from, and the first row of each lease comes before its records.
-Whoever opens rows of another attempt than the one that was counted fails before anybody sees a record. That check
-is not an expression Spark could reorder or leave out: what is behind it does not exist until it has passed.
+Every row names the attempt of the fetch that made it, and the first row of each lease comes before its records. If
+a task opens rows of another attempt than the one that was counted, it fails before any record is used. Spark cannot
+reorder or omit this check, as it could an expression: the records do not exist as rows before it has passed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from kcl_dagster.spark.failures import CONTENT_CHANGED, Marks
 from kcl_dagster.spark.origins import remember_origin
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS, ddl
 
-# The same in every record of a range: kept once beside the sealed records.
+# Columns with the same value in every record of a range: stored once beside the sealed records.
 _CONSTANT: Final = ("stream", "shard_id", LEASE_KEY)
 _INSIDE: Final = pa.schema([field for field in RECORDS if field.name not in _CONSTANT])
 _SEALED: Final = pa.schema(
@@ -30,7 +30,7 @@ SEALED_DDL: Final = ddl(_SEALED)
 
 
 def seal(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What a fetch yields, sealed. In the executors."""
+    """Seal what a fetch yields. Runs in the executors."""
     attempts: dict[str, str] = {}
     for batch in batches:
         proofs = batch.column(PROGRESS)

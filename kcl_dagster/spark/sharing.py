@@ -1,7 +1,7 @@
-"""Whether the driver sees what executors store in a local directory: asked once at start.
+"""Check at start whether the driver can read the files that executors store in a local directory.
 
-On a cluster a local path is a directory of each machine's own unless somebody mounts the same one everywhere. Files
-would be written there, their batches committed, and nobody would ever see their records.
+On a cluster, a local path is a different directory on each machine, unless the same file system is mounted on all.
+Without this check, files would be written on executors and their batches committed, and no reader would find them.
 """
 
 import os
@@ -24,7 +24,7 @@ from kcl_dagster.spark.schema import ddl
 from kcl_dagster.spark.session import is_classic
 from kcl_dagster.spark.storage import LocalStore, Store, StoringSink
 
-PROBES: Final = 16  # tasks; they take a second at first, so every executor of a small cluster gets one
+PROBES: Final = 16  # tasks; the first ones take a second, so every executor of a small cluster gets one
 HOSTS_NAMED: Final = 5
 
 _PROBES: Final = pa.schema([("host", pa.string()), ("path", pa.string()), ("problem", pa.string())])
@@ -32,7 +32,7 @@ _PROBES: Final = pa.schema([("host", pa.string()), ("path", pa.string()), ("prob
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A file that an executor wrote, or why it could not. What is in it is its path."""
+    """A file that an executor wrote, or the reason why it could not. The content of the file is its path."""
 
     host: str
     path: str
@@ -40,10 +40,10 @@ class Probe:
 
 
 def check_sharing(spark: SparkSession, sink: object, name: str) -> None:
-    """Raises ConfigurationError when the sink stores files in a local directory, and the driver does not see some
-    that executors write there. `name` begins the names of the probes, and nobody else's.
+    """Raise ConfigurationError if the sink stores files in a local directory, and the driver does not find some
+    that executors write there. `name`: prefix of the names of the probes; no other file may have it.
 
-    Runs one small job, if the executors may be on other machines at all. Those that are added later are not asked.
+    Runs one small job if the executors may be on other machines. Executors that are added later are not checked.
     """
     store = sink.stores_into if isinstance(sink, StoringSink) else None
     if not isinstance(store, LocalStore) or (is_classic(spark) and local_slots(spark) is not None):
@@ -55,7 +55,7 @@ def check_sharing(spark: SparkSession, sink: object, name: str) -> None:
         raise ConfigurationError(f"executors cannot write below {store.root}: {first_line(error)}") from error
     probes = [Probe(row.host, row.path, row.problem) for row in rows]
     wrong = what_is_wrong(store.root, probes, lambda probe: _is_seen(store, probe))
-    with suppress(OSError):  # they are swept one day
+    with suppress(OSError):  # a later sweep removes them
         store.delete([probe.path for probe in probes])
     if wrong is not None:
         raise ConfigurationError(wrong)

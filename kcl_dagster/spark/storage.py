@@ -18,9 +18,9 @@ from kcl_dagster.runtime import Runtime, system
 
 T = TypeVar("T")
 
-S3_READ_SECONDS: Final = 60.0  # one part of a large object over a slow line
-DELETE_AT_ONCE: Final = 1000  # what DeleteObjects takes
-COPIES_AT_ONCE: Final = 8  # each takes its time, and none of ours
+S3_READ_SECONDS: Final = 60.0  # one part of a large object over a slow connection
+DELETE_AT_ONCE: Final = 1000  # the limit of DeleteObjects
+COPIES_AT_ONCE: Final = 8  # S3 does the work, and this process only waits
 S3_REPEAT_SECONDS: Final = (
     30.0  # a bucket that grows says SlowDown for some seconds; longer is for the batch to wait
 )
@@ -28,12 +28,12 @@ LONGEST_NAME: Final = 255  # bytes of a file's or folder's name, on every file s
 LONGEST_KEY: Final = 1024  # bytes of an S3 key
 NAMED_AT_MOST: Final = 5  # keys that an error names; a batch may have a thousand
 
-# Of what DeleteObjects says of single keys: there was nothing to remove, and what passes.
+# Codes that DeleteObjects returns for single keys: the key does not exist, and errors that pass.
 NOT_THERE: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
 _PASSING: Final = frozenset(
     {"InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown"}
 )
-# And of a conditional put: somebody was first, or is at it in this moment.
+# Codes of a conditional put: the key exists, or another request is writing it at this moment.
 _EXISTS: Final = frozenset({"PreconditionFailed", "ConditionalRequestConflict"})
 
 
@@ -47,40 +47,42 @@ class StoredFile:
 
 
 class Store(Protocol):
-    """Paths are relative to the root, with `/`; one that leaves the root raises Unsafe. Nothing here is cached."""
+    """A store of files. Paths are relative to the root, with `/`. A path that leaves the root raises Unsafe.
+    Nothing is cached."""
 
     @property
     def root(self) -> str: ...
 
     def too_long(self, path: str) -> str | None:
-        """Why the store cannot hold a file at this path, None if it can. Asks no service."""
+        """The reason why the store cannot have a file at this path, or None. Sends no request."""
 
     def put(self, path: str, content: memoryview | bytes) -> None:
-        """Store a file durably. Readers see all of it or what was there before."""
+        """Store a file durably. Readers find all of it, or the former content."""
 
     def put_new(self, path: str, content: bytes) -> bool:
-        """Store a file durably unless there is one; whether it was stored. Of several who try, one hears True,
-        or none: that of whom the answer was lost. He finds his content at the path."""
+        """Store a file durably if there is none. Returns whether it was stored. At most one concurrent caller gets
+        True. If its response was lost, no caller does; that caller finds its content at the path."""
 
     def get(self, path: str) -> bytes: ...
 
     def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
-        """Finished files whose path begins with `prefix`. Those that readers pass over are left out, unless
-        `hidden` asks for them."""
+        """Finished files whose path begins with `prefix`. Files that readers skip are included only with
+        `hidden`."""
 
     def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
-        """What `put` is writing below `prefix`, or was when it was killed. `delete` makes such a `put` fail."""
+        """Files below `prefix` that a `put` is writing, or was writing when it was killed. If such a file is
+        deleted, its `put` fails."""
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Remove files; those that do not exist are no error. Raises if one is left."""
+        """Remove files. It is no error if one does not exist. Raises if one remains."""
 
     def copy(self, names: Mapping[str, str]) -> None:
-        """Store what is at each path at the one it is mapped to as well: like `put`, and without reading it."""
+        """Copy each file to the path to which `names` maps it, with the guarantees of `put`, without reading it."""
 
 
 @runtime_checkable
 class StoringSink(Protocol):
-    """A sink whose files executors write and nobody else looks at before the batch is committed."""
+    """A sink whose files are written by executors, and are not read by another process before the commit."""
 
     @property
     def stores_into(self) -> Store: ...
@@ -94,7 +96,7 @@ class S3Options(Access):
 
 def open_store(url: str, s3: S3Options | None = None) -> "LocalStore | S3Store":
     """The store at a local path, `file://` or `s3://bucket/prefix`."""
-    # Not a URL's rules: in a key of S3 and in the name of a file, `#`, `?` and `%` are characters like any other.
+    # The rules for URLs do not apply: in an S3 key and in a file name, `#`, `?` and `%` are ordinary characters.
     scheme, has_scheme, rest = url.partition("://")
     if not has_scheme:
         return LocalStore(str(Path(url.removeprefix("file:")).absolute()))
@@ -163,7 +165,7 @@ class LocalStore:
             target.hardlink_to(draft)
         except FileExistsError:
             return False
-        except OSError:  # a file system that has no links; whoever reads may see less than all of it then
+        except OSError:  # the file system has no links; readers may then find an incomplete file
             try:
                 with target.open("xb") as file:
                     file.write(content)
@@ -355,11 +357,11 @@ class S3Store:
 
 
 def check_deleted(bucket: str, errors: Sequence[Mapping[str, str]]) -> None:
-    """Raise what DeleteObjects says of single keys: it answers that all is well, whatever became of them."""
+    """Raise the errors of single keys: DeleteObjects reports success as a whole even if keys were not deleted."""
     left = [error for error in errors if error.get("Code") not in NOT_THERE]
     if not left:
         return
-    # Those that will not pass come first: they decide what is raised, and are what somebody has to look into.
+    # Errors that do not pass come first: they determine what is raised, and an operator has to act on them.
     left.sort(key=lambda error: error.get("Code") in _PASSING)
     named = ", ".join(str(error.get("Key")) for error in left[:NAMED_AT_MOST])
     more = f" and {len(left) - NAMED_AT_MOST} more" if len(left) > NAMED_AT_MOST else ""
@@ -376,7 +378,7 @@ _s3_clients: dict[S3Options, Client] = {}
 
 
 def _s3_client(options: S3Options) -> Client:
-    """One per process and way to sign; two threads that race make one too many, which is only garbage."""
+    """The client for these options, one per process. Two threads that race may create two; one is then unused."""
     client = _s3_clients.get(options)
     if client is None:
         client = options.client("s3", read_seconds=S3_READ_SECONDS)

@@ -1,9 +1,10 @@
-"""One at a time: whose turn it is to change what is in a store, written down in the store itself.
+"""Turns: a lock for changes to the files of a store, kept in the store itself.
 
-Turns are numbered files, and the highest number is the one that counts. Taking a turn is making the next number,
-which a store lets one of several do. The number of a turn that is over stays until a later one is taken, so that no
-number is ever given twice: somebody who looked, and slept, makes a number that is not the highest, and notices.
-Nobody but its owner writes a turn, and keeps it by writing a new end into it from time to time.
+Turns are numbered files, and the highest number is valid. A process takes a turn by creating the file of the next
+number; the store lets one of several concurrent processes do so. The file of a turn that is over remains until a
+later turn is taken, so that no number is used twice. If a process is paused after it listed the turns, it creates a
+number that is not the highest, and detects that. Only its owner writes the file of a turn. It keeps the turn by
+writing a later end into the file from time to time.
 """
 
 from collections.abc import Iterator
@@ -20,22 +21,22 @@ from kcl_dagster.errors import KclError, Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.storage import Store
 
-# How long a turn counts whose owner does not keep it: ends are by the wall clocks of those who look, so it is far
-# above what these differ by; and what one that was killed keeps others waiting.
+# How long a turn is valid if its owner does not prolong it. The end is compared with the wall clock of each reader,
+# so the time is far above the difference between clocks. If the owner was killed, others wait for this time.
 TURN_SECONDS: Final = 900.0
-KEEPS_PER_TURN: Final = 3  # two may be late before another may take it
+KEEPS_PER_TURN: Final = 3  # two may be missed before another process may take the turn
 
 
 class _Written(msgspec.Struct, frozen=True):
     owner: str
     by: str
     until: float
-    """Epoch seconds; 0 when the owner is done."""
+    """Epoch seconds; 0 if the owner has ended the turn."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """Used on one thread."""
+    """A turn that this process holds. For use on one thread."""
 
     store: Store
     folder: str
@@ -49,7 +50,7 @@ class Turn:
         self._kept_at = self.runtime.clock.monotonic()
 
     def keep(self) -> None:
-        """Call this often. Raises Unsafe when it is another's turn."""
+        """Prolong the turn if that is due. Call it often. Raises Unsafe if another process has taken a turn."""
         now = self.runtime.clock.monotonic()
         if now - self._kept_at >= TURN_SECONDS / KEEPS_PER_TURN:
             self.check()
@@ -57,7 +58,7 @@ class Turn:
             self._kept_at = now
 
     def check(self) -> None:
-        """Call this before what two must not do. Raises Unsafe when it is another's turn."""
+        """Raise Unsafe if another process has taken a turn. Call it before each change that only one may make."""
         if not self.is_mine():
             raise Unsafe(
                 f"{self.by} did nothing for too long, and another one has taken over {self.store.root}: this one "
@@ -65,7 +66,8 @@ class Turn:
             )
 
     def is_mine(self) -> bool:
-        """Also by name: there are stores that let two make the same file, whatever was asked."""
+        """Whether this turn is valid. Compares the owner, too: some stores let two processes create the same
+        file."""
         last = _last(self.store, self.folder)
         return last == self.number and _read(self.store, self.folder, last).owner == self.owner
 
@@ -79,15 +81,16 @@ class Turn:
 
 @contextmanager
 def turn(store: Store, folder: str, runtime: Runtime, by: str) -> Iterator[Turn]:
-    """Have a turn, and end it. `by` says who has it, to those who are refused. `folder` belongs to turns alone.
+    """Take a turn, and end it on exit. `by`: name of the holder for the errors of other processes. `folder` must
+    contain nothing but turns.
 
-    Raises Unsafe when it is the turn of somebody else.
+    Raises Unsafe if another process holds a turn.
     """
     taken = _take(store, folder, runtime, by)
     try:
         yield taken
     finally:
-        with suppress(KclError, OSError):  # then it ends by itself
+        with suppress(KclError, OSError):  # then the turn ends by its time
             taken.end()
 
 
@@ -100,8 +103,9 @@ def _take(store: Store, folder: str, runtime: Runtime, by: str) -> Turn:
     owner, until = runtime.new_id(), runtime.clock.now() + TURN_SECONDS
     mine = Turn(store, folder, runtime, owner, by, last + 1)
     store.put_new(_path(folder, mine.number), _encoded(owner, by, until))
-    # What counts is what is there. One that was put twice, because an answer was lost, finds itself. One that
-    # looked, and slept, finds later ones, although it was free to make its own: that number had been removed again.
+    # The stored files decide. If the file was put twice because a response was lost, this process finds its own. If
+    # it was paused after the listing, it may have created its number, because that had been removed; but then it
+    # finds later turns.
     if not mine.is_mine():
         raise Unsafe(_refusal(store, by, _read(store, folder, _last(store, folder))))
     store.delete([path for number, path in _turns(store, folder).items() if number < mine.number])
@@ -121,7 +125,7 @@ def _read(store: Store, folder: str, number: int) -> _Written:
     try:
         return msgspec.json.decode(store.get(path), type=_Written)
     except (msgspec.DecodeError, FileNotFoundError, RequestRefused):
-        # Half of it is there, which some file systems let readers see, or it has just been followed by another.
+        # The file is incomplete, as some file systems show it to readers, or a later turn has just replaced it.
         made = max((file.modified for file in store.files(path, hidden=True)), default=0.0)
         return _Written("", "another one", made + TURN_SECONDS)
 

@@ -86,7 +86,7 @@ def keep_alive(line: Line) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """A terminal's Ctrl-C reaches local executors too; processors are shut down by the worker, which gets it."""
+    """Ignore SIGINT: Ctrl-C in a terminal also reaches local executors, but the worker shuts processors down."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -98,7 +98,8 @@ def _uninterrupted() -> Iterator[None]:
 
 
 class _WorkerGone(BaseException):
-    """Nobody is at the other end. Not an Exception: it passes through user code, whatever that catches."""
+    """The connection to the worker ended. Not an Exception, so that user code which catches those does not stop
+    it."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The worker's side of the seats' connections: who is there, and how to talk to him."""
+"""The worker's side of the connections to seats."""
 
 import threading
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from kcl_dagster.spark.seats.seat import keep_alive
 from kcl_dagster.worker.instance import Attendant
 from kcl_dagster.worker.seating import ProcessorFailed, SeatLost
 
-GREETING_SECONDS: Final = 10.0  # a stranger that says nothing is not waited for any longer
+GREETING_SECONDS: Final = 10.0  # a connection that sends nothing for longer is closed
 CLOSING_SECONDS: Final = 2.0  # a connection to ourselves
 BACKLOG: Final = 64  # executors that connect at the same time
 
 
 class Station:
-    """One connected seat. Calls come one at a time, from whichever thread."""
+    """One connected seat. Calls come one at a time, on any thread."""
 
     def __init__(self, seat: int, line: Line) -> None:
         self.seat = seat
@@ -44,10 +44,10 @@ class Station:
         return self._is_lost
 
     def call(self, order: Order, attendant: Attendant | None = None) -> End:
-        """Give an order and answer questions until it is done.
+        """Send an order, and answer questions until it is done.
 
-        Raises SeatLost when the seat is gone, or what was ordered needs something that went with a former one;
-        ProcessorFailed when user code raised. An attendant does not raise.
+        Raises SeatLost if the process of the seat ended, or if the order needs a processor that a former process
+        had. Raises ProcessorFailed if user code raised. An attendant does not raise.
         """
         try:
             with self._in_call:
@@ -83,7 +83,7 @@ class Station:
 
 def _answer(question: Question, attendant: Attendant | None) -> Answer:
     if attendant is None:
-        raise BatchError(f"nobody is here to answer {type(question).__name__}")
+        raise BatchError(f"{type(question).__name__} came during an order that allows no questions")
     match question:
         case messages.WantsCheckpoint():
             return attendant.checkpoint(question.at, question.delivered)
@@ -92,10 +92,10 @@ def _answer(question: Question, attendant: Attendant | None) -> Answer:
 
 
 class Reception:
-    """Waits for seats to connect, on threads of its own. Whoever does not know the secret is sent away."""
+    """Accepts connections of seats, on threads of its own. Closes connections of clients without the secret."""
 
     def __init__(self, host: str, port: int, secret: bytes, welcome: Callable[[Station], None]) -> None:
-        """`welcome` is called on a thread of the reception."""
+        """`welcome`: called with each new seat, on a thread of the reception."""
         self._secret = secret
         self._welcome = welcome
         self._listener = Listener((host, port), backlog=BACKLOG)
@@ -110,7 +110,7 @@ class Reception:
     def close(self) -> None:
         self._is_closed = True
         with suppress(OSError):
-            # Closing a socket wakes nobody who waits for it.
+            # Closing a socket does not end an `accept` that is waiting on it; a connection does.
             create_connection(self._listener.address, CLOSING_SECONDS).close()
         self._listener.close()
 
@@ -134,8 +134,8 @@ class Reception:
         line.close()
 
     def _is_one_of_ours(self, line: Line) -> bool:
-        """The handshake of `multiprocessing`, which proves both that the other knows the secret. Nothing that
-        comes from a stranger is unpickled."""
+        """Run the handshake of `multiprocessing`, which proves to both sides that the other has the secret. Data of
+        a client without the secret is never unpickled."""
         closing = threading.Timer(GREETING_SECONDS, line.close)
         closing.daemon = True
         closing.start()

@@ -67,8 +67,8 @@ def compact(
     """Merge the small files below `path`. May run beside the consumer. Raises Unsafe beside another compaction,
     which knows this one as `by`.
 
-    Between the appearance of a merged file and the removal of its sources, readers see the records twice; that is
-    some milliseconds, or until the next compaction when this one is killed just then.
+    Between the appearance of a merged file and the removal of its sources, readers find the records twice. This
+    takes some milliseconds. If this compaction is killed at that moment, it lasts until the next one.
     """
     if target_bytes <= 0 or min_age_seconds < 0:
         raise ConfigurationError(f"target_bytes {target_bytes} and min_age_seconds {min_age_seconds} make no sense")
@@ -81,19 +81,19 @@ def compact(
 
 
 def _compact(store: Store, target_bytes: int, before: float, runtime: Runtime, mine: Turn) -> Compaction:
-    """Merge what was last written until `before`.
+    """Merge files that were last written until `before`.
 
-    A worker that slept since it pinned a part may hold a draft of it, or a file that it has written and not yet
-    renamed. Whoever stored the part instead read it after that. So where the part's file is old enough to be
-    merged, what the sleeper holds is older still: it is removed before any file is chosen, and the sleeper's copy
-    or rename fails, whenever it comes. What remains: a copy that S3 was carrying out when the draft was removed,
-    and that takes it longer than us to merge a group; and a Spark job that writes the part `min_age_seconds` late,
-    because its worker slept just between making sure of its lease and starting that job.
+    A worker that was paused since it pinned a part may have a draft of it, or a file that it has written and not
+    yet renamed. Its successor stored the part later than that. So if the part's file is old enough to be merged,
+    the file of the stale writer is older still. It is removed before any file is chosen, and the later copy or
+    rename by the stale writer fails. Two cases remain: S3 was already copying the draft when it was removed, and
+    the copy takes longer than the merge of a group; and a Spark job writes the part `min_age_seconds` late, because
+    its worker was paused exactly between the check of its lease and the start of the job.
     """
     sweep(store, before, everywhere=True)
     finished = 0
     for journal in list(store.files(f"{JOURNAL}/", hidden=True)):
-        mine.check()  # to look through a large store takes time, and the journals may be another's by now
+        mine.check()  # listing a large store takes time, and the journals may belong to another compaction by now
         finished += _finish(store, journal.path)
     merged = into = size = 0
     for group in _groups(list(store.files()), target_bytes, before):

@@ -1,4 +1,4 @@
-"""A function of the user's own as a sink."""
+"""A sink that calls a function of the user."""
 
 from collections.abc import Callable
 
@@ -12,11 +12,12 @@ StoreBatch = Callable[[DataFrame, Batch], None]
 
 
 class ForeachBatchSink:
-    """Hands the transformed records and the batch's identity to `store`, on the worker's main thread.
+    """Calls `store` with the transformed records and the batch's identity, on the worker's main thread.
 
-    At least once: after a crash the same parts come again, alone or in other company, with the same records. What
-    `store` does is exactly once if it keys its output by part, or refuses for each (application, stream, shard) a
-    `number` that is not above the last one it saw: the number never falls, whoever owns the shard.
+    Delivery is at least once: after a crash the same parts are delivered again with the same records, each alone or
+    together with other parts. The output of `store` is exactly once in two cases: if it is keyed by part, or if for
+    each (application, stream, shard) `store` refuses a `number` that is not above the last one. The number never
+    falls, even if the shard's owner changes.
     """
 
     def __init__(self, store: StoreBatch, *, transform: Transform = unchanged) -> None:

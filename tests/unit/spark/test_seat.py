@@ -227,7 +227,7 @@ def test_an_attendant_that_raises_ends_the_conversation(room: Room, read: Any) -
 def test_a_question_that_nobody_expected_is_a_defect(room: Room, read: Any) -> None:
     with room.station() as station:
         begin(station, read(b"a"))
-        with pytest.raises(BatchError, match="nobody is here to answer"):
+        with pytest.raises(BatchError, match="during an order that allows no questions"):
             station.call(messages.Process(LEASE, 0, False))
 
 
