@@ -237,7 +237,9 @@ class FleetSettings(_Settings):
     """
 
     min_workers: Annotated[int, Field(ge=0)] = 1
-    """Never fewer, as long as there are shards for them."""
+    """Never fewer, as long as there are shards for them. With 0, the fleet rests when everything is read: the last
+    worker goes as `scale_down_lag` and `cooldown` say, and the first one starts when a record has waited for longer
+    than `scale_up_lag`."""
 
     max_workers: Annotated[int, Field(ge=1, le=1000)] = 4
     """Never more. Dagster must allow as many runs at once, and some for other jobs."""

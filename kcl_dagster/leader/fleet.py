@@ -4,6 +4,8 @@ One active run per slot. A living worker whose row names a slot serves it, wheth
 knows the worker's run: another deployment of the application may have launched it. Bounded runs do not count: they
 have no slot, and end by themselves.
 
+With `min_workers` 0, a fleet that has read everything is at rest: it has no worker until a record has waited for
+longer than `scale_up_lag`.
 The number follows the open shards, and lag and throughput within `min` and `max`, one step per cool-down; never
 more workers than shards that can be read, but for the moment in which one replaces another.
 A worker beyond its lifetime, or with older code than the leader's, is replaced, one at a time: its successor is up
@@ -51,6 +53,10 @@ class FleetSight:
     open_leases: int | None = None
     unserved: int = 0
     lag_ms: int | None = None
+    waited: float | None = None
+    """Seconds for which the oldest unread record has waited that no worker reads; infinite where a worker has to
+    look. None: it was not looked up."""
+
     kbps: float = 0.0
     target: int | None = None
     target_stood: float = 0.0
@@ -135,6 +141,8 @@ def decide_target(
         if for_bytes > floor:
             floor, why = for_bytes, f"{sight.kbps:.0f} KB/s are read"
     floor = min(floor, ceiling)
+    if settings.min_workers == 0 and _is_at_rest(sight):
+        return _start(settings, sight, floor)
     target = floor if sight.target is None else min(max(sight.target, floor), ceiling)
     if target != sight.target or sight.target_stood < settings.cooldown:
         return target, why
@@ -145,7 +153,25 @@ def decide_target(
     is_idle = sight.lag_ms is not None and sight.lag_ms <= settings.scale_down_lag * 1000
     if is_idle and target > floor and sight.unserved == 0:
         return target - 1, f"{apart}the application keeps up"
+    if settings.min_workers == 0 and is_idle and sight.unserved == 0 and not _has_failing_shards(sight):
+        return 0, "everything is read"
     return target, why
+
+
+def _is_at_rest(sight: FleetSight) -> bool:
+    """No worker is wanted. A leader that remembers nothing takes a fleet that it finds for one that is wanted."""
+    if sight.target is None:
+        return not any(seen.alive and not seen.drains and not seen.row.is_bounded for seen in sight.workers)
+    return sight.target == 0
+
+
+def _start(settings: FleetSettings, sight: FleetSight, workers: int) -> tuple[int, str]:
+    """Workers for a fleet at rest, if there is work. Where nothing can be found out, there may be."""
+    if sight.waited is None or math.isinf(sight.waited):
+        return workers, "whether records are unread is not known, and a worker finds out"
+    if sight.waited > settings.scale_up_lag:
+        return workers, f"a record has waited for {sight.waited:.0f} s"
+    return 0, "a record has waited for no longer than it may" if sight.waited else "nothing is unread"
 
 
 def _has_failing_shards(sight: FleetSight) -> bool:

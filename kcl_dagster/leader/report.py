@@ -89,6 +89,10 @@ class TickReport:
     unserved: dict[LeaseKey, str] = field(default_factory=dict)
     """Leases that still have no worker after this tick, and why."""
 
+    resting: Mapping[LeaseKey, float] = field(default_factory=dict)
+    """Leases of a fleet with `min_workers` 0 that have no worker because their records may wait, and for how many
+    seconds the oldest has."""
+
     paused: frozenset[LeaseKey] = frozenset()
     """Open leases that an operator has paused, by themselves or with the whole application."""
 
@@ -97,7 +101,7 @@ class TickReport:
 
     unreadable: tuple[str, ...] = ()
     lag_ms: int | None = None
-    """The furthest behind of all workers that say."""
+    """The furthest behind of all workers that say, and of the leases at rest."""
 
     completeness: Completeness | None = None
     """Through which moment everything is stored, and what holds it back. None where this process does not lead, or

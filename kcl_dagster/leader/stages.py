@@ -11,7 +11,8 @@ tick, and one that is cut off half-way do no harm.
 import copy
 import json
 import logging
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -68,6 +69,7 @@ class Tick:
     cannot_read: bool = False
     refused: str | None = None
     missing_table: str | None = None
+    resting: Mapping[LeaseKey, float] = field(default_factory=dict)
     deadline: float = 0.0
     started: float = 0.0
     completeness: Completeness | None = None
@@ -285,6 +287,7 @@ class Tick:
                 open_leases=len(sight.unfinished) if sight is not None and self._is_synced() else None,
                 unserved=sum(key not in paused for key in sight.unserved) if sight is not None else 0,
                 lag_ms=scalable_lag_of(sight.workers, paused) if sight is not None else None,
+                waited=self._waited(sight) if sight is not None else None,
                 kbps=sum(book.kbps(lease) or 0.0 for lease in sight.unfinished) if sight is not None else 0.0,
                 target=self.memory.target,
                 target_stood=standing.stood_for(TARGET, str(self.memory.target)),
@@ -313,6 +316,16 @@ class Tick:
                 self._request_drain(worker)
         if sight is not None:
             self._send_away(sight)
+
+    def _waited(self, sight: Sight) -> float | None:
+        """For how long the oldest record has waited that no worker reads. Looked up only while the fleet is at
+        rest."""
+        if self.leader.application.fleet.min_workers > 0 or self.memory.target:
+            return None
+        paused = self.leader.control.leases
+        leases = [lease for lease in sight.unfinished if lease.key in sight.unserved and lease.key not in paused]
+        self.resting = self.leader.unread.waited(leases)
+        return max(self.resting.values(), default=0.0)
 
     def _see_silent(self, plan: FleetPlan, moment: float) -> None:
         """Find runs that keep a slot although their worker is gone. Not called when the rows could not be read."""
@@ -537,13 +550,21 @@ class Tick:
         if sight is None:
             return report
         left = self.moved.left if self.moved.left is not None else sight.unserved
+        is_at_rest = self.fleet is not None and self.fleet.target == 0
+        resting = {
+            key: waited for key, waited in self.resting.items() if is_at_rest and key in left and waited < math.inf
+        }
+        lag_ms = lag_of(sight.workers)
+        if resting:
+            lag_ms = max(lag_ms or 0, round(1000 * max(resting.values())))
         return replace(
             report,
             leases=sight.leases,
             workers=sight.workers,
-            unserved=dict(left),
+            unserved={key: why for key, why in left.items() if key not in resting},
+            resting=resting,
             paused=self._paused(sight),
             paused_by=self.leader.control.paused_by,
             unreadable=sight.unreadable,
-            lag_ms=lag_of(sight.workers),
+            lag_ms=lag_ms,
         )

@@ -21,6 +21,7 @@ from kcl_dagster.leader.stages import Tick
 from kcl_dagster.leader.start_watch import StartWatch
 from kcl_dagster.leader.streams import Streams
 from kcl_dagster.leader.syncing import Syncer
+from kcl_dagster.leader.unread import UnreadWatch
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.completeness_row import CompletenessRow, WrittenThrough
@@ -105,6 +106,7 @@ class Leader:
         self.mover = Mover(tables.leases, application.policy, runtime.clock, parallel)
         self.cleaner = Cleaner(tables.leases, tables.workers, runtime.clock)
         self.former = FormerStreams(tables.leases, tables.starts, streams, runtime.clock)
+        self.unread = UnreadWatch(application, tables.starts, streams, runtime.clock, parallel)
         self.launches = LaunchBook(application.fleet.lifetime)
         self.failures = FailureCount()
         self.starts = StartWatch(application.timings.tick_interval)

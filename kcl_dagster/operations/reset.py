@@ -17,9 +17,9 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
-from kcl_dagster.operations.arrivals import Arrivals, Span
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.target import Target
+from kcl_dagster.streams.arrivals import Arrivals, Span
 from kcl_dagster.streams.listing import StreamDescription, list_shards, retentions
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.coordination import LEADER_KEY

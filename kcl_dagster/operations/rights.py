@@ -49,6 +49,7 @@ class When(StrEnum):
 
     ALWAYS = "always"
     FANOUT = "retrieval by fan-out"
+    AT_REST = "fleet.min_workers of 0"
     TABLES_ARE_MADE = "tables.create"
     TAGGED = "tables.tags"
     BACKED_UP = "tables.point_in_time_recovery"
@@ -56,6 +57,7 @@ class When(StrEnum):
     LAKE_ON_S3 = "a lake on S3"
     GLUE = "an Iceberg table in AWS Glue"
     STREAM_KEY = "a stream that is encrypted with a key of yours"
+    AT_REST_ENCRYPTED = "fleet.min_workers of 0, and a stream that is encrypted with a key of yours"
     TABLE_KEY = "tables that are encrypted with a key of yours"
     LAKE_KEY = "a lake that is encrypted with a key of yours"
     ROLES = "a role in the KclResource"
@@ -87,6 +89,7 @@ RIGHTS: Final[tuple[Grant, ...]] = (
     *_grants(Target.STREAM, When.ALWAYS, ["kinesis:DescribeStreamSummary"], _L, _W, _E, _O),
     *_grants(Target.STREAM, When.ALWAYS, ["kinesis:ListShards"], _L, _W, _O),
     *_grants(Target.STREAM, When.ALWAYS, ["kinesis:GetShardIterator", "kinesis:GetRecords"], _E, _O),
+    *_grants(Target.STREAM, When.AT_REST, ["kinesis:GetShardIterator", "kinesis:GetRecords"], _L),
     *_grants(Target.STREAM, When.ALWAYS, ["kinesis:ListStreamConsumers"], _O),
     *_grants(Target.STREAM, When.FANOUT, ["kinesis:DescribeStreamConsumer"], _W, _O),
     *_grants(Target.STREAM, When.FANOUT, ["kinesis:RegisterStreamConsumer"], _W),
@@ -150,6 +153,7 @@ RIGHTS: Final[tuple[Grant, ...]] = (
         _O,
         checked_by=("kinesis:GetRecords", "kinesis:SubscribeToShard"),
     ),
+    *_grants(Target.STREAM_KEY, When.AT_REST_ENCRYPTED, ["kms:Decrypt"], _L, checked_by=("kinesis:GetRecords",)),
     *_grants(
         Target.TABLE_KEY,
         When.TABLE_KEY,
@@ -194,6 +198,10 @@ class Deployment:
                 return True
             case When.FANOUT:
                 return application.batch.retrieval is Retrieval.FANOUT
+            case When.AT_REST:
+                return application.fleet.min_workers == 0
+            case When.AT_REST_ENCRYPTED:
+                return application.fleet.min_workers == 0 and self.stream_key is not None
             case When.TABLES_ARE_MADE:
                 return application.tables.create
             case When.TAGGED:

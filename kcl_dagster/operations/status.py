@@ -69,9 +69,17 @@ class Status:
 
     @property
     def unserved(self) -> list[Lease]:
-        """Open leases that no living worker owns, and that are not paused. A counter that does not change takes a
-        leader, or two looks, to see."""
-        return [lease for lease in self.without_worker if not self.is_paused(lease)]
+        """Open leases that no living worker owns, and that are neither paused nor at rest. A counter that does not
+        change takes a leader, or two looks, to see."""
+        return [lease for lease in self.without_worker if not self.is_paused(lease) and not self.is_at_rest(lease)]
+
+    def is_at_rest(self, lease: Lease) -> bool:
+        """Whether the fleet has no worker for it because its records may wait."""
+        fleet = self.application.fleet
+        if fleet.min_workers > 0 or lease.actual_owner is not None or lease.is_finished:
+            return False
+        since = self.unread.get(lease.key)
+        return since is not None and self.at - since / 1000 <= fleet.scale_up_lag
 
     def is_paused(self, lease: Lease) -> bool:
         return self.control.paused or lease.key in self.control.leases
@@ -82,7 +90,7 @@ class Status:
         if lease in self.unserved:
             return "unserved"
         if lease.actual_owner is None:
-            return "paused"
+            return "paused" if self.is_paused(lease) else "at rest"
         if lease.key in self.why_stopped:
             return "stopped"
         if lease.key in self.slow_since:

@@ -8,8 +8,8 @@ from kcl_dagster import aws
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.operations.arrivals import Arrivals
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.streams.arrivals import Arrivals
 from kcl_dagster.tables.starts import StartTable
 
 MOST_SECONDS: Final = 5.0  # for all shards; an operator waits for the answer

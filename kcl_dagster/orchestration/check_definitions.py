@@ -1,11 +1,14 @@
 """The checks as Dagster definitions: evaluated by the leader, and by anybody who presses Execute."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dagster import AssetCheckExecutionContext, AssetCheckResult, AssetChecksDefinition, multi_asset_check
 
 from kcl_dagster.application import Application
+from kcl_dagster.leader.streams import KinesisStreams
+from kcl_dagster.leader.unread import UnreadWatch
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration import checks
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.observation import Observation
@@ -17,6 +20,7 @@ from kcl_dagster.tables.control import ControlRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
+from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.leader_watch import LockWatch
 
@@ -72,6 +76,17 @@ def look(
     alive = {row.id for row in workers}
     control = ControlRow(dynamodb, application, layout, runtime).load()
     unserved = [lease.key for lease in scan.leases if not lease.is_finished and lease.actual_owner not in alive]
+    resting: Mapping[LeaseKey, float] = {}
+    if application.fleet.min_workers == 0:
+        watch = UnreadWatch(
+            application,
+            StartTable(dynamodb, application, layout, runtime),
+            KinesisStreams(kinesis, runtime),
+            runtime.clock,
+        )
+        free = [lease for lease in scan.leases if lease.key in unserved and lease.actual_owner is None]
+        waited = watch.waited([lease for lease in free if not control.pauses(lease.key)])
+        resting = {key: seconds for key, seconds in waited.items() if seconds <= application.fleet.scale_up_lag}
     names = [stream.name for stream in application.streams]
     kept = retentions(kinesis, names, runtime)
     leader = LeaderLock(dynamodb, application, layout, runtime, "nobody").peek()
@@ -82,7 +97,8 @@ def look(
         leader_is_silent=patient
         and leader is not None
         and _is_silent(LockWatch(dynamodb, layout, runtime), runtime, application.timings.leader_lock),
-        unserved=[key for key in unserved if not control.pauses(key)],
+        unserved=[key for key in unserved if not control.pauses(key) and key not in resting],
+        resting=resting,
         paused=[key for key in unserved if control.pauses(key)],
         paused_by=control.paused_by,
         retention=kept,

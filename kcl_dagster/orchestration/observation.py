@@ -63,6 +63,9 @@ class Observation:
     """Whoever holds the lock has not renewed it for as long as it may."""
 
     unserved: Collection[LeaseKey] = ()
+    resting: Mapping[LeaseKey, float] = field(default_factory=dict)
+    """Leases without a worker whose records may wait, and for how many seconds the oldest has."""
+
     """Open leases that need a worker and have none. Paused ones need none."""
 
     paused: Collection[LeaseKey] = ()
@@ -135,7 +138,7 @@ class Observation:
         Each worker tells of its worst shards only, so the first here are the worst of all; the last need not be.
         """
         told = {key: (ms / 1000, row.id) for row in self.workers for key, ms in (row.behind or {}).items()}
-        unserved = {*self.unserved, *self.paused}
+        unserved = {*self.unserved, *self.paused, *self.resting}
         rows = {row.id: row for row in self.workers}
         found = []
         for lease in self.open_leases:
@@ -144,7 +147,8 @@ class Observation:
             seconds, worker = told.get(lease.key, (None, None)) if is_read else (None, None)
             if seconds is None and row is not None and is_read and (row.slot is None or row.lag_ms is not None):
                 continue  # one of the shards that its worker does not tell of
-            seconds = self._by_clock(lease) if seconds is None else seconds
+            if seconds is None:
+                seconds = self.resting.get(lease.key, self._by_clock(lease))
             stream = self.stream_of(lease)
             used = self._used(stream, seconds)
             found.append(ShardLag(lease.key, stream, seconds, used, worker or lease.actual_owner, is_read=is_read))
@@ -217,6 +221,7 @@ def of_tick(
         leading=report.leading,
         missing_table=report.missing_table,
         unserved=[key for key in report.unserved if key not in report.paused],
+        resting=report.resting,
         paused=[
             lease.key
             for lease in report.leases

@@ -212,6 +212,8 @@ def _streams(seen: Observation) -> MarkdownMetadataValue:
 def _state(lease: Lease, seen: Observation, *, unserved: bool) -> str:
     if unserved:
         return "unserved"
+    if lease.key in seen.resting:
+        return "at rest"
     if lease.key in seen.stopped:
         return "stopped"
     if lease.key in seen.slow_since:

@@ -12,7 +12,7 @@ import pytest
 
 import kcl_dagster
 from docs.make_reference import DEPLOYMENT
-from kcl_dagster.application import Application
+from kcl_dagster.application import Application, FleetSettings
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.doctor import diagnose
 from kcl_dagster.operations.doctor.diagnosis import Patient
@@ -122,6 +122,13 @@ def test_no_component_may_do_what_another_is_for() -> None:
     assert not {action for action in executor if action.startswith("dynamodb:")}
     assert "dynamodb:CreateTable" not in actions(Component.WORKER, DEPLOYMENT)
     assert "kinesis:GetRecords" not in actions(Component.WORKER, DEPLOYMENT) | leader
+
+
+def test_a_leader_of_a_fleet_at_rest_may_look_at_the_stream() -> None:
+    application = DEPLOYMENT.application.model_copy(update={"fleet": FleetSettings(min_workers=0)})
+    leader = actions(Component.LEADER, replace(DEPLOYMENT, application=application))
+    assert {"kinesis:GetShardIterator", "kinesis:GetRecords"} <= leader
+    assert ("kms:Decrypt" in leader) == (DEPLOYMENT.stream_key is not None)
 
 
 @pytest.mark.parametrize(

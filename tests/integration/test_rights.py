@@ -142,6 +142,11 @@ def leader_publishes(reads: Consumer, resource: ComponentsResource) -> None:
     telemetry.tick(leader.tick(RunView(launches=False)))
     telemetry.cloudwatch.flush()
     leader.resign()
+    fleet = kcl.FleetSettings(min_workers=0)
+    resting = reads.application.model_copy(update={"fleet": fleet})
+    leader = open_leader(resting, **clients, identity="sensor", runtime=system())
+    leader.tick(RunView())
+    leader.resign()
 
 
 def executors_meet_what_is_rare(aws: Emulator, name: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.leader.failures import FAILURES_BEFORE_RELEASE
 from kcl_dagster.tables.rows import DRAIN
-from kcl_dagster.testing.simulation.liveness import LAUNCH_SECONDS
+from kcl_dagster.testing.simulation.liveness import LAUNCH_SECONDS, may_rest
 from kcl_dagster.worker.stop import StopReason
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def play(simulation: "Simulation") -> None:
     act = random.choice(ACTS)
     if simulation.java.living():
         return  # what a Java leader does is not for ours to promise
+    if may_rest(simulation) and act in NEED_WORKERS:
+        return
     simulation.kernel.note("act", act.__name__.replace("_", " "))
     act(simulation, random)
 
@@ -156,6 +158,9 @@ ACTS: Final[tuple[Callable[["Simulation", Random], None], ...]] = (
     with_a_leader_without_rights,
     with_a_foreign_leader,
 )
+
+NEED_WORKERS: Final = (with_a_broken_stage, with_a_foreign_leader)
+"""What a fleet without a worker cannot show."""
 
 
 def _wait(simulation: "Simulation", seconds: float, is_true: Callable[[], bool]) -> bool:

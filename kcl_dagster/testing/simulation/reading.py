@@ -6,7 +6,7 @@ or may have stopped. Here the fetches count.
 
 from typing import TYPE_CHECKING, Final
 
-from kcl_dagster.testing.simulation.liveness import LAUNCH_SECONDS, java_seconds
+from kcl_dagster.testing.simulation.liveness import LAUNCH_SECONDS, java_seconds, may_rest
 
 if TYPE_CHECKING:
     from kcl_dagster.testing.simulation.fleet import Simulation
@@ -31,7 +31,10 @@ class ReadingWatch:
         self._read_at[lease] = self._simulation.kernel.now
 
     def begin(self) -> None:
-        """The faults have stopped: from now on the time counts."""
+        """The faults have stopped: from now on the time counts. A fleet at rest reads when a record has waited:
+        L3 looks whether it did."""
+        if may_rest(self._simulation):
+            return
         self._since.clear()
         self._look()
 

@@ -47,6 +47,8 @@ OUTAGE_SHARE: Final = 0.4
 SHORTENED_SHARE: Final = 0.3
 # Of the seeds whose application a Java fleet could serve as well, about half of all.
 JAVA_SHARE: Final = 0.35
+# Of the seeds without Java workers: fleets with `min_workers` 0.
+RESTING_SHARE: Final = 0.15
 FURTHER: Final = 1000
 MOST_CALLS_BEFORE_A_PAUSE: Final = 8  # a tick makes about as many
 
@@ -176,7 +178,23 @@ def draw(seed: int, *, incidents: bool = True) -> Scenario:
     scenario = with_long_incidents(Random(f"long incidents {seed}"), scenario)
     scenario = with_deploys(Random(f"deploys {seed}"), scenario)
     scenario = with_pauses(Random(f"pauses {seed}"), scenario)
-    return with_stalls(Random(f"stalls {seed}"), scenario)
+    scenario = with_stalls(Random(f"stalls {seed}"), scenario)
+    return _resting(Random(f"resting {seed}"), scenario)
+
+
+def _resting(random: Random, scenario: Scenario) -> Scenario:
+    """Some fleets have no worker while nothing is unread."""
+    if scenario.java or random.random() >= RESTING_SHARE:
+        return scenario
+    stretch, fleet = scenario.stretch, scenario.application.fleet
+    fleet = fleet.model_copy(
+        update={
+            "min_workers": 0,
+            "scale_up_lag": random.choice([20.0, 60.0]) * stretch,
+            "cooldown": random.choice([40.0, 120.0]) * stretch,
+        }
+    )
+    return replace(scenario, application=scenario.application.model_copy(update={"fleet": fleet}))
 
 
 def _shortened(random: Random, scenario: Scenario) -> Scenario:

@@ -478,3 +478,67 @@ def test_a_bounded_run_is_no_worker_of_the_fleet() -> None:
         assert decide_fleet(SETTINGS, replace(sight, workers=[*sight.workers, bounded])) == decide_fleet(
             SETTINGS, sight
         )
+
+
+ON_DEMAND = SETTINGS.model_copy(update={"min_workers": 0})
+
+
+@pytest.mark.parametrize(
+    ("waited", "wanted", "why"),
+    [
+        (0.0, 0, "nothing is unread"),
+        (59.0, 0, "a record has waited for no longer than it may"),
+        (61.0, 2, "a record has waited for 61 s"),
+        (float("inf"), 2, "whether records are unread is not known, and a worker finds out"),
+        (None, 2, "whether records are unread is not known, and a worker finds out"),
+    ],
+)
+@pytest.mark.parametrize("target", [None, 0])
+def test_a_fleet_at_rest_starts_when_a_record_has_waited(
+    waited: float | None, wanted: int, why: str, target: int | None
+) -> None:
+    assert decide_target(ON_DEMAND, fleet(0, target=target, waited=waited)) == (wanted, why)
+
+
+def test_a_leader_that_remembers_nothing_keeps_the_workers_that_it_finds() -> None:
+    assert decide_target(ON_DEMAND, fleet(2, target=None, waited=0.0))[0] == 2
+    leaving = fleet(1, target=None, waited=0.0, workers=[worker(0, drain_requested=True)])
+    assert decide_target(ON_DEMAND, leaving) == (0, "nothing is unread")
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ({"lag_ms": 0}, 0),
+        ({"lag_ms": 5_000}, 0),
+        ({"lag_ms": 5_001}, 2),
+        ({"lag_ms": None}, 2),  # no worker has read anything yet
+        ({"lag_ms": 0, "unserved": 1}, 2),
+        ({"lag_ms": 0, "target_stood": 59.0}, 2),
+        ({"lag_ms": 0, "workers": [worker(0, stopped=(LeaseKey("a"),)), worker(1)]}, 2),
+        ({"lag_ms": 0, "workers": [worker(0, failing=(LeaseKey("a"),)), worker(1)]}, 2),
+    ],
+)
+def test_a_fleet_goes_to_rest_when_everything_is_read(more: dict[str, Any], wanted: int) -> None:
+    sight = fleet(2, **more)
+    assert decide_target(ON_DEMAND, sight)[0] == wanted
+    assert decide_target(SETTINGS, sight)[0] == 2
+
+
+def test_all_workers_drain_when_a_fleet_goes_to_rest() -> None:
+    plan = decide_fleet(ON_DEMAND, fleet(2, lag_ms=0))
+    assert plan.target == 0
+    assert not plan.launch
+    assert plan.drain == {worker(index).id: "0 workers are enough: everything is read" for index in range(2)}
+
+
+def test_a_fleet_that_grew_becomes_smaller_before_it_rests() -> None:
+    assert decide_target(ON_DEMAND, fleet(3, lag_ms=0))[0] == 2
+
+
+def test_where_the_tables_cannot_be_read_a_fleet_at_rest_rests() -> None:
+    assert decide_target(ON_DEMAND, fleet(0, target=0, open_leases=None))[0] == 0
+
+
+def test_a_fleet_without_shards_rests() -> None:
+    assert decide_target(ON_DEMAND, fleet(0, target=0, open_leases=0, waited=None))[0] == 0

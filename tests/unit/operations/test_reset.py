@@ -9,9 +9,9 @@ from kcl_dagster.application import Position
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.checkpoint import LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.operations.arrivals import MOST_SECONDS, Span
 from kcl_dagster.operations.reset import reset
 from kcl_dagster.operations.target import Target
+from kcl_dagster.streams.arrivals import MOST_SECONDS, Span
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.tables.control import Control
 from tests.unit.operations.conftest import ANNA, STREAM, Shop

@@ -78,6 +78,41 @@ class Arrivals:
         place = _place(checkpoint, timestamp_ms, kind)
         return None if place is None else self._looked_up(stream, shard, place, None)
 
+    def first_unread(
+        self,
+        stream: str,
+        shard: str,
+        checkpoint: Checkpoint | None,
+        timestamp_ms: int | None,
+        stored_through: float,
+    ) -> float | None:
+        """As `first_after`, for the decision whether a worker is needed. None where a worker has to look: it could
+        not be found out, or the shard is closed, so that its children wait for its end. The record at a checkpoint
+        inside of an aggregate counts as read if it arrived before `stored_through`, epoch seconds."""
+        if checkpoint is None:
+            return None
+        kind = "AT_SEQUENCE_NUMBER" if checkpoint.sub_sequence else "AFTER_SEQUENCE_NUMBER"
+        place = _place(checkpoint, timestamp_ms, kind)
+        if place is None:
+            return None
+        try:
+            iterator = self._ask("get_shard_iterator", StreamName=stream, ShardId=shard, **place)["ShardIterator"]
+            for _ in range(MOST_PAGES):
+                answer = self._ask("get_records", ShardIterator=iterator, Limit=1)
+                for record in answer["Records"]:
+                    arrived = arrival_millis(record)
+                    is_at = int(record["SequenceNumber"]) == _number(checkpoint)
+                    if arrived is None or not is_at or arrived / 1000 >= stored_through:
+                        return arrived
+                iterator = answer.get("NextShardIterator")
+                if iterator is None:
+                    return None
+                if not answer.get("MillisBehindLatest"):
+                    return float("inf")
+        except KclError:
+            return None
+        return None
+
     def _looked_up(self, stream: str, shard: str, place: dict[str, Any], sequence: str | None) -> float | None:
         try:
             return self._first(stream, shard, place, sequence)
@@ -115,6 +150,10 @@ def _place(checkpoint: Checkpoint, timestamp_ms: int | None, kind: str) -> dict[
     if checkpoint.sequence == "TRIM_HORIZON":
         return {"ShardIteratorType": "TRIM_HORIZON"}
     return None if timestamp_ms is None else {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": timestamp_ms / 1000}
+
+
+def _number(checkpoint: Checkpoint) -> int | None:
+    return None if checkpoint.is_sentinel else int(checkpoint.sequence)
 
 
 def _moment(millis: int | None) -> str:
