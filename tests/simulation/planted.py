@@ -37,6 +37,8 @@ class Mutant:
 
 
 _REQUESTS: Final = "kcl_dagster.tables.requests"
+_COMPLETENESS_ROW: Final = "kcl_dagster.tables.completeness_row"
+_COMPLETENESS: Final = "kcl_dagster.leader.completeness"
 _OUTCOMES: Final = "kcl_dagster.tables.outcomes"
 _LEASES: Final = "kcl_dagster.tables.leases"
 _ITEMS: Final = "kcl_dagster.tables.items"
@@ -486,6 +488,56 @@ MUTANTS: Final = (
         "    update.set(checkpoint_values(checkpoint))\n"
         "    return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.STORED_THROUGH, a.STORED)",
         "    update.set(checkpoint_values(checkpoint))\n    return update.remove(a.STORED_THROUGH, a.STORED)",
+    ),
+    # Through when everything is stored
+    Mutant(
+        "an unfinished parent does not hold the application back",
+        _COMPLETENESS,
+        "            if lease.is_finished:\n                continue",
+        "            if lease.is_finished or any(lease.shard_id in one.parents for one in group):\n"
+        "                continue",
+    ),
+    Mutant(
+        "a shard that was not read yet does not hold the application back",
+        _COMPLETENESS,
+        "            if stored is None:\n                return Completeness(held_by=held_by)",
+        "            if stored is None:\n                continue",
+    ),
+    Mutant(
+        "a shard that is stopped or has no worker does not hold the application back",
+        _COMPLETENESS,
+        "            if lease.is_finished:\n                continue",
+        "            if lease.is_finished or lease.key in hindered:\n                continue",
+    ),
+    Mutant(
+        "a lease that is missing is not missed",
+        _COMPLETENESS,
+        "        if held_by is not None:\n            return Completeness(held_by=held_by)",
+        "        if not group:\n            return Completeness(held_by=held_by)",
+    ),
+    Mutant(
+        "a reset leaves through when its shards are stored",
+        _REQUESTS,
+        "a.PENDING_STATE, a.STORED_THROUGH, a.STORED)",
+        "a.PENDING_STATE, a.STORED)",
+    ),
+    Mutant(
+        "a shard counts as stored through now whatever was read of it",
+        _READING,
+        "        is_at_tip = progress.millis_behind == 0 and progress.through is None",
+        "        is_at_tip = True",
+    ),
+    Mutant(
+        "a worker tells by its own clock through when an idle shard is stored",
+        "kcl_dagster.worker.loop",
+        "        self._service_time = surroundings.service_time or runtime.clock.now",
+        "        self._service_time = runtime.clock.now",
+    ),
+    Mutant(
+        "the moment of completeness may fall",
+        _COMPLETENESS_ROW,
+        'AND (attribute_not_exists({THROUGH}) OR {THROUGH} < :{THROUGH})"',
+        '"',
     ),
     # Rows
     Mutant(

@@ -355,6 +355,8 @@ class Simulation:
             self.memories = [*self.memories, old][-_MEMORIES_KEPT:]
         if kind == "LEADER":
             self.ledger.lock_changed(old, new, self.kernel.acting)
+        if kind == "KD_COMPLETE" and new is not None:
+            self._completed(old or {}, new)
         if kind == "KD_START_POSITION" and new is not None and old is None:
             self._begun(new)
         if table == self.scenario.application.lease_table:
@@ -368,6 +370,15 @@ class Simulation:
             if not self._has_guest:
                 self._has_guest = True
                 self.hands.put(table, FOREIGN_ROW)
+
+    def _completed(self, old: Item, new: Item) -> None:
+        """Through a moment was written. Within an epoch it never falls, and epochs only grow."""
+        before, after = (_number(old, "kdEpoch"), _number(old, "kdThrough")), _number(new, "kdThrough")
+        epoch = _number(new, "kdEpoch") or 0
+        if epoch < (before[0] or 0) or (epoch == before[0] and (after or 0) < (before[1] or 0)):
+            self.violations.add("S16", f"it was {before[1]} in epoch {before[0]}, and is {after} in epoch {epoch}")
+        if after is not None and epoch == (before[0] or 0):
+            self.lake.is_said_complete(after)
 
     def _begun(self, row: Item) -> None:
         stream = row["stream"]["S"]
@@ -532,3 +543,7 @@ def _generous() -> Limits:
     return Limits(
         reads=None, read_bytes=None, written_bytes=None, written_records=None, iterators=None, takeover_seconds=None
     )
+
+
+def _number(item: Item, attribute: str) -> int | None:
+    return int(item[attribute]["N"]) if attribute in item else None

@@ -28,6 +28,9 @@ class ShardTruth:
     parents: tuple[str, ...]
     numbers: list[int] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
+    arrivals: list[float] = field(default_factory=list)
+    """As the stream tells them: epoch seconds, not strictly in order."""
+
     wanted_from: int = 0
     """Records before this index lie before the application's start; which is known with the first part."""
 
@@ -129,10 +132,11 @@ class Lake:
     def opened(self, stream: str, shard: str, parents: Sequence[str]) -> None:
         self.shards[stream, shard] = ShardTruth(f"{stream}/{shard}", tuple(parents))
 
-    def put(self, stream: str, shard: str, number: str, payload: bytes) -> None:
+    def put(self, stream: str, shard: str, number: str, payload: bytes, arrival: float = 0.0) -> None:
         truth = self.shards[stream, shard]
         truth.numbers.append(int(number))
         truth.payloads.append(payload)
+        truth.arrivals.append(arrival)
 
     def repeats(self, stream: str, shard: str | None) -> None:
         """Somebody deleted a lease by hand: its shard, and those above it that are forgotten by then, are read
@@ -236,6 +240,17 @@ class Lake:
         """Parts that were repeated, and whose former files are still there. A shard that is read from its start
         again stores its records under other numbers."""
         return [stem for stem, truth in self._unsettled.items() if not truth.is_repeated]
+
+    def is_said_complete(self, through: int) -> None:
+        """Somebody wrote that everything which arrived before `through` is stored (S16)."""
+        for truth in self.shards.values():
+            begin = max(truth.read_to, truth.start_limit or 0, truth.wanted_from)
+            if all(arrival >= through for arrival in truth.arrivals[begin:]):
+                continue
+            begin = max(begin, self._expired(truth))
+            left = sum(arrival < through for arrival in truth.arrivals[begin:])
+            if left and not self.is_excused(truth):
+                self.violations.add("S16", f"{truth.name} has {left} records before {through} that are not stored")
 
     # Records that left the stream
 

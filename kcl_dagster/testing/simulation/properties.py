@@ -1,4 +1,4 @@
-"""What must hold, by the names of the design: S1 to S15 and L1 to L9."""
+"""What must hold, by the names of the design: S1 to S16 and L1 to L9."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ MEANING: Final = {
     "S13": "no number and no file name stands for two contents",
     "S14": "a batch is called lost only if records of it left the stream",
     "S15": "the files of a batch hold each of its rows once, whichever code stored them",
+    "S16": "what arrived before the moment through which the application is complete is stored",
     "L1": "every unfinished lease is owned",
     "L2": "every handoff ends",
     "L3": "the lag goes to zero",

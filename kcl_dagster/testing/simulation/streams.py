@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from random import Random
 from typing import Any, Final
 
@@ -17,6 +18,15 @@ from kcl_dagster.testing.simulation.scenario import SHORTEST_RETENTION
 
 RECORDS_OF_THE_PAST: Final = 5
 SECONDS_BEFORE_THE_SECOND_SPLIT: Final = 0.5
+
+
+MOST_DISORDER: Final = 3.0  # seconds; two records may be told in the wrong order if they are twice this apart
+
+
+def disorder(sequence_number: str) -> float:
+    """By how much the arrival of a record is told wrong, in seconds. The same at every reading."""
+    share = int(sequence_number) * 2_654_435_761 % 8191 / 8191
+    return MOST_DISORDER * (2 * share - 1)
 
 
 @dataclass(slots=True)
@@ -68,6 +78,8 @@ class MoodyKinesis(FakeKinesis):
             answer |= {"Records": [], "NextShardIterator": request["ShardIterator"], "MillisBehindLatest": 1000}
         if moods.behind and draw() < moods.behind:
             answer["MillisBehindLatest"] = max(answer.get("MillisBehindLatest", 0), 1)
+        for record in answer["Records"]:
+            record["ApproximateArrivalTimestamp"] += timedelta(seconds=disorder(record["SequenceNumber"]))
         if moods.childless and draw() < moods.childless:
             answer.pop("ChildShards", None)
         return answer
@@ -185,7 +197,8 @@ class Streams:
             key = (stream, answer["ShardId"])
             if key not in self.lake.shards:
                 self.look(stream)
-            self.lake.put(*key, answer["SequenceNumber"], payload)
+            number = answer["SequenceNumber"]
+            self.lake.put(*key, number, payload, self.kinesis.service.now() + disorder(number))
 
     def split(self) -> None:
         """One open shard of one stream, in the middle."""

@@ -1,6 +1,6 @@
 """Data loss is never silent: neither before nor after the fact."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,11 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.worker.batch import Progress, Range
+from kcl_dagster.worker.batch import Budget, Progress, Range
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.report import Outcome
 from kcl_dagster.worker.retention import Loss, RetentionWatch, loss_in
-from tests.unit.worker.kit import Run, World
+from tests.unit.worker.kit import MemoryEngine, MemoryFetched, Run, World
 
 A = "shardId-000000000000"
 DAY = 86_400.0
@@ -473,3 +473,41 @@ def test_a_closed_shard_is_not_stored_through_the_moment_at_which_its_end_was_re
         run.worker.step_renewal()
     assert EventKind.SHARD_END_WAITS in run.kinds()
     assert (world.lease(A).stored_through or 0) < world.clock.now() - 25
+
+
+def test_a_worker_whose_clock_is_ahead_goes_by_the_clock_of_the_service() -> None:
+    world = World()
+    run = world.worker("w1", service_time=lambda: world.clock.now() - 300)
+    world.assign(run)
+    run.until_idle()
+    run.worker.step_renewal()
+    world.clock.advance(20)
+    run.worker.step_renewal()
+    assert world.lease(A).stored_through == int(world.clock.now() - 320)
+
+
+class EarlyEngine(MemoryEngine):
+    """Gives what it read 60 s before it was asked."""
+
+    def fetch(self, ranges: Sequence[Range], budget: Budget) -> MemoryFetched:
+        fetched = super().fetch(ranges, budget)
+        now = self.clock.monotonic()
+        fetched.progress = {
+            key: replace(progress, read_since=now - 60) for key, progress in fetched.progress.items()
+        }
+        return fetched
+
+    clock: FakeClock
+
+
+def test_what_was_read_ahead_says_nothing_of_what_arrived_since() -> None:
+    world = World()
+    engine = EarlyEngine(world.stream)
+    engine.clock = world.clock
+    run = world.worker("w1", engine=engine)
+    world.assign(run)
+    run.until_idle()
+    read = world.clock.now()
+    world.clock.advance(20)
+    run.worker.step_renewal()
+    assert world.lease(A).stored_through == int(read - 60)
