@@ -68,7 +68,7 @@ PICTURES = (
     Picture(
         "checks",
         f"{APPLICATION}/leases?view=checks&checkDetail=leases_are_served",
-        ("handoffs_end", "leases_are_served", "somebody_leads", "stages_succeed", "Passed", "If it fails"),
+        ("application_has_leader", "handoffs_end", "leases_are_served", "stages_succeed", "Passed", "If it fails"),
         (1400, 700),
     ),
     Picture("records", "/assets/clicks", ("kcl/records_per_second", "lease_key", "Freshness policy"), (1400, 1284)),

@@ -1,4 +1,4 @@
-"""Which KCL applications an account has in a region, found by the tables that look like lease tables."""
+"""List the KCL applications of an account and region: each table with the key of a lease table is one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from kcl_dagster import aws
 from kcl_dagster.application import Application
 from kcl_dagster.errors import AccessDenied, LayoutRefused, TableNotFound, UnreadableItem
 from kcl_dagster.model.counting import counted
-from kcl_dagster.operations.status import NOBODY
+from kcl_dagster.operations.status import OBSERVER
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.attributes import CHECKPOINT, COUNTER, ENTITY_TYPE, LEASE, LEASE_KEY, WORKER, Item
 from kcl_dagster.tables.layout import detect_layout
@@ -17,13 +17,14 @@ from kcl_dagster.tables.scanning import scan_items
 from kcl_dagster.tables.sending import Sender
 from kcl_dagster.tables.workers import WorkerTable
 
-_ANY_STREAM: Final = "unknown"  # tables do not say which streams a single-stream application reads
+_ANY_STREAM: Final = "unknown"  # the tables of a single-stream application do not name its stream
 _SHARD_END: Final = "SHARD_END"
 
 
 @dataclass(frozen=True, slots=True)
 class ApplicationView:
-    """An application as its tables show it. `layout` None: its tables are in a state that `problem` describes."""
+    """An application as its tables describe it. If `layout` is None, `problem` describes the state of the
+    tables."""
 
     name: str
     layout: str | None
@@ -37,14 +38,14 @@ class ApplicationView:
         finished = f" and {self.finished_leases} finished" if self.finished_leases else ""
         text = (
             f"{self.name}: {counted(self.open_leases, 'open lease')}{finished}, {counted(self.workers, 'worker')}, "
-            f"leader {self.leader or 'nobody'}, layout {self.layout or 'unknown'}"
+            f"leader {self.leader or 'none'}, layout {self.layout or 'unknown'}"
         )
         return text if self.problem is None else f"{text}; {self.problem}"
 
 
 @dataclass(frozen=True, slots=True)
 class Applications:
-    """All that were found. `denied`: tables that these credentials may not look at, which may be applications."""
+    """All applications that were found. `denied`: tables that these credentials may not read; each may be one."""
 
     found: Sequence[ApplicationView]
     denied: Sequence[str]
@@ -68,7 +69,7 @@ class Applications:
 
 
 def list_applications(dynamodb: aws.Client, runtime: Runtime) -> Applications:
-    """Look at every table of the account and region: a request each, and a scan of those that are lease tables.
+    """Examine every table of the account and region: one request each, and a scan of each lease table.
 
     Raises AccessDenied if the tables may not be listed.
     """
@@ -109,7 +110,7 @@ def _view(dynamodb: aws.Client, sender: Sender, table: str, runtime: Runtime) ->
     layout, leader, problem = None, None, None
     try:
         layout = detect_layout(dynamodb, application, runtime)
-        leader = LeaderLock(dynamodb, application, layout, runtime, NOBODY).peek()
+        leader = LeaderLock(dynamodb, application, layout, runtime, OBSERVER).peek()
         if not layout.shares_one_table:
             workers += len(WorkerTable(dynamodb, application, layout, runtime).list())
     except (LayoutRefused, UnreadableItem, TableNotFound) as error:

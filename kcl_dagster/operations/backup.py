@@ -1,7 +1,7 @@
-"""Leases as JSON lines, out of a table and back into one.
+"""Export leases to JSON lines, and import them into a table.
 
-An export keeps every attribute, also those that nobody knows. An import leaves out who owned the leases: whoever
-that was does not own them in the table that is written to.
+An export contains every attribute, also those that this package does not know. An import omits the owners of the
+leases: they do not own the leases in the table that is written.
 """
 
 import base64
@@ -24,14 +24,14 @@ from kcl_dagster.tables.scanning import scan_items
 from kcl_dagster.tables.sending import Applied, Sender
 
 _OWNERSHIP = (a.OWNER, a.CHECKPOINT_OWNER)
-# What workers write into leases that they own although nothing was processed. An import sets none of it back.
+# Attributes that workers write into their leases even if nothing was processed. An import does not reset them.
 _PASSING = frozenset({*_OWNERSHIP, a.COUNTER, a.SWITCHES, a.THROUGHPUT, a.STORED_THROUGH})
 LEASES_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """Lease keys. `overtaken`: rows that somebody wrote meanwhile."""
+    """The lease keys of an import. `overtaken`: rows that another process wrote meanwhile."""
 
     created: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class ImportReport:
 
 
 def to_line(item: Mapping[str, Any]) -> str:
-    """One item as DynamoDB's JSON writes it: bytes as base64."""
+    """One item in DynamoDB's JSON, with bytes as base64."""
     return json.dumps({name: _out(value) for name, value in item.items()}, sort_keys=True)
 
 

@@ -44,8 +44,8 @@ class Deregistration:
 
 
 def readers(leases: Sequence[Lease], workers: Sequence[WorkerRow], *, ours_poll: bool) -> list[str]:
-    """Who may be reading by fan-out: workers that have a row, and owners of leases that have none. `ours_poll`: no
-    worker of this package does."""
+    """Workers that may be reading by fan-out: those that have a row, and owners of leases that have none.
+    `ours_poll`: workers of this package poll, and are not included."""
     ours = {row.id for row in workers if row.slot is not None}
     known = {str(row.id) for row in workers} | {
         str(lease.actual_owner) for lease in leases if lease.actual_owner is not None and not lease.is_finished
@@ -63,8 +63,8 @@ def deregister(
 ) -> Deregistration:
     """Remove the consumer from all streams of the application, or from some.
 
-    `consumer`: its name, where it is not the application's any more. `force`: although somebody may read under it.
-    Raises Unsafe and ConfigurationError with nothing changed.
+    `consumer`: its name, if it differs from the application's. `force`: remove it although a worker may read under
+    it. Raises Unsafe and ConfigurationError with nothing changed.
     """
     application = desk.application
     names = [stream.name for stream in application.streams if not streams or stream.name in streams]
@@ -81,7 +81,8 @@ def deregister(
 
 
 def _refuse_while_read(desk: Desk, consumer: str, *, force: bool) -> bool:
-    """Whether the application still has tables; without any nobody works for it."""
+    """Raise Unsafe if a worker may be reading. Returns whether the application has tables; without, it has no
+    workers."""
     try:
         scan = desk.scan()
     except TableNotFound:
@@ -101,4 +102,4 @@ def _is_registered(desk: Desk, stream: str, consumer: str) -> bool:
     try:
         return find_consumer(desk.kinesis, stream, consumer, desk.runtime) is not None
     except StreamNotFound:
-        return False  # its consumers went with it
+        return False  # its consumers were deleted with it

@@ -1,7 +1,6 @@
-"""Whether a start can work, asked before anything is started.
+"""Checks before a start: whether it can succeed.
 
-Each check raises one KclError whose message fits on a line and says what to do. `first_problem` is for whoever
-wants the message and not the error.
+Each check raises one KclError. Its message fits on a line and states what to do. `problems` returns the messages.
 """
 
 import os
@@ -17,7 +16,8 @@ Check = Callable[[], None]
 
 
 def problems(checks: Iterable[Check]) -> list[str]:
-    """One line for each check that fails. A check that depends on another should be in a later call."""
+    """Run the checks. Returns one line for each that fails. If a check depends on another, pass it to a later
+    call."""
     found = []
     for check in checks:
         try:
@@ -28,12 +28,12 @@ def problems(checks: Iterable[Check]) -> list[str]:
 
 
 def java_is_there() -> None:
-    """Spark has a Java runtime: JAVA_HOME, one on the PATH, or the one of the `java` extra."""
+    """Check that Spark finds a Java runtime: JAVA_HOME, one on the PATH, or the one of the `java` extra."""
     find_java(os.environ)
 
 
 def port_is_free(port: int, host: str = "127.0.0.1", *, remedy: str = "choose another") -> Check:
-    """Nothing listens there and we may listen."""
+    """Check that this process can listen on the port."""
 
     def check() -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -47,7 +47,7 @@ def port_is_free(port: int, host: str = "127.0.0.1", *, remedy: str = "choose an
 
 
 def stream_exists(kinesis: Any, stream: str) -> Check:
-    """Kinesis answers, accepts the credentials, and has the stream."""
+    """Check that Kinesis responds, accepts the credentials, and has the stream."""
 
     def check() -> None:
         try:

@@ -1,4 +1,4 @@
-"""How an application stands: one look at its tables, as data."""
+"""The status of an application: one read of its tables, as data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ from kcl_dagster.tables.places import LayoutKind
 from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.tables.workers import WorkerTable
 
-NOBODY = "nobody"
+OBSERVER = "observer"  # the name of a lock object that only reads; it is never written
 GONE = "gone"  # the state of a worker whose last heartbeat is too old
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Leases and workers as they stood at `at`, epoch seconds."""
+    """Leases and workers at the moment `at`, epoch seconds."""
 
     application: Application
     layout: LayoutKind
@@ -48,7 +48,7 @@ class Status:
     every record was read. Without the leases for which that is not known."""
 
     complete: WrittenThrough = field(default_factory=WrittenThrough)
-    """Through which moment every record is stored, as the leader wrote it down."""
+    """The moment through which every record is stored, as the leader recorded it."""
 
     @property
     def complete_through(self) -> str | None:
@@ -69,8 +69,8 @@ class Status:
 
     @property
     def unserved(self) -> list[Lease]:
-        """Open leases that no living worker owns, and that are neither paused nor at rest. A counter that does not
-        change takes a leader, or two looks, to see."""
+        """Open leases that no living worker owns, and that are neither paused nor at rest. That a counter does not
+        change can only be observed by a leader, or by two reads."""
         return [lease for lease in self.without_worker if not self.is_paused(lease) and not self.is_at_rest(lease)]
 
     def is_at_rest(self, lease: Lease) -> bool:
@@ -251,19 +251,19 @@ class Status:
 def read_status(
     application: Application, dynamodb: Client, runtime: Runtime, unread: Unread | None = None
 ) -> Status:
-    """Look at the tables; five to seven requests. Rows that cannot be read are in `unreadable`.
+    """Read the tables, with five to seven requests. Rows that cannot be parsed are in `unreadable`.
 
-    With `unread` it also looks at the stream, for the lag of leases that no worker reads: two requests or more for
-    each of them.
+    With `unread`, read the stream, too, for the lag of leases that no worker reads: two or more requests for each.
 
-    Raises TableNotFound when no leader has been there yet.
+    Raises TableNotFound if no leader has created the tables yet.
     """
     layout = detect_layout(dynamodb, application, runtime)
     try:
         scan = LeaseTable(dynamodb, application, layout, runtime).scan()
         workers = WorkerTable(dynamodb, application, layout, runtime).list()
         problems = [str(problem) for problem in scan.unreadable]
-        leader = _unless_unreadable(LeaderLock(dynamodb, application, layout, runtime, NOBODY).peek, None, problems)
+        lock = LeaderLock(dynamodb, application, layout, runtime, OBSERVER)
+        leader = _unless_unreadable(lock.peek, None, problems)
         control = _unless_unreadable(ControlRow(dynamodb, application, layout, runtime).load, Control(), problems)
         row = CompletenessRow(dynamodb, application, layout, runtime)
         complete = _unless_unreadable(row.load, WrittenThrough(), problems)

@@ -1,4 +1,4 @@
-"""Going on with the leases of a KCL 1.x or 2.x fleet, once, after it was stopped."""
+"""Take over the leases of a KCL 1.x or 2.x fleet, once, after it was stopped."""
 
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
@@ -19,11 +19,11 @@ def take_over_2x(
     workers_are_stopped: bool,
     dry: bool = False,
 ) -> Layout:
-    """Write down that the application speaks the 3.x protocol from now on. No lease is touched.
+    """Record that the application uses the 3.x protocol from now on. No lease is changed.
 
-    Its leases are watched for a lease duration first: one that is renewed means that a worker still runs.
-    Raises Unsafe with nothing changed, LayoutRefused where there is more in the way, ConfigurationError where there
-    is nothing to take over.
+    First, its leases are watched for a lease duration: if one is renewed, a worker still runs. Raises Unsafe with
+    nothing changed, LayoutRefused if the tables do not allow it, ConfigurationError if there is nothing to take
+    over.
     """
     if not workers_are_stopped:
         raise Unsafe(
@@ -38,7 +38,7 @@ def take_over_2x(
     runtime.clock.sleep(application.timings.lease_duration)
     moved = [lease for lease in leases.scan().leases if before.get(lease.key) != lease.counter]
     if moved:
-        raise Unsafe(f"{moved[0].actual_owner or 'somebody'} still writes lease {moved[0].key}: stop that worker")
+        raise Unsafe(f"{moved[0].actual_owner or 'a worker'} still writes lease {moved[0].key}: stop that worker")
     if not dry:
         create_tables(dynamodb, application, layout, runtime)
         AuditTable(dynamodb, application, layout, runtime).write(

@@ -106,12 +106,13 @@ def _heading(status: Status) -> Text:
     paused = ["the application"] if control.paused else [*sorted(control.leases), *sorted(control.slots)]
     if paused:
         text.append("\n")
-        text.append_text(cell(f"paused by {control.changed_by or 'somebody'}: {', '.join(paused)}", "bold yellow"))
+        by = control.changed_by or "an operator"
+        text.append_text(cell(f"paused by {by}: {', '.join(paused)}", "bold yellow"))
     return text
 
 
 def _keep_whole(table: Table, *names: str) -> None:
-    """Names that are copied into commands stay in one line at 80 columns. Longer ones fold: rich crops them."""
+    """Keep names that are copied into commands on one line at 80 columns. Longer ones fold, as rich crops them."""
     table.padding = (0, 0, 0, 0)
     for column in table.columns:
         longest = max((len(str(text)) for text in column.cells), default=0)

@@ -52,20 +52,20 @@ class KclCheck:
     description: str
     problem: Problem
     remedy: str
-    """What to do, told with every problem."""
+    """What to do; shown with every problem."""
 
     severity: AssetCheckSeverity = AssetCheckSeverity.ERROR
     error_from: str = ""
-    """Where a problem that warns at first becomes an error."""
+    """The step at which a problem that warns at first becomes an error."""
 
     patience: float = 0.0
-    """Seconds a problem must have lasted: what every start or handoff brings with it is not worth an alarm."""
+    """Seconds that a problem must have lasted. What every start or handoff causes for a while is no alarm."""
 
     remark: Callable[[Observation], str | None] = lambda _: None
-    """What there is to say although the check passes."""
+    """A remark for a check that passes."""
 
     acknowledged: bool = False
-    """A problem stays until somebody executes the check: it is over when it is seen, and must not be missed."""
+    """The check remains failed until an operator executes it, because its problem is an event that has no end."""
 
 
 def _unserved(seen: Observation, _: Consumer) -> str | None:
@@ -73,7 +73,7 @@ def _unserved(seen: Observation, _: Consumer) -> str | None:
 
 
 def _paused(seen: Observation) -> str | None:
-    """What is as an operator wants it, and must not be forgotten."""
+    """The remark about leases that an operator paused, so that the pause is not forgotten."""
     if not seen.paused:
         return None
     return f"{seen.paused_by or 'An operator'} paused {_some(seen.paused)}: `kcl-dagster resume` ends it."
@@ -173,7 +173,7 @@ def _stopped_by_code(seen: Observation, _: Consumer) -> str | None:
 
 
 def _told_by_workers(_seen: Observation, _: Consumer) -> str | None:
-    """Only the worker knows, at the moment it happens; see `_ALARMS`."""
+    """None: only the worker detects it, when it happens; see `_ALARMS`."""
     return None
 
 
@@ -182,7 +182,7 @@ START_SECONDS = 60.0  # a run, Spark and the first lease
 FEW_TICKS_SECONDS = 15.0  # a request that fails once is tried again
 
 LEADS = KclCheck(
-    "somebody_leads",
+    "application_has_leader",
     Role.LEASES,
     "A leader holds the lock and renews it.",
     _leaderless,
@@ -345,7 +345,7 @@ def evaluation(
 
 
 def alarm(kind: EventKind, what: str, consumer: Consumer, translator: KclTranslator) -> AssetCheckEvaluation | None:
-    """What a worker tells at once, on its own, because nobody else will know."""
+    """The failed check that a worker reports at once, because no other component can detect the event."""
     check = _ALARMS.get(kind)
     return None if check is None else evaluation(check, Finding(what, check.severity), consumer, translator)
 
@@ -359,7 +359,7 @@ _ALARMS = {
 
 
 def _remedy(check: KclCheck, consumer: Consumer) -> str:
-    """Operations are jobs, too, for whoever has no terminal at hand."""
+    """The remedy of a check. Where it names a command, it also names the job that does the same in Dagster's UI."""
     application = identifier(consumer.application.name)
     return _COMMAND.sub(rf"`kcl-dagster \1` or the job {application}__\1", check.remedy)
 

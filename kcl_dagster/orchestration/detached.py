@@ -1,4 +1,4 @@
-"""Processes that outlive whoever started them."""
+"""Start processes that outlive the process that started them."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,8 @@ from pathlib import Path
 
 
 def start(command: Sequence[str], *, environment: Mapping[str, str] | None = None, log: Path | None = None) -> int:
-    """Start a command in a session of its own and forget it; its process id. `environment` None: ours."""
+    """Start a command in a session of its own. Returns its process id. If `environment` is None, it inherits
+    ours."""
     with (log or Path("/dev/null")).open("ab") as output:
         process = subprocess.Popen(
             command,
@@ -16,5 +17,5 @@ def start(command: Sequence[str], *, environment: Mapping[str, str] | None = Non
             stderr=output,
             start_new_session=True,
         )
-    process.returncode = 0  # nobody will wait for it; Python would warn
+    process.returncode = 0  # prevents Python's warning about a process that is never waited for
     return process.pid

@@ -1,4 +1,4 @@
-"""Signals that end a run, as requests to stop."""
+"""Turn signals that end a run into requests to stop."""
 
 import signal
 import threading
@@ -10,10 +10,10 @@ from kcl_dagster.worker.stop import StopReason, StopSignal
 
 @contextmanager
 def interrupts_ask(stop: StopSignal) -> Iterator[None]:
-    """What ends a run asks the worker to stop: SIGINT from a terminal and Dagster's default launcher, SIGTERM from
-    Kubernetes, ECS and Docker."""
+    """Ask the worker to stop if the run is interrupted: by SIGINT from a terminal and Dagster's default launcher,
+    or by SIGTERM from Kubernetes, ECS and Docker."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # an in-process test; nobody can interrupt it
+        yield  # an in-process test, which receives no signals
         return
     before = {
         number: signal.signal(number, lambda *_: stop.request(StopReason.ASKED, "interrupted"))

@@ -33,7 +33,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ShardLag:
-    """How far behind one shard is; None: nobody knows, because nobody serves it or nobody has read it yet."""
+    """The lag of one shard. `seconds` is None if it is not known: no worker serves the shard or has read it yet."""
 
     lease: LeaseKey
     stream: str | None
@@ -41,26 +41,26 @@ class ShardLag:
     retention_used: float | None
     worker: WorkerId | None
     is_read: bool = True
-    """A worker that lives has the lease. Otherwise `seconds` is the most that it can be."""
+    """Whether a living worker has the lease. Otherwise `seconds` is an upper bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Facts about one application at one moment, whoever gathered them: the leader's tick or an operator."""
+    """Facts about one application at one moment, collected by the leader's tick or by an operator's command."""
 
     leases: Sequence[Lease] = ()
     workers: Sequence[WorkerRow] = ()
     leader: str | None = None
-    """Who holds the leader lock, as far as known."""
+    """The holder of the leader lock, if it is known."""
 
     leading: bool = False
-    """Whether that is us."""
+    """Whether this process is the leader."""
 
     missing_table: str | None = None
     """What to do about a table that was deleted while the application ran."""
 
     leader_is_silent: bool = False
-    """Whoever holds the lock has not renewed it for as long as it may."""
+    """The holder of the leader lock has not renewed it for as long as the lock is valid."""
 
     unserved: Collection[LeaseKey] = ()
     resting: Mapping[LeaseKey, float] = field(default_factory=dict)
@@ -75,18 +75,18 @@ class Observation:
     """Who paused something last, if anything is paused."""
 
     ages: Mapping[LeaseKey, float] = field(default_factory=dict)
-    """Seconds for which each lease's counter has been seen standing still."""
+    """Seconds for which each lease's counter was unchanged."""
 
     failed_stages: Mapping[str, str] = field(default_factory=dict)
     overdue_handoffs: Collection[LeaseKey] = ()
     lag_seconds: float | None = None
-    """Of the worker furthest behind, as the workers tell it."""
+    """The lag of the worker furthest behind, as the workers report it."""
 
     retention: Mapping[str, float] = field(default_factory=dict)
-    """Seconds for which each stream keeps its records, as far as known."""
+    """Seconds for which each stream keeps its records, if that is known."""
 
     unknown_retention: Collection[str] = ()
-    """Streams that could not be asked for how long they keep their records."""
+    """Streams whose retention could not be read."""
 
     data_loss: Sequence[str] = ()
     waiting_runs: Mapping[str, float] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class Observation:
             is_read = row is not None and lease.key not in unserved
             seconds, worker = told.get(lease.key, (None, None)) if is_read else (None, None)
             if seconds is None and row is not None and is_read and (row.slot is None or row.lag_ms is not None):
-                continue  # one of the shards that its worker does not tell of
+                continue  # one of the shards that its worker does not report
             if seconds is None:
                 seconds = self.resting.get(lease.key, self._by_clock(lease))
             stream = self.stream_of(lease)
@@ -155,12 +155,12 @@ class Observation:
         return sorted(found, key=lambda lag: (lag.seconds is not None, -(lag.seconds or 0.0), lag.lease))
 
     def _by_clock(self, lease: Lease) -> float | None:
-        """The shard had been read to its end at `stored_through`, so nothing unread is older than that."""
+        """An upper bound: the shard was read to its tip at `stored_through`, so no unread record is older."""
         return None if lease.stored_through is None or not self.now else max(0.0, self.now - lease.stored_through)
 
     @property
     def unknown_lags(self) -> list[LeaseKey]:
-        """Leases that no worker reads and whose lag nobody knows, a new lease's first minute apart."""
+        """Leases that no worker reads and whose lag is not known, without new leases in their first minute."""
         return [
             lag.lease
             for lag in self.lags
@@ -169,21 +169,21 @@ class Observation:
 
     @property
     def seconds_behind(self) -> float | None:
-        """Of the shard furthest behind, whoever reads it."""
+        """The lag of the shard furthest behind, with or without a worker."""
         known = [lag.seconds for lag in self.lags if lag.seconds is not None]
         told = [] if self.lag_seconds is None else [self.lag_seconds]
         return max((*known, *told), default=None)
 
     @property
     def retention_used(self) -> float | None:
-        """Fraction of its stream's retention that the worst shard is behind."""
+        """The lag of the worst shard, as a fraction of its stream's retention."""
         used = [lag.retention_used for lag in self.lags if lag.retention_used is not None]
         if not used and self.lag_seconds is not None and self.retention:
             used = [self.lag_seconds / min(self.retention.values())]
         return max(used, default=None)
 
     def stream_of(self, lease: Lease) -> str | None:
-        """The lease's stream: it says so itself where the application has several."""
+        """The lease's stream. In an application with several streams, the lease names it."""
         if lease.stream is not None:
             return lease.stream.name
         names = [*self.retention] or [stream.name for stream in self.streams]

@@ -1,4 +1,4 @@
-"""A picture of the fleet that Dagster's UI renders inline, and tables that stay readable there. Pure."""
+"""A picture of the fleet that Dagster's UI renders inline, and tables that remain readable there. Pure."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _UNSERVED, _SERVED = "#d33", "#47a"
 
 
 def distribution(leases_by_worker: Mapping[str, int], unserved: int = 0) -> str:
-    """Bars: how many leases each slot holds, and in red how many nobody serves. Empty without leases."""
+    """Bars: how many leases each slot holds, and in red how many are unserved. Empty without leases."""
     bars = [(name, number, _SERVED) for name, number in sorted(leases_by_worker.items())]
     if unserved:
         bars.insert(0, ("unserved", unserved, _UNSERVED))

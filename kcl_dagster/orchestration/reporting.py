@@ -1,7 +1,8 @@
-"""When the leader tells Dagster what it saw, and in which form.
+"""When the leader reports its observations to Dagster, and in which form.
 
-Dagster keeps every event for ever and evaluates us 17,000 times a day, so events are rolled up: at once when
-something changed, with whatever else changes within a minute; once more when that has settled; seldom in calm.
+Dagster keeps every event for ever and evaluates the sensor 17,000 times a day, so events are combined. If something
+changed, it is reported at once, together with other changes within a minute, and once more when that has settled.
+While nothing changes, reports are rare.
 """
 
 import hashlib
@@ -22,18 +23,18 @@ from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
 
 Event = AssetMaterialization | AssetObservation | AssetCheckEvaluation
 
-LIVELY_SECONDS = 300.0  # whoever has just started or deployed it is looking
+LIVELY_SECONDS = 300.0  # after a start or a deployment, when an operator watches
 LIVELY_PACE_SECONDS = 30.0
 LAG_PACE_SECONDS = 60.0  # two numbers that plot over time: 5 MB a day
-TABLE_PACE_SECONDS = 3600.0  # of what is only interesting when it changes
-NEWS_SECONDS = 1800.0  # what is still decided after that is news again
+TABLE_PACE_SECONDS = 3600.0  # for what matters only when it changes
+NEWS_SECONDS = 1800.0  # a decision that still holds after this time is reported again
 LEAST_PACE_SECONDS = 60.0  # a worker's end moves all of its leases, tick after tick, and the tables cost 25 KB
-SETTLED_SECONDS = 30.0  # after a change, numbers mean something again: the worker had its next heartbeats
-CHECK_PACE_SECONDS = 4 * 3600.0  # of a check whose answer stays the same
-SHARDS_PACE_SECONDS = 60.0  # from a materialization of a stream to the look whether Dagster has stored it
+SETTLED_SECONDS = 30.0  # after a change: the workers have sent heartbeats since, so the numbers are valid again
+CHECK_PACE_SECONDS = 4 * 3600.0  # for a check whose result is unchanged
+SHARDS_PACE_SECONDS = 60.0  # from a materialization of a stream until it is checked whether Dagster has stored it
 SHARDS_TOLD_AT_MOST = 2  # the second time in case the first was not stored
 SUPERSEDED_PACE_SECONDS = 60.0  # workers materialize the records every 30 s at first, and every 30 minutes later
-EASED_PACE_SECONDS = 1800.0  # of one that still fails and less badly: around a step it must not be told every tick
+EASED_PACE_SECONDS = 1800.0  # for a check that fails less badly than before: not every tick around a step
 # Durations and shares change from tick to tick while what they are part of stays the same.
 SHARDS_TAG = "kcl/shards"
 """On the materializations of a stream: its set of open shards."""

@@ -36,9 +36,10 @@ def worker_tag(application: Application, slot: str) -> str:
 
 
 def slot_runs(instance: DagsterInstance, application: Application) -> Mapping[str, SlotRun]:
-    """The run of each slot that has one: the most advanced where somebody launched several, then the oldest.
+    """The run of each slot that has one. If several were launched, the most advanced, then the oldest.
 
-    Asks for all active runs and picks by tag here: with thousands of finished runs that is a fifth of the work.
+    Requests all active runs and selects them by tag here: with thousands of finished runs this is a fifth of the
+    work of a request by tag.
     """
     best: dict[str, SlotRun] = {}
     records = instance.get_run_records(RunsFilter(statuses=list(_STATUS)))

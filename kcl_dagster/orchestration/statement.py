@@ -57,7 +57,7 @@ def of_leases(seen: Observation) -> KclLeasesMetadataSet:
     rows: list[Row] = [
         {
             "shard": picture.shard(lease.key).removeprefix("shard "),
-            "owner": picture.unbroken(slot_of(lease.actual_owner or "nobody")),
+            "owner": picture.unbroken(slot_of(lease.actual_owner or "none")),
             "state": _state(lease, seen, unserved=lease.key in unserved),
             "lag s": _rounded(behind.get(lease.key)),
             "KB/s": round(lease.throughput_kbps or 0.0, 1),
@@ -186,7 +186,7 @@ def _shards(lags: Sequence[ShardLag]) -> MarkdownMetadataValue:
 
 def _lag_row(lag: ShardLag) -> str:
     behind, used = _told(lag)
-    worker = slot_of(lag.worker) if lag.worker is not None and lag.is_read else "nobody"
+    worker = slot_of(lag.worker) if lag.worker is not None and lag.is_read else "none"
     return f"| {picture.shard(lag.lease)} | {behind} | {used} | {worker} |\n"
 
 
@@ -226,11 +226,11 @@ def _state(lease: Lease, seen: Observation, *, unserved: bool) -> str:
 def _leader(seen: Observation) -> str:
     if seen.leading:
         return f"{seen.leader}, here"
-    return seen.leader or "nobody"
+    return seen.leader or "none"
 
 
 def _cpu(row: WorkerRow) -> float | None:
-    """The latest sample that is one: the KCL writes -1 for what it could not measure."""
+    """The latest valid sample. The KCL writes -1 if it could not measure."""
     samples = [sample for sample in (row.averages or {}).get(CPU, ()) if sample >= 0]
     return samples[-1] if samples else None
 

@@ -1,8 +1,9 @@
-"""Why a worker should stop although nobody told it.
+"""Reasons for which a worker stops although it was not asked to.
 
-Stopping Dagster does not stop the runs it launched: only a terminal's Ctrl-C reaches them. A worker whose code
-server, run record or `dagster dev` is gone would go on renewing its leases for ever. The worker asks these every
-few seconds, on the thread that also writes its heartbeat, so none of them waits for an answer.
+Stopping Dagster does not stop the runs that it launched: only Ctrl-C in a terminal reaches them. If the code
+server, the run record or the `dagster dev` of a worker is gone, the worker would renew its leases for ever. The
+worker calls these watches every few seconds, on the thread that also writes its heartbeat, so none of them waits
+for a response.
 """
 
 import os
@@ -15,18 +16,18 @@ from kcl_dagster.worker.surroundings import Watch
 
 
 def watches(instance: DagsterInstance, run_id: str) -> tuple[Watch, ...]:
-    """All of them. Call in the worker's process, before anything can have gone."""
+    """All watches. Call it in the worker's process at its start, while everything it watches exists."""
     return (parent_is_gone(), dev_is_gone(), run_is_over(instance, run_id))
 
 
 def parent_is_gone() -> Watch:
-    """The code server that started this process died."""
+    """Watches whether the code server that started this process has ended."""
     parent = os.getppid()
     return lambda: None if os.getppid() == parent else f"the code server (pid {parent}) is gone"
 
 
 def dev_is_gone() -> Watch:
-    """The `dagster dev` or `dg dev` above this process died; never in production."""
+    """Watches whether the `dagster dev` or `dg dev` above this process has ended. In production there is none."""
     root = processes.dev_root() if os.environ.get("DAGSTER_IS_DEV_CLI") else None
 
     def check() -> str | None:

@@ -1,4 +1,4 @@
-"""What the doctor says."""
+"""The findings of the doctor."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from typing import Any
 
 class Verdict(StrEnum):
     OK = "ok"
-    WARN = "warn"  # works, and will not always, or not as well as it could
+    WARN = "warn"  # it works now, but may fail later, or works less well than it could
     FAIL = "fail"
-    NOT_LOOKED = "not looked at"  # so that nobody takes silence for health
+    NOT_LOOKED = "not looked at"  # reported, so that a missing finding is not mistaken for ok
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check's answer. `check` is a stable name; `do` is what helps, empty where nothing needs to be done."""
+    """The result of one check. `check`: a stable name. `do`: the remedy; empty if none is needed."""
 
     check: str
     verdict: Verdict
@@ -34,7 +34,7 @@ class Diagnosis:
 
     @property
     def is_well(self) -> bool:
-        """Nothing fails; warnings are allowed."""
+        """Whether no check fails. Warnings are allowed."""
         return all(finding.verdict is not Verdict.FAIL for finding in self.findings)
 
     def not_ok(self) -> list[Finding]:

@@ -34,7 +34,8 @@ def judge_stream(stream: str, summary: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def judge_consumers(application: Application, stream: str, consumers: Sequence[Mapping[str, Any]]) -> Finding:
-    """Fan-out consumers have throughput of their own. Who else polls, nobody can be asked."""
+    """Judge the consumer of the application. Fan-out consumers have throughput of their own. There is no request
+    that returns which other applications poll."""
     names = [str(consumer["ConsumerName"]) for consumer in consumers]
     if application.batch.retrieval is Retrieval.POLLING:
         others = f"; fan-out consumers, which do not count: {', '.join(names)}" if names else ""
@@ -49,8 +50,8 @@ def judge_consumers(application: Application, stream: str, consumers: Sequence[M
 
 
 def judge_lag(stream: str, retention_hours: int, lag_ms: int | None, unknown: int = 0) -> Finding:
-    """`lag_ms`: of the shard furthest behind; None while that is not known. `unknown`: how many shards without a
-    worker make it unknown."""
+    """Judge the lag. `lag_ms`: that of the shard furthest behind, or None if it is not known. `unknown`: the number
+    of shards without a worker whose lag is not known."""
     keeps = f"{stream} keeps records for {retention_hours} h"
     if lag_ms is None and unknown:
         says = f"{keeps}; the lag of {counted(unknown, 'shard')} without a worker is not known"

@@ -60,7 +60,7 @@ class Reset(Config):
     shards: list[str] = Field(default=[], description="Only these shards; empty for all.")
     streams: list[str] = Field(default=[], description="Of several streams only these; empty for all.")
     wait_for_dead: bool = Field(
-        default=False, description="Watch owned leases for a lease duration and take those that nobody renews."
+        default=False, description="Watch owned leases for a lease duration and take those that are not renewed."
     )
     dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
 
@@ -78,14 +78,14 @@ class Import(Config):
         default="",
         description="The name of a file in the folder of exports that the deployment configures.",
     )
-    force: bool = Field(default=False, description="Replace leases that are there and differ, if nobody owns them.")
+    force: bool = Field(default=False, description="Replace existing leases that differ, if they have no owner.")
     dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
 
 
 class Deregister(Config):
     consumer: str = Field(default="", description="The consumer's name; empty for the application's.")
     streams: list[str] = Field(default=[], description="Of several streams only these; empty for all.")
-    force: bool = Field(default=False, description="Remove it although somebody may be reading under it.")
+    force: bool = Field(default=False, description="Remove it although a worker may be reading under it.")
     dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
 
 

@@ -68,7 +68,7 @@ def look_status(top: Worktop, _: None) -> Answer:
             *status.unreadable,
         ],
         {
-            "leader": status.leader or "nobody",
+            "leader": status.leader or "none",
             "open leases": len(status.open_leases),
             "unserved leases": len(unserved),
             "workers": len(status.living),

@@ -59,7 +59,7 @@ def do_reset(top: Worktop, form: forms.Reset) -> Answer:
         wait_for_dead=form.wait_for_dead,
         dry=form.dry_run,
     )
-    overtaken = f"somebody was faster for {', '.join(report.overtaken[:3])}" if report.overtaken else None
+    overtaken = f"another process wrote {', '.join(report.overtaken[:3])} first" if report.overtaken else None
     return _done(
         report.lines() or ["there was nothing to reset"],
         {
@@ -86,7 +86,7 @@ def do_import(top: Worktop, form: forms.Import) -> Answer:
         [", ".join(f"{number} {what}" for what, number in counts.items())],
         {**counts, "report": MetadataValue.json(report.to_document())},
         dry=form.dry_run,
-        wrong=f"somebody was faster for {report.overtaken[0]}" if report.overtaken else None,
+        wrong=f"another process wrote {report.overtaken[0]} first" if report.overtaken else None,
     )
 
 

@@ -49,13 +49,13 @@ def test_a_leader_that_renews_its_lock_is_seen_to_live(bench: Bench) -> None:
     bench.tick()
     clock = Waiting(bench.tick)
     started = clock.monotonic()
-    assert "somebody_leads" not in problems(bench, clock)
+    assert "application_has_leader" not in problems(bench, clock)
     assert clock.monotonic() - started < 5.0, "one look more is enough"
 
 
 def test_a_leader_that_is_gone_is_found_out(bench: Bench) -> None:
     bench.tick()
-    assert "holds the leader lock and does not renew it" in problems(bench, FakeClock())["somebody_leads"]
+    assert "holds the leader lock and does not renew it" in problems(bench, FakeClock())["application_has_leader"]
 
 
 def test_leases_without_a_worker_are_found(bench: Bench) -> None:

@@ -41,19 +41,19 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     ),
     "leaderless": (
         {"leader": None, "leading": False},
-        "somebody_leads",
+        "application_has_leader",
         "There is no leader",
         "Turn the leader sensor on",
     ),
     "deleted table": (
         {"leader": None, "leading": False, "missing_table": "a table of application a was deleted. Restore it"},
-        "somebody_leads",
+        "application_has_leader",
         "There is no leader: a table of application a was deleted.",
         "Restore it.",
     ),
     "a leader that is gone": (
         {"leader": "java-7", "leading": False, "leader_is_silent": True},
-        "somebody_leads",
+        "application_has_leader",
         "java-7 holds the leader lock and does not renew it",
         "Turn the leader sensor on",
     ),

@@ -123,7 +123,7 @@ def test_lag_is_told_by_shard_with_the_share_of_retention_it_uses() -> None:
     assert told.shards is not None
     head, _, *lines = told.shards.value.splitlines()
     assert head == "| shard | behind | of retention | worker |"
-    assert lines[:2] == ["| shard 40 | unknown |  | nobody |", "| shard 39 | 33696.0 s | 39.00% | worker-000 |"]
+    assert lines[:2] == ["| shard 40 | unknown |  | none |", "| shard 39 | 33696.0 s | 39.00% | worker-000 |"]
     assert len(lines) == MAX_ROWS
     assert len(told.shards.value) < 1000
 
