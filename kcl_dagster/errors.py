@@ -1,4 +1,4 @@
-"""Every error a user of kcl_dagster can meet.
+"""Every error that kcl_dagster raises.
 
     KclError
     ├── ConfigurationError        what was asked for cannot work
@@ -9,7 +9,7 @@
     │   ├── AccessDenied          the credentials lack a right
     │   ├── EndpointUnreachable   nothing answers at the endpoint
     │   ├── Throttled             still throttled when the deadline passed
-    │   └── OutcomeUnknown        a write was sent, its answer lost, and reading back did not tell
+    │   └── OutcomeUnknown        a write was sent, and it is not known whether it was applied
     ├── StreamError
     │   ├── StreamNotFound
     │   ├── StreamRecreated       same name, another stream
@@ -21,7 +21,7 @@
     │   ├── UnreadableItem        an item no KCL wrote
     │   └── LayoutRefused         a fleet or a migration that must not be interfered with
     ├── LeaseLost                 another worker owns the lease now
-    ├── Unsafe                    refused: it would work against somebody, or lose something
+    ├── Unsafe                    refused: it would disturb a running process, or lose something
     ├── BatchError                a batch could not be processed
     │   ├── BatchContentChanged   Spark would have evaluated other records than were pinned
     │   ├── BrokenAggregate       a KPL record with a good checksum and a bad body
@@ -77,7 +77,7 @@ class Throttled(ServiceError):
 
 
 class OutcomeUnknown(ServiceError):
-    """A write was sent, its answer was lost, and reading back did not tell whether it was applied."""
+    """A write was sent, its response was lost, and a read did not show whether it was applied."""
 
 
 class StreamError(KclError):
@@ -137,7 +137,7 @@ class LeaseLost(KclError):
 
 
 class Unsafe(KclError):
-    """Refused: what was asked for would work against somebody, or lose something. Nothing was changed."""
+    """Refused: the request would disturb a running process, or lose something. Nothing was changed."""
 
 
 class BatchError(KclError):

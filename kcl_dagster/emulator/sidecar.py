@@ -111,7 +111,8 @@ def _start(state_dir: Path, watch_pid: int, port: int, limits: bool) -> Endpoint
 
 
 def _spawn(command: list[str], log: Path) -> int:
-    """Start it in a session of its own. Not by `subprocess`, which would complain that nobody waits for it."""
+    """Start the command in a session of its own. Without `subprocess`, which would warn about a process that is
+    never waited for."""
     output = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     files: list[Any] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -122,13 +123,13 @@ def _spawn(command: list[str], log: Path) -> int:
 
 
 def _reap(pid: int, *, wait: bool = False) -> None:
-    """If it was our child and has ended, let it go."""
+    """Remove the process from the process table, if it was our child and has ended."""
     with suppress(ChildProcessError):
         os.waitpid(pid, 0 if wait else os.WNOHANG)
 
 
 def _end_leftover(state_dir: Path) -> None:
-    """An emulator that lives but does not answer would keep its port."""
+    """End an emulator that is running but does not respond: it would keep its port."""
     endpoint = _read(state_dir / READY_FILE)
     if endpoint is not None:
         end_sidecar(endpoint)

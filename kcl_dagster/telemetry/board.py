@@ -16,14 +16,14 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric: what it is called, what it is, what it means. A counter's samples end in `_total`, an info's in
-    `_info`; `name` has neither."""
+    """A metric: its name, its kind and its meaning. The samples of a counter end in `_total`, those of an info in
+    `_info`; `name` has neither ending."""
 
     name: str
     kind: Literal["counter", "gauge", "info"]
     help: str
     unit: str = ""
-    """Of the name's last word, where there is one."""
+    """The unit, if the last word of the name is one."""
 
     @property
     def sample(self) -> str:
@@ -32,14 +32,15 @@ class Family:
 
 @dataclass
 class Board:
-    """Written by the threads of a worker, read by whoever scrapes. `common` labels are on every sample."""
+    """The metrics of a process: written by the threads of a worker, read by scrapers. Every sample has the `common`
+    labels."""
 
     common: Mapping[str, str]
     _values: dict[Family, dict[Labels, float]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def declare(self, *families: Family) -> None:
-        """Show a counter from its zero on: its first step is then seen as one."""
+        """Show counters with the value 0, so that their first increase is visible as one."""
         with self._lock:
             for family in families:
                 self._values.setdefault(family, {(): 0.0})
@@ -55,7 +56,7 @@ class Board:
             self._values.setdefault(family, {})[tuple(sorted(labels.items()))] = value
 
     def forget(self, family: Family, **labels: str) -> None:
-        """A gauge whose subject is gone must not stand still for ever."""
+        """Remove a gauge whose subject is gone; otherwise its last value would be shown for ever."""
         with self._lock:
             self._values.get(family, {}).pop(tuple(sorted(labels.items())), None)
 

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeaderTelemetry:
-    """Told of every tick; never raises or waits."""
+    """Receives the report of every tick. Never raises, never waits."""
 
     cloudwatch: CloudWatchMetrics | None = None
 
@@ -29,8 +29,8 @@ class LeaderTelemetry:
 def open_leader_telemetry(
     application: Application, runtime: Runtime, client: Callable[[str], aws.Client]
 ) -> LeaderTelemetry:
-    """What the application asks for, for the rest of the process: nobody tells a sensor that it is not asked again.
-    `client` makes one for `cloudwatch`."""
+    """Open the telemetry that the application configures, for the rest of the process: there is no event at which a
+    sensor could close it. `client` makes the client for `cloudwatch`."""
     settings = application.telemetry
     if settings.cloudwatch is MetricsLevel.NONE:
         return LeaderTelemetry()

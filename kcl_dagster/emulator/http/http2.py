@@ -218,7 +218,7 @@ class _Exchange:
             self._connection.forget(self._stream)
 
     def _guarded(self, act: Callable[[], object]) -> None:
-        """The peer may have closed the stream meanwhile: then there is nobody left to tell."""
+        """Run `act`. If the peer has closed the stream meanwhile, discard the rest of the response."""
         try:
             act()
         except ProtocolError:

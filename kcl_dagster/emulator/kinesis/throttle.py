@@ -17,7 +17,7 @@ class Bucket:
         self._seen: float | None = None
 
     def take(self, amount: float, now: float) -> bool:
-        """Spend `amount` if it is there. A request above one second's worth needs a full bucket."""
+        """Spend `amount` if it is available. A request above the amount of one second needs a full bucket."""
         if self._rate is None:
             return True
         self._refill(now)
@@ -27,14 +27,15 @@ class Bucket:
         return True
 
     def has_any(self, now: float) -> bool:
-        """May something whose size is not known yet be served now?"""
+        """Whether a response whose size is not known yet may be served now."""
         if self._rate is None:
             return True
         self._refill(now)
         return self._balance > 0
 
     def charge(self, amount: float, now: float) -> None:
-        """Pay for what was served. Whoever overdraws waits for the whole of it: 10 MiB at 2 MiB/s, 5 s."""
+        """Spend `amount` for a response that was served. If it was more than the balance, the next request waits
+        for all of it: after 10 MiB at 2 MiB/s for 5 s."""
         if self._rate is None:
             return
         self._refill(now)

@@ -97,7 +97,7 @@ class Orchestrator:
     _waiting: list[Run] = field(default_factory=list)
 
     def request(self, key: str, slot: str) -> Run | None:
-        """A sensor's run request. Dagster drops a key it has seen."""
+        """A run request of a sensor. Dagster ignores a key that it has seen before."""
         if key in self._keys:
             self.kernel.note("dagster", f"{key} was asked for before")
             return None
@@ -105,7 +105,7 @@ class Orchestrator:
         return self.launch(slot)
 
     def launch(self, slot: str) -> Run:
-        """Queue a run, whoever wants it."""
+        """Queue a run: for a sensor, or for an operator who launches it by hand."""
         run = Run(str(UUID(int=self.random.getrandbits(128), version=4)), slot, self.kernel.now)
         self.runs[run.id] = run
         self.kernel.note("dagster", f"run {run.worker} is queued")

@@ -31,7 +31,7 @@ def play(simulation: "Simulation") -> None:
     random = simulation.random("epilogue")
     act = random.choice(ACTS)
     if simulation.java.living():
-        return  # what a Java leader does is not for ours to promise
+        return  # the properties of a Java leader are not ours to guarantee
     if may_rest(simulation) and act in NEED_WORKERS:
         return
     simulation.kernel.note("act", act.__name__.replace("_", " "))
@@ -39,8 +39,8 @@ def play(simulation: "Simulation") -> None:
 
 
 def without_a_leader(simulation: "Simulation", _random: Random) -> None:
-    """L6: records are stored although nobody leads. What a dead leader's workers leave behind is taken by others,
-    when they have not seen a leader for long."""
+    """L6: records are stored although there is no leader. If a worker ends, others take its leases when they have
+    observed no leader for long."""
     timings, stretch = simulation.scenario.application.timings, simulation.scenario.stretch
     for daemon in simulation.daemons:
         daemon.process.kill()

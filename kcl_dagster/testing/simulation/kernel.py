@@ -195,13 +195,14 @@ class Kernel:
         return strand
 
     def sleep(self, seconds: float) -> None:
-        """Of the running strand."""
+        """Pause the running strand."""
         self.wait(self.now + seconds if seconds > 0.0 else self.now)
 
     def wait(self, until: float | None = None) -> Any:
-        """Let others run until somebody wakes the running strand, or the time has come.
+        """Let other strands run until one of them wakes the running strand, or until the time has come.
 
-        Answers what the waker said; None when nobody did. Raises Killed in a process that is dead by then.
+        Returns the value that the waking strand passed, or None if the time had come. Raises Killed if the process
+        has ended meanwhile.
         """
         strand = self.running
         if strand is None:
@@ -284,7 +285,7 @@ class Kernel:
 
 
 def _ignore(_strand: Strand) -> None:
-    """Nobody wants to know."""
+    """The default, which does nothing when a strand ends."""
 
 
 class ProcessClock:

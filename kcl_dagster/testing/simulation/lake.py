@@ -1,4 +1,5 @@
-"""Where the records end up, and the record of what was put: nothing lost, nothing twice, nothing out of order."""
+"""The simulated sink, and the records that were put into the streams. Checks that no record is lost, duplicated or
+out of order."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ PART_SECONDS: Final = 0.05
 
 @dataclass(slots=True)
 class ShardTruth:
-    """What was put into one shard, in order, and how much of it is in the lake."""
+    """The records that were put into one shard, in order, and how many of them are stored."""
 
     name: str
     parents: tuple[str, ...]
@@ -32,32 +33,32 @@ class ShardTruth:
     """As the stream tells them: epoch seconds, not strictly in order."""
 
     wanted_from: int = 0
-    """Records before this index lie before the application's start; which is known with the first part."""
+    """Records before this index come before the application's start. It is known with the first part."""
 
     start_limit: int | None = None
-    """The application began when the shard held this many records: none of those after may be left out."""
+    """The number of records in the shard when the application began: no later record may be omitted."""
 
     stored_to: int = 0
-    """Records before this index are stored, or lie before the start."""
+    """Records before this index are stored, or come before the start."""
 
     last_part: Part | None = None
     is_repeated: bool = False
-    """Somebody deleted its lease: records may be stored again, which no sink can tell."""
+    """The shard's lease was deleted by hand: its records may be stored again, and no sink can detect that."""
 
     is_shared: bool = False
-    """Java workers read it, too: what they checkpoint or do not, ours may have stored as well."""
+    """Java workers read the shard, too: records that they processed may be stored by our workers as well."""
 
     is_leased: bool = False
-    """It has or had a lease."""
+    """The shard has or had a lease."""
 
     told_to: int = 0
-    """Somebody said that records before this index left the stream unread."""
+    """A worker reported that records before this index left the stream unread."""
 
     is_told: bool = False
-    """Somebody said that records, if there were any, left the stream unread."""
+    """A worker reported that records, if there were any, left the stream unread."""
 
     def index_after(self, checkpoint: Checkpoint) -> int:
-        """How many records `checkpoint` covers."""
+        """The number of records that `checkpoint` covers."""
         if checkpoint.is_shard_end:
             return len(self.numbers)
         if checkpoint.is_initial_position:
@@ -66,7 +67,7 @@ class ShardTruth:
 
     @property
     def read_to(self) -> int:
-        """Where its reader is: a shard whose lease was deleted is read again from its start."""
+        """How far the shard is read. If its lease was deleted, it is read again from its start."""
         if self.last_part is None or not self.is_repeated:
             return self.stored_to
         return min(self.stored_to, self.index_after(self.last_part.through))
@@ -77,7 +78,7 @@ class ShardTruth:
 
 
 def _at_once() -> None:
-    """Nothing can happen in between."""
+    """The default pause, which does nothing: no other strand runs in between."""
 
 
 def _nothing(_stream: str, _shard: str, _numbers: Sequence[int]) -> int:
@@ -90,7 +91,7 @@ class Lake:
 
     violations: Violations
     goes_on: bool = False
-    """Whether the application's policy is to go on after a loss, which it has to tell of."""
+    """Whether the application's policy is to continue after a loss. The loss has to be reported."""
 
     expired: Callable[[str, str, Sequence[int]], int] = _nothing
     """How many of the records with these numbers have left their stream."""
@@ -108,23 +109,24 @@ class Lake:
     stores the first batch. Columns may be added, types may not change."""
 
     _unsettled: dict[str, ShardTruth] = field(default_factory=dict)
-    """Parts of which an earlier attempt's files are not removed yet, by the name of their files."""
+    """Parts for which files of an earlier attempt are not removed yet, by the name of their files."""
 
     highest: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The highest number stored of each stream and shard, whatever became of its lease."""
+    """The highest stored number of each stream and shard. It remains if the lease is deleted."""
 
     refused: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    """Shards of which a part was refused because of its number, and none was stored since: who wrote, and what."""
+    """Shards of which a part was refused because of its number, and none was stored since: the writer and the
+    part."""
 
     records: int = 0
 
     def truth(self, stream: str, shard: str, created: int | None = None) -> ShardTruth:
-        """`created` tells a stream from others that had its name."""
+        """The truth about a shard. `created` distinguishes a stream from former ones of the same name."""
         former = self.former.get((stream, created)) if created is not None else None
         return former[shard] if former is not None else self.shards[stream, shard]
 
     def forget(self, stream: str, created: int) -> None:
-        """The stream is deleted: what was not stored never will be."""
+        """Record that a stream was deleted: records that are not stored yet will never be."""
         self.former[stream, created] = {
             shard: self.shards.pop((name, shard)) for name, shard in list(self.shards) if name == stream
         }
@@ -139,8 +141,8 @@ class Lake:
         truth.arrivals.append(arrival)
 
     def repeats(self, stream: str, shard: str | None) -> None:
-        """Somebody deleted a lease by hand: its shard, and those above it that are forgotten by then, are read
-        again. None: there is no other lease, so everything is."""
+        """Record that a lease was deleted by hand: its shard, and its ancestors without leases, are read again. If
+        `shard` is None, no lease remains, and all shards are read again."""
         if shard is None:
             for truth in self.shards.values():
                 truth.is_repeated = True
@@ -237,8 +239,8 @@ class Lake:
             self.violations.add("S15", f"{_named(part)} has {len(rows)} rows, and its files have {len(found)}")
 
     def unsettled(self) -> list[str]:
-        """Parts that were repeated, and whose former files are still there. A shard that is read from its start
-        again stores its records under other numbers."""
+        """Parts that were repeated and whose former files still exist. A shard that is read from its start again is
+        not included: it stores its records under other numbers."""
         return [stem for stem, truth in self._unsettled.items() if not truth.is_repeated]
 
     def is_said_complete(self, through: int) -> None:
@@ -255,7 +257,7 @@ class Lake:
     # Records that left the stream
 
     def told(self, truth: ShardTruth, until: str | None) -> None:
-        """Somebody said that records before the number `until`, or all of them, are lost."""
+        """Record the report of a loss: of the records before the number `until`, or of all."""
         index = bisect_left(truth.numbers, int(until)) if until else len(truth.numbers)
         truth.told_to = max(truth.told_to, index)
         truth.is_told = True
@@ -267,8 +269,8 @@ class Lake:
     def _start_of(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth) -> int:
         """The index of the part's first record; those before it may have left the stream.
 
-        Somebody has to tell of it, and the policy to be to go on. At the first shards of an application, and below
-        shards that it never read anything of, nobody can know that there were records before.
+        A worker has to report that, and the policy has to be to continue. At the first shards of an application,
+        and at children of shards that were never read, no worker can detect that there were records before.
         """
         start = truth.index_after(part.after)
         first = bisect_left(truth.numbers, int(rows[0].sequence_number)) if rows else start
@@ -283,7 +285,8 @@ class Lake:
         return first
 
     def _knows_nothing(self, part: Part, truth: ShardTruth) -> bool:
-        """Nor where the lease that knew was deleted by hand: its own, or that of its parent."""
+        """Whether no lease records that the shard had records: none of its parents was read, or the lease with that
+        knowledge, its own or a parent's, was deleted by hand."""
         above = [self._sibling(part.stream.name, name, part.stream.creation_epoch) for name in truth.parents]
         were_read = [one for one in above if one is not None and one.last_part is not None and not one.is_repeated]
         return truth.is_repeated or not were_read
@@ -293,11 +296,12 @@ class Lake:
         return self.expired(stream, shard, truth.numbers)
 
     def is_gone(self, truth: ShardTruth) -> bool:
-        """None of its records can be read any more."""
+        """Whether none of the shard's records can be read any more."""
         return self._expired(truth) >= len(truth.numbers)
 
     def is_excused(self, truth: ShardTruth) -> bool:
-        """Nothing of the shard is left to be stored, and that is nobody's fault, or was told."""
+        """Whether nothing of the shard is left to be stored, and the fleet could not prevent or has reported
+        that."""
         if self._may_skip(truth, len(truth.numbers)):
             return True
         if not self.is_gone(truth):
@@ -306,9 +310,9 @@ class Lake:
         return not truth.is_leased or looks_unread or (self.goes_on and truth.told_to >= len(truth.numbers))
 
     def _waits_for_ever(self, stream: str, truth: ShardTruth) -> bool:
-        """The shard was stopped by a loss, or one above it. What was lost may have been stored before; and where
-        the record at the checkpoint is gone, nobody can know that the next one is still there. A shard whose lease
-        was deleted looks as if nobody had ever read it."""
+        """Whether a loss has stopped the shard or an ancestor of it. The lost records may have been stored before:
+        if the record at the checkpoint is gone, a worker cannot know whether the next one is still there. A shard
+        whose lease was deleted looks as if it was never read."""
         if self.goes_on:
             return False
         seen, waiting = {truth.name}, [truth]
@@ -323,13 +327,13 @@ class Lake:
         return False
 
     def is_stopped(self, truth: ShardTruth) -> bool:
-        """By a loss: its own, or one above it."""
+        """Whether a loss has stopped the shard: its own, or one of an ancestor."""
         return self._waits_for_ever(truth.name.partition("/")[0], truth)
 
     # Checks
 
     def _begin(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth) -> None:
-        """The first part of a shard that was there when the application began at LATEST."""
+        """Check the first part of a shard that existed when the application began at LATEST."""
         first = bisect_left(truth.numbers, int(rows[0].sequence_number)) if rows else 0
         lost = self._expired(truth) if truth.is_repeated else min(self._expired(truth), truth.told_to)
         if truth.start_limit is not None and first > max(truth.start_limit, lost):
@@ -339,7 +343,7 @@ class Lake:
         truth.stored_to = max(truth.stored_to, first)
 
     def deliver(self, stream: str, shard: str, rows: list[tuple[int, bytes]]) -> None:
-        """To a Java worker's record processor: at least once, in order, and nothing left out."""
+        """Check a delivery to a Java worker's record processor: at least once, in order, without gaps."""
         truth = self.truth(stream, shard)
         truth.is_shared = True
         name = f"{len(rows)} records of {truth.name} from {rows[0][0]} on for Java"
@@ -356,7 +360,7 @@ class Lake:
     def _check_parents(self, name: str, truth: ShardTruth, stream: str, created: int | None) -> None:
         for parent in truth.parents:
             above = self._sibling(stream, parent, created)
-            # A parent whose lease somebody deleted holds nobody up: it looks like one that was cleaned up.
+            # A parent whose lease was deleted by hand delays no child: it looks like one that was cleaned up.
             if above is None or above.is_repeated or above.is_drained:
                 continue
             if not self.is_excused(above):
@@ -399,7 +403,8 @@ class Lake:
         truth.stored_to = max(truth.stored_to, end)
 
     def _may_skip(self, truth: ShardTruth, start: int) -> bool:
-        """A batch that was begun and some of whose records left the stream before it could be repeated."""
+        """Whether records before `start` belong to a batch that was begun, and left the stream before its
+        repetition."""
         return self.goes_on and start <= truth.told_to and self._expired(truth) > truth.stored_to
 
     def missing(self) -> list[str]:
@@ -410,7 +415,8 @@ class Lake:
         ]
 
     def behind(self) -> int:
-        """How many records are not stored and could be; with those that have to be read again before."""
+        """The number of records that are not stored and could be, including those that have to be read again
+        first."""
         return sum(len(truth.numbers) - truth.read_to for truth in self._behind())
 
     def _behind(self) -> list[ShardTruth]:
@@ -424,7 +430,8 @@ class Lake:
         ]
 
     def _is_cut_out(self, stream: str, truth: ShardTruth) -> bool:
-        """Somebody deleted its lease when its children had theirs: nothing tells that it was not read before."""
+        """Whether the shard's lease was deleted by hand when its children had leases: then nothing shows that the
+        shard was not read to its end."""
         shard = truth.name.partition("/")[2]
         children = [t for (name, _), t in self.shards.items() if name == stream and shard in t.parents]
         return truth.is_repeated and any(child.is_leased for child in children)
@@ -434,13 +441,13 @@ def _named(part: Part) -> str:
     return f"part {part.number} of {part.shard_id} ({part.after}, {part.through}]"
 
 
-# How often hung code is looked at, for the faults' end.
+# How often hung code checks whether the faults have ended.
 HANG_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True)
 class SinkWeather:
-    """How the sink behaves at the moment, for whom asks."""
+    """The faults of the sink at the moment."""
 
     refuses: float = 0.0
     lies: float = 0.0
@@ -467,12 +474,12 @@ class SinkWeather:
 
 
 def _any_part(_: Part) -> None:
-    """Nobody asks who writes."""
+    """The default, for a sink whose writes are not observed."""
 
 
 @dataclass(slots=True)
 class LakeSink:
-    """The lake as one worker sees it. Parts are written one after another, each a point where it may die."""
+    """The sink of one worker. Parts are written one after another; the worker may end after each."""
 
     lake: Lake
     process: Process

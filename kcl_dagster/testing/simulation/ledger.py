@@ -1,6 +1,6 @@
-"""Every write of a lease, judged against the truth (S3, S4, S5, S7, S8, S10, S11).
+"""Check every write of a lease (S3, S4, S5, S7, S8, S10, S11).
 
-Nothing here uses the package's own reading of rows: a mistake there must not hide itself.
+This module does not use the package's own parser of rows, so that a defect there is found.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from kcl_dagster.testing.simulation.rows import unreadable_for_the_kcl
 _LEASE: Final = "LEASE"
 _ORDER: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1}
 _FULL: Final = (0, 2**128 - 1)
-# What the fleet itself writes. Any other kind of row belongs to somebody else.
+# The kinds of rows that the fleet itself writes. Rows of any other kind are foreign.
 OURS: Final = frozenset(
     {
         _LEASE,
@@ -33,7 +33,7 @@ OURS: Final = frozenset(
 
 
 class LeaseRow(NamedTuple):
-    """A lease as it stands, read without help."""
+    """A lease as it is stored."""
 
     key: str
     counter: int
@@ -125,8 +125,8 @@ class Ledger:
     """Whether the stream that a lease names was deleted."""
 
     is_java: Callable[[Process | None], bool] = never
-    """Whether a process is the KCL. Its leader asks for the owners alone when it writes what it decided: one that
-    rests in between takes a lease whose owner is well by then, which is not for ours to promise."""
+    """Whether a process is the KCL. Its leader makes its writes conditional on the owners alone. If it is paused
+    after its decision, it takes a lease whose owner is alive by then. This is not ours to guarantee."""
 
     leader_of: Callable[[Process | None], str | None] = no_name
     """The name under which a process leads."""
@@ -138,7 +138,7 @@ class Ledger:
     leases: dict[str, LeaseRow] = field(default_factory=dict)
     moves: list[tuple[float, str]] = field(default_factory=list)
     takings: list[tuple[float, str, str]] = field(default_factory=list)
-    """When which lease was taken from whom, by somebody else."""
+    """When a lease was taken from its owner by another process: the moment, the lease and the owner."""
 
     by_hand: bool = False
     covered: set[str] = field(default_factory=set)
@@ -247,8 +247,8 @@ class Ledger:
         elif after.giver is not None and before.giver is not None and before.owner != after.owner:
             self.violations.add("S8", f"{_named(actor)} redirected a handoff: {before} -> {after}")
         elif after.counter > before.counter and before.actual != worker and not progressed:
-            # A leader may give a lease to its owner anew: that ends whatever the owner was about to write, and a
-            # handoff to somebody else.
+            # A leader may assign a lease to its owner again. This makes writes of the owner fail that are under
+            # way, and ends a handoff to another worker.
             self._judge_move(before, after, actor, worker)
         if progressed:
             if before.actual != worker:
@@ -302,7 +302,7 @@ class Ledger:
                 self._handed.pop(key, None)
             elif before is None or (before.owner, before.giver) != (after.owner, after.giver):
                 self._handed[key] = now
-            # A lease that nobody had yet does not move when somebody gets it; giving one up does.
+            # It is no move when a lease without owner gets one. It is a move when a lease is given up.
             had_owner = before is not None and before.actual is not None
             if before is not None and had_owner and (before.owner, before.giver) != (after.owner, after.giver):
                 self.moves.append((now, f"{key}: {before.owner}/{before.giver} -> {after.owner}/{after.giver}"))
@@ -311,8 +311,9 @@ class Ledger:
             self._check_cover(is_excused=is_excused)
 
     def _check_cover(self, *, is_excused: bool) -> None:
-        """Once every hash key of a stream had a lease, every one has. Excused: of a shard that left the stream
-        unread nobody knows the children, if those are gone as well; the next sync finds who serves its keys."""
+        """Check that a stream whose hash keys were all covered by leases remains covered. Excused: if a shard left
+        the stream unread and its children, too, they are not known. The next sync finds the shards that have its
+        keys."""
         holes = self.holes()
         self.covered &= holes.keys()  # without any lease, everything begins anew
         for stream, hole in holes.items():
@@ -324,7 +325,7 @@ class Ledger:
                     self.violations.add("S7", f"no lease covers the hash keys {hole} of {stream or 'the stream'}")
 
     def holes(self) -> dict[str, tuple[int, int] | None]:
-        """Of each stream, the first hash keys no unfinished lease covers."""
+        """For each stream, the first hash keys that no unfinished lease covers."""
         streams: dict[str, list[tuple[int, int]]] = {}
         for lease in self.leases.values():
             if self.is_former(lease.stream):
@@ -335,7 +336,7 @@ class Ledger:
         return {stream: _hole(ranges) for stream, ranges in streams.items()}
 
     def changed_at(self, key: str) -> float:
-        """When the lease last showed a sign of life, or changed hands."""
+        """When the counter or the owner of the lease changed last."""
         return self._changed.get(key, 0.0)
 
     def handed_for(self, key: str) -> float | None:
@@ -357,4 +358,4 @@ def _hole(ranges: list[tuple[int, int]]) -> tuple[int, int] | None:
 
 
 def _named(actor: Process | None) -> str:
-    return actor.name if actor is not None else "nobody"
+    return actor.name if actor is not None else "no process"

@@ -1,7 +1,7 @@
-"""Whether every shard has a worker that reads it, while nothing goes wrong (L7).
+"""Check that every shard has a worker that reads it while there are no faults (L7).
 
-That a lease has an owner is not enough: the owner may not have begun to read, because its Spark is not there yet,
-or may have stopped. Here the fetches count.
+It is not sufficient that a lease has an owner: the owner may not have begun to read, because its Spark has not
+started, or may have stopped. Here the fetches count.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from kcl_dagster.testing.simulation.fleet import Simulation
     from kcl_dagster.testing.simulation.ledger import LeaseRow
 
-# How often it is looked, before stretching.
+# The interval between two checks, before stretching.
 LOOK_SECONDS: Final = 15.0
-# Ticks until a worker that is gone is noticed, its successor asked for, its leases given, and those found.
+# Ticks until the end of a worker is detected, its successor launched, its leases assigned, and those found.
 TICKS: Final = 6
 
 
 class ReadingWatch:
-    """`read` is told of every fetch. From `begin` on it is looked for shards that nobody reads."""
+    """Finds shards that no worker reads, from `begin` on. `read` has to be called for every fetch."""
 
     def __init__(self, simulation: "Simulation") -> None:
         self._simulation = simulation
@@ -31,8 +31,8 @@ class ReadingWatch:
         self._read_at[lease] = self._simulation.kernel.now
 
     def begin(self) -> None:
-        """The faults have stopped: from now on the time counts. A fleet at rest reads when a record has waited:
-        L3 looks whether it did."""
+        """Begin to measure, because the faults have stopped. A fleet at rest reads when a record has waited; L3
+        checks that."""
         if may_rest(self._simulation):
             return
         self._since.clear()
@@ -46,7 +46,7 @@ class ReadingWatch:
 
     @property
     def patience_served(self) -> float:
-        """The same, where another worker could read all the time: it only has to be given the lease."""
+        """The same, if another worker could read all the time: it only has to get the lease."""
         scenario = self._simulation.scenario
         timings = scenario.application.timings
         ticks = TICKS * (timings.tick_interval + 1.0)

@@ -1,4 +1,4 @@
-"""What happened, for people and for comparison."""
+"""The trace of a run, for engineers and for comparison."""
 
 import zlib
 from collections import deque
@@ -11,7 +11,7 @@ KEPT_LINES: Final = 4000
 
 @dataclass(slots=True)
 class Trace:
-    """`digest` covers every note, kept or not."""
+    """The notes of a run. `digest` covers every note, also those that are not kept."""
 
     keep: bool = False
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
@@ -26,7 +26,7 @@ class Trace:
             self.lines.append(line)
 
     def detail(self, now: float, kind: str, text: Callable[[], str]) -> None:
-        """Like `note`, for what there is so much of that its text is made only where somebody wants to read it."""
+        """Like `note`, for frequent events: their text is made only if the trace is kept."""
         self.count += 1
         if self.keep:
             self.lines.append(f"{now:12.3f}  {kind:<9} {text()}")

@@ -1,6 +1,6 @@
-"""How many events and log lines a worker and its leases cause (L9).
+"""Check how many events and log lines a worker and its leases cause (L9).
 
-Dagster keeps every event, and somebody pays for every log line. What goes wrong for long must not be told again and
+Dagster keeps every event, and every log line costs money. A failure that lasts must not be reported again and
 again: an episode has one event at its beginning, and then few.
 """
 
@@ -12,19 +12,19 @@ from typing import Final
 from kcl_dagster.testing.simulation.properties import Violations
 
 HOUR: Final = 3600.0
-# Of one kind, by one worker, about one lease. A failure that is retried once a minute may be told each time.
+# Of one kind, by one worker, about one lease. A failure that is retried once a minute may be reported each time.
 MOST_AN_HOUR: Final = 120
 
 
 class Volume:
-    """Told of every event and of every log line from warnings on."""
+    """Counts every event, and every log line from warnings on."""
 
     def __init__(self, violations: Violations, now: Callable[[], float]) -> None:
         self._violations = violations
         self._now = now
         self._recent: dict[tuple[str, str, str | None], deque[float]] = {}
         self.highest = 0
-        """The most that were seen in an hour."""
+        """The highest count within an hour."""
 
     def event(self, process: str, kind: str, about: str | None = None) -> None:
         now = self._now()
@@ -38,7 +38,7 @@ class Volume:
 
 
 class LogLines(logging.Handler):
-    """Hands the package's log lines to a `Volume`."""
+    """Counts the package's log lines in a `Volume`."""
 
     def __init__(self, volume: Volume, process: Callable[[], str]) -> None:
         super().__init__(logging.WARNING)

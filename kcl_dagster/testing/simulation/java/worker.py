@@ -54,7 +54,7 @@ class _Held:
 
 
 class LostIt(Exception):
-    """The lease is somebody else's."""
+    """Another worker owns the lease."""
 
 
 @dataclass(slots=True, eq=False)
