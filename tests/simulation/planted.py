@@ -534,6 +534,12 @@ MUTANTS: Final = (
         "        self._service_time = runtime.clock.now",
     ),
     Mutant(
+        "what is stored is counted again when the answer to its commit is lost",
+        _LEASES,
+        "    if counts is None or known.checkpoint == checkpoint:",
+        "    if counts is None:",
+    ),
+    Mutant(
         "the moment of completeness may fall",
         _COMPLETENESS_ROW,
         'AND (attribute_not_exists({THROUGH}) OR {THROUGH} < :{THROUGH})"',

@@ -9,6 +9,8 @@ from zlib import crc32
 
 from kcl_dagster.emulator.kinesis import Limits
 from kcl_dagster.leader.report import TickReport
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.stored import unpacked
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.testing.dynamodb.table import Key, Table
 from kcl_dagster.testing.dynamodb.values import Item
@@ -364,12 +366,28 @@ class Simulation:
             if new is not None and old is None and is_lease(new):
                 row = self._rows[new["leaseKey"]["S"]] = read_lease(new)
                 self.truth_of(row).is_leased = True
+            if new is not None and "kdStored" in new and is_lease(new):
+                self._counted(new)
             if self.operators.is_operator(self.kernel.acting) and is_lease(some):
                 moved = read_lease(some)
                 self.lake.repeats(self.stream_of(moved.stream)[0], moved.shard)
             if not self._has_guest:
                 self._has_guest = True
                 self.hands.put(table, FOREIGN_ROW)
+
+    def _counted(self, item: Item) -> None:
+        """A lease that was counted from its first record on has as many rows as there are records behind it."""
+        row = read_lease(item)
+        counts = unpacked(item["kdStored"]["B"])
+        at = Checkpoint(item["checkpoint"]["S"], int(item.get("checkpointSubSequenceNumber", {"N": "0"})["N"]))
+        if counts is None or not counts.whole or not counts.is_of(at) or self.is_former(row.stream):
+            return
+        truth = self.truth_of(row)
+        if truth.is_repeated or truth.is_shared or truth.is_told:
+            return
+        rows, behind = sum(one.rows for one in counts.windows), truth.index_after(at) - truth.wanted_from
+        if rows != behind:
+            self.violations.add("S17", f"{truth.name} counts {rows} rows, and {behind} are stored through {at}")
 
     def _completed(self, old: Item, new: Item) -> None:
         """Through a moment was written. Within an epoch it never falls, and epochs only grow."""

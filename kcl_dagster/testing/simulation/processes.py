@@ -1,7 +1,7 @@
 """The processes of a fleet: daemons that lead, and workers. They run the package's own code."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import TracebackType
 from typing import Final, Self
@@ -12,6 +12,7 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import Launch, TickReport
 from kcl_dagster.leader.tick import Leader
+from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.pacing import READS_PER_SECOND, ShardLimits
 from kcl_dagster.testing.engine import MemoryEngine, MemoryFetch, Row
@@ -32,6 +33,8 @@ from kcl_dagster.worker.threads import Steps
 
 # Dagster gives up on a tick after this long; the tick itself goes on.
 TICK_TIMEOUT: Final = 60.0
+# The windows by which workers count what they store.
+WINDOW_SECONDS: Final = 6 * 3600
 # How often background steps look whether something is due, before stretching.
 NAP_SECONDS: Final = 2.0
 # Strands of a worker that may wait for Dagster.
@@ -145,7 +148,7 @@ class WorkerProcess:
         self.opened_at = self.process.kernel.now + self.spark_seconds
         self._deliver(runtime)
         try:
-            surroundings = open_surroundings(
+            opened = open_surroundings(
                 self.application,
                 dynamodb=self.dynamodb,
                 kinesis=self.kinesis,
@@ -156,6 +159,7 @@ class WorkerProcess:
                 on_event=self._event,
                 is_ready=lambda: self.process.kernel.now >= self.opened_at,
             )
+            surroundings = replace(opened, windows=FixedWindows(WINDOW_SECONDS))
             identity = Identity(self.run.worker, self.run.slot, self.run.id)
             self.worker = Worker(
                 surroundings,

@@ -1,4 +1,4 @@
-"""What must hold, by the names of the design: S1 to S16 and L1 to L9."""
+"""What must hold, by the names of the design: S1 to S17 and L1 to L9."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ MEANING: Final = {
     "S14": "a batch is called lost only if records of it left the stream",
     "S15": "the files of a batch hold each of its rows once, whichever code stored them",
     "S16": "what arrived before the moment through which the application is complete is stored",
+    "S17": "the rows that a lease counts are those that are stored",
     "L1": "every unfinished lease is owned",
     "L2": "every handoff ends",
     "L3": "the lag goes to zero",

@@ -500,3 +500,51 @@ def test_files_made_of_drafts_have_statistics(spark: SparkSession, tmp_path: Pat
 def test_columns_given_to_user_code_are_the_documented_ones(spark: SparkSession) -> None:
     frame = records(spark, batch(replace(part(1, 1000, 1000, 1))))
     assert tuple(frame.columns) == COLUMNS
+
+
+def counted(sink: Any, part: Part) -> list[tuple[int, int | None, int]] | None:
+    """Minute, arrival and rows, as the sink says what it stored of a part; None: records as they were read."""
+    stored = sink.counted(part)
+    assert stored is not None
+    if stored.files is None:
+        return None
+    assert all(file.bytes > 0 for file in stored.files)
+    return sorted((one.minute, one.arrived, one.rows) for file in stored.files for one in file.minutes)
+
+
+def test_sinks_count_the_rows_that_they_store_by_minute(place: Place, spark: SparkSession) -> None:
+    """Half of the records, at times of their own; a batch that is stored already is not counted again."""
+
+    def transform(frame: DataFrame) -> DataFrame:
+        number = F.col("sequence_number").cast("long")
+        return (
+            frame.where(number % 2 == 0)
+            .withColumn("at", F.timestamp_seconds(number % 1000 * 20))
+            .withColumn("arrival_timestamp", F.timestamp_seconds(number % 1000 * 20 + 60))
+        )
+
+    first = part(0, 1000, 1007, 1)
+    sink = place.open(transform=transform)
+    for column, expected in {
+        "at": [(0, 60, 2), (60, 120, 1), (120, 180, 1)],
+        "arrival_timestamp": [(60, None, 2), (120, None, 1), (180, None, 1)],
+    }.items():
+        sink = place.open(transform=transform)
+        whole = replace(batch(first), time_column=column)
+        sink.write(records(spark, whole), whole)
+        if column == "at" or place.kind == "parquet":
+            assert counted(sink, first) == expected
+        else:
+            assert sink.counted(first) is None, "how many rows of it an earlier attempt stored is not known"
+    assert len(place.read()) == 4
+
+
+def test_rows_without_a_time_count_as_the_records_that_were_read(place: Place, spark: SparkSession) -> None:
+    first = part(0, 1000, 1003, 1)
+    sink = place.open(transform=lambda frame: frame.drop("arrival_timestamp"))
+    whole = replace(batch(first), time_column="arrival_timestamp")
+    sink.write(records(spark, whole), whole)
+    assert counted(sink, first) is None
+    stored = sink.counted(first)
+    assert stored.number == 1
+    assert stored.size > 0
