@@ -1,4 +1,4 @@
-"""What an application's tables cost, estimated from its settings. Pure.
+"""What an application's tables cost, and for how long its workers run, estimated from its settings. Pure.
 
 Every write of a row up to 1 KB is one write unit; a consistent read is one read unit for each 4 KB, any other half.
 """
@@ -18,9 +18,19 @@ WRITES_PER_TICK: Final = 1  # the lock
 MEMORY_SAVE_SECONDS: Final = 30.0  # the leader's memory is written this often while little changes
 SENSOR_STEP_SECONDS: Final = 1  # a tick comes a second after its interval is over: 4 means every 5 s
 
+# A bounded run with little to read: Python and Spark start, it reads ten seconds further than its moment
+# (`timings.arrival_margin`), and gives everything back. What there is to read comes on top.
+RUN_SECONDS: Final = 40.0
+RUN_TICK_SECONDS: Final = 1.0  # it leads meanwhile
+READING_SHARE: Final = 0.25  # of a run; in the rest it starts, waits until it may end, and ends
+RUN_LOOKS: Final = 5  # at the whole table, while it finds out that everything is read
+LEASE_WRITES_PER_RUN: Final = 4  # assigned, acquired, written through when it is stored, released
+
 # us-east-1, on demand, dollars for a million units. Regions differ by up to 60 %.
 WRITE_PRICE: Final = 0.625
 READ_PRICE: Final = 0.125
+# A machine of 1 vCPU and 2 GB, dollars an hour: Fargate in us-east-1.
+HOUR_PRICE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,8 @@ class Prices:
 
     write: float = WRITE_PRICE
     read: float = READ_PRICE
+    hour: float = HOUR_PRICE
+    """Of a worker's machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +64,18 @@ class Cost:
     prices: Prices
     lines: tuple[CostLine, ...]
 
+    machine_hours: float = 0.0
+    """A month, of all workers together."""
+
     @property
     def dollars(self) -> float:
-        """A month."""
+        """A month, for the tables."""
         return sum(line.dollars(self.prices) for line in self.lines)
+
+    @property
+    def machine_dollars(self) -> float:
+        """A month, for the machines of the workers."""
+        return self.machine_hours * self.prices.hour
 
     def to_document(self) -> dict[str, Any]:
         return {
@@ -73,6 +93,8 @@ class Cost:
                 for line in self.lines
             ],
             "dollars_per_month": round(self.dollars, 2),
+            "machine_hours_per_month": round(self.machine_hours, 1),
+            "machine_dollars_per_month": round(self.machine_dollars, 2),
         }
 
 
@@ -99,4 +121,37 @@ def estimate(
             reads=(table_units + READS_PER_TICK) / tick,
         ),
     )
-    return Cost(shards, workers, busy, prices or Prices(), lines)
+    return Cost(shards, workers, busy, prices or Prices(), lines, workers * SECONDS_PER_MONTH / 3600)
+
+
+def estimate_catch_up(
+    application: Application,
+    *,
+    shards: int,
+    every: float,
+    run_seconds: float = RUN_SECONDS,
+    prices: Prices | None = None,
+) -> Cost:
+    """The same shards, read by a bounded run every `every` seconds that takes `run_seconds`. Nothing runs in
+    between, the leader included."""
+    timings = application.timings
+    table_units = -(-(shards + 1) * ROW_BYTES // READ_UNIT_BYTES)
+    batches = max(1.0, READING_SHARE * run_seconds / application.batch.max_seconds)
+    renewals = run_seconds / timings.renewal_interval
+    per_lease = LEASE_WRITES_PER_RUN + WRITES_PER_BATCH * batches + renewals
+    ticks = run_seconds / RUN_TICK_SECONDS
+    lines = (
+        CostLine("leases: batches and renewals", writes=shards * per_lease / every),
+        CostLine("workers: heartbeats", writes=(2 + run_seconds / timings.heartbeat) / every),
+        CostLine(
+            "workers: looking for leases, and for what is left",
+            reads=(run_seconds * 0.5 / DISCOVERY_SECONDS + RUN_LOOKS * table_units) / every,
+        ),
+        CostLine(
+            "leader: lock, looking at everything",
+            writes=ticks * WRITES_PER_TICK / every,
+            reads=ticks * (table_units + READS_PER_TICK) / every,
+        ),
+    )
+    hours = SECONDS_PER_MONTH / every * run_seconds / 3600
+    return Cost(shards, 1, run_seconds / every, prices or Prices(), lines, hours)

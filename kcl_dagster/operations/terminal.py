@@ -29,7 +29,15 @@ from kcl_dagster.operations.applications import list_applications
 from kcl_dagster.operations.backup import export_leases, import_leases
 from kcl_dagster.operations.cloudformation import ACCOUNT, REGION, to_yaml
 from kcl_dagster.operations.consumption import measure
-from kcl_dagster.operations.cost import READ_PRICE, WRITE_PRICE, Prices, estimate
+from kcl_dagster.operations.cost import (
+    HOUR_PRICE,
+    READ_PRICE,
+    RUN_SECONDS,
+    WRITE_PRICE,
+    Prices,
+    estimate,
+    estimate_catch_up,
+)
 from kcl_dagster.operations.deregistration import Deregistration, deregister
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.doctor import Diagnosis, Finding, Verdict, diagnose, examine
@@ -138,6 +146,13 @@ class Verbs:
         cost.add_argument("--workers", type=_positive, help="left out: as many as there are")
         cost.add_argument("--measured", type=float, metavar="HOURS", help="by CloudWatch, over the last hours")
         cost.add_argument("--busy", type=float, default=1.0, help="part of the time in which shards have records")
+        cost.add_argument(
+            "--catch-up", type=float, metavar="MINUTES", help="of bounded runs so far apart, and not of a fleet"
+        )
+        cost.add_argument(
+            "--run-seconds", type=float, default=RUN_SECONDS, help="with --catch-up, how long a run takes"
+        )
+        cost.add_argument("--hour-price", type=float, default=HOUR_PRICE, help="dollars for an hour of a worker")
         cost.add_argument("--write-price", type=float, default=WRITE_PRICE, help="dollars for a million units")
         cost.add_argument("--read-price", type=float, default=READ_PRICE, help="dollars for a million units")
         look = verb("peek", self._peek, "the last records of a shard, de-aggregated, as JSON lines")
@@ -297,10 +312,14 @@ class Verbs:
         return WELL
 
     def _cost(self, options: Options) -> int:
-        prices = Prices(options.write_price, options.read_price)
+        prices = Prices(options.write_price, options.read_price, options.hour_price)
         if options.measured is not None:
             return self._measured(options, prices)
         application, shards, workers = self.application(options), options.shards, options.workers
+        if options.catch_up is not None:
+            if min(options.catch_up, options.run_seconds) <= 0:
+                raise ConfigurationError("--catch-up and --run-seconds are more than 0")
+            workers = 1
         if shards is None or workers is None:
             try:
                 status = read_status(application, self.client(options, "dynamodb"), system())
@@ -308,7 +327,15 @@ class Verbs:
                 raise TableNotFound(f"{error} For an estimate before that, add --shards N --workers N") from error
             shards = len(status.open_leases) if shards is None else shards
             workers = len(status.workers) if workers is None else workers
-        cost = estimate(application, shards=shards, workers=workers, busy=options.busy, prices=prices)
+        if options.catch_up is None:
+            cost = estimate(application, shards=shards, workers=workers, busy=options.busy, prices=prices)
+            size = f"{counted(shards, 'shard')} and {counted(workers, 'worker')}"
+        else:
+            every = options.catch_up * 60
+            cost = estimate_catch_up(
+                application, shards=shards, every=every, run_seconds=options.run_seconds, prices=prices
+            )
+            size = f"{counted(shards, 'shard')} and a bounded run every {options.catch_up:g} minutes"
         if options.json:
             _tell(json.dumps(cost.to_document(), indent=2))
         else:
@@ -317,8 +344,8 @@ class Verbs:
                     f"{line.dollars(cost.prices):10.2f} $  {line.purpose} "
                     f"({line.writes:.2f} write and {line.reads:.2f} read units a second)"
                 )
-            size = f"{counted(shards, 'shard')} and {counted(workers, 'worker')}"
             _tell(f"{cost.dollars:10.2f} $  a month for {size}, on demand")
+            _tell(f"{cost.machine_dollars:10.2f} $  a month for {cost.machine_hours:.0f} hours of workers")
         return WELL
 
     def _measured(self, options: Options, prices: Prices) -> int:

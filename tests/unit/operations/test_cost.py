@@ -3,7 +3,7 @@
 import pytest
 
 from kcl_dagster.application import Application, BatchSettings, Timings
-from kcl_dagster.operations.cost import Prices, estimate
+from kcl_dagster.operations.cost import Prices, estimate, estimate_catch_up
 from tests.unit.operations.conftest import Shop
 
 APPLICATION = Application(name="orders-app", streams="orders")
@@ -34,6 +34,18 @@ def test_prices_are_the_callers() -> None:
     free = estimate(APPLICATION, shards=10, workers=2, prices=Prices(write=0, read=0))
     assert free.dollars == 0
     assert free.to_document()["dollars_per_month"] == 0
+
+
+def test_a_catch_up_costs_what_its_runs_last() -> None:
+    always = estimate(APPLICATION, shards=10, workers=1, busy=0.2)
+    hourly = estimate_catch_up(APPLICATION, shards=10, every=3600.0, run_seconds=60.0)
+    assert always.machine_hours == pytest.approx(720)
+    assert hourly.machine_hours == pytest.approx(12)
+    assert hourly.machine_dollars == pytest.approx(12 * Prices().hour)
+    assert hourly.dollars < always.dollars / 20
+    twice = estimate_catch_up(APPLICATION, shards=10, every=1800.0, run_seconds=60.0)
+    assert twice.dollars == pytest.approx(2 * hourly.dollars)
+    assert hourly.to_document()["machine_hours_per_month"] == 12
 
 
 def test_an_idle_application_costs_what_was_estimated(shop: Shop) -> None:
