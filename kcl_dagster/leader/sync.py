@@ -9,8 +9,7 @@ table already has leases, the rules are the KCL's. Three of its defects are repa
 - If only a middle generation has leases, the KCL may create leases of the ancestors of a shard that is being read,
   and would then read old records after new ones. We create none: ancestors of such a shard are finished.
 - If the lease of one parent of a merge was deleted while the child waits for the other parent, the worker that
-reads
-  the other parent waits for the deleted lease for ever. We create it again.
+  reads the other parent waits for the deleted lease for ever. We create it again.
 
 Modelled in spec/Reshard.tla.
 """
