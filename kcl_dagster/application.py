@@ -3,13 +3,13 @@
 Frozen pydantic values. Everything has a default that works; what cannot work is refused here, by name.
 """
 
+import re
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-
-from kcl_dagster.errors import ConfigurationError
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -67,6 +67,11 @@ class StartAt(_Settings):
         return self
 
 
+_STREAM_ARN = re.compile(
+    r"arn:aws[^:]*:kinesis:(?P<region>[-a-z0-9]+):(?P<account>\d{12}):stream/(?P<name>[^:/]+)", re.ASCII
+)
+
+
 class StreamSettings(_Settings):
     """One stream of an application.
 
@@ -77,7 +82,11 @@ class StreamSettings(_Settings):
     """
 
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.-]+$")]
-    """As Kinesis knows it."""
+    """As Kinesis knows it, or its ARN, which then is `arn`."""
+
+    arn: str | None = None
+    """Of a stream in another account or region. Every request names the stream by it, and goes to its region. Left
+    out, the stream is in the account and the region of the connection."""
 
     account: Annotated[str, Field(pattern=r"^\d{12}$")] | None = None
     """Part of the lease keys of an application of several streams; looked up when left out."""
@@ -89,16 +98,32 @@ class StreamSettings(_Settings):
     start: StartAt = StartAt()
     """Where a shard without a checkpoint begins."""
 
-    @field_validator("name", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _is_no_arn(cls, value: object) -> object:
-        if isinstance(value, str) and value.startswith("arn:"):
-            name = value.rpartition("/")[2] or "its name"
-            raise ConfigurationError(
-                f"stream {value} is an ARN: say {name!r}. Its region is that of the KclResource, and its account "
-                "that of the credentials or of the role that the KclResource assumes"
-            )
-        return value
+    def _arn_names_the_stream(cls, values: Any) -> Any:
+        """The ARN says the name, and may be given in its place."""
+        if not isinstance(values, Mapping):
+            return values
+        name, arn = values.get("name"), values.get("arn")
+        if isinstance(name, str) and name.startswith("arn:"):
+            arn, name = name, None
+        if not isinstance(arn, str):
+            return values
+        found = _STREAM_ARN.fullmatch(arn)
+        if found is None:
+            msg = f"{arn!r} is not the ARN of a Kinesis stream"
+            raise ValueError(msg)
+        for field, value in (("name", name), ("account", values.get("account"))):
+            if value is not None and value != found[field]:
+                msg = f"stream {arn} has the {field} {found[field]}, and not {value}"
+                raise ValueError(msg)
+        return {**values, "name": found["name"], "arn": arn}
+
+    @property
+    def region(self) -> str | None:
+        """That of the ARN."""
+        found = _STREAM_ARN.fullmatch(self.arn or "")
+        return None if found is None else found["region"]
 
 
 class Timings(_Settings):
@@ -454,10 +479,21 @@ class Application(_Settings):
         if len(set(names)) != len(names):
             msg = f"streams {names} name one stream twice"
             raise ValueError(msg)
+        regions = sorted({stream.region for stream in self.streams if stream.region is not None})
+        if len(regions) > 1:
+            msg = f"streams {names} are in the regions {regions}: an application reads from one region"
+            raise ValueError(msg)
         if len(names) > 1 and not self.multi_stream:
             msg = f"{len(names)} streams need multi_stream=True: lease keys must then carry the stream"
             raise ValueError(msg)
         return self
+
+    @property
+    def kinesis_access(self) -> dict[str, str]:
+        """What the ARNs of the streams say of the connection to Kinesis, as fields of `kcl_dagster.aws.Access`."""
+        arns = [stream.arn for stream in self.streams if stream.arn is not None]
+        region = next((stream.region for stream in self.streams if stream.region is not None), None)
+        return {} if region is None else {"region": region, "stream_arns": " ".join(arns)}
 
     @property
     def lease_table(self) -> str:

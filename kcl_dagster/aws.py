@@ -8,7 +8,7 @@ import functools
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
@@ -279,6 +279,7 @@ def _resource(parameters: Mapping[str, Any]) -> str:
 
 # --- clients ---------------------------------------------------------------------------------------------------
 
+_ARNS: Final = "kcl_stream_arns"
 _NOT_IN_SESSION_NAMES: Final = re.compile(r"[^\w+=,.@-]", re.ASCII)
 _making = threading.Lock()  # botocore sessions are not safe to make clients from in two threads at once
 
@@ -301,6 +302,9 @@ class Access:
     """Names the sessions of the role in CloudTrail; see `session_name`."""
 
     sts_endpoint_url: str | None = None
+    stream_arns: str | None = None
+    """Of streams that requests name by their ARN, with blanks between them. One text: it travels to executors."""
+
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
@@ -338,20 +342,23 @@ class Access:
                 make: Callable[..., Client] = _session(self._identity).client
                 # With a role, the keys sign the AssumeRole request and nothing else.
                 keys = {} if self.role_arn is not None else _keys(self)
-                return make(service, region_name=self.region, endpoint_url=self.endpoint_url, config=config, **keys)
+                made = make(service, region_name=self.region, endpoint_url=self.endpoint_url, config=config, **keys)
         except botocore_errors.NoRegionError as error:
             raise ConfigurationError(
                 f"no AWS region for {service}: set region_name, AWS_DEFAULT_REGION or the region of the profile"
             ) from error
         except (botocore_errors.BotoCoreError, ValueError) as error:  # ValueError: not the URL of an endpoint
             raise ConfigurationError(f"cannot talk to {service}: {error}") from error
+        if self.stream_arns is not None:
+            _name_by_arn(made, self.stream_arns.split())
+        return made
 
     @property
     def _identity(self) -> "Access":
         """What decides whose rights a client has: without a role, only the profile."""
         if self.role_arn is None:
             return Access(region=self.region, profile=self.profile)
-        return replace(self, endpoint_url=None)
+        return replace(self, endpoint_url=None, stream_arns=None)
 
 
 def client(
@@ -366,6 +373,26 @@ def client(
     return Access(**access).client(
         service, connect_seconds=connect_seconds, read_seconds=read_seconds, connections=connections
     )
+
+
+def _name_by_arn(client: Client, arns: Sequence[str]) -> None:
+    """Have a client name these streams by their ARNs, whose names its callers say."""
+    by_name = {arn.rpartition("/")[2]: arn for arn in arns}
+
+    def rename(params: Mapping[str, Any], model: Any, **_: Any) -> Mapping[str, Any]:
+        arn = by_name.get(params.get("StreamName", ""))
+        if arn is None or "StreamARN" not in model.input_shape.members:
+            return params
+        return {"StreamARN": arn, **{name: value for name, value in params.items() if name != "StreamName"}}
+
+    client.meta.events.register("provide-client-params.kinesis", rename)
+    setattr(client, _ARNS, by_name)
+
+
+def stream_arn(client: Client, stream: str) -> dict[str, str]:
+    """For requests that need no stream, such as GetRecords: its ARN, if this client names it by that."""
+    known = getattr(client, _ARNS, None)  # of a stand-in, every attribute may be a method
+    return {"StreamARN": known[stream]} if isinstance(known, dict) and stream in known else {}
 
 
 def session_name(application: str) -> str:

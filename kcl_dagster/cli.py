@@ -139,7 +139,8 @@ def _application(options: argparse.Namespace) -> Application:
     if options.target:
         found = _found(options).application
         reads = [stream.name for stream in found.streams]
-        others = [name for name in options.stream or () if name not in reads]
+        given = [name.rpartition("/")[2] for name in options.stream or ()]  # of an ARN
+        others = [name for name in given if name not in reads]
         if others:
             raise ConfigurationError(
                 f"application {found.name} does not read {', '.join(others)}, but {', '.join(reads)}"
@@ -284,7 +285,9 @@ def _access(options: argparse.Namespace, service: str) -> dict[str, Any]:
     found = _found(options) if options.target else None
     settings: dict[str, str] = {}
     if found is not None and found.resource is not None:
-        settings = found.resource.connection(service, found.application.name)
+        settings = found.resource.connection(service, found.application)
+    if service == "kinesis":
+        settings |= _kinesis_access(options, found)
     given = {
         "region": options.region,
         "endpoint_url": options.endpoint_url,
@@ -292,6 +295,14 @@ def _access(options: argparse.Namespace, service: str) -> dict[str, Any]:
         "role_arn": options.role_arn,
     }
     return settings | {name: value for name, value in given.items() if value is not None}
+
+
+def _kinesis_access(options: argparse.Namespace, found: _Found | None) -> dict[str, str]:
+    """What the ARNs of the streams say, those of the options or of the project."""
+    if found is not None:
+        return found.application.kinesis_access
+    name, streams = getattr(options, "application", None), getattr(options, "stream", None)
+    return _named(name, streams).kinesis_access if name and streams else {}
 
 
 def _stores(options: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], str]:

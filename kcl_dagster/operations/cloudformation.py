@@ -103,6 +103,8 @@ def alarms(deployment: Deployment) -> list[Alarm]:
             ),
         ]
     for stream in application.streams:
+        if stream.arn is not None:
+            continue  # CloudWatch has its metrics in the account and the region of the stream
         suffix = _identifier(stream.name) if len(application.streams) > 1 else ""
         found.append(
             Alarm(

@@ -90,7 +90,12 @@ class _Look:
         answer = self._ask("get_shard_iterator", StreamName=self.stream, ShardId=self.shard, **place)
         iterator = answer["ShardIterator"]
         for _ in range(MOST_PAGES):
-            answer = self._ask("get_records", ShardIterator=iterator, Limit=PAGE_RECORDS)
+            answer = self._ask(
+                "get_records",
+                ShardIterator=iterator,
+                Limit=PAGE_RECORDS,
+                **aws.stream_arn(self.kinesis, self.stream),
+            )
             for record in answer["Records"]:
                 yield from opened(record)
             iterator = answer.get("NextShardIterator")

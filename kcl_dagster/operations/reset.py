@@ -270,7 +270,13 @@ def _find_record(desk: Desk, facts: StreamDescription, shard: str, target: Targe
             ShardIteratorType="AT_SEQUENCE_NUMBER",
             StartingSequenceNumber=sequence,
         )["ShardIterator"]
-        records = aws.call(desk.kinesis, "get_records", ShardIterator=iterator, Limit=1)["Records"]
+        records = aws.call(
+            desk.kinesis,
+            "get_records",
+            ShardIterator=iterator,
+            Limit=1,
+            **aws.stream_arn(desk.kinesis, facts.name),
+        )["Records"]
     except aws.RequestRefused as error:
         raise ConfigurationError(f"shard {shard} has no record {sequence}: {error}") from error
     if not records or int(records[0]["SequenceNumber"]) != int(sequence):

@@ -227,7 +227,8 @@ class Deployment:
 
     def arns(self, target: Target) -> list[str]:
         """Of everything that a right on `target` is given on."""
-        streams = [self._arn("kinesis", f"stream/{stream.name}") for stream in self.application.streams]
+        named = self.application.streams
+        streams = [stream.arn or self._arn("kinesis", f"stream/{stream.name}") for stream in named]
         match target:
             case Target.STREAM:
                 return streams

@@ -151,7 +151,7 @@ class BoundedRun:
         )
 
     def _client(self, service: str) -> Any:
-        return self.kcl.client(service, self.consumer.application.name)
+        return self.kcl.client(service, self.consumer.application)
 
 
 def _judged(outcome: BoundedOutcome) -> BoundedOutcome:

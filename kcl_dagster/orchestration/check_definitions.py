@@ -70,7 +70,7 @@ def look(
     dynamodb: Any = kcl.client("dynamodb", application.name)
     runtime = runtime or system()
     layout = detect_layout(dynamodb, application)
-    kinesis: Any = kcl.client("kinesis", application.name)
+    kinesis: Any = kcl.client("kinesis", application)
     scan = LeaseTable(dynamodb, application, layout, runtime).scan()
     workers = WorkerTable(dynamodb, application, layout, runtime).list()
     alive = {row.id for row in workers}

@@ -75,7 +75,7 @@ class _Seat:
         now = self.runtime.clock.monotonic()
         if now >= self.retention_due:
             names = [stream.name for stream in self.application.streams]
-            self.kept |= retentions(kcl.client("kinesis", self.application.name), names, self.runtime)
+            self.kept |= retentions(kcl.client("kinesis", self.application), names, self.runtime)
             is_known = not self.unknown_retention()
             self.retention_due = now + (RETENTION_ASKED_SECONDS if is_known else UNKNOWN_RETENTION_ASKED_SECONDS)
         return self.kept
@@ -95,7 +95,7 @@ class _Seat:
     def open(self, kcl: KclResource, deployment: str) -> Leader:
         """The leader; made with the first tick that can reach the tables. Raises a KclError until then."""
         if self.leader is None:
-            client = partial(kcl.client, application=self.application.name)
+            client = partial(kcl.client, application=self.application)
             self.leader = open_leader(
                 self.application,
                 dynamodb=client("dynamodb"),
@@ -220,7 +220,7 @@ def _seat(consumer: Consumer, kcl: KclResource, translator: KclTranslator, insta
     """Clients, tables and what the leader has seen outlive a tick; a changed application gets another leader."""
     application = consumer.application
     deployment = _deployment(instance)
-    connections = [sorted(kcl.connection(service, application.name).items()) for service in ("kinesis", "dynamodb")]
+    connections = [sorted(kcl.connection(service, application).items()) for service in ("kinesis", "dynamodb")]
     key = json.dumps([application.model_dump(mode="json"), connections, deployment])
     with _seating:
         seat = _seats.get(key)

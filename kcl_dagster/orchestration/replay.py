@@ -144,7 +144,7 @@ def _window(partitions_def: TimeWindowPartitionsDefinition, partition: str) -> R
 def _refuse_early(consumer: Consumer, kcl: KclResource, windows: Sequence[ReplayWindow], runtime: Runtime) -> None:
     """Before Spark is started and anything is read."""
     for settings in consumer.application.streams:
-        facts = describe(kcl.client("kinesis", consumer.application.name), settings.name, runtime=runtime)
+        facts = describe(kcl.client("kinesis", consumer.application), settings.name, runtime=runtime)
         for window in windows:
             refuse_unreadable(window, facts, runtime.clock.now())
 
@@ -164,11 +164,9 @@ def _replay_window(
     from kcl_dagster.spark.fetch import Connection
 
     application = consumer.application
-    kinesis = kcl.client("kinesis", application.name)
+    kinesis = kcl.client("kinesis", application)
     settings = EngineSettings(limits=limits_of(share), opens_aggregates=application.batch.deaggregate)
-    engine = SparkEngine(
-        spark, Connection(**kcl.connection("kinesis", application.name)), settings, runtime=runtime
-    )
+    engine = SparkEngine(spark, Connection(**kcl.connection("kinesis", application)), settings, runtime=runtime)
     s3 = kcl.connection("s3", application.name)
     since = {"Type": "FROM_TIMESTAMP", "Timestamp": window.start_ms / 1000}
     states: list[ShardReplay] = []

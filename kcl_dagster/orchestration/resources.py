@@ -7,6 +7,7 @@ from dagster import EnvVar
 from pydantic import Field
 
 from kcl_dagster import aws
+from kcl_dagster.application import Application
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.secret_options import SecretsResource, is_literal, refuse_literals
 
@@ -72,9 +73,11 @@ class KclResource(SecretsResource):
         refuse_literals(addresses, "KclResource", "leave the user and the password out of it", prefix="kcl")
         super().__init__(**values)
 
-    def connection(self, service: str, application: str | None = None) -> dict[str, str]:
+    def connection(self, service: str, application: Application | str | None = None) -> dict[str, str]:
         """The fields of `kcl_dagster.aws.Access` for a service, without those that are not set. `application` names
-        the sessions of a role. Plain strings: they travel to the executors."""
+        the sessions of a role, and Kinesis is reached where the ARNs of its streams say. Plain strings: they travel
+        to the executors."""
+        name = application.name if isinstance(application, Application) else application
         is_lake = service == "s3"
         role = getattr(self, f"{service}_role_arn", None) or (None if is_lake else self.role_arn)
         settings = {
@@ -89,12 +92,14 @@ class KclResource(SecretsResource):
             settings |= {
                 "role_arn": role,
                 "external_id": self.s3_external_id if is_lake else self.external_id,
-                "session_name": None if application is None else aws.session_name(application),
+                "session_name": None if name is None else aws.session_name(name),
                 "sts_endpoint_url": self.sts_endpoint_url or self.endpoint_url,
             }
-        return {name: _plain(value) for name, value in settings.items() if value is not None}
+        if service == "kinesis" and isinstance(application, Application):
+            settings |= application.kinesis_access
+        return {field: _plain(value) for field, value in settings.items() if value is not None}
 
-    def client(self, service: str, application: str | None = None) -> Any:
+    def client(self, service: str, application: Application | str | None = None) -> Any:
         """A low-level client: `kinesis`, `dynamodb`, `s3`. Cheap after the first call; safe on any thread."""
         return _client(service, tuple(sorted(self.connection(service, application).items())))
 

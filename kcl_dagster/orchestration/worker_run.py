@@ -138,7 +138,7 @@ class WorkerRun:
         return FiledDeadLetters(open_store(path, S3Options(**self._connection("s3"))).put)
 
     def _connection(self, service: str) -> dict[str, str]:
-        return self.kcl.connection(service, self.consumer.application.name)
+        return self.kcl.connection(service, self.consumer.application)
 
     def _client(self, service: str) -> Any:
-        return self.kcl.client(service, self.consumer.application.name)
+        return self.kcl.client(service, self.consumer.application)

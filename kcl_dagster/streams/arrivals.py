@@ -123,9 +123,9 @@ class Arrivals:
         """When the first record from `place` on arrived; infinite if there is none. `sequence`: it must be this
         one."""
         answer = self._ask("get_shard_iterator", StreamName=stream, ShardId=shard, **place)
-        iterator = answer["ShardIterator"]
+        iterator, named = answer["ShardIterator"], aws.stream_arn(self._kinesis, stream)
         for _ in range(MOST_PAGES):
-            answer = self._ask("get_records", ShardIterator=iterator, Limit=1)
+            answer = self._ask("get_records", ShardIterator=iterator, Limit=1, **named)
             if answer["Records"]:
                 record = answer["Records"][0]
                 is_other = sequence is not None and int(record["SequenceNumber"]) != int(sequence)

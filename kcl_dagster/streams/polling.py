@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kcl_dagster.aws import Client, RequestRefused, ResourceMissing, Unanswered, call
+from kcl_dagster.aws import Client, RequestRefused, ResourceMissing, Unanswered, call, stream_arn
 from kcl_dagster.errors import EndpointUnreachable, ServiceError, StreamNotFound, Throttled
 from kcl_dagster.model.shard import ChildShard
 from kcl_dagster.runtime import Runtime
@@ -94,6 +94,7 @@ class ShardReader:
         self.is_ended = False
         self.is_gone = False
         self.children: tuple[ChildShard, ...] = ()
+        self._arn = stream_arn(client, stream)
 
     @property
     def bookmark(self) -> Bookmark | None:
@@ -194,7 +195,7 @@ class ShardReader:
         try:
             if self._iterator is None:
                 self._iterator = self._find_place()
-            answer = call(self._client, "get_records", ShardIterator=self._iterator, Limit=limit)
+            answer = call(self._client, "get_records", ShardIterator=self._iterator, Limit=limit, **self._arn)
             if "Records" not in answer:
                 # botocore takes a body that was cut off for an empty one.
                 raise Unanswered(

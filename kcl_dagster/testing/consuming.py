@@ -136,7 +136,7 @@ def consume(
     leader = open_leader(
         consumer.application,
         dynamodb=kcl.client("dynamodb"),
-        kinesis=kcl.client("kinesis"),
+        kinesis=kcl.client("kinesis", consumer.application if consumer.application.kinesis_access else None),
         identity="test",
         runtime=runtime,
     )

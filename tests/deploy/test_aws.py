@@ -248,6 +248,12 @@ def test_each_stream_has_an_alarm() -> None:
     assert len(names) == len(set(names))
 
 
+def test_a_stream_of_another_account_has_its_metrics_there() -> None:
+    arn = "arn:aws:kinesis:eu-north-1:210987654321:stream/orders"
+    found = alarms(replace(files.PROJECT.deployment, application=Application(name="orders-app", streams=arn)))
+    assert {alarm.namespace for alarm in found} == {"AWS/DynamoDB"}
+
+
 def test_alarms_are_accepted_by_cloudwatch() -> None:
     """As far as the service's own model goes: names of parameters and types."""
     model = botocore.session.get_session().get_service_model("cloudwatch").operation_model("PutMetricAlarm")

@@ -149,3 +149,11 @@ def test_other_partitions_have_other_names(region: str, partition: str) -> None:
 def test_a_lake_elsewhere_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="s3://bucket/prefix"):
         Deployment(BARE.application, "eu-west-1", "1", lakes=("abfs://lake",)).arns(Target.BUCKET)
+
+
+def test_rights_on_a_stream_by_arn_are_on_that_arn() -> None:
+    arn = "arn:aws:kinesis:eu-north-1:210987654321:stream/orders"
+    deployment = Deployment(Application(name="orders-app", streams=arn), "eu-west-1", "123456789012")
+    assert deployment.arns(Target.STREAM) == [arn]
+    assert deployment.arns(Target.CONSUMER) == [f"{arn}/consumer/orders-app:*"]
+    assert deployment.arns(Target.TABLE)[0] == "arn:aws:dynamodb:eu-west-1:123456789012:table/orders-app"

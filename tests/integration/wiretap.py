@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from kcl_dagster.application import Application
 from kcl_dagster.aws import Access
 from kcl_dagster.emulator.gateway import Gateway
 from kcl_dagster.emulator.http.messages import Request
@@ -116,7 +117,7 @@ def _s3_operation(request: Request) -> str:
 class ComponentsResource(EmulatorResource):
     """Signs as the worker if an application is named, and else as the leader. `consume` opens clients so."""
 
-    def connection(self, service: str, application: str | None = None) -> dict[str, str]:
+    def connection(self, service: str, application: Application | str | None = None) -> dict[str, str]:
         component = Component.LEADER if application is None else Component.WORKER
         return super().connection(service, application) | {"access_key": component, "secret_key": "x"}
 

@@ -77,3 +77,39 @@ def test_a_setting_of_any_value_is_understood_or_refused(
 def test_a_configuration_of_any_other_shape_is_refused(document: object) -> None:
     with pytest.raises(ValidationError):
         Application.model_validate(document)
+
+
+ARN = "arn:aws:kinesis:eu-north-1:123456789012:stream/orders"
+
+
+def test_the_arn_of_a_stream_says_its_name_and_where_it_is() -> None:
+    application = Application(name="orders-app", streams=ARN)
+    [stream] = application.streams
+    assert (stream.name, stream.arn, stream.region) == ("orders", ARN, "eu-north-1")
+    assert application.kinesis_access == {"region": "eu-north-1", "stream_arns": ARN}
+    assert Application.model_validate_json(application.model_dump_json()) == application
+    by_name = Application(name="orders-app", streams="orders")
+    assert (by_name.streams[0].region, by_name.kinesis_access) == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("stream", "says"),
+    [
+        ({"name": "taps", "arn": ARN}, "has the name orders, and not taps"),
+        ({"name": ARN, "account": "210987654321"}, "has the account 123456789012"),
+        ({"name": "orders", "arn": "arn:aws:kinesis:eu-north-1:123456789012:stream/"}, "not the ARN"),
+        ("arn:aws:s3:::orders", "not the ARN"),
+    ],
+)
+def test_an_arn_that_cannot_be_meant_is_refused(stream: Any, says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        Application(name="orders-app", streams=(stream,))
+
+
+def test_an_application_reads_from_one_region() -> None:
+    with pytest.raises(ValidationError, match="from one region"):
+        Application(
+            name="orders-app",
+            streams=(ARN, "arn:aws:kinesis:eu-west-1:123456789012:stream/taps"),
+            multi_stream=True,
+        )

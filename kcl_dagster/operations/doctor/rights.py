@@ -143,7 +143,9 @@ def stream_rights(client: aws.Client, stream: str) -> Iterator[Finding]:
         yield _judged(
             "kinesis:GetRecords",
             stream,
-            lambda: aws.call(client, "get_records", ShardIterator=iterators[0], Limit=1),
+            lambda: aws.call(
+                client, "get_records", ShardIterator=iterators[0], Limit=1, **aws.stream_arn(client, stream)
+            ),
         )
 
 

@@ -30,7 +30,7 @@ class Worktop:
     """The only folder of this machine, or of S3, in which operations read and write files."""
 
     def client(self, service: str) -> Any:
-        return self.kcl.client(service, self.application.name)
+        return self.kcl.client(service, self.application)
 
     @property
     def desk(self) -> Desk:

@@ -175,9 +175,9 @@ def test_a_module_that_does_not_exist_is_reported_without_a_place_in_the_code(
 
 
 @pytest.mark.audit("F11")
-def test_the_arn_of_a_stream_is_answered_with_its_name() -> None:
-    arn = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
-    with pytest.raises(ConfigurationError, match="is an ARN: say 'orders'") as refusal:
+@pytest.mark.parametrize("arn", ["arn:aws:s3:::orders", "arn:aws:kinesis:eu-west-1:1:stream/orders", "arn:"])
+def test_what_is_no_arn_of_a_stream_is_refused_in_plain_words(arn: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not the ARN of a Kinesis stream") as refusal:
         kcl.kcl_consumer(application="orders-app", stream=arn, sink=kcl.parquet("unused"), name="orders")
     assert "pydantic" not in str(refusal.value)
 

@@ -1,0 +1,140 @@
+"""A stream that is given by its ARN: every request names it so and goes to its region; tables stay in their own."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import kcl_dagster as kcl
+from kcl_dagster import cli
+from kcl_dagster.emulator import Emulator, Limits
+from kcl_dagster.emulator.gateway import Gateway
+from kcl_dagster.emulator.http.messages import Request
+from kcl_dagster.operations.desk import Desk
+from kcl_dagster.runtime import system
+from kcl_dagster.streams.listing import describe
+from kcl_dagster.testing import EmulatorResource, consume
+from kcl_dagster.testing.resource import REGION
+
+THERE = "eu-north-1"
+ARN = f"arn:aws:kinesis:{THERE}:123456789012:stream/orders"
+NAMES = ("StreamARN", "ConsumerARN", "NextToken")  # what may say which stream a request is about
+BATCHES = {"polling": kcl.BatchSettings(), "fanout": kcl.BatchSettings(retrieval="fanout", max_seconds=1)}
+
+
+@dataclass
+class Requests:
+    """What arrived: operation and body of requests to Kinesis, and the regions that were signed for, by service."""
+
+    kinesis: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    regions: dict[str, set[str]] = field(default_factory=dict)
+
+    def read(self, request: Request) -> None:
+        authorization = request.headers.get("authorization", "")
+        if "Credential=" not in authorization:
+            return
+        _, _, region, service, *_ = authorization.split("Credential=")[1].split(",")[0].split("/")
+        self.regions.setdefault(service, set()).add(region)
+        if service == "kinesis":
+            self.kinesis.append((request.headers["x-amz-target"].partition(".")[2], self._body(request)))
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        if "json" in request.headers.get("content-type", ""):
+            read: dict[str, Any] = json.loads(request.body)
+            return read
+        import cbor2
+
+        decoded: dict[str, Any] = cbor2.loads(request.body)
+        return decoded
+
+    def all_are_by_arn(self) -> None:
+        for operation, body in self.kinesis:
+            assert "StreamName" not in body, operation
+            assert any(name in body for name in NAMES), operation
+            if operation == "GetRecords":
+                assert body["StreamARN"] == ARN
+
+
+@pytest.fixture
+def there() -> Iterator[Emulator]:
+    """Where the stream is."""
+    with Emulator(limits=Limits.none(), region=THERE) as emulator:
+        kinesis = emulator.client("kinesis")
+        kinesis.create_stream(StreamName="orders", ShardCount=2)
+        records = [{"Data": str(number).encode(), "PartitionKey": str(number)} for number in range(20)]
+        kinesis.put_records(StreamName="orders", Records=records)
+        yield emulator
+
+
+@pytest.fixture
+def requests(there: Emulator, monkeypatch: pytest.MonkeyPatch) -> Requests:
+    """Those after the stream was made."""
+    read, handle = Requests(), Gateway.__call__
+
+    def listening(gateway: Gateway, request: Request) -> Any:
+        read.read(request)
+        return handle(gateway, request)
+
+    monkeypatch.setattr(Gateway, "__call__", listening)
+    return read
+
+
+@pytest.mark.spark
+@pytest.mark.server
+@pytest.mark.slow
+@pytest.mark.parametrize("retrieval", BATCHES)
+def test_a_stream_in_another_region_is_read_by_its_arn(
+    retrieval: str, aws: Emulator, there: Emulator, requests: Requests, spark: SparkSession, tmp_path: Path
+) -> None:
+    @kcl.kcl_consumer(
+        application=f"by-arn-{retrieval}", stream=ARN, batch=BATCHES[retrieval], sink=kcl.parquet(str(tmp_path))
+    )
+    def orders(records: DataFrame) -> DataFrame:
+        return records.selectExpr("lease_key", "cast(data as string) as body")
+
+    here = EmulatorResource(endpoint_url=aws.endpoint_url, kinesis_endpoint_url=there.endpoint_url)
+    assert consume(orders, here, spark) == 20
+    stored = spark.read.parquet(str(tmp_path)).collect()
+    assert sorted(int(row.body) for row in stored) == list(range(20))
+    operations = {operation for operation, _ in requests.kinesis}
+    reads = {"SubscribeToShard", "RegisterStreamConsumer"} if retrieval == "fanout" else {"GetRecords"}
+    assert operations >= reads | {"DescribeStreamSummary", "ListShards"}
+    requests.all_are_by_arn()
+    assert requests.regions == {"kinesis": {THERE}, "dynamodb": {REGION}}
+    rows = aws.client("dynamodb").scan(TableName=orders.application.lease_table)["Items"]
+    assert {row["leaseKey"]["S"] for row in rows} >= {"shardId-000000000000", "shardId-000000000001"}
+
+
+def test_the_command_line_reads_a_stream_by_its_arn(
+    there: Emulator, requests: Requests, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in there.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    named = ["--application", "by-arn-cli", "--stream", ARN]
+    assert cli.main(["lead", "--once", *named]) == 0
+    assert cli.main(["peek", *named, "--shard", "shardId-000000000000", "--limit", "1"]) == 0
+    cli.main(["status", *named])
+    cli.main(["doctor", *named, "--watch", "0"])
+    said = capsys.readouterr()
+    assert "Traceback" not in said.out + said.err
+    assert {"GetRecords", "ListShards", "GetShardIterator", "DescribeStreamSummary"} <= {
+        operation for operation, _ in requests.kinesis
+    }
+    requests.all_are_by_arn()
+    assert requests.regions["kinesis"] == {THERE}
+    assert requests.regions["dynamodb"] == {REGION}
+
+
+def test_several_streams_by_arn_have_leases_under_their_account(there: Emulator, aws: Emulator) -> None:
+    application = kcl.Application(name="by-arn-several", streams=(ARN,), multi_stream=True)
+    here = EmulatorResource(endpoint_url=aws.endpoint_url, kinesis_endpoint_url=there.endpoint_url)
+    kinesis = here.client("kinesis", application)
+    desk = Desk.open(application, here.client("dynamodb", application), kinesis, system(), "test")
+    identifier, _ = desk.stream("orders")
+    created = int(describe(kinesis, "orders").created)
+    assert str(identifier) == f"123456789012:orders:{created}"
