@@ -175,10 +175,14 @@ class Unavailable(BatchError):
     Example:
         .. code-block:: python
 
-            try:
-                rate = database.read_rate()
-            except ConnectionError as error:
-                raise kcl.Unavailable("the exchange rates cannot be read") from error
+            from urllib.request import urlopen
+
+
+            def rate() -> float:
+                try:
+                    return float(urlopen("https://rates.example.internal/eur").read())
+                except OSError as error:
+                    raise kcl.Unavailable("the exchange rates cannot be read") from error
     """
 
 
