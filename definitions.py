@@ -5,7 +5,7 @@ import dagster as dg
 import kcl_dagster as kcl
 from assets.clicks import clicks
 from assets.replayed import clicks_replayed
-from assets.sessions import sessions
+from assets.sessions import sessions, sessions_per_day
 from jobs.compact import compaction, hourly_compaction
 from jobs.replay import replay
 from resources.aws import kcl_resource
@@ -14,7 +14,7 @@ from resources.spark import pyspark, worker_spark
 defs = dg.Definitions.merge(
     kcl.build_kcl_definitions(clicks, resources={"kcl": kcl_resource(), "spark": worker_spark()}),
     dg.Definitions(
-        assets=[clicks_replayed, sessions],
+        assets=[clicks_replayed, sessions, sessions_per_day],
         jobs=[compaction, replay],
         schedules=[hourly_compaction],
         resources={"pyspark": pyspark()},
@@ -22,7 +22,10 @@ defs = dg.Definitions.merge(
         executor=dg.in_process_executor,
         sensors=[
             dg.AutomationConditionSensorDefinition(
-                "automation", target=[sessions], default_status=dg.DefaultSensorStatus.RUNNING
+                "automation",
+                target=[sessions, sessions_per_day],
+                minimum_interval_seconds=4,  # the loop's own pace; 30 s of a minute would be long
+                default_status=dg.DefaultSensorStatus.RUNNING,
             )
         ],
     ),

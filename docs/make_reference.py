@@ -21,6 +21,7 @@ from kcl_dagster.orchestration.component import (
     BatchModel,
     ConnectionModel,
     FailureModel,
+    PartitionsModel,
     SinkModel,
     TelemetryModel,
 )
@@ -47,6 +48,7 @@ SETTINGS = (
 )
 COMPONENT_PARTS = {
     "sink": SinkModel,
+    "partitions": PartitionsModel,
     "batch": BatchModel,
     "failure": FailureModel,
     "telemetry": TelemetryModel,

@@ -26,6 +26,7 @@ GROUPS = "/asset-groups?expanded=" + "%2C".join(
     f"global%40global%3A{group}" for group in ("clicks_to_lake", "kinesis")
 )
 APPLICATION = "/assets/clicks-to-lake"
+PARTITIONS = "/assets/clicks?view=partitions"
 LEADER = f"/locations/{LOCATION}/sensors/clicks_to_lake_leader"
 PAUSE = f"/locations/{LOCATION}/jobs/clicks_to_lake__pause/playground"
 
@@ -43,7 +44,7 @@ class Picture:
 
 
 PICTURES = (
-    Picture("lineage", GROUPS, ("clickstream", "sessions", "decisions", "2 partitions", "Passed"), (1600, 1150)),
+    Picture("lineage", GROUPS, ("clickstream", "sessions", "decisions", "partitions", "Passed"), (1600, 1150)),
     Picture(
         "leases",
         f"{APPLICATION}/leases",
@@ -71,7 +72,8 @@ PICTURES = (
         ("application_has_leader", "handoffs_end", "leases_are_served", "stages_succeed", "Passed", "If it fails"),
         (1400, 700),
     ),
-    Picture("records", "/assets/clicks", ("kcl/records_per_second", "lease_key", "Freshness policy"), (1400, 1284)),
+    Picture("records", "/assets/clicks", ("kcl/late_rows", "lease_key", "Freshness policy"), (1400, 1284)),
+    Picture("partitions", PARTITIONS, ("Materialized",), (1400, 860)),
     Picture("leader", LEADER, ("clicks_to_lake_leader", "Cursor", "epoch")),
     Picture("launchpad", PAUSE, ("dry_run", "Launch Run"), (1400, 700)),
 )
@@ -125,11 +127,11 @@ def main() -> int:
 
 
 def _wait_until_there_is_something(page: Page, base: str) -> None:
-    """Records have landed, and there is a bit of history."""
+    """A window is complete, and there is a bit of history."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            page.open(f"{base}/assets/clicks", showing="kcl/records_per_second")
+            page.open(f"{base}/assets/clicks", showing="kcl/late_rows")
             break
         except AssertionError:
             if time.monotonic() > deadline:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kcl_dagster.orchestration.catch_up import build_kcl_catch_up_job as build_kcl_catch_up_job
     from kcl_dagster.orchestration.catch_up import build_kcl_catch_up_schedule as build_kcl_catch_up_schedule
     from kcl_dagster.orchestration.component import KclApplicationComponent as KclApplicationComponent
+    from kcl_dagster.orchestration.conditions import on_complete as on_complete
     from kcl_dagster.orchestration.consumer import Consumer as Consumer
     from kcl_dagster.orchestration.consumer import kcl_consumer as kcl_consumer
     from kcl_dagster.orchestration.definitions import build_kcl_definitions as build_kcl_definitions
@@ -67,6 +68,7 @@ _HOMES = {
     "kcl_dagster.orchestration.assets": ("build_kcl_asset_specs",),
     "kcl_dagster.orchestration.catch_up": ("build_kcl_catch_up_job", "build_kcl_catch_up_schedule"),
     "kcl_dagster.orchestration.component": ("KclApplicationComponent",),
+    "kcl_dagster.orchestration.conditions": ("on_complete",),
     "kcl_dagster.orchestration.consumer": ("Consumer", "kcl_consumer"),
     "kcl_dagster.orchestration.definitions": ("build_kcl_definitions",),
     "kcl_dagster.orchestration.leader_sensor": ("build_kcl_leader_sensor",),
@@ -88,6 +90,7 @@ __all__ = [  # noqa: RUF022 - grouped by topic
     "build_kcl_catch_up_job",
     "build_kcl_catch_up_schedule",
     "build_kcl_replay_asset",
+    "on_complete",
     "KclApplicationComponent",
     "KclResource",
     "KclSparkResource",

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kcl_dagster import aws
 from kcl_dagster.emulator.sidecar import Endpoint, SidecarError, end_sidecar, ensure_sidecar, find_sidecar
 from kcl_dagster.errors import EmulatorError
 from kcl_dagster.orchestration import detached, processes, reaper
+from kcl_dagster.streams.listing import describe
 from resources.lake import directory, emptied, lake, ledger, made
 
 STREAM = "clickstream"
@@ -48,7 +50,19 @@ def start(watch_pid: int) -> Endpoint:
     kinesis = client("kinesis", endpoint.url)
     with suppress(aws.ResourceBusy):  # made by whoever started the emulator
         aws.call(kinesis, "create_stream", StreamName=STREAM, ShardCount=SHARDS)
+        made_at = datetime.fromtimestamp(describe(kinesis, STREAM).created, UTC)
+        _began().write_text(made_at.isoformat())
     return endpoint
+
+
+def began() -> datetime | None:
+    """When the stream was made that the embedded AWS has, or had last; None before there was one."""
+    path = _began()
+    return datetime.fromisoformat(path.read_text()) if path.exists() else None
+
+
+def _began() -> Path:
+    return directory() / "began.txt"
 
 
 def is_running() -> bool:

@@ -6,6 +6,8 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
+from jobs.demo.minutes import Told
+
 ANSWER_SECONDS = 5.0
 
 RUNS = """
@@ -14,6 +16,11 @@ RUNS = """
 EVENTS = """
 query ($run: ID!) { logsForRun(runId: $run) { ... on EventConnection { events {
   ... on EngineEvent { metadataEntries { label ... on TextMetadataEntry { text } } } } } } }
+"""
+MATERIALIZATIONS = """
+query ($asset: AssetKeyInput!) { assetOrError(assetKey: $asset) {
+  ... on Asset { assetMaterializations(limit: 1000) {
+  partition metadataEntries { label ... on IntMetadataEntry { intValue } } } } } }
 """
 
 
@@ -38,7 +45,15 @@ class DagsterApi:
                     self._pids[run_id] = int(metadata["pid"])
         return self._pids.get(run_id)
 
-    def _ask(self, query: str, variables: dict[str, str]) -> dict[str, Any]:
+    def materializations(self, asset: str, clicks: str) -> list[Told]:
+        """Of all partitions. `clicks`: the name of the number in their metadata."""
+        found = self._ask(MATERIALIZATIONS, {"asset": {"path": [asset]}}).get("assetOrError", {})
+        return [
+            Told(asset, one["partition"] or "", _number(one["metadataEntries"], clicks))
+            for one in found.get("assetMaterializations", ())
+        ]
+
+    def _ask(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = Request(self._url, body, {"Content-Type": "application/json"})  # noqa: S310 - our own address
         try:
@@ -47,3 +62,7 @@ class DagsterApi:
         except (URLError, HTTPException, OSError, ValueError):
             return {}
         return data or {}
+
+
+def _number(entries: list[dict[str, Any]], label: str) -> int | None:
+    return next((entry.get("intValue") for entry in entries if entry["label"] == label), None)

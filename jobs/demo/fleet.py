@@ -1,10 +1,14 @@
 """The demo's eyes and hands: who holds which lease, which process that is, and what can be done to it."""
 
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
 from jobs.demo.dagster_api import DagsterApi
 from kcl_dagster.application import Application
+from kcl_dagster.aws import call, retried
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import Shard
@@ -13,6 +17,15 @@ from kcl_dagster.runtime import system
 from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
+
+ANSWER_SECONDS = 30.0
+MINUTE = "%Y-%m-%d-%H:%M"
+
+
+def minute_of(moment: Any) -> str:
+    """The partition of a moment: epoch seconds or a datetime."""
+    at = moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)
+    return at.astimezone(UTC).strftime(MINUTE)
 
 
 class Fleet:
@@ -65,6 +78,24 @@ class Fleet:
         left, right = min(pairwise(shards), key=lambda two: two[1].hash_range.end - two[0].hash_range.start)
         self._kinesis.merge_shards(StreamName=self._stream, ShardToMerge=left.id, AdjacentShardToMerge=right.id)
         return left.id, right.id
+
+    def arrivals(self) -> Counter[str]:
+        """How many clicks the stream received in each minute, read from the stream itself."""
+        found: Counter[str] = Counter()
+        for shard in list_shards(self._kinesis, self._stream, runtime=self._runtime):
+            at: Any = {"StreamName": self._stream, "ShardId": shard.id, "ShardIteratorType": "TRIM_HORIZON"}
+            iterator = self._asked("get_shard_iterator", at)["ShardIterator"]
+            while iterator is not None:
+                answer = self._asked("get_records", {"ShardIterator": iterator, "Limit": 10_000})
+                found.update(minute_of(record["ApproximateArrivalTimestamp"]) for record in answer["Records"])
+                is_over = not answer["Records"] and not answer["MillisBehindLatest"]
+                iterator = None if is_over else answer.get("NextShardIterator")
+        return found
+
+    def _asked(self, operation: str, arguments: Mapping[str, Any]) -> Any:
+        """Workers read the same shards, so that a request may be one too many."""
+        deadline = self._runtime.clock.monotonic() + ANSWER_SECONDS
+        return retried(lambda: call(self._kinesis, operation, **arguments), self._runtime, deadline)
 
     def _open_shards(self) -> list[Shard]:
         return [s for s in list_shards(self._kinesis, self._stream, runtime=self._runtime) if s.is_open]

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from assets import APPLICATION
@@ -15,7 +16,8 @@ from jobs import ledger
 from jobs.demo import changes, landed
 from jobs.demo.child import Child
 from jobs.demo.dagster_api import DagsterApi
-from jobs.demo.fleet import Fleet
+from jobs.demo.fleet import MINUTE, Fleet, minute_of
+from jobs.demo.minutes import ASSETS, MinutesVerdict, judge_minutes
 from jobs.demo.settings import MARKER_VARIABLE, DemoSettings
 from jobs.demo.story import Step, Story
 from jobs.demo.teller import Teller
@@ -59,6 +61,7 @@ class Supervisor:
         self._tell = teller
         self._end: str | None = None
         self._failed = False
+        self._minutes = MinutesVerdict(0)
         self._wake = threading.Event()
 
     def run(self) -> int:
@@ -83,8 +86,9 @@ class Supervisor:
             return 1 if self._failed else 0
         if verdict is None:
             return 1
+        self._tell.plain(str(self._minutes))
         self._tell.plain(str(verdict))
-        return 0 if verdict.holds else 1
+        return 0 if verdict.holds and self._minutes.holds else 1
 
     def _prepare(self) -> None:
         if embedded.is_running():
@@ -126,11 +130,12 @@ class Supervisor:
             self._settings.logs / "dagster.log",
         )
         stack.callback(self._stop_dagster)
+        self._api = DagsterApi(self._settings.port)
         self._fleet = Fleet(
             Application(name=APPLICATION, streams=(StreamSettings(name=embedded.STREAM),)),
             kinesis=embedded.client("kinesis", endpoint.url),
             dynamodb=embedded.client("dynamodb", endpoint.url),
-            dagster=DagsterApi(self._settings.port),
+            dagster=self._api,
         )
         self._landed = landed.LandedCount(self._table)
         self._tell.line(f"Dagster's UI comes up at http://127.0.0.1:{self._settings.port}")
@@ -232,6 +237,7 @@ class Supervisor:
         """Stop the producer, let the workers drain, stop everything, judge."""
         self._tell.line("time is up: stopping the producer, then waiting until everything has landed")
         self._stop_producer()
+        stopped = time.time()
         produced = ledger.count(lake.ledger())
         stored, moved = -1, time.monotonic()
         while stored < produced:
@@ -247,9 +253,29 @@ class Supervisor:
             elif time.monotonic() - moved > DRAIN_PATIENCE_SECONDS:
                 self._tell.line(f"nothing has landed for {DRAIN_PATIENCE_SECONDS:g} s; giving up")
                 break
+        self._minutes = self._judge_minutes(stopped)
         self._tell.line("stopping Dagster; the workers release their leases")
         self._stop_dagster(GRACEFUL_SECONDS)
         return judge(ledger.read(lake.ledger()), landed.records(self._table))
+
+    def _judge_minutes(self, stopped: float) -> MinutesVerdict:
+        """Wait until every minute that ended before the producer did is materialized, and judge."""
+        arrived = self._fleet.arrivals()
+        last = minute_of(stopped)
+        began = minute_of(began.timestamp()) if (began := embedded.began()) is not None else last
+        finished = [minute for minute in _minutes(began, last) if minute < last]
+        self._tell.line(f"waiting until {len(finished)} minutes are complete, and their sessions made")
+        seen, moved = -1, time.monotonic()
+        while True:
+            told = [one for asset, name in ASSETS.items() for one in self._api.materializations(asset, name)]
+            verdict = judge_minutes(finished, arrived, told)
+            if verdict.holds or time.monotonic() - moved > DRAIN_PATIENCE_SECONDS:
+                return verdict
+            if len(told) != seen:
+                seen, moved = len(told), time.monotonic()
+            self._wake.wait(LOOK_SECONDS)
+            if self._end is not None:
+                raise Ended
 
     # --- the end ---
 
@@ -296,3 +322,11 @@ def _parents_through_make() -> list[processes.Process]:
     above = processes.ancestors(os.getpid(), processes.snapshot())
     makes = [number for number, p in enumerate(above) if p.arguments and "make" in Path(p.arguments[0]).name]
     return above[: makes[0] + 1] if makes else []
+
+
+def _minutes(first: str, last: str) -> Iterator[str]:
+    """All minutes from one to another, by the keys of their partitions."""
+    moment = datetime.strptime(first, MINUTE).replace(tzinfo=UTC)
+    while (key := moment.strftime(MINUTE)) <= last:
+        yield key
+        moment += timedelta(minutes=1)

@@ -9,7 +9,6 @@ from typing import Any, Final
 from dagster import (
     AssetCheckEvaluation,
     AssetExecutionContext,
-    AssetMaterialization,
     AssetObservation,
     Config,
     DagsterEvent,
@@ -38,12 +37,14 @@ from kcl_dagster.model.counting import counted
 from kcl_dagster.model.worker import BOUNDED_SLOT
 from kcl_dagster.orchestration import checks, watchdog
 from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.declared_windows import declare
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.interrupts import interrupts_ask
 from kcl_dagster.orchestration.run_end import ending
 from kcl_dagster.orchestration.runs import APPLICATION_TAG, run_view
 from kcl_dagster.orchestration.sinks import place_of
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
+from kcl_dagster.runtime import system
 from kcl_dagster.worker.stop import StopSignal
 
 ACTIVE: Final = [
@@ -85,11 +86,11 @@ def read_until(
     instance, run, application = context.instance, context.run, consumer.application
     records = translator.get_asset_key(KclAsset(Role.RECORDS, consumer))
 
-    def write(event: AssetMaterialization | AssetCheckEvaluation) -> None:
+    def write(event: AssetObservation | AssetCheckEvaluation) -> None:
         if isinstance(event, AssetCheckEvaluation):
             instance.report_runless_asset_event(event)  # see checks
         else:
-            context.log_event(AssetObservation(records, metadata=event.metadata))
+            context.log_event(event)
 
     diary = Diary(
         records,
@@ -98,6 +99,7 @@ def read_until(
         context.log,
         lambda kind, what: checks.alarm(kind, what, consumer, translator),
         place=place_of(consumer.sink),
+        open_window=lambda: consumer.windows.key_at(system().clock.now()),
     )
     stop = StopSignal()
     bounded = BoundedRun(
@@ -158,12 +160,16 @@ def build_kcl_catch_up_job(
     def read(context: OpExecutionContext, config: CatchUpConfig) -> None:
         kcl, spark = getattr(context.resources, kcl_key), getattr(context.resources, spark_key)
         outcome = read_until(context, consumer, translator, kcl, spark, moment_of(config.through))
+        # Of no run: those of this job are pruned, and with the run would go what it materialized.
+        write = context.instance.report_runless_asset_event
+        complete = declare(context.instance, consumer, translator, kcl, outcome.tick, write)
         context.add_output_metadata(
             {
                 "summary": MetadataValue.text(summary(consumer.application.name, outcome)),
                 "through": MetadataValue.timestamp(outcome.through),
                 "records": outcome.records,
                 "worked": outcome.worked,
+                "complete": len(complete),
             }
         )
 

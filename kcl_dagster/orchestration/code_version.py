@@ -8,7 +8,7 @@ import ast
 import hashlib
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -19,12 +19,12 @@ _LENGTH: Final = 16  # hexadecimal digits: a tag that fits on one line of a run'
 MOST_FILES: Final = 500  # of a project; the rest is left out rather than read at every load
 
 
-def code_version(transform: Any, application: Application) -> str:
+def code_version(transform: Any, application: Application, more: Mapping[str, Any] | None = None) -> str:
     """The version of a consumer's code. Reads the module of the transform, and what it imports of its own project;
-    libraries count with the release of this package only."""
-    settings = application.model_dump(mode="json", exclude={"streams": {"__all__": {"start"}}})
+    libraries count with the release of this package only. `more`: what else workers are told, as JSON."""
+    settings: dict[str, Any] = application.model_dump(mode="json", exclude={"streams": {"__all__": {"start"}}})
     digest = hashlib.sha256(version("kcl-dagster").encode())
-    digest.update(json.dumps(settings, sort_keys=True).encode())
+    digest.update(json.dumps({**settings, **(more or {})}, sort_keys=True).encode())
     written = inspect.unwrap(transform)
     try:
         source = Path(inspect.getsourcefile(written) or "").resolve()

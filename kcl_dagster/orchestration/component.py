@@ -1,9 +1,10 @@
 """`KclApplicationComponent`: an application described in YAML."""
 
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from importlib import import_module
 from typing import Any, Literal
+from zoneinfo import ZoneInfoNotFoundError
 
 import dagster as dg
 from dagster.components import Component, ComponentLoadContext, Resolvable, scaffold_with
@@ -168,6 +169,39 @@ class FailureModel(Described):
 
 
 @dataclass
+class PartitionsModel(Described):
+    """Partitions of the records asset: windows of time, each materialized when it is complete."""
+
+    start: str
+    """The day on which the application begins, such as 2026-11-22. Dagster needs a fixed one."""
+
+    every: str = "hour"
+    """hour, day, week or month; or a cron expression, whose ticks are where partitions begin."""
+
+    timezone: str = "UTC"
+    """Where days begin."""
+
+    def definition(self) -> dg.TimeWindowPartitionsDefinition:
+        """Raises ConfigurationError for what is neither a name nor a cron expression, and for a start that is no
+        day."""
+        cron = _EVERY.get(self.every, self.every)
+        hourly_or_less = self.every not in _DAYS
+        try:
+            return dg.TimeWindowPartitionsDefinition(
+                start=datetime.fromisoformat(str(self.start)),
+                cron_schedule=cron,
+                timezone=self.timezone,
+                fmt="%Y-%m-%d-%H:%M" if hourly_or_less else "%Y-%m-%d",
+            )
+        except (ValueError, dg.DagsterInvalidDefinitionError, ZoneInfoNotFoundError) as error:
+            raise ConfigurationError(f"partitions: {error}") from None
+
+
+_EVERY = {"hour": "0 * * * *", "day": "0 0 * * *", "week": "0 0 * * 0", "month": "0 0 1 * *"}
+_DAYS = ("day", "week", "month")
+
+
+@dataclass
 class TelemetryModel(Described):
     """What workers and leaders let others see, beside Dagster."""
 
@@ -256,7 +290,16 @@ class KclApplicationComponent(Component, Described):
     """Seconds behind the tip of the stream above which a check warns."""
 
     freshness_minutes: float | None = None
-    """The records asset is stale when nothing was stored for this long. Workers report three times in it."""
+    """The records asset is stale when no partition became complete for this long."""
+
+    partitions: PartitionsModel | None = None
+    """Partitions of the records asset; left out, hours of UTC since November 2026."""
+
+    event_time: str | None = None
+    """A timestamp column of the output by which rows belong to partitions; left out, the time of arrival."""
+
+    allowed_lateness_minutes: float = 0.0
+    """With event_time: a partition is complete this long after its end."""
 
     start: Literal["TRIM_HORIZON", "LATEST"] = "TRIM_HORIZON"
     """Where to begin when there is no checkpoint: with the oldest record, or with what comes from now on."""
@@ -314,6 +357,9 @@ class KclApplicationComponent(Component, Described):
             ),
             telemetry=None if self.telemetry is None else self.telemetry.settings(),
             processes=self.processes,
+            partitions=None if self.partitions is None else self.partitions.definition(),
+            event_time=self.event_time,
+            allowed_lateness=timedelta(minutes=self.allowed_lateness_minutes),
         )(self.transform_records())
 
     def build_defs(self, context: ComponentLoadContext) -> dg.Definitions:

@@ -5,8 +5,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
+from dagster import TimeWindowPartitionsDefinition
 from pydantic import ValidationError
 
 from kcl_dagster.application import (
@@ -24,12 +26,13 @@ from kcl_dagster.application import (
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.code_version import code_version
 from kcl_dagster.orchestration.sinks import SinkChoice, Transform, processors
+from kcl_dagster.orchestration.time_windows import DEFAULT_PARTITIONS, PartitionWindows, refuse
 
 CONTEXT = "context"
 """The parameter of a transform that gets Dagster's context, as in Dagster's own assets."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Consumer:
     """An application, what it does with records, and where they go. Call it like the function it was made of.
 
@@ -71,7 +74,21 @@ class Consumer:
     """Seconds behind the tip of the stream above which a check warns."""
 
     freshness: timedelta | None = None
-    """The records asset is stale when nothing was stored for this long; only for streams that never pause."""
+    """The records asset is stale when no partition became complete for this long."""
+
+    partitions: TimeWindowPartitionsDefinition = DEFAULT_PARTITIONS
+    """Of the records asset: windows of time, each of which is materialized when it is complete."""
+
+    event_time: str | None = None
+    """The column of the output by which rows belong to windows; None: the time of arrival at the stream."""
+
+    allowed_lateness: timedelta = timedelta()
+    """How long after a window's end its records may arrive without being late."""
+
+    @cached_property
+    def windows(self) -> PartitionWindows:
+        """The windows of `partitions`."""
+        return PartitionWindows(self.partitions)
 
     @property
     def code(self) -> str:
@@ -84,9 +101,15 @@ class Consumer:
 
     @property
     def code_version(self) -> str:
-        """Changes with the source of the transform, of the modules of its project that it imports, and with the
-        application's settings. Reads files; workers that were launched with another version are replaced."""
-        return code_version(self.transform, self.application)
+        """Changes with the source of the transform, of the modules of its project that it imports, with the
+        application's settings, and with the windows that workers count rows in. Reads files; workers that were
+        launched with another version are replaced."""
+        windows = {
+            "partitions": self.partitions.get_serializable_unique_identifier(),
+            "event_time": self.event_time,
+            "allowed_lateness": self.allowed_lateness.total_seconds(),
+        }
+        return code_version(self.transform, self.application, windows)
 
     @property
     def resources(self) -> frozenset[str]:
@@ -156,6 +179,9 @@ def kcl_consumer(
     lag_target: float = 60.0,
     freshness: timedelta | None = None,
     processes: int | None = None,
+    partitions: TimeWindowPartitionsDefinition | None = None,
+    event_time: str | None = None,
+    allowed_lateness: timedelta = timedelta(),
 ) -> Callable[[Callable[..., Any]], Consumer]:
     """Make a function the consumer of one or several Kinesis streams.
 
@@ -181,10 +207,17 @@ def kcl_consumer(
         key_prefix: Of the keys of all assets of the application, except those of the streams, which applications
             share.
         lag_target: Seconds behind the tip of the stream above which a check warns.
-        freshness: The records asset is stale when nothing was stored for this long. For streams that never pause;
-            workers report three times in it, and at least every half hour.
+        freshness: The records asset is stale when no partition became complete for this long. Longer than the
+            longest partition and `allowed_lateness`.
         processes: Of record processors: how many Python processes of the executors they are spread over. Each
             keeps a task slot of Spark's; one for each core of a local session by default, two on a cluster.
+        partitions: Of the records asset: `dagster.HourlyPartitionsDefinition` or any other windows of time. Hours
+            of UTC since November 2026 when left out: Dagster needs a fixed start, and yours is the day on which
+            the application begins. Each partition is materialized once, when it is complete.
+        event_time: A timestamp column of the output by which rows belong to partitions. Left out, they belong where
+            they arrived at the stream.
+        allowed_lateness: With `event_time`: a partition is complete this long after its end. Rows that arrive later
+            still are stored, counted as late, and materialize their partition again.
 
     The function's first parameter gets the records. Others are as in Dagster's assets: `context` is the run's
     `AssetExecutionContext`, and any other without a default is the resource of that name.
@@ -237,7 +270,9 @@ def kcl_consumer(
             raise ConfigurationError(
                 f"application {whole.name}: processes={processes} must be positive and goes with record processors"
             )
-        return Consumer(
+        _refuse_windows(whole.name, sink, event_time, allowed_lateness)
+        windows = DEFAULT_PARTITIONS if partitions is None else refuse(partitions, whole.name)
+        made = Consumer(
             application=whole,
             transform=transform,
             sink=sink if sink is not None else processors(transform, processes),
@@ -249,6 +284,38 @@ def kcl_consumer(
             metadata=dict(metadata or {}),
             lag_target=lag_target,
             freshness=freshness,
+            partitions=windows,
+            event_time=event_time,
+            allowed_lateness=allowed_lateness,
         )
+        _refuse_freshness(made)
+        return made
 
     return decorate
+
+
+def _refuse_windows(application: str, sink: SinkChoice | None, event_time: str | None, lateness: timedelta) -> None:
+    if lateness < timedelta():
+        raise ConfigurationError(f"application {application}: allowed_lateness={lateness} must not be negative")
+    if lateness and event_time is None:
+        raise ConfigurationError(
+            f"application {application}: allowed_lateness={lateness} goes with event_time: by the time of arrival "
+            "no record is late"
+        )
+    if event_time is not None and (sink is None or not sink.is_table):
+        raise ConfigurationError(
+            f"application {application}: event_time={event_time!r} names a column of a table, and rows of "
+            f"{'record processors' if sink is None else f'the sink {sink.place}'} are not seen; leave it out and "
+            "records are counted by their arrival"
+        )
+
+
+def _refuse_freshness(consumer: Consumer) -> None:
+    """A healthy asset is materialized once in a window, so a shorter policy would fail most of the time."""
+    least = timedelta(seconds=consumer.windows.longest) + consumer.allowed_lateness
+    if consumer.freshness is not None and consumer.freshness <= least:
+        raise ConfigurationError(
+            f"application {consumer.application.name}: freshness={consumer.freshness} must be longer than a "
+            f"partition and its allowed lateness, {least}: the records are materialized once for each. How far "
+            "behind workers are is what lag_target is for"
+        )

@@ -15,10 +15,11 @@ from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor
 from kcl_dagster.orchestration.letters import build_kcl_dead_letter_job
 from kcl_dagster.orchestration.operations import build_kcl_operation_jobs
 from kcl_dagster.orchestration.pruning import build_kcl_prune_job, build_kcl_prune_schedule
+from kcl_dagster.orchestration.records_asset import build_records_asset
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.spark_resource import KclSparkResource
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
-from kcl_dagster.orchestration.worker_job import build_worker_asset, build_worker_job
+from kcl_dagster.orchestration.worker_job import build_worker_job
 
 
 def build_kcl_definitions(
@@ -66,7 +67,8 @@ def build_kcl_definitions(
     specs = {spec.key: spec for consumer in consumers for spec in build_kcl_asset_specs(consumer, translator)}
     if not streams:
         specs = {key: spec for key, spec in specs.items() if key not in _streams(consumers, translator)}
-    jobs = {consumer.application.name: build_worker_job(consumer, translator) for consumer in consumers}
+    keys = {"kcl_key": kcl_key, "spark_key": spark_key}
+    jobs = {consumer.application.name: build_worker_job(consumer, translator, **keys) for consumer in consumers}
     operations = [made for c in consumers for made in build_kcl_operation_jobs(c, kcl_key=kcl_key, exports=exports)]
     days = prune_after_days
     prunings = [] if days is None else [(c, days, build_kcl_prune_job(c, days)) for c in consumers]
@@ -93,7 +95,7 @@ def build_kcl_definitions(
     return Definitions(
         assets=[
             *specs.values(),
-            *(build_worker_asset(c, translator, kcl_key=kcl_key, spark_key=spark_key) for c in consumers),
+            *(build_records_asset(consumer, translator, **keys) for consumer in consumers),
         ],
         asset_checks=[build_kcl_checks(c, translator, kcl_key=kcl_key) for c in consumers],
         jobs=[*jobs.values(), *bounded.values(), *(pruning for _, _, pruning in prunings), *operations, *letters],

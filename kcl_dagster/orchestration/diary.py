@@ -7,20 +7,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from dagster import (
     AssetCheckEvaluation,
     AssetKey,
-    AssetMaterialization,
+    AssetObservation,
     TableColumn,
     TableSchema,
 )
 
 from kcl_dagster.orchestration.episodes import Episodes
-from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, ROW_COUNT, KclRecordsMetadataSet
+from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclRecordsMetadataSet
 from kcl_dagster.worker.delivery import LAST_SECONDS, DeliveryQueue, DeliveryThread, Offer, at_once, counted
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport
@@ -31,7 +30,6 @@ logger = logging.getLogger(__name__)
 # start; from then on the pause doubles, until an event every half hour (0.4 MB a day) is plenty.
 FIRST_PACE_SECONDS = 30.0
 CALM_PACE_SECONDS = 1800.0
-TELLS_WHILE_FRESH = 3  # whoever wants to know within a quarter of an hour is told every five minutes
 ALARM_PACE_SECONDS = 300.0  # of one kind: a stream full of poison must not fill the event log
 COLUMNS_TOLD = 20  # each time; a wider table's only once per run, because Dagster keeps every copy
 
@@ -68,15 +66,15 @@ class Diary:
 
     asset: AssetKey
     slot: str
-    write: Callable[[AssetMaterialization | AssetCheckEvaluation], object]
+    write: Callable[[AssetObservation | AssetCheckEvaluation], object]
     log: Any
     alarm: Alarm
     monotonic: Callable[[], float] = time.monotonic
-    freshness: timedelta | None = None
-    """Within what time the records must be seen to be fresh."""
-
     place: Mapping[str, Any] = field(default_factory=dict)
-    """Metadata of every materialization: where the rows are."""
+    """Metadata of every observation: where the rows are."""
+
+    open_window: Callable[[], str | None] = lambda: None
+    """The partition that records belong to which arrive now. Observations are made of it."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _total: Tally = field(default_factory=Tally)
@@ -121,12 +119,6 @@ class Diary:
         text = "Dagster's storage was away or too slow: %s events of this run were not written"
         self.log.warning(text, counted(dropped))
 
-    @property
-    def _calm_pace(self) -> float:
-        if self.freshness is None:
-            return CALM_PACE_SECONDS
-        return min(CALM_PACE_SECONDS, self.freshness.total_seconds() / TELLS_WHILE_FRESH)
-
     def noting_columns(self, transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The transform; what it makes is the table's schema. Asks Spark once per run."""
 
@@ -155,12 +147,19 @@ class Diary:
             if not first and not (due and self._recent.records):
                 return
             if not first:
-                self._pace = min(2 * self._pace, self._calm_pace)
-            metadata = self._metadata()
+                self._pace = min(2 * self._pace, CALM_PACE_SECONDS)
+            event = self._observation()
             self._columns_told = self._columns is not None
             self._recent = Tally(since=self.monotonic())
-        event = AssetMaterialization(self.asset, partition=self.slot, metadata=metadata)
         self._offer("batch", partial(self.write, event))
+
+    def observation(self) -> AssetObservation:
+        """What was stored since the last one."""
+        with self._lock:
+            return self._observation()
+
+    def _observation(self) -> AssetObservation:
+        return AssetObservation(self.asset, partition=self.open_window(), metadata=self._metadata())
 
     def event(self, event: WorkerEvent) -> None:
         what = event.message
@@ -216,6 +215,7 @@ class Diary:
         seconds = max(self.monotonic() - self._recent.since, 1e-3)
         behind = self._last.millis_behind
         told = KclRecordsMetadataSet(
+            worker=self.slot,
             records=self._recent.records,
             records_in_total=self._total.records,
             broken_aggregates_in_total=self._total.broken_aggregates,
@@ -226,5 +226,4 @@ class Diary:
         )
         wide = self._columns is not None and len(self._columns.columns) > COLUMNS_TOLD
         columns = None if wide and self._columns_told else self._columns
-        told_by_dagster = {ROW_COUNT: self._recent.records, **self.place}
-        return {**told, **told_by_dagster, **({COLUMN_SCHEMA: columns} if columns is not None else {})}
+        return {**told, **self.place, **({COLUMN_SCHEMA: columns} if columns is not None else {})}

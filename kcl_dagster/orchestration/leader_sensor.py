@@ -10,6 +10,7 @@ from typing import Any
 
 from dagster import (
     AssetCheckKey,
+    AssetMaterialization,
     DagsterInstance,
     DefaultSensorStatus,
     RunRequest,
@@ -31,6 +32,7 @@ from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration import checks, observation
 from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.orchestration.lock_process import lock_process
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
 from kcl_dagster.orchestration.reporting import SHARDS_TAG, Reporter, shards_of
@@ -46,7 +48,7 @@ from kcl_dagster.orchestration.runs import (
 from kcl_dagster.orchestration.statement import Row
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier, slots_of
 from kcl_dagster.runtime import Runtime, system
-from kcl_dagster.streams.listing import retentions
+from kcl_dagster.streams.listing import created_within_retention, retentions
 from kcl_dagster.tables.lock import DEPLOYMENT
 from kcl_dagster.telemetry.leader import LeaderTelemetry, open_leader_telemetry
 
@@ -61,6 +63,7 @@ class _Seat:
 
     application: Application
     reporter: Reporter
+    declared: DeclaredWindows
     runtime: Runtime
     leader: Leader | None = None
     telemetry: LeaderTelemetry = field(default_factory=LeaderTelemetry)
@@ -126,7 +129,8 @@ def build_kcl_leader_sensor(
     """A sensor that leads the consumer's application: finds shards, hands out leases, starts and retires workers.
 
     Args:
-        job: The worker job, partitioned by slot; see `build_kcl_definitions`, which makes both.
+        job: The worker job, partitioned by slot, which must be among the jobs of the definitions; see
+            `build_kcl_definitions`, which makes both.
         default_status: Running unless said otherwise: an application without a leader stands still.
 
     Evaluating it by hand ("Preview tick result") is a tick like any other, and as safe.
@@ -144,7 +148,8 @@ def build_kcl_leader_sensor(
 
     @sensor(
         name=name or f"{identifier(application.name)}_leader",
-        job=job,
+        # By its name: Dagster warns of itself when it binds resources to the job of a sensor.
+        job_name=job.name,
         minimum_interval_seconds=application.timings.tick_interval,
         default_status=default_status,
         required_resource_keys={kcl_key},
@@ -195,12 +200,13 @@ def build_kcl_leader_sensor(
                     seat.reporter.settle(stream)
                 else:
                     changed.append(stream)
+            declarations = _declarations(seat, instance, kcl, report)
             new = sorted({launch.slot for launch in report.launches} - known)
             return SensorResult(
                 run_requests=requests or None,
                 skip_reason=None if requests else SkipReason(_summary(report)),
                 dynamic_partitions_requests=[slots.build_add_request(new)] if new else None,
-                asset_events=seat.reporter.events(seen, now, changed),
+                asset_events=[*declarations, *seat.reporter.events(seen, now, changed)],
                 cursor=seat.cursor(context.cursor),
             )
         finally:
@@ -227,7 +233,7 @@ def _seat(consumer: Consumer, kcl: KclResource, translator: KclTranslator, insta
         if seat is None:
             reporter = Reporter(consumer, translator)
             reporter.recall(_evaluated(consumer, translator, instance), _decided(consumer, translator, instance))
-            seat = _seats[key] = _Seat(application, reporter, system())
+            seat = _seats[key] = _Seat(application, reporter, DeclaredWindows(consumer, translator), system())
         return seat
 
 
@@ -236,6 +242,17 @@ def _evaluated(consumer: Consumer, translator: KclTranslator, instance: DagsterI
     keys = [spec.key for spec in checks.specs(consumer, translator)]
     latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
     return [key.name for key in latest]
+
+
+def _declarations(
+    seat: _Seat, instance: DagsterInstance, kcl: KclResource, report: TickReport
+) -> list[AssetMaterialization]:
+    """The windows that became complete. Only the leader knows, so that no two processes declare one window."""
+    if report.completeness is None or not report.leading:
+        return []
+    kinesis = kcl.client("kinesis", seat.application.name)
+    created = partial(created_within_retention, kinesis, seat.application, seat.runtime)
+    return seat.declared.events(instance, report.completeness, report.leases, created)
 
 
 def _superseded(

@@ -9,7 +9,13 @@ The fields of a set are the same at every event, so that numbers plot as one lin
 out: zero would be a lie, and a gap in the plot is the truth.
 """
 
-from dagster import MarkdownMetadataValue, PathMetadataValue, TableMetadataValue
+from dagster import (
+    MarkdownMetadataValue,
+    PathMetadataValue,
+    TableMetadataValue,
+    TextMetadataValue,
+    TimestampMetadataValue,
+)
 from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet  # Dagster names it nowhere else
 
 NAMESPACE = "kcl"
@@ -44,8 +50,9 @@ class KclApplicationMetadataSet(KclMetadataSet):
 
 
 class KclRecordsMetadataSet(KclMetadataSet):
-    """Of a materialization of records by one worker: since its last one, and since it started."""
+    """Of an observation of the records by one worker: since its last one, and since it started."""
 
+    worker: str | None = None
     records: int | None = None
     records_in_total: int | None = None
     broken_aggregates_in_total: int | None = None
@@ -53,6 +60,20 @@ class KclRecordsMetadataSet(KclMetadataSet):
     seconds_behind: float | None = None
     leases: int | None = None
     seconds_per_batch: float | None = None
+
+
+class KclWindowMetadataSet(KclMetadataSet):
+    """Of a materialization of the records: one window, which is complete. Its rows are `dagster/row_count`.
+    `shards`: the first and last sequence number of each. Numbers that are not known are left out, and `counts` says
+    why."""
+
+    reason: str | None = None
+    bytes: int | None = None
+    files: int | None = None
+    late_rows: int | None = None
+    shards: TableMetadataValue | None = None
+    complete_through: TimestampMetadataValue | None = None
+    counts: TextMetadataValue | None = None
 
 
 class KclLeasesMetadataSet(KclMetadataSet):

@@ -11,6 +11,8 @@ from kcl_dagster.worker.batch import Batch, Sink
 
 _DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
 
+_TABLES = frozenset({"parquet", "deltalake", "iceberg"})
+
 Transform = Callable[..., Any]
 """From the records of a batch, a Spark DataFrame, to what the sink stores. May ask for Dagster's context and for
 resources, see `kcl_consumer`. Runs once per batch, in the driver;
@@ -48,6 +50,11 @@ class SinkChoice:
 
     storage_options: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
     """Of a Delta table: what its compaction opens it with. EnvVars are not resolved yet."""
+
+    @property
+    def is_table(self) -> bool:
+        """Whether this package writes the rows, and so sees their columns."""
+        return self.kind in _TABLES
 
     def delta_options(self) -> dict[str, str] | None:
         """`storage_options` with the values of their EnvVars, in the process that opens the table."""

@@ -64,8 +64,8 @@ class KclAsset:
 
 
 def slots_of(application: Application) -> DynamicPartitionsDefinition:
-    """One partition per worker slot. Its name is the application's: Dagster shares partitions of one name, whatever
-    code location they are from."""
+    """Of the worker job: one partition per slot. Its name is the application's: Dagster shares partitions of one
+    name, whatever code location they are from."""
     return DynamicPartitionsDefinition(name=f"{application.name}/slots")
 
 
@@ -138,7 +138,7 @@ class KclTranslator:
             owners=list(consumer.owners),
             tags=dict(consumer.tags) if is_records else {},
             metadata=_records_metadata(consumer) if is_records else _metadata(application),
-            partitions_def=slots_of(application) if is_records else None,
+            partitions_def=consumer.partitions if is_records else None,
             freshness_policy=_freshness(asset),
         )
 

@@ -99,7 +99,7 @@ class WorkerRun:
             return late.why_failed() if opened is None else opened.health.why_lost()
 
         opened: Any = late
-        return open_surroundings(
+        opened_for = open_surroundings(
             self.consumer.application,
             dynamodb=self._client("dynamodb"),
             kinesis=self._client("kinesis"),
@@ -116,6 +116,12 @@ class WorkerRun:
             end_process=self.end_process,
             on_batch=self.diary.batch,
             on_event=self.diary.event,
+        )
+        return replace(
+            opened_for,
+            windows=self.consumer.windows,
+            event_time=self.consumer.event_time,
+            allowed_lateness=round(self.consumer.allowed_lateness.total_seconds()),
         )
 
     def _open(self, sink: Sink[Any] | None, interruption: Interruption) -> SparkEngine | SparkSeats:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, Literal
 
+from kcl_dagster.application import Application, Position
 from kcl_dagster.aws import Client, RequestRefused, ResourceBusy, ResourceMissing, call, retried
 from kcl_dagster.errors import KclError, StreamError, StreamNotFound
 from kcl_dagster.model.shard import HashRange, Shard
@@ -74,6 +75,21 @@ def retentions(client: Client, streams: Iterable[str], runtime: Runtime) -> dict
         with suppress(KclError):
             found[stream] = 3600.0 * describe(client, stream, runtime=runtime).retention_hours
     return found
+
+
+def created_within_retention(client: Client, application: Application, runtime: Runtime) -> float | None:
+    """When the first of an application's streams was created, epoch seconds, if nothing that ever arrived can have
+    left them, and all are read from the beginning. None otherwise, and where a stream cannot be asked."""
+    if any(stream.start.position is not Position.TRIM_HORIZON for stream in application.streams):
+        return None
+    try:
+        found = [describe(client, stream.name, runtime=runtime) for stream in application.streams]
+    except KclError:
+        return None
+    now = runtime.clock.now()
+    if any(now - stream.created >= 3600.0 * stream.retention_hours for stream in found):
+        return None
+    return min((stream.created for stream in found), default=None)
 
 
 def _date_of(answer: Mapping[str, Any]) -> float | None:

@@ -45,6 +45,7 @@ def test_the_lineage_is_the_documented_one(loaded: dict[str, object]) -> None:
         "clicks": ["kinesis/clickstream"],
         "clicks_replayed": ["kinesis/clickstream"],
         "sessions": ["clicks"],
+        "sessions_per_day": ["sessions"],
         "clicks-to-lake/leases": ["kinesis/clickstream"],
         "clicks-to-lake/workers": ["clicks-to-lake/leases"],
         "clicks-to-lake/lag": ["clicks-to-lake/leases"],

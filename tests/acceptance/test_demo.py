@@ -23,6 +23,7 @@ def test_every_record_is_stored_once_and_in_order_through_a_reshard_and_a_crash(
         assert verdict is not None, told
         assert verdict[1] == verdict[2] != "0"
         assert told.rstrip().endswith(verdict[0]), "the verdict is the last line"
+        assert re.search(r"^minutes \d+: clicks and sessions materialized once each", told, re.MULTILINE), told
         assert re.search(r"split shardId-\d{12} in two", told)
         assert re.search(r"killed worker-00\d \(pid \d+\)", told)
         assert re.search(r"worker-00\d:\w{8} took shardId-\d{12} over from worker-00\d", told)

@@ -1,13 +1,16 @@
 """An operator looks at the real thing in a real browser. The pictures in the docs are taken by the same code."""
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from docs.browser import NAMES, Page, browser
-from docs.screenshots import APPLICATION, LEADER, PAUSE, PICTURES, Picture, take
+from docs.screenshots import APPLICATION, LEADER, PARTITIONS, PAUSE, PICTURES, Picture, take
+from jobs.demo.dagster_api import DagsterApi
+from jobs.demo.minutes import ASSETS
 from tests.acceptance.family import PATIENCE_SECONDS, demo, free_port, wait_for
 
 pytestmark = [
@@ -39,6 +42,25 @@ def page(base: str) -> Iterator[Page]:
 def test_every_page_shows_what_it_should(picture: Picture, base: str, page: Page, tmp_path: Path) -> None:
     taken = take(page, base, picture, tmp_path, PATIENCE_SECONDS)
     assert taken.stat().st_size > EMPTY_PAGE_BYTES
+
+
+def test_the_partition_bar_fills_up_and_sessions_run_once_for_each_minute(base: str, page: Page) -> None:
+    api = DagsterApi(int(base.rpartition(":")[2]))
+
+    def told() -> dict[str, Counter[str]]:
+        return {
+            asset: Counter(one.minute for one in api.materializations(asset, name))
+            for asset, name in ASSETS.items()
+        }
+
+    wait_for(lambda: len(told()["sessions"]) >= 2, "sessions of two minutes are made", PATIENCE_SECONDS)
+    clicks, sessions = (told()[asset] for asset in ("clicks", "sessions"))
+    assert set(clicks.values()) == {1}, "each minute was materialized once"
+    assert set(sessions.values()) == {1}, "one run for each"
+    assert sessions.keys() <= clicks.keys()
+    page.open(base + PARTITIONS, showing="Materialized")
+    for minute in sessions:
+        page.wait_for(minute)
 
 
 def test_lag_is_plotted_over_time(base: str, page: Page) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization, DagsterInstance, DagsterRun, job
-from dagster._core.events import DagsterEvent, DagsterEventType, StepMaterializationData
+from dagster import AssetCheckEvaluation, AssetKey, AssetObservation, DagsterInstance, DagsterRun, job
+from dagster._core.events import AssetObservationData, DagsterEvent, DagsterEventType
 
 from kcl_dagster.application import FleetSettings
 from kcl_dagster.model import worker as worker_row
@@ -68,12 +68,12 @@ class WrittenRun:
     def say(self, message: str) -> None:
         self.instance.report_engine_event(message, self.run)
 
-    def _write(self, event: AssetMaterialization | AssetCheckEvaluation) -> None:
-        assert isinstance(event, AssetMaterialization)
+    def _write(self, event: AssetObservation | AssetCheckEvaluation) -> None:
+        assert isinstance(event, AssetObservation)
         written = DagsterEvent(
-            DagsterEventType.ASSET_MATERIALIZATION.value,
+            DagsterEventType.ASSET_OBSERVATION.value,
             self.run.job_name,
-            event_specific_data=StepMaterializationData(event),
+            event_specific_data=AssetObservationData(event),
         )
         self.instance.report_dagster_event(written, self.run.run_id)
 

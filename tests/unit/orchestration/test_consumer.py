@@ -1,11 +1,13 @@
 """What a consumer's function may ask for, and where its assets are."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 import pytest
+import yaml
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
@@ -123,13 +125,14 @@ class Log:
     warning = info
 
 
-def test_a_materialization_says_how_many_rows_came_and_where_they_are() -> None:
+def test_an_observation_says_how_many_records_came_from_whom_and_where_they_are() -> None:
     events: list[Any] = []
     place = {"dagster/uri": "s3://lake/things"}
     diary = Diary(dg.AssetKey("things"), "worker-000", events.append, Log(), lambda *_: None, place=place)
     diary.batch(BatchReport((LEASE,)))
     metadata = {name: value.value for name, value in events[0].metadata.items()}
-    assert (metadata["dagster/row_count"], metadata["dagster/uri"]) == (12, "s3://lake/things")
+    told = [metadata[name] for name in ("kcl/records", "kcl/worker", "dagster/uri")]
+    assert told == [12, "worker-000", "s3://lake/things"]
 
 
 @pytest.mark.parametrize(
@@ -148,3 +151,105 @@ def test_dagster_is_told_where_the_rows_are_under_its_own_names(sink: SinkChoice
     consumer = kcl.kcl_consumer(application="app", stream="stream", sink=sink, name="x")(lambda records: records)
     spec = KclTranslator().get_asset_spec(KclAsset(Role.RECORDS, consumer))
     assert place.items() <= {name: getattr(v, "value", v) for name, v in spec.metadata.items()}.items()
+
+
+HOUR = timedelta(hours=1)
+WINDOWS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "partitions that are no windows of time": (
+        {"partitions": dg.StaticPartitionsDefinition(["a"])},
+        "app: partitions must be windows of time",
+    ),
+    "a partition that is still open": (
+        {"partitions": dg.HourlyPartitionsDefinition("2026-11-01-00:00", end_offset=1)},
+        "end_offset=1",
+    ),
+    "lateness without a time of events": ({"allowed_lateness": HOUR}, "goes with event_time"),
+    "negative lateness": ({"event_time": "at", "allowed_lateness": -HOUR}, "must not be negative"),
+    "columns of rows that nobody sees": (
+        {"event_time": "at", "sink": kcl.foreach_batch(print)},
+        "rows of the sink print are not seen",
+    ),
+    "a policy that fails within every partition": ({"freshness": HOUR}, "must be longer than a partition"),
+    "a policy that fails while late rows are waited for": (
+        {"event_time": "at", "allowed_lateness": HOUR, "freshness": 2 * HOUR},
+        "its allowed lateness, 2:00:00",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS_REFUSED)
+def test_windows_that_cannot_be_complete_are_refused(name: str) -> None:
+    given, says = WINDOWS_REFUSED[name]
+    with pytest.raises(ConfigurationError, match=says):
+        kcl.kcl_consumer(**{"application": "app", "stream": "s", "sink": kcl.parquet("x"), **given})(asking)
+
+
+def test_rows_of_a_record_processor_have_no_event_time() -> None:
+    class Things:
+        def process_records(self, given: Any) -> None:
+            """Never called here."""
+
+    with pytest.raises(ConfigurationError, match="rows of record processors are not seen"):
+        kcl.kcl_consumer(application="app", stream="s", event_time="at")(Things)
+
+
+def test_records_are_partitioned_by_hours_of_utc_unless_said_otherwise() -> None:
+    ours = consumer(asking)
+    assert ours.partitions == dg.HourlyPartitionsDefinition("2026-11-01-00:00")
+    days = dg.DailyPartitionsDefinition("2026-11-01")
+    assert consumer(asking, partitions=days).windows.longest == timedelta(days=1).total_seconds()
+
+
+def test_workers_that_count_in_other_windows_are_replaced() -> None:
+    days = dg.DailyPartitionsDefinition("2026-11-01")
+    versions = [
+        consumer(asking, **more).code_version
+        for more in ({}, {"partitions": days}, {"event_time": "at"}, {"event_time": "at", "allowed_lateness": HOUR})
+    ]
+    assert len(set(versions)) == len(versions)
+    assert consumer(asking).code_version == versions[0]
+
+
+IN_YAML: dict[str, tuple[str, dg.TimeWindowPartitionsDefinition]] = {
+    "hours": ("{start: 2026-11-22}", dg.HourlyPartitionsDefinition("2026-11-22-00:00")),
+    "days of Berlin": (
+        '{start: "2026-11-22", every: day, timezone: Europe/Berlin}',
+        dg.DailyPartitionsDefinition("2026-11-22", timezone="Europe/Berlin"),
+    ),
+    "weeks": ("{start: 2026-11-22, every: week}", dg.WeeklyPartitionsDefinition("2026-11-22")),
+    "months": ("{start: 2026-11-01, every: month}", dg.MonthlyPartitionsDefinition("2026-11-01")),
+    "a quarter of an hour": (
+        '{start: 2026-11-22, every: "*/15 * * * *"}',
+        dg.TimeWindowPartitionsDefinition("2026-11-22-00:00", "%Y-%m-%d-%H:%M", cron_schedule="*/15 * * * *"),
+    ),
+}
+
+
+def component(text: str, **more: Any) -> Consumer:
+    attributes = {"application": "app", "stream": "s", "sink": {"path": "x"}, "partitions": yaml.safe_load(text)}
+    made = KclApplicationComponent.resolve_from_dict({**attributes, **more})
+    assert isinstance(made, KclApplicationComponent)
+    return made.consumer()
+
+
+@pytest.mark.filterwarnings("ignore:`parse_obj_as`")  # Dagster's own
+@pytest.mark.parametrize("name", IN_YAML)
+def test_partitions_can_be_described_in_yaml(name: str) -> None:
+    text, expected = IN_YAML[name]
+    ours = component(text, event_time="at", allowed_lateness_minutes=5)
+    assert ours.partitions == expected
+    assert (ours.event_time, ours.allowed_lateness) == ("at", timedelta(minutes=5))
+
+
+@pytest.mark.filterwarnings("ignore:`parse_obj_as`")  # Dagster's own
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{start: 2026-11-22, every: fortnight}", "invalid cron schedule 'fortnight'"),
+        ("{start: yesterday}", "partitions: .*yesterday"),
+        ("{start: 2026-11-22, timezone: Mars/Olympus}", "Mars/Olympus"),
+    ],
+)
+def test_partitions_in_yaml_that_do_not_exist_are_refused(text: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        component(text)

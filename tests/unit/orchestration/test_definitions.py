@@ -53,7 +53,7 @@ def test_everything_of_an_application_is_in_one_group() -> None:
 
 def test_records_tell_where_they_come_from_and_go_to() -> None:
     built = kcl.build_kcl_definitions(
-        consumer(owners=["team:web"], tags={"tier": "1"}, freshness=timedelta(hours=1)), resources=RESOURCES
+        consumer(owners=["team:web"], tags={"tier": "1"}, freshness=timedelta(hours=2)), resources=RESOURCES
     )
     things = graph_of(built).get(dg.AssetKey("things"))
     assert things.description == "Things that happened."
@@ -64,8 +64,8 @@ def test_records_tell_where_they_come_from_and_go_to() -> None:
     [reference] = things.metadata["dagster/code_references"].code_references
     assert (reference.file_path, reference.label) == (__file__, "things")
     assert "kcl.kcl_consumer" in Path(__file__).read_text().splitlines()[reference.line_number - 1]
-    assert things.freshness_policy == dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=1))
-    assert isinstance(things.partitions_def, dg.DynamicPartitionsDefinition)
+    assert things.freshness_policy == dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=2))
+    assert things.partitions_def == dg.HourlyPartitionsDefinition("2026-11-01-00:00")
 
 
 def test_two_applications_may_read_one_stream() -> None:
@@ -94,19 +94,20 @@ def test_applications_defined_apart_can_be_merged_whatever_they_share() -> None:
 def test_applications_of_several_code_locations_share_streams_and_nothing_else() -> None:
     """Keys, slots and tags are what a Dagster instance knows by name across code locations. `a-b` and `a_b` are two
     applications."""
-    graphs = [
-        graph_of(kcl.build_kcl_definitions(consumer(name, name=f"{name}_things"), resources=RESOURCES))
+    built = {
+        name: kcl.build_kcl_definitions(consumer(name, name=f"{name}_things"), resources=RESOURCES)
         for name in ("a-b", "a_b")
-    ]
+    }
+    graphs = [graph_of(definitions) for definitions in built.values()]
     keys = [set(graph.get_all_asset_keys()) for graph in graphs]
     assert keys[0] & keys[1] == {dg.AssetKey(["kinesis", "stream"])}
     streams = [graph.get(dg.AssetKey(["kinesis", "stream"])) for graph in graphs]
     assert streams[0].description == streams[1].description
-    slots = [
-        graph.get(dg.AssetKey(f"{name}_things")).partitions_def.name
-        for graph, name in zip(graphs, ("a-b", "a_b"), strict=True)
+    workers = [definitions.resolve_job_def("a_b_worker").partitions_def for definitions in built.values()]
+    assert [slots.name for slots in workers if isinstance(slots, dg.DynamicPartitionsDefinition)] == [
+        "a-b/slots",
+        "a_b/slots",
     ]
-    assert len(set(slots)) == 2
 
 
 def test_a_stream_shows_the_columns_that_a_consumer_is_given() -> None:
@@ -152,7 +153,7 @@ def test_workers_run_in_process_and_are_not_retried() -> None:
 def test_a_worker_evaluates_no_checks() -> None:
     """It would acknowledge what somebody must have seen, and leave them pending for hours."""
     job = kcl.build_kcl_definitions(consumer(), resources=RESOURCES).resolve_job_def("app_worker")
-    assert [node.name for node in job.nodes] == ["app_records"]
+    assert [node.name for node in job.nodes] == ["app_read"]
 
 
 def test_definitions_load_without_a_warning() -> None:
@@ -295,7 +296,7 @@ def test_every_attribute_is_described_in_the_json_schema() -> None:
     [
         ({"start": "LATEST"}, "LATEST"),
         ({"retrieval": "fanout"}, "fanout"),
-        ({"freshness_minutes": 30.0}, "0:30:00"),
+        ({"freshness_minutes": 90.0}, "1:30:00"),
     ],
 )
 def test_what_yaml_says_reaches_the_application(attributes: dict[str, Any], expected: str) -> None:

@@ -1,5 +1,11 @@
-"""Assets downstream of the records, by the condition that docs/how-to/sinks.md recommends."""
+"""Assets downstream of the records: which partitions a condition asks for when windows become complete.
 
+Evaluated by Dagster's own automation engine, with the events that the leader sensor returns stored in an instance.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,66 +14,220 @@ import pytest
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration.translator import slots_of
 
 EAGER = dg.AutomationCondition.eager()
-RECOMMENDED = EAGER.without(~dg.AutomationCondition.any_deps_missing()).without(
-    ~dg.AutomationCondition.any_deps_in_progress()
-)
-PAGE = Path(__file__).parents[3] / "docs/how-to/sinks.md"
+HOURS = dg.HourlyPartitionsDefinition("2026-11-22-00:00")
+DAYS = dg.DailyPartitionsDefinition("2026-11-22")
+PAGE = Path(__file__).parents[3] / "docs/how-to/windows.md"
 
 
-def requests(condition: Any) -> list[int]:
-    """How many runs of the downstream asset are asked for: at first, and after one of two slots stored a batch."""
-    make = kcl.kcl_consumer(
-        application="clicks-app", stream="clicks", sink=kcl.parquet("unused"), name="clicks_table"
+def records_of(translator: kcl.KclTranslator | None = None) -> dg.Definitions:
+    @kcl.kcl_consumer(
+        application="clicks-app", stream="clicks", sink=kcl.parquet("unused"), name="clicks_table", partitions=HOURS
     )
-
     def clicks_table(records: Any) -> Any:
         return records
 
-    consumer = make(clicks_table)
+    return kcl.build_kcl_definitions(
+        clicks_table, resources={"kcl": kcl.KclResource(region_name="us-east-1")}, translator=translator
+    )
 
-    @dg.asset(deps=["clicks_table"], automation_condition=condition)
-    def downstream() -> None:
+
+def below(name: str, condition: Any, partitions: Any = HOURS, mapping: dg.PartitionMapping | None = None) -> Any:
+    @dg.asset(
+        name=name,
+        deps=[dg.AssetDep("clicks_table", partition_mapping=mapping)],
+        partitions_def=partitions,
+        automation_condition=condition,
+    )
+    def made() -> None:
         """Nothing."""
 
-    ours = kcl.build_kcl_definitions(consumer, resources={"kcl": kcl.KclResource(region_name="us-east-1")})
-    definitions = dg.Definitions.merge(ours, dg.Definitions(assets=[downstream]))
-    selection = dg.AssetSelection.assets("downstream")
-    with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_dynamic_partitions(slots_of(consumer.application).name or "", ["worker-000", "worker-001"])
-        first = dg.evaluate_automation_conditions(definitions, instance, asset_selection=selection)
-        instance.report_runless_asset_event(dg.AssetMaterialization("clicks_table", partition="worker-000"))
-        second = dg.evaluate_automation_conditions(
-            definitions, instance, asset_selection=selection, cursor=first.cursor
+    return made
+
+
+@dataclass
+class Day:
+    """A day of a deployment: windows become complete, Dagster evaluates, and what it asks for is materialized."""
+
+    instance: dg.DagsterInstance
+    assets: Sequence[Any]
+    cursor: Any = None
+    ran: dict[str, list[str | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.definitions = dg.Definitions.merge(records_of(), dg.Definitions(assets=self.assets))
+
+    def declare(self, *hours: int, day: int = 22) -> None:
+        for hour in hours:
+            key = f"2026-11-{day}-{hour:02}:00"
+            self.instance.report_runless_asset_event(dg.AssetMaterialization("clicks_table", partition=key))
+
+    def evaluate(self, text: str, *, ends: bool = True) -> dict[str, list[str | None]]:
+        """What is asked for at this time of November 22 or, as `23T00:05`, of another day. `ends`: its runs end."""
+        day, _, clock = text.rpartition("T")
+        moment = datetime.fromisoformat(f"2026-11-{day or 22}T{clock}").replace(tzinfo=UTC)
+        found = dg.evaluate_automation_conditions(
+            self.definitions,
+            self.instance,
+            asset_selection=dg.AssetSelection.all(),
+            evaluation_time=moment,
+            cursor=self.cursor,
         )
-        return [first.total_requested, second.total_requested]
+        self.cursor = found.cursor
+        asked: dict[str, list[str | None]] = {}
+        for result in found.results:
+            name = result.key.to_user_string()
+            asset: Any = self.definitions.resolve_asset_graph().get(result.key)
+            subset = result.true_subset
+            if subset.size:
+                keys = sorted(subset.expensively_compute_partition_keys()) if asset.partitions_def else [None]
+                asked[name] = list(keys)
+        if ends:
+            self.ends(asked)
+        return asked
+
+    def ends(self, asked: Mapping[str, Sequence[str | None]]) -> None:
+        """The runs that were asked for end."""
+        for name, keys in asked.items():
+            for key in keys:
+                self.ran.setdefault(name, []).append(key)
+                self.instance.report_runless_asset_event(dg.AssetMaterialization(name, partition=key))
 
 
-@pytest.mark.audit("F10")
-def test_an_asset_by_the_recommended_condition_runs_although_a_slot_has_stored_nothing() -> None:
-    assert requests(EAGER)[1] == 0, "plain eager waits for a slot that may never store anything"
-    assert requests(RECOMMENDED)[1] == 1
+def hours(*numbers: int) -> list[str]:
+    return [f"2026-11-22-{number:02}:00" for number in numbers]
+
+
+def day(*assets: Any) -> Day:
+    return Day(dg.DagsterInstance.ephemeral(), assets)
+
+
+def test_eager_runs_once_for_each_window_when_it_is_complete() -> None:
+    world = day(below("sessions", EAGER))
+    world.evaluate("10:58")
+    for hour in (10, 11, 12):
+        for minute in range(0, 60, 7):
+            assert world.evaluate(f"{hour + 1}:{minute:02}") == ({"sessions": hours(hour)} if minute == 7 else {})
+            if minute == 0:
+                world.declare(hour)
+    assert world.ran == {"sessions": hours(10, 11, 12)}
+
+
+def test_eager_leaves_out_all_but_the_latest_of_windows_that_become_complete_at_once() -> None:
+    """Which is why docs recommend on_complete wherever a gap matters."""
+    world = day(below("eager", EAGER), below("sessions", kcl.on_complete()))
+    world.evaluate("10:58")
+    world.declare(10, 11, 12)
+    assert world.evaluate("13:01") == {"eager": hours(12), "sessions": hours(10, 11, 12)}
+    assert [world.evaluate(f"13:{minute}") for minute in range(10, 20)] == [{}] * 10
+
+
+def test_a_day_is_rolled_up_once_when_its_last_hour_is_complete() -> None:
+    world = day(below("eager", EAGER, DAYS), below("daily", kcl.on_complete(), DAYS))
+    world.evaluate("00:01")
+    for hour in range(23):
+        world.declare(hour)
+        assert world.evaluate(f"{hour + 1:02}:01") == {}
+    assert world.evaluate("23T00:00") == {}
+    world.declare(23)
+    assert world.evaluate("23T00:01") == {"eager": ["2026-11-22"], "daily": ["2026-11-22"]}
+    assert world.evaluate("23T00:02") == {}
+
+
+def test_a_window_that_looks_at_the_one_before_runs_once_when_both_are_complete() -> None:
+    mapping = dg.TimeWindowPartitionMapping(start_offset=-1)
+    world = day(below("sessions", kcl.on_complete(), HOURS, mapping))
+    world.declare(9)
+    world.evaluate("10:30")
+    for hour in range(10, 13):
+        world.declare(hour)
+        assert world.evaluate(f"{hour + 1:02}:01") == {"sessions": hours(hour)}
+        assert world.evaluate(f"{hour + 1:02}:02") == {}
+
+
+def test_late_rows_and_replays_run_the_windows_that_they_touch_and_those_alone() -> None:
+    mapping = dg.TimeWindowPartitionMapping(start_offset=-1)
+    assets = (
+        below("same", kcl.on_complete()),
+        below("next", kcl.on_complete(), HOURS, mapping),
+        below("daily", kcl.on_complete(), DAYS),
+    )
+    world = day(*assets)
+    world.evaluate("00:01")
+    world.declare(*range(24))
+    world.evaluate("23T00:01")
+    assert world.evaluate("23T00:02") == {}
+    world.declare(3)
+    assert world.evaluate("23T00:03") == {"same": hours(3), "next": hours(3, 4), "daily": ["2026-11-22"]}
+    assert world.evaluate("23T00:04") == {}
+
+
+def test_a_window_that_is_materialized_again_while_its_run_goes_on_runs_once_more() -> None:
+    """eager() takes the end of the run for an answer to what happened during it."""
+    world = day(below("eager", EAGER), below("sessions", kcl.on_complete()))
+    world.evaluate("10:58")
+    world.declare(10)
+    both = {"eager": hours(10), "sessions": hours(10)}
+    assert world.evaluate("11:01", ends=False) == both
+    assert world.evaluate("11:02") == {}
+    world.declare(10)  # late rows, while the runs go on
+    world.ends(both)
+    assert world.evaluate("11:03") == {"sessions": hours(10)}
+    assert [world.evaluate("11:04"), world.evaluate("11:05")] == [{}, {}]
+
+
+def test_windows_that_were_complete_before_the_condition_was_added_are_left_to_a_backfill() -> None:
+    world = day(below("sessions", kcl.on_complete()))
+    world.declare(8, 9)
+    assert world.evaluate("10:01") == {}
+    world.declare(10)
+    assert world.evaluate("11:01") == {"sessions": hours(10)}
+
+
+def test_what_has_no_partitions_runs_at_each_complete_window_unless_an_earlier_one_is_missing() -> None:
+    """Windows before the application began are never materialized, so the partitions should begin with it."""
+    although = kcl.on_complete().without(~dg.AutomationCondition.any_deps_missing())
+    world = day(below("totals", EAGER, None), below("so_far", although, None))
+    world.evaluate("02:59")
+    world.declare(1, 2)
+    assert world.evaluate("03:01") == {"so_far": [None]}
+    assert world.evaluate("03:02") == {}
+    world.declare(0)
+    assert world.evaluate("03:03") == {"totals": [None], "so_far": [None]}
+    world.evaluate("03:04")
+    world.declare(3)
+    assert world.evaluate("04:01") == {"totals": [None], "so_far": [None]}
+    assert world.evaluate("04:02") == {}
+
+
+def test_an_instance_in_which_the_records_were_partitioned_by_slot_goes_on() -> None:
+    """Upgrade: what workers had materialized by slot neither counts as a window nor fails anything."""
+    world = day(below("sessions", kcl.on_complete()))
+    for slot in ("worker-000", "worker-001"):
+        event = dg.AssetMaterialization("clicks_table", partition=slot, metadata={"kcl/records": 1})
+        world.instance.report_runless_asset_event(event)
+    assert world.evaluate("10:01") == {}
+    world.declare(10)
+    assert world.evaluate("11:01") == {"sessions": hours(10)}
+    asset: Any = world.definitions.resolve_asset_graph().get(dg.AssetKey("clicks_table"))
+    with dg.partition_loading_context(datetime(2026, 11, 22, 11, 30, tzinfo=UTC), world.instance):
+        keys = world.instance.get_materialized_partitions(asset.key)
+        assert asset.partitions_def.filter_valid_partition_keys(set(keys)) == set(hours(10))
 
 
 @pytest.mark.audit("F11")
-def test_no_run_of_a_worker_is_asked_for_when_its_stream_is_materialized() -> None:
-    """An automation would take the workers' slots from the leader, so their asset may not have one."""
+def test_no_run_of_the_records_is_asked_for_when_their_stream_is_materialized() -> None:
+    """The leader materializes their partitions, so their asset may not have a condition."""
 
     class Eager(kcl.KclTranslator):
         def get_asset_spec(self, asset: kcl.KclAsset) -> dg.AssetSpec:
             return super().get_asset_spec(asset).replace_attributes(automation_condition=EAGER)
 
-    @kcl.kcl_consumer(application="clicks-app", stream="clicks", sink=kcl.parquet("unused"), name="clicks_table")
-    def clicks_table(records: Any) -> Any:
-        return records
-
     with pytest.raises(ConfigurationError, match="clicks_table has an automation condition: the leader of"):
-        kcl.build_kcl_definitions(clicks_table, translator=Eager())
-    definitions = kcl.build_kcl_definitions(clicks_table, resources={"kcl": kcl.KclResource()})
+        records_of(Eager())
+    definitions = records_of()
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_dynamic_partitions(slots_of(clicks_table.application).name or "", ["worker-000"])
         everything = dg.AssetSelection.all()
         first = dg.evaluate_automation_conditions(definitions, instance, asset_selection=everything)
         instance.report_runless_asset_event(dg.AssetMaterialization(["kinesis", "clicks"]))
@@ -75,10 +235,3 @@ def test_no_run_of_a_worker_is_asked_for_when_its_stream_is_materialized() -> No
             definitions, instance, asset_selection=everything, cursor=first.cursor
         )
         assert (first.total_requested, second.total_requested) == (0, 0)
-
-
-@pytest.mark.audit("F10")
-def test_the_page_recommends_that_condition() -> None:
-    text = "".join(PAGE.read_text().split())
-    assert "eager().without(~dg.AutomationCondition.any_deps_missing())" in text
-    assert ".without(~dg.AutomationCondition.any_deps_in_progress())" in text

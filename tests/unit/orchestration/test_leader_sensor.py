@@ -36,6 +36,7 @@ from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.runs import CODE_TAG, WORKER_TAG, slot_runs
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.testing.clock import FakeClock
@@ -161,7 +162,7 @@ def test_every_check_is_evaluated_by_the_first_tick(bench: Bench) -> None:
 
 
 @pytest.mark.audit("F3")
-def test_the_records_stay_failed_after_a_worker_materializes_them_again(
+def test_the_records_stay_failed_after_a_run_materializes_them_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporting, "SUPERSEDED_PACE_SECONDS", 0.0)
@@ -193,14 +194,14 @@ def test_the_records_stay_failed_after_a_worker_materializes_them_again(
     with storage.index_connection() as connection:
         connection.execute(text("UPDATE asset_check_executions SET create_timestamp = '2020-01-01 00:00:00'"))
     materialized(bench, now - 60.0)
-    assert not counts(), "a worker's materialization made Dagster disregard the answer"
+    assert not counts(), "the materialization made Dagster disregard the answer"
     assert [evaluation.passed for evaluation in told()] == [False]
     assert counts()
     assert told() == []
 
 
 def materialized(bench: Bench, timestamp: float) -> None:
-    """The records are materialized by a worker's run."""
+    """The records are materialized by a run, as from the asset's page."""
     run_id = bench.add_run("worker-000", DagsterRunStatus.STARTED)
     event = DagsterEvent(
         DagsterEventType.ASSET_MATERIALIZATION.value,
@@ -343,3 +344,38 @@ def test_a_restarted_dagster_dev_leads_at_once(bench: Bench, aws: Emulator) -> N
     after = aws.client("dynamodb").get_item(TableName=table, Key=key)["Item"]
     assert after["ownerName"]["S"] != "dagster:former"
     assert after["kdProcess"] == row["kdProcess"]
+
+
+def stored_through(bench: Bench, moment: float) -> None:
+    """Workers have stored everything that arrived before this moment."""
+    application, dynamodb = bench.consumer.application, bench.resource.client("dynamodb")
+    leases = LeaseTable(dynamodb, application, detect_layout(dynamodb, application), system())
+    for lease in leases.scan().leases:
+        leases.renew(lease, stored_through=int(moment + application.timings.arrival_margin))
+
+
+def declared(bench: Bench) -> list[str | None]:
+    """The windows of a tick, which Dagster's storage then has."""
+    key = AssetKey("things")
+    told = [e for e in bench.tick().asset_events if isinstance(e, AssetMaterialization) and e.asset_key == key]
+    for event in told:
+        bench.instance.report_runless_asset_event(event)
+    return [event.partition for event in told]
+
+
+def test_the_leader_materializes_each_window_once_when_it_is_complete(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert declared(bench) == [], "nothing is stored yet"
+    windows = bench.consumer.windows
+    first = windows.start_of(time.time() - 60)  # no lease is believed that says more than the clock
+    before = windows.start_of(first - 1)
+    stored_through(bench, first - 1)
+    assert declared(bench) == []
+    monkeypatch.setattr(leader_sensor, "created_within_retention", lambda *_: before + 60.0)
+    leader_sensor._seats.clear()
+    stored_through(bench, first)
+    assert declared(bench) == [windows.key_of(before)]
+    assert declared(bench) == []
+    leader_sensor._seats.clear()
+    assert declared(bench) == [], "another process finds it in Dagster's storage"

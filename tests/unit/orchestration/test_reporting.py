@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -165,9 +163,9 @@ def test_a_loss_stays_until_it_is_acknowledged(reporter: Reporter) -> None:
 class Pages:
     """Where a diary writes, and the clock it reads."""
 
-    def __init__(self, freshness: timedelta | None = None) -> None:
+    def __init__(self) -> None:
         self.now = 0.0
-        self.written: list[AssetMaterialization | AssetCheckEvaluation] = []
+        self.written: list[AssetObservation | AssetCheckEvaluation] = []
         self.logged: list[str] = []
         self.diary = Diary(
             AssetKey("things"),
@@ -176,7 +174,7 @@ class Pages:
             self,
             lambda kind, what: checks.alarm(kind, what, things, KclTranslator()),
             lambda: self.now,
-            freshness,
+            open_window=lambda: "2026-11-22-17:00",
         )
 
     def info(self, message: str, *arguments: object) -> None:
@@ -216,24 +214,13 @@ def test_a_worker_writes_its_first_records_at_once_and_then_ever_more_seldom() -
         pages.now = float(second)
         pages.diary.batch(stored(10))
     first, *others = pages.written
-    assert isinstance(first, AssetMaterialization)
+    assert isinstance(first, AssetObservation)
+    assert first.partition == "2026-11-22-17:00"
     assert first.metadata["kcl/records"].value == 10
     assert len(others) <= 6 + 86_400 / CALM_PACE_SECONDS
-    told = sum(
-        int(str(e.metadata["kcl/records"].value)) for e in pages.written if isinstance(e, AssetMaterialization)
-    )
+    told = sum(int(str(e.metadata["kcl/records"].value)) for e in pages.written if isinstance(e, AssetObservation))
     last = pages.diary.metadata()
     assert told + last["kcl/records"] == last["kcl/records_in_total"] == 864_000
-
-
-def test_records_that_are_fresh_are_told_of_before_they_look_stale() -> None:
-    pages = Pages(timedelta(minutes=15))
-    told = []
-    for second in range(0, 4 * 3600, 10):
-        pages.now, before = float(second), len(pages.written)
-        pages.diary.batch(stored(10))
-        told += [second] * (len(pages.written) - before)
-    assert max(later - sooner for sooner, later in pairwise(told)) <= 300
 
 
 def test_trouble_is_a_warning_and_lost_records_are_a_failed_check() -> None:
@@ -279,7 +266,7 @@ def test_broken_aggregates_are_counted_beside_the_records() -> None:
     for second in range(60):
         pages.now = float(second)
         pages.diary.batch(stored(10, broken=2))
-    told = [e.metadata for e in pages.written if isinstance(e, AssetMaterialization)]
+    told = [e.metadata for e in pages.written if isinstance(e, AssetObservation)]
     assert [metadata["kcl/broken_aggregates_in_total"].value for metadata in told] == [2, 62]
     assert pages.diary.metadata()["kcl/broken_aggregates_in_total"] == 120
 
@@ -313,7 +300,7 @@ def test_the_columns_of_what_is_stored_are_told(columns: int, told: list[bool]) 
         pages.now = moment
         assert transform("records") is table
         pages.diary.batch(stored(10))
-    metadata_sets = [e.metadata for e in pages.written if isinstance(e, AssetMaterialization)]
+    metadata_sets = [e.metadata for e in pages.written if isinstance(e, AssetObservation)]
     assert [COLUMN_SCHEMA in m for m in metadata_sets] == told
     schema = metadata_sets[0][COLUMN_SCHEMA].value
     assert isinstance(schema, TableSchema)

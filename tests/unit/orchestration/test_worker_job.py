@@ -121,12 +121,12 @@ def open_bench(consumer: Consumer, resource: kcl.KclResource, instance: DagsterI
     return bench
 
 
-def materializations(instance: DagsterInstance) -> list[dict[str, Any]]:
-    records = instance.fetch_materializations(dg.AssetKey("things"), limit=100).records
+def observations(instance: DagsterInstance) -> list[dict[str, Any]]:
+    records = instance.fetch_observations(dg.AssetKey("things"), limit=100).records
     return [
-        {name: value.value for name, value in record.asset_materialization.metadata.items()}
+        {name: value.value for name, value in record.asset_observation.metadata.items()}
         for record in reversed(records)
-        if record.asset_materialization is not None
+        if record.asset_observation is not None
     ]
 
 
@@ -161,11 +161,11 @@ def test_a_drained_worker_ends_its_run_and_lets_go(
     def drain() -> None:
         drain_all(bench, resource)
 
-    with leading(bench), when_stored(tmp_path / "lake", drain, lambda: materializations(instance)):
+    with leading(bench), when_stored(tmp_path / "lake", drain, lambda: observations(instance)):
         result = execute(bench, spark)
     assert result.success
     assert bodies(tmp_path / "lake") == list(range(RECORDS))
-    told = materializations(instance)
+    told = observations(instance)
     assert len(told) >= 2, "the first records at once, and the end"
     assert told[-1]["kcl/records_in_total"] == RECORDS
     assert {frozenset(metadata) for metadata in told} == {frozenset(told[0])}
@@ -179,7 +179,7 @@ def test_a_drained_worker_ends_its_run_and_lets_go(
 def test_a_function_that_asks_gets_the_context_of_its_run_and_the_resource(
     stream: str, spark: SparkSession, resource: kcl.KclResource, instance: DagsterInstance, tmp_path: Path
 ) -> None:
-    def things(records: Any, context: dg.AssetExecutionContext, kcl: Any) -> Any:
+    def things(records: Any, context: dg.OpExecutionContext, kcl: Any) -> Any:
         said = f"{context.partition_key} of {kcl.region_name}"
         return records.selectExpr("lease_key", "cast(data as string) as body", f"'{said}' as said")
 
@@ -209,7 +209,7 @@ def test_aggregates_that_cannot_be_opened_are_seen_in_dagster(
     bench = open_bench(good, resource, instance)
     with leading(bench), when_stored(tmp_path / "lake", lambda: os.kill(os.getpid(), signal.SIGTERM)):
         execute(bench, spark)
-    assert materializations(instance)[-1]["kcl/broken_aggregates_in_total"] == 1
+    assert observations(instance)[-1]["kcl/broken_aggregates_in_total"] == 1
     key = dg.AssetCheckKey(dg.AssetKey([stream, "lag"]), "no_broken_aggregates")
     [told] = instance.event_log_storage.get_asset_check_execution_history(key, limit=10)
     assert told.evaluation is not None
@@ -242,5 +242,5 @@ def test_a_second_run_of_a_slot_ends_without_touching_anything(
     bench.add_run("worker-000", DagsterRunStatus.STARTED)
     result = execute(bench, spark)
     assert result.success
-    assert materializations(instance) == []
+    assert observations(instance) == []
     assert read_status(bench.consumer.application, resource.client("dynamodb"), system()).workers == []

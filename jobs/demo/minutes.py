@@ -1,0 +1,48 @@
+"""What Dagster was told of each minute, judged against what the stream received in it. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+ASSETS: Final = {"clicks": "dagster/row_count", "sessions": "clicks"}
+"""The assets that are judged, and under what name each tells its clicks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One materialization."""
+
+    asset: str
+    minute: str
+    clicks: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MinutesVerdict:
+    """`problems`: what is wrong, in sentences."""
+
+    minutes: int
+    problems: Sequence[str] = ()
+
+    @property
+    def holds(self) -> bool:
+        return not self.problems
+
+    def __str__(self) -> str:
+        if self.problems:
+            return "; ".join(self.problems)
+        return f"minutes {self.minutes}: clicks and sessions materialized once each, with what arrived in them"
+
+
+def judge_minutes(finished: Iterable[str], arrived: Mapping[str, int], told: Iterable[Told]) -> MinutesVerdict:
+    """`finished`: the minutes that ended before the last click was produced."""
+    every, problems = list(told), []
+    minutes = sorted(finished)
+    for minute in minutes:
+        for asset in ASSETS:
+            mine = [one for one in every if (one.asset, one.minute) == (asset, minute)]
+            if len(mine) != 1:
+                problems.append(f"{asset} of {minute} was materialized {len(mine)} times")
+            elif mine[0].clicks != arrived.get(minute, 0):
+                problems.append(f"{asset} of {minute} has {mine[0].clicks} of {arrived.get(minute, 0)} clicks")
+    return MinutesVerdict(len(minutes), tuple(problems))

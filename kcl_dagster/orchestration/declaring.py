@@ -1,0 +1,132 @@
+"""Which windows are declared: reported to Dagster as one materialization of their partition, once complete.
+
+A window is complete when the application is complete through its end and the allowed lateness. It is declared again
+when late rows came for it, and when a reset or an import went back to before its end.
+
+Pure. The memory of what was declared is Dagster's own storage; see `declared_windows`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol
+
+from kcl_dagster.leader.completeness import Completeness
+
+
+class KeyedWindows(Protocol):
+    """Windows of time, of which some have a partition."""
+
+    def start_of(self, moment: int) -> int: ...
+
+    def end_of(self, start: int) -> int: ...
+
+    def key_of(self, start: int) -> str | None: ...
+
+
+class Reason(StrEnum):
+    """Why a window is declared."""
+
+    COMPLETE = "complete"
+    LATE = "late rows came"
+    AGAIN = "read again after a reset"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What the newest materialization of a window says."""
+
+    epoch: int = 0
+    late: int = 0
+
+
+NOT_LOOKED_UP: Final = Declared(-1, -1)
+"""Of a window that was declared in an epoch that is not looked up yet. It is due wherever that matters, and is
+looked up then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A window that is to be declared, unless Dagster's storage says that it was."""
+
+    start: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where to begin looking, so that a look costs as much as there is to declare, and not as the application is
+    old: all windows before `frontier` are declared in `epoch`."""
+
+    frontier: int
+    epoch: int = 0
+
+
+def due(
+    windows: KeyedWindows,
+    completeness: Completeness,
+    lateness: float,
+    declared: Mapping[int, Declared],
+    late: Mapping[int, int],
+    progress: Progress,
+    limit: int,
+) -> tuple[list[Due], Progress]:
+    """At most `limit` windows that are to be declared, oldest first, and where the next look begins.
+
+    `late`: late rows by the start of their window, of the windows that are counted. A window without a partition is
+    never due, nor is one that begins before the first frontier.
+    """
+    progress = _gone_back(windows, completeness, progress)
+    if completeness.through is None:
+        return [], progress
+    through = completeness.through - lateness
+    found: list[Due] = []
+    frontier, is_gapless = progress.frontier, True
+    start = windows.start_of(frontier)
+    start = start if start == frontier else windows.end_of(start)
+    while len(found) < limit and windows.end_of(start) <= through:
+        if windows.key_of(start) is not None:
+            reason = _reason(completeness, windows.end_of(start), declared.get(start))
+            if reason is not None:
+                found.append(Due(start, reason))
+                is_gapless = False
+        start = windows.end_of(start)
+        if is_gapless:
+            frontier = start
+    for start in _late(windows, declared, late, through):
+        if len(found) >= limit:
+            break
+        if all(one.start != start for one in found):
+            found.append(Due(start, Reason.LATE))
+    return sorted(found, key=lambda one: one.start), Progress(frontier, completeness.epoch)
+
+
+def _gone_back(windows: KeyedWindows, completeness: Completeness, progress: Progress) -> Progress:
+    """After a reset, windows from there on are looked at again."""
+    if completeness.epoch == progress.epoch:
+        return progress
+    if completeness.back_to is None:
+        return Progress(progress.frontier, completeness.epoch)
+    back = windows.start_of(completeness.back_to)
+    return Progress(min(progress.frontier, back), completeness.epoch)
+
+
+def _reason(completeness: Completeness, end: int, known: Declared | None) -> Reason | None:
+    if known is None:
+        return Reason.COMPLETE
+    was_read_again = completeness.back_to is not None and end > completeness.back_to
+    return Reason.AGAIN if was_read_again and known.epoch < completeness.epoch else None
+
+
+def _late(
+    windows: KeyedWindows,
+    declared: Mapping[int, Declared],
+    late: Mapping[int, int],
+    through: float,
+) -> Iterator[int]:
+    """Windows whose late rows grew since they were declared."""
+    for start, rows in sorted(late.items()):
+        known = declared.get(start)
+        is_over = windows.end_of(start) <= through
+        if rows and known is not None and is_over and rows > known.late and windows.key_of(start) is not None:
+            yield start

@@ -1,0 +1,138 @@
+"""Windows of time as Dagster's partitions: which window a moment is in, where it ends, and its partition's key.
+
+Dagster's partitions begin and end with their definition, without its exclusions. The windows here have no such
+bounds, because records arrive at any time: a moment is in exactly one window, and a window may have no partition.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Final
+
+from dagster import HourlyPartitionsDefinition, TimeWindowPartitionsDefinition
+
+from kcl_dagster.errors import ConfigurationError
+
+DEFAULT_PARTITIONS: Final = HourlyPartitionsDefinition(start_date="2026-11-01-00:00")
+"""Hours of UTC, from the month in which the asset of the records was first partitioned by time. No application
+has counted windows before that. The start is fixed because Dagster compares definitions by it."""
+
+_REMEMBERED: Final = 10_000  # bounds of windows; a year of hours
+
+
+@dataclass(frozen=True)
+class PartitionWindows:
+    """The windows of a partitions definition. Safe to call from several threads: each call may compute a bound
+    again, and all computations of one bound are equal.
+
+    Example:
+        .. code-block:: python
+
+            windows = PartitionWindows(dg.DailyPartitionsDefinition("2026-11-01", timezone="Europe/Berlin"))
+            assert windows.key_of(windows.start_of(1_795_300_000)) == "2026-11-21"
+    """
+
+    partitions: TimeWindowPartitionsDefinition
+    _bounds: dict[int, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
+    """By minute, the window it is in."""
+
+    def start_of(self, moment: float) -> int:
+        """The start of the window that this moment is in; both in epoch seconds."""
+        return self._window(moment)[0]
+
+    def end_of(self, start: int) -> int:
+        """The end of the window that starts then, which is the start of the next one."""
+        return self._window(start)[1]
+
+    def key_of(self, start: int) -> str | None:
+        """The key of the window's partition; None where the definition has no partition for it."""
+        partitions = self.partitions
+        if start < partitions.start_timestamp:
+            return None
+        if partitions.end_timestamp is not None and self.end_of(start) > partitions.end_timestamp:
+            return None
+        if partitions.is_window_start_excluded(datetime.fromtimestamp(start, UTC)):
+            return None
+        return partitions.get_partition_key_for_timestamp(start)
+
+    def key_at(self, moment: float) -> str | None:
+        """The key of the partition that this moment is in, if there is one."""
+        return self.key_of(self.start_of(moment))
+
+    def start_of_key(self, key: str) -> int | None:
+        """The start of the window that a partition's key names; None for any other text, such as the partition of
+        a former definition."""
+        try:
+            start = round(self.partitions.start_time_for_partition_key(key).timestamp())
+        except ValueError:
+            return None
+        return start if self.key_of(start) == key else None
+
+    def ended(self, first: float, through: float) -> Iterator[int]:
+        """The starts of windows that begin at `first` or later and end at `through` or earlier, in order."""
+        start = self.start_of(first)
+        if start < first:
+            start = self.end_of(start)
+        while self.end_of(start) <= through:
+            yield start
+            start = self.end_of(start)
+
+    @cached_property
+    def longest(self) -> float:
+        """Seconds of the longest of the next few windows: what a freshness policy must wait for at least."""
+        start = self.start_of(self.partitions.start_timestamp)
+        lengths = []
+        for _ in range(32):  # a month of days, of which one may have 25 hours
+            end = self.end_of(start)
+            lengths.append(end - start)
+            start = end
+        return float(max(lengths))
+
+    def _window(self, at: float) -> tuple[int, int]:
+        minute = int(at // 60)
+        known = self._bounds.get(minute)
+        if known is None:
+            if len(self._bounds) >= _REMEMBERED:
+                self._bounds.clear()
+            known = self._bounds[minute] = self._computed(minute * 60)
+        return known
+
+    def _computed(self, at: int) -> tuple[int, int]:
+        """Cron has the granularity of minutes, so all moments of a minute are in one window."""
+        before = self._endless.get_prev_partition_window(datetime.fromtimestamp(at, UTC), respect_bounds=False)
+        if before is None:
+            msg = f"{self.partitions} has no window around {at}"
+            raise ConfigurationError(msg)
+        start = before.end
+        after = self._endless.get_next_partition_window(start, respect_bounds=False)
+        if after is None:
+            msg = f"{self.partitions} has no window after {at}"
+            raise ConfigurationError(msg)
+        return round(start.timestamp()), round(after.end.timestamp())
+
+    @cached_property
+    def _endless(self) -> TimeWindowPartitionsDefinition:
+        """The same windows without a start, an end or exclusions."""
+        given = self.partitions
+        return TimeWindowPartitionsDefinition(
+            start=datetime.fromtimestamp(0, UTC).replace(tzinfo=None),
+            fmt=given.fmt,
+            timezone=given.timezone,
+            cron_schedule=given.cron_schedule,
+        )
+
+
+def refuse(partitions: object, application: str) -> TimeWindowPartitionsDefinition:
+    """The definition, if its partitions can be declared complete. Raises ConfigurationError otherwise."""
+    if not isinstance(partitions, TimeWindowPartitionsDefinition):
+        raise ConfigurationError(
+            f"application {application}: partitions must be windows of time, such as "
+            f"dagster.HourlyPartitionsDefinition, and is a {type(partitions).__name__}"
+        )
+    if partitions.end_offset != 0:
+        raise ConfigurationError(
+            f"application {application}: partitions with end_offset={partitions.end_offset}: a window is "
+            "materialized when it is complete, so the latest partition must be the latest window that is over"
+        )
+    return partitions

@@ -1,0 +1,187 @@
+"""Windows that became complete, as materializations that Dagster's storage lacks."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dagster as dg
+import pytest
+
+import kcl_dagster as kcl
+from kcl_dagster.leader.completeness import Completeness
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.model.stored import StoredCounts, StoredRows
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.declared_windows import MOST_AT_ONCE, DeclaredWindows
+
+THINGS = dg.AssetKey("things")
+HOURS = dg.HourlyPartitionsDefinition("2026-11-22-00:00")
+CHECKPOINT = Checkpoint("900")
+
+
+def consumer_of(**more: Any) -> Consumer:
+    make = kcl.kcl_consumer(
+        application="app",
+        stream="stream",
+        sink=kcl.parquet("s3://lake/things"),
+        name="things",
+        partitions=HOURS,
+        **more,
+    )
+    return make(lambda records: records)
+
+
+def at(text: str) -> int:
+    return int(datetime.fromisoformat(f"2026-11-22T{text}").replace(tzinfo=UTC).timestamp())
+
+
+def complete(text: str, epoch: int = 0, back_to: str | None = None) -> Completeness:
+    return Completeness(at(text), epoch=epoch, back_to=None if back_to is None else at(back_to))
+
+
+def rows(text: str, number: int = 10, late: int = 0) -> StoredRows:
+    return StoredRows(at(text), number, number * 100, 2, late, "100", "900")
+
+
+def lease(number: int, *counted: StoredRows, since: str = "00:00") -> Lease:
+    shard = f"shardId-{number:012}"
+    stored = StoredCounts(counted, at(since)).plus([], CHECKPOINT)
+    return Lease(LeaseKey(shard), shard_id=shard, checkpoint=CHECKPOINT, stored=stored)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def process(**more: Any) -> DeclaredWindows:
+    """What the leader's process knows, from a start."""
+    return DeclaredWindows(consumer_of(**more), kcl.KclTranslator())
+
+
+def keys(events: list[dg.AssetMaterialization]) -> list[str]:
+    return [str(event.partition)[-5:] for event in events]
+
+
+def stored(instance: dg.DagsterInstance, events: list[dg.AssetMaterialization]) -> list[str]:
+    """Dagster stores the events of a tick."""
+    for event in events:
+        instance.report_runless_asset_event(event)
+    return keys(events)
+
+
+LEASES = [lease(0, rows("10:00"), rows("11:00", 5)), lease(1, rows("10:00", 7))]
+
+
+def test_a_window_is_materialized_once_with_what_was_stored_of_it(instance: dg.DagsterInstance) -> None:
+    ours = process()
+    assert ours.events(instance, Completeness(), LEASES) == []
+    assert ours.events(instance, complete("11:59"), LEASES) == [], "a part of the first window is missing"
+    [event] = ours.events(instance, complete("12:00"), LEASES)
+    assert (event.asset_key, event.partition) == (THINGS, "2026-11-22-11:00")
+    metadata: dict[str, Any] = {name: value.value for name, value in event.metadata.items()}
+    assert (metadata["dagster/row_count"], metadata["kcl/bytes"], metadata["kcl/files"]) == (5, 500, 2)
+    assert (metadata["kcl/late_rows"], metadata["kcl/reason"]) == (0, "complete")
+    assert metadata["dagster/uri"] == "s3://lake/things"
+    assert [record.data for record in metadata["kcl/shards"].records] == [
+        {"shard": "shardId-000000000000", "first": "100", "last": "900"}
+    ]
+    assert stored(instance, [event]) == ["11:00"]
+    assert ours.events(instance, complete("12:30"), LEASES) == []
+
+
+def test_an_application_that_read_all_that_there_was_begins_with_its_streams(instance: dg.DagsterInstance) -> None:
+    events = process().events(instance, complete("12:00"), LEASES, lambda: float(at("09:13")))
+    assert keys(events) == ["09:00", "10:00", "11:00"]
+    assert [event.metadata["dagster/row_count"].value for event in events] == [0, 17, 5]
+
+
+def test_what_was_not_stored_is_returned_again_and_what_was_is_not(instance: dg.DagsterInstance) -> None:
+    ours, created = process(), lambda: float(at("00:00"))
+    events = ours.events(instance, complete("03:00"), LEASES, created)
+    assert keys(events) == ["00:00", "01:00", "02:00"]
+    stored(instance, events[:1])  # then the tick was cut off
+    assert keys(ours.events(instance, complete("03:00"), LEASES)) == ["01:00", "02:00"]
+    stored(instance, events[1:])
+    assert ours.events(instance, complete("03:00"), LEASES) == []
+
+
+def test_another_process_goes_on_where_dagster_s_storage_is(instance: dg.DagsterInstance) -> None:
+    stored(instance, process().events(instance, complete("03:00"), LEASES, lambda: float(at("00:00"))))
+    anew = process()
+    assert anew.events(instance, complete("03:00"), LEASES) == []
+    assert keys(anew.events(instance, complete("05:00"), LEASES)) == ["03:00", "04:00"]
+
+
+def test_windows_of_a_long_outage_come_a_few_with_each_tick(instance: dg.DagsterInstance) -> None:
+    ours, days = process(), Completeness(at("00:00") + 2 * 86_400)
+    told = []
+    while events := stored(instance, ours.events(instance, days, LEASES, lambda: float(at("00:00")))):
+        assert len(events) <= MOST_AT_ONCE
+        told += events
+    assert told == [f"{hour:02}:00" for hour in range(24)] * 2
+
+
+def test_slots_of_former_versions_are_no_windows(instance: dg.DagsterInstance) -> None:
+    stored(instance, [dg.AssetMaterialization(THINGS, partition=f"worker-{slot:03}") for slot in range(3)])
+    stored(instance, [dg.AssetMaterialization(THINGS)])
+    assert keys(process().events(instance, complete("12:00"), LEASES)) == ["11:00"]
+
+
+def test_counts_that_are_not_known_are_left_out_and_said(instance: dg.DagsterInstance) -> None:
+    """A Java worker went on with the lease, and counted nothing."""
+    theirs = replace(lease(1, rows("11:00", 7)), checkpoint=Checkpoint("950"))
+    [event] = process().events(instance, complete("12:00"), [lease(0, rows("10:00"), rows("11:00")), theirs])
+    assert "dagster/row_count" not in event.metadata
+    assert "kcl/bytes" not in event.metadata
+    assert str(event.metadata["kcl/counts"].value).startswith("not known: a part of the window")
+
+
+def test_late_rows_materialize_their_window_again(instance: dg.DagsterInstance) -> None:
+    late = {"event_time": "at", "allowed_lateness": timedelta(minutes=10)}
+    ours, created = process(**late), lambda: float(at("10:00"))
+    assert ours.events(instance, complete("11:09"), LEASES, created) == []
+    assert stored(instance, ours.events(instance, complete("12:10"), LEASES, created)) == ["10:00", "11:00"]
+    after = [lease(0, rows("10:00", 11, late=1), rows("11:00", 5)), LEASES[1]]
+    for ready in (ours, process(**late)):
+        [event] = ready.events(instance, complete("12:20"), after)
+        assert keys([event]) == ["10:00"]
+        assert event.metadata["kcl/reason"].value == "late rows came"
+        assert (event.metadata["kcl/late_rows"].value, event.metadata["dagster/row_count"].value) == (1, 18)
+    stored(instance, [event])
+    assert [ready.events(instance, complete("12:30"), after) for ready in (ours, process(**late))] == [[], []]
+
+
+def test_after_a_reset_the_windows_from_there_on_are_materialized_again(instance: dg.DagsterInstance) -> None:
+    ours = process()
+    stored(instance, ours.events(instance, complete("05:00"), LEASES, lambda: float(at("00:00"))))
+    assert ours.events(instance, complete("02:30", 1, "02:30"), LEASES) == []
+    for ready in (ours, process()):
+        events = ready.events(instance, complete("04:00", 1, "02:30"), LEASES)
+        assert keys(events) == ["02:00", "03:00"]
+        assert {event.metadata["kcl/reason"].value for event in events} == {"read again after a reset"}
+    stored(instance, events)
+    assert [keys(ready.events(instance, complete("06:00", 1, "02:30"), LEASES)) for ready in (ours, process())] == [
+        ["04:00", "05:00"]
+    ] * 2
+
+
+def test_columns_that_workers_observed_are_those_of_the_window(instance: dg.DagsterInstance) -> None:
+    schema = dg.TableSchema([dg.TableColumn("body", "string")])
+    metadata = {"dagster/column_schema": schema}
+    instance.report_runless_asset_event(dg.AssetObservation(THINGS, metadata=metadata))
+    instance.report_runless_asset_event(dg.AssetObservation(THINGS, metadata={"kcl/records": 1}))
+    [event] = process().events(instance, complete("12:00"), LEASES)
+    assert event.metadata["dagster/column_schema"].value == schema
+
+
+def test_a_window_that_is_told_by_hand_is_one_that_was_declared(instance: dg.DagsterInstance) -> None:
+    ours = process()
+    assert ours.again(instance, at("11:00"), complete("12:00"), LEASES) is None
+    stored(instance, ours.events(instance, complete("12:00"), LEASES))
+    event = process().again(instance, at("11:00"), complete("12:00"), LEASES)
+    assert event is not None
+    assert (event.partition, event.metadata["dagster/row_count"].value) == ("2026-11-22-11:00", 5)
