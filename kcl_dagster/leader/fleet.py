@@ -26,12 +26,13 @@ from kcl_dagster.model.worker import slot_name
 
 # One step of scaling up, as a part of the fleet: a large fleet that lags needs more than one worker more.
 _STEP: Final = 0.25
-# A run of this age without a live row is not counted on: its process hangs, or is gone and nobody has noticed.
+# A run of this age without a live row does not count as a worker: its process hangs, or ended without a trace.
 _SILENT_SECONDS: Final = 120.0
-# After as long again it is reported as failed. If the process of a run ends while Dagster's database is away,
-# Dagster never notices, and the run would keep its slot for ever.
+# After as long again the run is reported as failed. If the process of a run ends while Dagster's database cannot be
+# reached, Dagster does not record it, and the run would keep its slot for ever.
 ABANDONED_SECONDS: Final = 120.0
-# A run that waits in the queue for longer is not counted on: the queue may be another deployment's, or stuck.
+# A run that waits in the queue for longer does not count as a worker: the queue may be another deployment's, or
+# stuck.
 QUEUED_SECONDS: Final = 120.0
 # A worker that was launched this recently is expected to report soon.
 EXPECTED_SECONDS: Final = 60.0

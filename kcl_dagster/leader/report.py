@@ -1,4 +1,4 @@
-"""What a tick tells about itself."""
+"""The report of a tick."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ STAGES = ("lead", "observe", "sync", "fleet", "assign", "clean", "report")
 
 @dataclass(frozen=True, slots=True)
 class StageOutcome:
-    """How one stage went. `error` says what happened and what to do; a postponed stage is not ok either."""
+    """The result of one stage. `error`: what happened and what to do. A postponed stage is not ok either."""
 
     name: str
     ok: bool
@@ -33,7 +33,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class StreamSight:
-    """One stream as the last sync saw it."""
+    """One stream as the last sync read it."""
 
     name: str
     open_shards: int
@@ -41,7 +41,7 @@ class StreamSight:
     """The ids of the open shards, sorted; empty while no listing has succeeded."""
 
     hole: str | None = None
-    """Hash keys nobody reads."""
+    """Hash keys that no lease covers."""
 
     created: tuple[LeaseKey, ...] = ()
 
@@ -56,11 +56,11 @@ class DataLossEvent:
 
 @dataclass(frozen=True, slots=True)
 class TickReport:
-    """Everything one tick saw and did. `moves` are those that were written, `planned` all that were decided."""
+    """Everything that one tick read and did. `moves`: those that were written. `planned`: all that were decided."""
 
     leading: bool = False
     leader: str | None = None
-    """Who holds the leader lock, as far as it is known."""
+    """The holder of the leader lock, if it is known."""
 
     skipped: str | None = None
     """Why the tick did nothing at all."""

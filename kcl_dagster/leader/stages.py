@@ -338,8 +338,8 @@ class Tick:
                 self.notes.append(f"run {run.run_id} of {slot} is reported as failed: its worker is gone")
 
     def _send_away(self, sight: Sight) -> None:
-        """Workers that live on although their run is over, or their slot has another: for those who do not notice
-        by themselves."""
+        """Ask workers to drain that are alive although their run is over or their slot has another run: such a
+        worker may be unable to detect it."""
         for seen in sight.workers:
             if seen.beats and (seen.run_is_over or seen.replaced) and seen.id not in self.observer.sent_away:
                 self.notes.append(f"{seen.id} is asked to leave: its run is over, or its slot has another")
@@ -347,8 +347,8 @@ class Tick:
                     self.observer.sent_away.add(seen.id)
 
     def _stand_down(self) -> None:
-        """The application is paused: whoever of ours is left finishes. Workers of the KCL know no such thing."""
-        self.notes.append(f"the application is paused by {self.leader.control.changed_by or 'somebody'}")
+        """While the application is paused, ask our remaining workers to drain. KCL workers have no such request."""
+        self.notes.append(f"the application is paused by {self.leader.control.changed_by or 'an operator'}")
         sight = self._seen()
         for seen in sight.workers:
             if seen.alive and seen.row.slot is not None and not seen.row.drain_requested:
@@ -374,7 +374,7 @@ class Tick:
         self.launches.append(Launch(slot, number, because))
 
     def _is_synced(self) -> bool:
-        """Whether the number of leases says how many shards there are."""
+        """Whether the number of leases shows how many shards there are."""
         has_leases = self.sight is not None and bool(self.sight.leases)
         return has_leases or (self.leading and not self.synced.errors) or self.dry
 
@@ -393,7 +393,7 @@ class Tick:
             self.leader.application.policy,
             expected=expected,
             balance=balance,
-            # What a plan shows is not held back: whoever asks for it may have looked only once.
+            # A plan shows all moves at once: the command that makes it may have observed the loads only once.
             watched=self.dry or self.observer.book.is_watched,
         )
         self.observer.book.note_outside(assignment.outside)
@@ -408,7 +408,7 @@ class Tick:
         return "; ".join(problems) or None
 
     def _without_paused(self, sight: Sight) -> Sight:
-        """Paused leases are taken from whoever has them, who notices with its next write, and given to nobody."""
+        """Take paused leases from their owners, and assign them to no worker. The next write of the owner fails."""
         paused = self.leader.control.leases
         for lease in sight.unfinished:
             if lease.key in paused and lease.actual_owner is not None and not self.dry and not self._is_late():

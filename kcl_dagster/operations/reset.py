@@ -1,8 +1,9 @@
-"""Putting an application to another place in its streams.
+"""Reset an application to another position in its streams.
 
-Refused while anybody works on the leases, and where the order of records would suffer. Every lease is written
-conditionally, so a worker that appears meanwhile wins its lease and the report says so. What was read before is
-delivered again, under new batch numbers: a sink keeps it twice unless it is emptied first.
+A reset is refused while a worker or leader uses the leases, and if the order of records would be lost. Every write
+of a lease is conditional. So if a worker takes a lease meanwhile, it keeps the lease, and the report names it.
+Records that were read before are delivered again, under new batch numbers: they are duplicates in the sink unless
+it is emptied first.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,12 +27,12 @@ from kcl_dagster.tables.coordination import LEADER_KEY
 from kcl_dagster.tables.starts import StartPosition
 
 EVICTOR = WorkerId("kcl-dagster-reset")
-"""Owns a dead worker's lease for the moment between taking and releasing it."""
+"""The owner of a dead worker's lease between taking and releasing it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """A stream as it is now, and where the application says that it began."""
+    """A stream as it is now, and the recorded position at which the application began."""
 
     identifier: StreamIdentifier
     shards: tuple[Shard, ...]
@@ -45,8 +46,8 @@ class StreamView:
 
 @dataclass(frozen=True, slots=True)
 class StreamReset:
-    """What is to be done to the leases of one stream. `forget`: leases of a stream that is no more, which the
-    leader makes anew. `start`: the moment that its leases will mean."""
+    """The changes to the leases of one stream. `forget`: leases of a stream that was deleted; the leader creates
+    them anew. `start`: the position to which LATEST and AT_TIMESTAMP in its leases will be resolved."""
 
     view: StreamView
     rewind: tuple[Lease, ...] = ()
@@ -57,24 +58,24 @@ class StreamReset:
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
-    """What was done, or with `dry` what would be. `overtaken`: leases that somebody touched meanwhile."""
+    """What was done, or with `dry` what would be done. `overtaken`: leases that another process wrote meanwhile."""
 
     target: Target
     dry: bool
     changed: Mapping[LeaseKey, str | None]
-    """Where each lease was."""
+    """The former position of each lease."""
 
     created: tuple[LeaseKey, ...] = ()
     forgotten: tuple[LeaseKey, ...] = ()
     overtaken: tuple[LeaseKey, ...] = ()
     spans: Mapping[LeaseKey, Span] = field(default_factory=dict)
-    """How much time lies between where each lease is and the target. Only of a dry run."""
+    """The time between the position of each lease and the target. Only in a dry run."""
 
     complete_through: int | None = None
-    """Through which moment the application is complete afterwards, epoch seconds; None: it is not known."""
+    """The moment (epoch seconds) through which the application is complete afterwards. None: it is not known."""
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The report as text."""
         moved = (
             f"{key}: {before or 'nowhere'} -> {'overtaken' if key in self.overtaken else self.target}"
             + (f"; {self.spans[key]}" if key in self.spans else "")
@@ -209,9 +210,9 @@ def reset(
     wait_for_dead: bool = False,
     dry: bool = False,
 ) -> ResetReport:
-    """Put leases to `target`: all of the application, or those of some streams or shards.
+    """Reset leases to `target`: all of the application, or those of some streams or shards.
 
-    `wait_for_dead` watches owned leases for a lease duration and takes those that nobody renews.
+    `wait_for_dead`: watch owned leases for a lease duration, and take those whose counter does not change.
     Raises Unsafe and ConfigurationError with nothing changed.
     """
     names = [stream.name for stream in desk.application.streams if not streams or stream.name in streams]
@@ -223,7 +224,7 @@ def reset(
         raise ConfigurationError("shards belong to a stream: name it with --of-stream")
     scan = desk.scan()
     if scan.unreadable:
-        raise Unsafe(f"rows that nobody can read stand in the way: {scan.unreadable[0]}")
+        raise Unsafe(f"the lease table has rows that cannot be parsed: {scan.unreadable[0]}")
     plans = [_plan_stream(desk, name, scan.leases, target, shards) for name in names]
     affected = [lease for plan in plans for lease in (*plan.rewind, *plan.forget)]
     control = desk.control.load()
@@ -259,7 +260,7 @@ def _plan_stream(
 
 
 def _find_record(desk: Desk, facts: StreamDescription, shard: str, target: Target) -> None:
-    """The record must be in the shard: from a number that is not, nobody could tell whether records were lost."""
+    """Raise ConfigurationError if the record is not in the shard: a later reader could not detect lost records."""
     sequence = target.checkpoint.sequence
     try:
         iterator = aws.call(
@@ -284,9 +285,10 @@ def _find_record(desk: Desk, facts: StreamDescription, shard: str, target: Targe
 
 
 def _refuse_to_mislead(workers: Sequence[WorkerRow], later: Sequence[WorkerRow] | None) -> None:
-    """A worker asks once which moment its stream's leases mean; one that lives on would go on with the old one.
+    """Raise Unsafe if a worker is alive. A worker reads the start position of its stream once, so it would continue
+    with the former one.
 
-    `later`: the rows after a while, in which those of the dead did not change.
+    `later`: the rows after a while. The rows of workers that have ended did not change.
     """
     before = {row.id: (row.last_update, row.beat) for row in workers}
     alive = [
@@ -302,7 +304,8 @@ def _refuse_to_mislead(workers: Sequence[WorkerRow], later: Sequence[WorkerRow] 
 
 
 def _watch(desk: Desk, leases: Sequence[Lease], leader: str | None) -> frozenset[LeaseKey]:
-    """Leases that nobody renewed for a lease duration, by our own clock. Raises Unsafe when a leader is alive."""
+    """Leases whose counter did not change for a lease duration, by our own clock. Raises Unsafe if a leader is
+    alive."""
     seconds = desk.application.timings.lease_duration
     before = _beats(desk)
     desk.runtime.clock.sleep(seconds)

@@ -1,7 +1,7 @@
-"""The operations as verbs of the command line: what they are called, what they take, how they answer.
+"""The operations as verbs of the command line: their names, options and output.
 
-0: done, or well. 1: something is wrong with the application, or somebody was faster for a part of it. Errors, and
-with them refusals, are the caller's to show.
+Exit codes: 0 means done, or that the application is well. 1 means that something is wrong with the application, or
+that another process was faster for a part of it. The caller shows errors, refusals among them.
 """
 
 import argparse
@@ -130,17 +130,19 @@ class Verbs:
         back.add_argument("--to", required=True, help="trim_horizon, latest, 2027-01-31T12:00:00Z, or a record")
         back.add_argument("--shards", nargs="+", action=Names, default=(), help="only these")
         back.add_argument("--of-stream", action="append", default=[], help="only this one of several streams")
-        back.add_argument("--wait-for-dead", action="store_true", help="take what nobody renews while we watch")
+        back.add_argument(
+            "--wait-for-dead", action="store_true", help="watch leases, and take those that are not renewed"
+        )
         out = verb("export", self._export, "leases as JSON lines")
         out.add_argument("--file", type=Path, help="left out: standard output")
         out.add_argument("--force", action="store_true", help="replace the file if there is one")
         into = verb("import", self._import, "write exported leases, unowned")
         into.add_argument("--file", type=Path, required=True)
-        into.add_argument("--force", action="store_true", help="replace leases that differ, if nobody owns them")
+        into.add_argument("--force", action="store_true", help="replace leases that differ, if they have no owner")
         off = verb("deregister", self._deregister, "remove the application's fan-out consumer from its streams")
         off.add_argument("--consumer", help="its name, if it is not the application's")
         off.add_argument("--of-stream", action="append", default=[], help="only from this one of several streams")
-        off.add_argument("--force", action="store_true", help="although somebody may be reading under it")
+        off.add_argument("--force", action="store_true", help="although a worker may be reading under it")
         cost = verb("cost", self._cost, "what the tables cost a month, estimated or measured")
         cost.add_argument("--shards", type=_positive, help="left out: as many as there are")
         cost.add_argument("--workers", type=_positive, help="left out: as many as there are")
@@ -298,7 +300,7 @@ class Verbs:
 
     def _deregister(self, options: Options) -> int:
         desk = self._desk(options)
-        if not options.target:  # of an application that is only named nobody knows how it reads
+        if not options.target:  # if an application is only named, it is not known how it reads
             batch = desk.application.batch.model_copy(update={"retrieval": Retrieval.FANOUT})
             desk = replace(desk, application=desk.application.model_copy(update={"batch": batch}))
         report = deregister(

@@ -1,13 +1,13 @@
 """One bounded run of an application: reads what had arrived by a moment, stores it, and ends.
 
 It is a worker with the application's leases, so it may run beside a fleet, beside other bounded runs, or alone.
-What it finds decides what it does:
+What it does depends on what it finds:
 
     nothing to read          ends at once, without Spark
     a fleet reads            waits for it, without Spark
-    no worker reads a shard  starts a worker, which shares the leases with whoever else reads
+    no worker reads a shard  starts a worker, which shares the leases with other workers
 
-Where no leader leads, it leads meanwhile, under the leader's lock and like a standby: Dagster's leader takes the
+If there is no leader, the run leads meanwhile, under the leader lock and like a standby: Dagster's leader takes the
 lock back as soon as it ticks.
 """
 

@@ -9,6 +9,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.leader.streams import KinesisStreams
 from kcl_dagster.leader.unread import UnreadWatch
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.operations.status import OBSERVER
 from kcl_dagster.orchestration import checks
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.observation import Observation
@@ -57,7 +58,7 @@ def build_kcl_checks(
                 description=told.description,
             )
         for told in evaluations:
-            context.instance.report_runless_asset_event(told)  # the run's own would be forgotten in a minute
+            context.instance.report_runless_asset_event(told)  # Dagster replaces the result of the run in a minute
 
     return evaluate
 
@@ -65,8 +66,8 @@ def build_kcl_checks(
 def look(
     application: Application, kcl: KclResource, runtime: Runtime | None = None, *, patient: bool = True
 ) -> Observation:
-    """An observation without a leader's memory. `patient`: block until the leader has renewed its lock before our
-    eyes, which takes seconds, or has let it expire."""
+    """An observation without a leader's memory. `patient`: block until a renewal of the leader lock is observed,
+    which takes seconds, or until the lock expires."""
     dynamodb: Any = kcl.client("dynamodb", application.name)
     runtime = runtime or system()
     layout = detect_layout(dynamodb, application)
@@ -89,7 +90,7 @@ def look(
         resting = {key: seconds for key, seconds in waited.items() if seconds <= application.fleet.scale_up_lag}
     names = [stream.name for stream in application.streams]
     kept = retentions(kinesis, names, runtime)
-    leader = LeaderLock(dynamodb, application, layout, runtime, "nobody").peek()
+    leader = LeaderLock(dynamodb, application, layout, runtime, OBSERVER).peek()
     return Observation(
         leases=scan.leases,
         workers=workers,
@@ -109,7 +110,7 @@ def look(
 
 
 def _is_silent(watch: LockWatch, runtime: Runtime, patience: float) -> bool:
-    """Whether a lock stands still for as long as it may."""
+    """Whether the lock is not renewed for as long as it is valid."""
     until = runtime.clock.monotonic() + patience
     watch.silent_for()
     while runtime.clock.monotonic() < until:

@@ -147,8 +147,9 @@ def client_of(connection: Connection) -> Client:
 def fetch(plan: FetchPlan, task: int, client: Client, runtime: Runtime) -> Iterator[pa.RecordBatch]:
     """Read the shards of one task, each on a thread of its own.
 
-    The first batch names this attempt for every shard and comes before any record, the last one says how far
-    each shard was read: whoever sees records of another attempt than the one whose last batch counted knows it.
+    The first batch names this attempt for every shard, and comes before any record. The last batch records how far
+    each shard was read. So a task that opens records can detect whether they are of another attempt than the one
+    whose last batch was counted.
     """
     shards = plan.tasks[task]
     attempt = runtime.new_id()

@@ -101,7 +101,7 @@ class WorkerTelemetry:
         self._publish(kcl_names.of_renewal(report, seconds, held, str(self.identity.worker)))
 
     def worker(self, surroundings: Surroundings[D], runtime: Runtime) -> Worker[D]:
-        """The worker in its surroundings, with us beside whoever listens already."""
+        """Create the worker in its surroundings, and receive its events in addition to their receivers."""
 
         def on_batch(report: BatchReport) -> None:
             self.batch(report)
@@ -160,9 +160,9 @@ class MeasuredRenewer(Renewer):
 def open_telemetry(
     application: Application, identity: Identity, runtime: Runtime, client: Callable[[str], aws.Client], log: Any
 ) -> Iterator[WorkerTelemetry]:
-    """What the application asks for, as long as the block lasts. A part that cannot start is left out with a
-    warning: a worker does not stop because nobody can look at it. `client` makes those of `cloudwatch` and
-    `dynamodb`, where they are needed; `log` is the run's."""
+    """Open the telemetry that the application configures, for the time of the block. If a part of it cannot start,
+    it is omitted with a warning: a worker does not stop because its metrics cannot be read. `client` makes the
+    clients for `cloudwatch` and `dynamodb`, if they are needed. `log`: the log of the run."""
     settings = application.telemetry
     names = {
         "application": application.name,

@@ -35,7 +35,7 @@ from kcl_dagster.worker.stop import StopReason, StopSignal
 if TYPE_CHECKING:
     from kcl_dagster.emulator import Emulator
 
-TICK_SECONDS: Final = 0.5  # a tenth of the sensor's: nobody is charged for the embedded tables
+TICK_SECONDS: Final = 0.5  # a tenth of the sensor's: requests to the embedded tables cost nothing
 _STORED: Final = frozenset({Outcome.COMMITTED, Outcome.DELIVERED})
 SLOT: Final = "worker-000"
 SHARD: Final = "shardId-000000000000"

@@ -127,9 +127,9 @@ class PoisonHandling:
         self._tell(EventKind.BATCH_NARROWED, f"to the records through {middle}", holding, records=progress.records)
 
     def _retire(self, progress: Progress, holding: Holding, part: Part) -> None:
-        """Make sure that nothing is left of a part that is set aside, after nobody can store it any more. The other
-        way round would be a loss: whoever has hung in user code until its lease had another owner would remove what
-        that one has stored."""
+        """Remove all files of a part that is set aside, after making sure that no worker can store it any more. In
+        the opposite order records could be lost: a worker that hung in user code until its lease had another owner
+        would remove the files that this owner stored."""
         if isinstance(self.sink, Withdrawing):
             self._pin_instead(progress, holding, part.through)
             self.sink.withdraw(part)

@@ -52,7 +52,8 @@ class Worktop:
         return text
 
     def _store(self, name: str) -> LocalStore | S3Store:
-        """The folder of exports, for a file in it or below it. Whoever opens the launchpad chooses the name."""
+        """The store of the folder of exports, for a file in it or below it. Raises ConfigurationError for a name
+        that leads out of it: any user of the launchpad can choose the name."""
         if not _NAME.fullmatch(name) or any(part.startswith(".") for part in name.split("/")):
             raise ConfigurationError(
                 f"{name!r} is no name of a file below {self.exports}: letters, digits and . _ - =, folders with /"

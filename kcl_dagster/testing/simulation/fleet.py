@@ -40,14 +40,14 @@ _PRODUCING_SHARE: Final = 0.4
 # In which a fleet that is behind stores at least one record more, once its shards are read; before stretching.
 _SHRINKING_SECONDS: Final = 60.0
 FOREIGN_ROW: Final[Item] = {
-    "leaseKey": {"S": "somebody-elses"},
+    "leaseKey": {"S": "some-foreign-row"},
     "entityType": {"S": "STREAM"},
     "streamId": {"S": "do not touch"},
 }
 
 
 class _TrueClock:
-    """What services go by."""
+    """The clock of the services."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -482,7 +482,7 @@ class Simulation:
     def _acting(self) -> str:
         """The process whose strand runs."""
         strand = self.kernel.running
-        return strand.process.name if strand is not None else "nobody"
+        return strand.process.name if strand is not None else "no process"
 
     def _worker_ended(self, worker: WorkerProcess) -> None:
         self.fleet_changed = worker.ended_at = self.kernel.now
@@ -545,7 +545,8 @@ def _call_text(process: Process, service: str, operation: str, request: dict[str
 
 
 class _Mistakes(logging.Handler):
-    """A logged error is a mistake somebody caught so that others need not suffer. Here it counts."""
+    """Counts every logged error as a violation: the package logs errors that it caught so that others are not
+    affected."""
 
     def __init__(self, violations: Violations) -> None:
         super().__init__(logging.ERROR)

@@ -244,7 +244,7 @@ class Lake:
         return [stem for stem, truth in self._unsettled.items() if not truth.is_repeated]
 
     def is_said_complete(self, through: int) -> None:
-        """Somebody wrote that everything which arrived before `through` is stored (S16)."""
+        """Check a written moment: everything that arrived before `through` is stored (S16)."""
         for truth in self.shards.values():
             begin = max(truth.read_to, truth.start_limit or 0, truth.wanted_from)
             if all(arrival >= through for arrival in truth.arrivals[begin:]):

@@ -31,7 +31,7 @@ MEANING: Final = {
     "L7": "every shard is read, and again soon after a launch or a handoff",
     "L8": "no thread that keeps leases waits for Dagster",
     "L9": "events and log lines per hour are bounded",
-    "X1": "no step fails in a way nobody thought of",
+    "X1": "no step fails with an unexpected error",
 }
 
 
@@ -47,7 +47,7 @@ class Violation:
 
 @dataclass(slots=True)
 class Violations:
-    """Everything that was found. The run ends with the first."""
+    """All violations that were found. The run ends with the first."""
 
     now: Callable[[], float]
     found: list[Violation] = field(default_factory=list)
