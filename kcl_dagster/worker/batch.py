@@ -13,6 +13,7 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.shard import ChildShard, HashRange
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.streams.window import Window
+from kcl_dagster.tables.completeness_row import WrittenThrough
 
 D = TypeVar("D")
 D_co = TypeVar("D_co", covariant=True)
@@ -242,6 +243,9 @@ class Batch:
     parts: tuple[Part, ...]
     time_column: str | None = None
     """The column of the output by which rows are counted, see `Counting`. None: they are not."""
+
+    complete: WrittenThrough | None = None
+    """Through which moment the application was complete before this batch. Tables keep it with the commit."""
 
     @property
     def records(self) -> int:

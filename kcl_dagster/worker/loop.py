@@ -24,6 +24,7 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control
 from kcl_dagster.worker.batch import D, R, Reader
 from kcl_dagster.worker.bound import Activity, BoundWatch
+from kcl_dagster.worker.completeness_watch import CompletenessWatch
 from kcl_dagster.worker.concurrency import ForEach, several_at_once
 from kcl_dagster.worker.discovery import Discoverer
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, unfailing
@@ -124,6 +125,7 @@ class Worker(Generic[D]):
         is_interruptible = surroundings.processors is None  # a processor's process does not belong to the worker
         limit = surroundings.application.batch.max_process_seconds if is_interruptible else None
         self.processing = ProcessingWatch(self._clock, self.tell, limit, surroundings.interrupt)
+        self.completeness = CompletenessWatch(surroundings.load_completeness, self._clock)
         self.protocol = self._make_protocol(runtime)
         self._bound = self._make_bound()
         self._lag = Lag(self._clock, self.settings.round_patience)
@@ -179,6 +181,7 @@ class Worker(Generic[D]):
             poison,
             rules,
             self.for_each,
+            self.completeness.last,
         )
 
     def _window_rules(self) -> WindowRules | None:
@@ -303,6 +306,7 @@ class Worker(Generic[D]):
             self.step_leaderless()
         self.step_drain()
         self.step_bound()
+        self.completeness.step()
         self.processing.step()
         self.heartbeat.measure()
         if self._beat_due.is_due(now) or self._has_become_ready():

@@ -12,6 +12,7 @@ from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.listing import describe, list_shards
+from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.control import ControlRow
 from kcl_dagster.tables.layout import Layout, detect_layout, verify_layout
 from kcl_dagster.tables.leases import LeaseTable
@@ -179,6 +180,7 @@ def open_surroundings(
         service_time=lookup.service_time,
         resolved_start=lookup.resolved_start,
         bound=bound,
+        load_completeness=CompletenessRow(dynamodb, application, layout, runtime).load,
         dead_letters=dead_letters or NoDeadLetters(),
         utilization=utilization,
         leader=LockWatch(dynamodb, layout, runtime, ControlRow(dynamodb, application, layout, runtime)),

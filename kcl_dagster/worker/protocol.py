@@ -22,6 +22,7 @@ from typing import Generic
 from kcl_dagster.errors import BatchError, KclError
 from kcl_dagster.model.checkpoint import SHARD_END
 from kcl_dagster.model.stored import BatchCounts
+from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, Counting, D, Fetched, Part, PartCounts, Progress, Sink
 from kcl_dagster.worker.concurrency import ForEach, errors_of, one_by_one
 from kcl_dagster.worker.error_text import full
@@ -41,6 +42,11 @@ def never() -> bool:
     return False
 
 
+def nothing_complete() -> WrittenThrough | None:
+    """For workers that do not look."""
+    return None
+
+
 @dataclass(slots=True)
 class BatchProtocol(Generic[D]):
     """Runs on the worker's main thread, one round after another. Holds no progress of its own: that is in the
@@ -57,6 +63,9 @@ class BatchProtocol(Generic[D]):
 
     for_each: ForEach = one_by_one
     """Writes to the leases of a batch know nothing of each other."""
+
+    complete: Callable[[], WrittenThrough | None] = nothing_complete
+    """Through which moment the application is complete, as far as it is known. Must not block."""
 
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
         """One round. `abandon` is asked before anything is pinned: True gives the batch up, at no cost.
@@ -169,7 +178,8 @@ class BatchProtocol(Generic[D]):
     ) -> bool:
         parts = tuple(self._part(progress) for progress in found)
         time_column = None if self.rules is None else self.rules.time_column
-        batch = Batch(self.reading.settings.application, self.reading.settings.worker, parts, time_column)
+        settings, complete = self.reading.settings, self.complete()
+        batch = Batch(settings.application, settings.worker, parts, time_column, complete)
         for progress in found:
             self.holdings.delivered(progress.range.lease, progress.bytes)
         if self.reading.settings.prefetch and not abandon():

@@ -13,6 +13,7 @@ from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.batch import Batch, Budget, D, Engine, Fetched, Range, Read, Sink
 from kcl_dagster.worker.bound import Bound
+from kcl_dagster.worker.completeness_watch import LoadCompleteness, nothing_known
 from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import OnEvent, ignore
 from kcl_dagster.worker.heartbeat import Utilization
@@ -123,6 +124,7 @@ class Surroundings(Generic[D]):
     """Epoch seconds by a clock that all workers share. May block for one request; asked once for each lease, at
     most. None: by the worker's own clock."""
 
+    load_completeness: LoadCompleteness = nothing_known
     bound: Bound | None = None
     """Where set, the worker stops when what had arrived by a moment is stored; see `worker.bound`."""
 

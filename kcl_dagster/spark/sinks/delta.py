@@ -17,7 +17,14 @@ from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
 from kcl_dagster.spark.sinks.layout import TableFolders
-from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key, table_errors
+from kcl_dagster.spark.sinks.record import (
+    Comparison,
+    StoredPart,
+    compare,
+    completeness_record,
+    owner_key,
+    table_errors,
+)
 from kcl_dagster.spark.sinks.target import nullable
 from kcl_dagster.spark.sinks.writing import Written, WrittenFile, file_stem, write_files
 from kcl_dagster.spark.storage import S3Options, Store, open_store
@@ -122,7 +129,7 @@ class DeltaSink:
             if not found.missing:
                 return
             try:
-                self._append(found.missing, files)
+                self._append(found.missing, files, completeness_record(batch))
             except CommitFailedError as error:
                 # A former or next owner may have added the very same part: look again.
                 if attempt + 1 == COMMIT_ATTEMPTS:
@@ -130,7 +137,8 @@ class DeltaSink:
             else:
                 return
 
-    def _append(self, parts: Sequence[Part], files: Sequence[WrittenFile]) -> None:
+    def _append(self, parts: Sequence[Part], files: Sequence[WrittenFile], more: Mapping[str, str]) -> None:
+        """`more`: metadata of the commit, beside what the table has to remember of the parts."""
         from deltalake import CommitProperties, Transaction
         from deltalake.transaction import AddAction
 
@@ -152,7 +160,7 @@ class DeltaSink:
             table.schema(),
             partition_by=list(rules.partition_columns) or None,
             commit_properties=CommitProperties(
-                custom_metadata={owner_key(part): str(StoredPart.of(part)) for part in parts},
+                custom_metadata={owner_key(part): str(StoredPart.of(part)) for part in parts} | dict(more),
                 app_transactions=[Transaction(owner_key(part), part.number) for part in parts],
                 max_commit_retries=LOG_RETRIES,
             ),

@@ -19,7 +19,14 @@ from kcl_dagster.spark.parquet_file import read_footer
 from kcl_dagster.spark.partitioning import PartitionTerm, partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions, spec_of
-from kcl_dagster.spark.sinks.record import Comparison, StoredPart, compare, owner_key, table_errors
+from kcl_dagster.spark.sinks.record import (
+    Comparison,
+    StoredPart,
+    compare,
+    completeness_record,
+    owner_key,
+    table_errors,
+)
 from kcl_dagster.spark.sinks.table_files import TableFiles, files_of
 from kcl_dagster.spark.sinks.target import Target, nullable
 from kcl_dagster.spark.sinks.writing import (
@@ -167,7 +174,8 @@ class IcebergSink:
                     transaction.set_properties(record | mapping)
                     # Also without files: only a snapshot is refused where another one came in between, and a
                     # stalled writer's record would take the place of a later one.
-                    update = transaction.update_snapshot(snapshot_properties=record)
+                    summary = record | completeness_record(batch)
+                    update = transaction.update_snapshot(snapshot_properties=summary)
                     merges = table.properties.get("commit.manifest-merge.enabled", "false").lower() == "true"
                     with update.merge_append() if merges else update.fast_append() as snapshot:
                         for file in added:

@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from kcl_dagster.spark.sinks.delta_rules import DeltaRules
 from kcl_dagster.spark.sinks.delta_statistics import delta_statistics
 from kcl_dagster.spark.sinks.layout import NULL_PARTITION, TableFolders
 from kcl_dagster.spark.sinks.target import fits
+from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.testing.clock import FakeClock
 from tests.unit.spark.outputs import (
     LEASES,
@@ -325,3 +327,16 @@ def test_folders_of_a_table_say_nothing_that_a_reader_needs(tmp_path: Path) -> N
     store(sink(tmp_path, ["kind"]), output({"kind": ["x" * 5000, "a/b"]}))
     assert [row["kind"] for row in rows(tmp_path)] == ["x" * 5000, "a/b"]
     assert TableFolders(("kind",)).folder(["a/b"]).startswith("kind=~")
+
+
+def test_a_commit_says_through_when_the_application_was_complete(tmp_path: Path) -> None:
+    """For engines that never ask Dagster: in the history of the table."""
+    delta = sink(tmp_path)
+    store(delta, output({"x": [1]}))
+    files = run_writer(delta.stores_into, delta._layout, [output({"x": [2]})], "2")
+    complete = WrittenThrough(int(NOON.timestamp()), epoch=3)
+    delta._commit(replace(whole(2), complete=complete), files)
+    newest, *older = DeltaTable(str(tmp_path)).history()
+    key = f"kcl-dagster/{whole(2).application}/complete-through"
+    assert json.loads(newest[key]) == {"epoch": 3, "through": "2026-01-31T12:00:00+00:00"}
+    assert not any(key in commit for commit in older)

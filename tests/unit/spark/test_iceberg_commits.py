@@ -1,5 +1,6 @@
 """What a commit to an Iceberg table does when another one comes in between, and what it leaves in the table."""
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
 from kcl_dagster.spark.sinks.record import StoredPart, owner_key
 from kcl_dagster.spark.sinks.writing import WrittenFile
+from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import Batch, Part
 
@@ -42,7 +44,7 @@ class Lake:
         runtime = Runtime(clock=FakeClock(), random=random.Random(1))
         return IcebergSink("lake.clicks", where, runtime=runtime)
 
-    def commit(self, sink: IcebergSink, number: int, *values: int) -> None:
+    def commit(self, sink: IcebergSink, number: int, *values: int, complete: WrittenThrough | None = None) -> None:
         """A part with these values, of which no file is made if there are none."""
         table = sink._catalog.load_table("lake.clicks")
         root = f"{table.location()}/data"
@@ -54,7 +56,7 @@ class Lake:
             file.write(pa.record_batch({"n": values}, schema=SCHEMA))
             Path(root, name).write_bytes(file.finish())
             files = [WrittenFile(LEASE, name, len(values), 9, {}, SCHEMA, file.footer)]
-        batch = Batch("app", WorkerId("w:1"), (part(number),))
+        batch = Batch("app", WorkerId("w:1"), (part(number),), complete=complete)
         sink._commit(batch, files, root, IcebergPartitions.of("t", table.spec(), table.schema()))
 
     @property
@@ -119,3 +121,18 @@ def test_a_part_without_output_does_not_take_the_place_of_a_later_one(
     assert lake.table.properties[owner_key(part(2))] == str(StoredPart.of(part(2)))
     lake.commit(lake.sink(), 2, 20, 21)  # repeated after a crash
     assert lake.values() == [20, 21]
+
+
+def test_a_snapshot_says_through_when_the_application_was_complete(tmp_path: Path) -> None:
+    """For engines that never ask Dagster."""
+    lake = Lake(tmp_path)
+    sink = lake.sink()
+    sink._create(SCHEMA)
+    lake.commit(sink, 1, 1)
+    lake.commit(sink, 2, 2, complete=WrittenThrough(1_769_860_800, epoch=3))
+    first, second = sink._catalog.load_table("lake.clicks").snapshots()
+    key = "kcl-dagster/app/complete-through"
+    assert first.summary is not None
+    assert second.summary is not None
+    assert first.summary.get(key) is None
+    assert json.loads(str(second.summary.get(key))) == {"epoch": 3, "through": "2026-01-31T12:00:00+00:00"}

@@ -1,0 +1,43 @@
+"""Through which moment the application is complete, as a worker last read it: for the commits to its table."""
+
+from collections.abc import Callable
+from typing import Final
+
+from kcl_dagster.errors import KclError
+from kcl_dagster.runtime import Clock
+from kcl_dagster.tables.completeness_row import WrittenThrough
+
+READ_SECONDS: Final = 30.0  # the leader writes the moment every few seconds; one read costs one unit
+
+LoadCompleteness = Callable[[], WrittenThrough]
+"""Reads the row. May raise a KclError."""
+
+
+def nothing_known() -> WrittenThrough:
+    """For applications without such a row."""
+    return WrittenThrough()
+
+
+class CompletenessWatch:
+    """`step` belongs to the housekeeping thread and may block for one request. `last` never does."""
+
+    def __init__(self, load: LoadCompleteness, clock: Clock) -> None:
+        self._load = load
+        self._clock = clock
+        self._due = float("-inf")
+        self._last = WrittenThrough()
+
+    def step(self) -> None:
+        """Read the row if it is time. While it cannot be read, the last moment stays true within its epoch."""
+        now = self._clock.monotonic()
+        if now < self._due:
+            return
+        self._due = now + READ_SECONDS
+        try:
+            self._last = self._load()
+        except KclError:
+            return
+
+    def last(self) -> WrittenThrough | None:
+        """None while no moment is known."""
+        return None if self._last.through is None else self._last
