@@ -41,6 +41,11 @@ def test_the_image_installs_what_the_tests_ran_with() -> None:
     assert pins.keys().isdisjoint({"pytest", "moto", "mypy"})
 
 
+def test_what_an_extra_brings_is_pinned_if_the_extra_is_asked_for() -> None:
+    assert "watchfiles" in installed(("dagster-webserver",)), "it asks for uvicorn[standard]"
+    assert "watchfiles" not in installed(("uvicorn",))
+
+
 def test_what_is_not_installed_is_left_out() -> None:
     assert installed(("no-such-package-anywhere",)) == {}
 

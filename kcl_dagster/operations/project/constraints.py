@@ -18,7 +18,8 @@ ROOTS: Final = (
 )
 # Needed by the tests of a project, and by no image.
 NOT_IN_IMAGES: Final = frozenset({"moto", "pytest"})
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_REQUIREMENT: Final = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[(?P<extras>[^]]*)\])?")
+_EXTRA: Final = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 
 
 def installed(roots: tuple[str, ...] = ROOTS) -> dict[str, str]:
@@ -27,26 +28,29 @@ def installed(roots: tuple[str, ...] = ROOTS) -> dict[str, str]:
     Requirements are followed whatever their markers say: a constraint that is not needed installs nothing.
     """
     found: dict[str, str] = {}
-    waiting = list(roots)
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = [(_normal(root), frozenset[str]()) for root in roots]
     while waiting:
-        name = _normal(waiting.pop())
-        if name in found or name in NOT_IN_IMAGES:
+        name, extras = waiting.pop()
+        if (name, extras) in seen or name in NOT_IN_IMAGES:
             continue
+        seen.add((name, extras))
         try:
             package = distribution(name)
         except PackageNotFoundError:
             continue
         found[name] = package.version
-        waiting += _required(package.requires or [])
+        waiting += _required(package.requires or [], extras)
     return dict(sorted(found.items()))
 
 
-def _required(requirements: list[str]) -> Iterator[str]:
-    """The names, without those that only an extra needs."""
+def _required(requirements: list[str], extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
+    """The names, with the extras that are asked of them, without those that only other extras than these need."""
     for requirement in requirements:
-        name = _NAME.match(requirement)
-        if name is not None and "extra ==" not in requirement:
-            yield name[0]
+        named, only_with = _REQUIREMENT.match(requirement), _EXTRA.search(requirement)
+        if named is not None and (only_with is None or _normal(only_with[1]) in extras):
+            wanted = (named["extras"] or "").split(",")
+            yield _normal(named["name"]), frozenset(_normal(one.strip()) for one in wanted if one.strip())
 
 
 def _normal(name: str) -> str:
