@@ -419,7 +419,8 @@ class TelemetrySettings(_Settings):
     """False where each worker has an address of its own, such as a pod: all are at `openmetrics_port`."""
 
     openmetrics_host: str = "127.0.0.1"
-    """Where to listen; `0.0.0.0` for scrapers on other machines. Whoever reaches the port sees the metrics."""
+    """Where to listen; `0.0.0.0` for scrapers on other machines. Every client that reaches the port gets the
+    metrics."""
 
     cloudwatch: MetricsLevel = MetricsLevel.NONE
     """Publish the KCL's metrics under its names. Needs cloudwatch:PutMetricData, and is not free."""

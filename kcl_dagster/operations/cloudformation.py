@@ -57,7 +57,7 @@ def alarms(deployment: Deployment) -> list[Alarm]:
         found += [
             Alarm(
                 "NobodyLeads",
-                "No leader has ticked for five minutes. Workers read on, but nobody replaces one that ends. "
+                "No leader has ticked for five minutes. Workers read on, but none is replaced when it ends. "
                 "Look at the sensor and the daemon.",
                 namespace,
                 "TotalLeases",

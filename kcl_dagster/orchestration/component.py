@@ -332,7 +332,7 @@ class KclApplicationComponent(Component, Described):
         module, dot, function = self.transform.rpartition(".")
         if not dot:
             raise ConfigurationError(f"transform {self.transform} is not of the form package.module.function")
-        install_stand_in()  # nobody but us can do it before that module is imported
+        install_stand_in()  # here, because it has to be done before that module is imported
         try:
             found: Transform = getattr(import_module(module), function)
         except (ImportError, AttributeError) as error:

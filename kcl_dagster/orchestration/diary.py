@@ -1,4 +1,4 @@
-"""What a worker run writes into Dagster's event log: rolled up, never one event per batch."""
+"""Writes the events of a worker run into Dagster's event log: combined, never one event per batch."""
 
 import functools
 import logging
@@ -26,8 +26,8 @@ from kcl_dagster.worker.report import BatchReport
 
 logger = logging.getLogger(__name__)
 
-# An event costs 8 KB on disk, and the page of a run with thousands of them gets heavy. Somebody watches a worker
-# start; from then on the pause doubles, until an event every half hour (0.4 MB a day) is plenty.
+# An event costs 8 KB on disk, and the page of a run with thousands of events loads slowly. Operators watch the
+# start of a worker; from then on the pause doubles, up to one event every half hour (0.4 MB a day).
 FIRST_PACE_SECONDS = 30.0
 CALM_PACE_SECONDS = 1800.0
 ALARM_PACE_SECONDS = 300.0  # of one kind: a stream full of poison must not fill the event log

@@ -129,7 +129,7 @@ class WorkerRun:
         interruption.session = session
         connection = Connection(**self._connection("kinesis"))
         if local_slots(session) is None:
-            check_executors(session)  # again for ours; nobody has asked those of other resources
+            check_executors(session)  # again for our resource; sessions of other resources were not checked yet
             check_stream(session, connection, self.consumer.application.streams[0].name)
         check_sharing(session, sink, system().new_id())
         settings = replace(EngineSettings.of(self.consumer.application), tasks=choice.processes)

@@ -12,8 +12,8 @@ from kcl_dagster.errors import KclError, StreamError, StreamNotFound
 from kcl_dagster.model.shard import HashRange, Shard
 from kcl_dagster.runtime import Runtime, system
 
-PAGE_SHARDS: Final = 1_000  # what ListShards gives unasked; more only makes a lost page dearer
-LISTING_SECONDS: Final = 30.0  # a listing that is throttled for longer is tried again by whoever needed it
+PAGE_SHARDS: Final = 1_000  # the default of ListShards; with more, a lost page costs more
+LISTING_SECONDS: Final = 30.0  # if a listing is throttled for longer, it fails, and its caller tries again later
 
 
 @dataclass(frozen=True, slots=True)

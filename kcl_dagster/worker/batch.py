@@ -40,21 +40,22 @@ class Range:
     shard_id: str
     after: Checkpoint
     number: int
-    """The batch number this range is written under: grows by one per batch of the lease, over all its owners. The
-    first one is above all numbers of former leases of the shard."""
+    """The batch number under which this range is written. It grows by one with each batch of the lease, over all
+    its owners. The first one is above all numbers of former leases of the shard."""
 
     through: Checkpoint | None = None
     first: str | None = None
     timestamp_ms: int | None = None
     hash_range: HashRange | None = None
-    """What the shard serves; aggregated records outside of it belong to another shard."""
+    """The hash keys of the shard. Aggregated records outside this range belong to another shard."""
 
     window: Window | None = None
-    """Of a replay: the range is open and ends where the window says, whatever the budget says. `Progress.ended`
-    then means that the window has no more in this shard."""
+    """The window of a replay: the range is open, and ends where the window determines, not the budget.
+    `Progress.ended` then means that the window has no more records in this shard."""
 
     instead_of: int | None = None
-    """Of a range that was narrowed because it kept failing: the number of the whole, which nobody may store now."""
+    """If the range was narrowed because it kept failing: the number of the whole range, which must not be stored
+    any more."""
 
     losses: int = 0
     """Owners of the lease that were lost while they wrote the pinned batch; see `Pin`."""
@@ -185,15 +186,15 @@ class Fetched(Read, Protocol[D_co]):
         an engine that cannot promise it any more makes the evaluation fail with BatchContentChanged."""
 
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
-        """A record that splits the lease's records into two halves, the last of the first half; None when
-        there is only one. Called when a batch keeps failing."""
+        """The last record of the first half of the lease's records. None if there is only one record. Called if a
+        batch keeps failing."""
 
     def records(self, lease: LeaseKey) -> Sequence[PoisonRecord]:
-        """The lease's records on the driver. Called for a range that was narrowed to the record that fails."""
+        """The lease's records, on the driver. Called for a range that was narrowed to the record that fails."""
 
 
 class Reader(Protocol[R_co]):
-    """Reads ranges. Stateless as far as the protocol is concerned: all progress is in the leases."""
+    """Reads ranges. For the protocol it is stateless: all progress is in the leases."""
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> R_co:
         """Read the ranges and say how far it went. Blocks for `budget.seconds` at most, pinned ranges apart, and
@@ -201,8 +202,8 @@ class Reader(Protocol[R_co]):
         reported in `failures`; raises only when nothing could be read at all."""
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
-        """A hint: the next `fetch` will probably ask for these ranges. May do nothing. Never blocks; a result
-        is used only when the next `fetch` asks for an equal range, else thrown away."""
+        """A hint that the next `fetch` will probably request these ranges. May do nothing. Never blocks. A result
+        is used only if the next `fetch` requests an equal range; otherwise it is discarded."""
 
 
 class Engine(Reader[Fetched[D_co]], Protocol[D_co]):
@@ -211,10 +212,10 @@ class Engine(Reader[Fetched[D_co]], Protocol[D_co]):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The identity of what one batch writes for one shard. Equal on every replay, in whichever process.
+    """The identity of what one batch writes for one shard. Every repetition in any process has an equal part.
 
-    `number` is also the fencing token: it never falls over the life of a shard, whoever owns it, so a sink that
-    remembers the highest number it saw for (application, stream, shard) can refuse anything lower.
+    `number` is also the fencing token: it never falls over the life of a shard, even if the owner changes. So if a
+    sink stores the highest number of each (application, stream, shard), it can refuse any lower number.
     """
 
     application: str
@@ -227,8 +228,8 @@ class Part:
     records: int = field(compare=False)
     bytes: int = field(compare=False)
     instead_of: int | None = field(default=None, compare=False)
-    """Where the part is a piece of one that kept failing: that one's number. A stalled former owner may still be
-    trying to store the whole; whoever comes second has to be refused."""
+    """If the part is a piece of a part that kept failing: the number of that part. A stalled former owner may still
+    try to store the whole part. The sink has to refuse the later of both writes."""
 
     is_repeated: bool = field(default=False, compare=False)
     """An earlier attempt may have stored the part, also with another version of the transform."""
@@ -236,7 +237,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a sink is told of the batch it writes. `worker` is for logs and lineage, not part of the identity."""
+    """The batch that a sink writes. `worker` is for logs and lineage, and not part of the identity."""
 
     application: str
     worker: WorkerId
@@ -257,16 +258,16 @@ class Batch:
 
 
 class Sink(Protocol[D_contra]):
-    """Where batches go. Called on the worker's main thread, one batch at a time."""
+    """Stores batches. Called on the worker's main thread, one batch at a time."""
 
     def write(self, data: D_contra, batch: Batch) -> None:
         """Store the batch, all of it, durably, before returning. Never called with an empty batch.
 
-        The same parts may come again, alone or in other company: after a crash, from the next owner, or from a
-        stalled former owner while the next one is at work. The records of a part are then the same. An
+        The same parts may come again, alone or together with other parts: after a crash, from the next owner, or
+        from a stalled former owner while the next owner works. The records of a part are then the same. An
         exactly-once sink therefore keys its output by part, and stores each part once.
 
-        Raises SinkError when storing failed; anything else is taken for a failure of user code.
+        Raises SinkError if storing failed. Any other error counts as a failure of user code.
         """
 
 

@@ -326,7 +326,8 @@ class Worker(Generic[D]):
         return self.heartbeat.step()
 
     def _has_become_ready(self) -> bool:
-        """Leases wait for this worker: the leader hears of it before the next heartbeat is due."""
+        """Whether the worker has just become ready. Leases wait for it, so it writes its row before the next
+        heartbeat is due."""
         is_starting = self.heartbeat.state is WorkerState.STARTING
         return is_starting and self._beats_while_starting > 0 and self.is_ready()
 
@@ -345,8 +346,8 @@ class Worker(Generic[D]):
                 self._request_stop(StopReason.ORPHANED, why)
 
     def step_leaderless(self) -> list[LeaseKey]:
-        """Where no leader has shown itself for long: take what nobody serves, ask for what others have too much
-        of. What was taken is found by discovery."""
+        """If no leader was observed for long: take unserved leases, and request leases from workers that have too
+        many. Discovery finds the leases that were taken."""
         leader = self._around.leader
         if leader is None or self._draining_since is not None or self.stop.is_requested():
             return []
@@ -388,12 +389,13 @@ class Worker(Generic[D]):
             self._request_stop(*enough)
 
     def step_leaving(self) -> None:
-        """Told to stop: leases of which nothing is being written go at once, and the others when their batch ends.
-        One that does not end loses them: user code may hang for ever, and must not be renewed for ever."""
+        """After a request to stop: give up leases of which nothing is being written at once, and the others when
+        their batch ends. If a batch does not end, its leases are given up, too: user code may hang for ever, and
+        its leases must not be renewed for ever."""
         now = self._clock.monotonic()
         if self._stop_seen is None:
             self._stop_seen = now
-            self.heartbeat.state = WorkerState.DRAINING  # nobody who stops as well makes this worker its heir
+            self.heartbeat.state = WorkerState.DRAINING  # so that no other stopping worker gives leases to this one
             self.step_heartbeat()
             if self._around.processors is None:  # without pins it cannot be seen what user code is busy with
                 self._let_go(unless_pinned=True)

@@ -8,9 +8,9 @@
     commit   move each checkpoint to the batch's end and remove the pin, compare-and-set; finished shards get
              their child leases first
 
-A crash before `prepare` loses nothing: the records are read again. A crash after it leaves a pin: whoever owns the
-lease next reads exactly the same records and writes them under the same identity, so a sink that stores a part
-once stores each record once. A stalled former owner can only write what the pin says as well.
+A crash before `prepare` loses nothing: the records are read again. A crash after it leaves a pin: the next owner of
+the lease reads exactly the same records and writes them under the same identity. So a sink that stores each part
+once stores each record once. A stalled former owner can only write the records of the pin, too.
 
 Modelled in spec/ExactlyOnce.tla, with what is lost when one of the steps is left out.
 """

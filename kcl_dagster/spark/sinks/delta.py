@@ -1,7 +1,7 @@
 """Delta Lake tables, without a JVM library: executors write the files, the driver commits them with delta-rs.
 
 All parts of a batch become visible at once. Each shard is an application of the table's own transaction log, with
-the batch number as its version: a part whose version is there is not added again, whoever writes it and whenever.
+the batch number as its version: if the version of a part is in the log, no worker can add the part again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -116,7 +116,7 @@ class DeltaSink:
         return PartCounts(None) if self._is_unchanged else None
 
     def holds(self, part: Part) -> bool:
-        """See `worker.batch.Remembering`. Files without a commit are nobody's."""
+        """See `worker.batch.Remembering`. Files without a commit do not count as stored."""
         with table_errors(self._name):
             return self._compare([part]).is_stored
 

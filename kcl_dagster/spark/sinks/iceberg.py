@@ -149,7 +149,7 @@ class IcebergSink:
         return PartCounts(None) if self._is_unchanged else None
 
     def holds(self, part: Part) -> bool:
-        """See `worker.batch.Remembering`. Files without a commit are nobody's."""
+        """See `worker.batch.Remembering`. Files without a commit do not count as stored."""
         with table_errors(self._name):
             table = self._load()
             return table is not None and _compare(table, [part]).is_stored
