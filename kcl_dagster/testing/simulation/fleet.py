@@ -371,6 +371,8 @@ class Simulation:
             if self.operators.is_operator(self.kernel.acting) and is_lease(some):
                 moved = read_lease(some)
                 self.lake.repeats(self.stream_of(moved.stream)[0], moved.shard)
+                if old is not None and new is not None and moved.checkpoint < read_lease(old).checkpoint:
+                    self.truth_of(moved).is_put_back = True
             if not self._has_guest:
                 self._has_guest = True
                 self.hands.put(table, FOREIGN_ROW)

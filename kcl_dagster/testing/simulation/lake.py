@@ -45,6 +45,9 @@ class ShardTruth:
     is_repeated: bool = False
     """The shard's lease was deleted by hand: its records may be stored again, and no sink can detect that."""
 
+    is_put_back: bool = False
+    """An operator put its lease back, and nothing was stored again since."""
+
     is_shared: bool = False
     """Java workers read the shard, too: records that they processed may be stored by our workers as well."""
 
@@ -185,7 +188,7 @@ class Lake:
         self._check_parents(_named(part), truth, part.stream.name, part.stream.creation_epoch)
         self._check_content(part, rows, truth, start)
         self._check_place(part, truth, start)
-        truth.last_part = part
+        truth.last_part, truth.is_put_back = part, False
         self._write_files(part, rows, files, truth, pause)
 
     def _admit(self, code: CodeVersion) -> None:
@@ -246,7 +249,10 @@ class Lake:
     def is_said_complete(self, through: int) -> None:
         """Check a written moment: everything that arrived before `through` is stored (S16)."""
         for truth in self.shards.values():
-            begin = max(truth.read_to, truth.start_limit or 0, truth.wanted_from)
+            if truth.is_shared and truth.is_repeated:
+                continue  # what Java workers deliver again is not known
+            read_to = 0 if truth.is_put_back else truth.read_to
+            begin = max(read_to, truth.start_limit or 0, truth.wanted_from)
             if all(arrival >= through for arrival in truth.arrivals[begin:]):
                 continue
             begin = max(begin, self._expired(truth))
