@@ -98,6 +98,27 @@ def test_a_loss_before_the_first_reading_that_nobody_tells_of_is_noticed(monkeyp
     assert [violation.name for violation in found] == ["S1"]
 
 
+def test_leases_are_lost_and_return_while_user_code_hangs() -> None:
+    fleet = draw(SEED).application.fleet.model_copy(update={"min_workers": 2, "max_workers": 2})
+    base = draw(SEED).without_faults()
+    fault = Fault(id=0, kind=FaultKind.CODE_HANGS_APART, at=60.0, number=0, seconds=240.0)
+    scenario = replace(
+        base,
+        application=base.application.model_copy(update={"fleet": fleet}),
+        record_seconds=2.0,
+        active=400.0,
+        faults=(fault,),
+    )
+    outcome = Simulation(scenario, Trace(keep=True, lines=deque())).run()
+    assert outcome.violations == []
+    [cut, *_] = [line for line in outcome.lines if "cut hits" in line]
+    hung = cut.split()[-1]
+    after = [line for line in outcome.lines[outcome.lines.index(cut) :] if hung in line]
+    lost = next(place for place, line in enumerate(after) if "lease lost" in line)
+    returned = next(place for place, line in enumerate(after) if place > lost and "lease acquired" in line)
+    assert any("processing slow" in line for line in after[returned:]), "the code still hangs"
+
+
 def test_a_loss_that_nobody_tells_of_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reading, "_is_bearable", lambda *_: True)
     assert [violation.name for violation in with_outage("continue").run().violations] == ["S1"]

@@ -36,6 +36,7 @@ class FaultKind(StrEnum):
     ANSWER_LOST = "answer lost"
     LATE = "late"  # takes effect after the caller gave up
     DENIED = "denied"  # one operation of one service
+    WRITES_SLOW = "writes slow"  # by which one worker keeps its leases: served, and long under way
     CUT = "cut"  # one process from one service: nothing gets there, or no answer gets back
     TRANSACTION_CONFLICT = "transaction conflict"  # another request is writing one of the rows
     HALF_RIGHTS = "half rights"  # one operation is denied to all leaders of a deployment
@@ -63,6 +64,7 @@ class FaultKind(StrEnum):
     STORAGE_RAISES = "storage raises"
     # user code
     CODE_HANGS = "code hangs"  # on the batch thread of one worker, whose other threads go on
+    CODE_HANGS_APART = "code hangs apart"  # its worker is cut off meanwhile, and then all others end
     CODE_FAILS = "code fails"
     DEPLOYED = "deployed"  # another version of it; no worker of the former one is left
     # operators

@@ -45,6 +45,12 @@ class Hands:
 
         this.kernel.call_at(this.kernel.now + after, restart)
 
+    def end_others(self, process: Process) -> None:
+        """Kill all workers but one."""
+        for worker in self._simulation.living():
+            if worker.process is not process:
+                worker.process.kill()
+
     def terminate(self, process: Process, grace: float) -> None:
         this = self._simulation
         for java in this.java.living():

@@ -23,6 +23,7 @@ LONG_SHARE: Final = 0.3
 DEPLOYS_SHARE: Final = 0.25
 PAUSES_SHARE: Final = 0.2
 STALLS_SHARE: Final = 0.3
+DELAYS_SHARE: Final = 0.4
 # Before stretching. A pod may wait for its node; Spark takes 8 s on a good machine.
 POD_SECONDS: Final = (0.0, 0.0, 5.0, 45.0)
 SPARK_SECONDS: Final = (0.0, 8.0, 30.0, 90.0)
@@ -33,6 +34,7 @@ DAY_SECONDS: Final = 24 * 3600
 HOUR_SECONDS: Final = 3600
 QUIET_SECONDS: Final = 12 * 3600
 MOST_WORKERS: Final = 4
+SLOW_WRITES: Final = 8  # one after the other, of the longest, while calls are slow
 # A role without these rights may lead, and its leader can do nothing, or not everything.
 RIGHTS: Final = ("scan", "scan", "scan", "transact_write_items", "update_item", "put_item")
 
@@ -132,6 +134,69 @@ def with_stalls(random: Random, scenario: "Scenario") -> "Scenario":
         for place in range(random.choice([2, 4, 8]))
     ]
     return replace(scenario, faults=tuple(sorted([*scenario.faults, *stalls], key=lambda one: (one.at, one.id))))
+
+
+def with_delays(random: Random, scenario: "Scenario") -> "Scenario":
+    """The scenario with a worker that does not get on while its leases move or are written, or with batches that
+    are begun and not finished when an operator resets the application; or as it is. Drawn at the very end. What
+    needs an undisturbed fleet comes after all other faults."""
+    if scenario.java or random.random() >= DELAYS_SHARE:
+        return scenario
+    draw = random.choice([_slow_writes, _returning_leases, _reset_of_begun_batches])
+    scenario, faults = draw(random, scenario, 6 * FIRST)
+    ordered = sorted([*scenario.faults, *faults], key=lambda fault: (fault.at, fault.id))
+    return replace(scenario, faults=tuple(ordered))
+
+
+def _slow_writes(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    """Writes of a worker to DynamoDB are long under way, some for longer than a lease is its own, as where
+    credentials are fetched anew or a name is resolved. Each thread of the worker waits for its own writes."""
+    seconds = min(_lease(scenario) * 1.5 * SLOW_WRITES, scenario.active * 0.7)
+    slow = Fault(
+        id=number,
+        kind=FaultKind.WRITES_SLOW,
+        target="any",
+        at=random.uniform(scenario.active * 0.05, scenario.active * 0.95 - seconds),
+        number=random.randrange(8),
+        seconds=seconds,
+        share=random.choice([0.2, 0.4]),
+        service="dynamodb",
+        operation="update_item",
+    )
+    return scenario, [slow]
+
+
+def _returning_leases(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    """User code hangs in one of several workers, which is cut off for longer than its leases are its own. The
+    workers that take them read on and end, so the leases return before the code does."""
+    fleet = scenario.application.fleet
+    fleet = fleet.model_copy(update={"min_workers": 2, "max_workers": max(2, fleet.max_workers)})
+    lease = _lease(scenario)
+    at, seconds = scenario.active + 2 * lease, 8 * lease
+    fault = Fault(id=number, kind=FaultKind.CODE_HANGS_APART, at=at, number=random.randrange(8), seconds=seconds)
+    application = scenario.application.model_copy(update={"fleet": fleet})
+    return replace(scenario, application=application, active=at + 1.5 * seconds), [fault]
+
+
+def _reset_of_begun_batches(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
+    """The sink refuses batches, or stores them and raises an error, while an operator resets the application: the
+    leases that are reset have a pin."""
+    if any(fault.kind is FaultKind.TABLE_LOST for fault in scenario.faults):
+        return scenario, []
+    lease = _lease(scenario)
+    at = scenario.active + 2 * lease
+    scenario, resets = _reset(random, scenario, number)
+    if not resets:
+        return scenario, []
+    refuses = Fault(
+        id=number + 1,
+        kind=random.choice([FaultKind.SINK_REFUSES, FaultKind.SINK_LIES]),
+        at=at - lease,
+        target="any",
+        seconds=6 * lease,
+    )
+    reset = replace(resets[0], at=at, seconds=6 * lease)
+    return replace(scenario, active=at + 7 * lease), [refuses, reset]
 
 
 def _at(random: Random, scenario: "Scenario", latest: float = 0.9) -> float:

@@ -39,10 +39,21 @@ WRITES: Final = frozenset({TRANSACTION, "put_item", "update_item", "delete_item"
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of one call. `late` seconds pass between the caller giving up and the request taking effect."""
+    """What becomes of one call. `late` seconds pass between the caller giving up and the request taking effect; or
+    while a slow request or a slow answer is under way."""
 
     kind: Literal[
-        "served", "throttled", "denied", "broken", "unreachable", "conflict", "request lost", "answer lost", "late"
+        "served",
+        "throttled",
+        "denied",
+        "broken",
+        "unreachable",
+        "conflict",
+        "request lost",
+        "answer lost",
+        "late",
+        "slow request",
+        "slow answer",
     ]
     late: float = 0.0
 
@@ -105,6 +116,8 @@ class Line:
         self._on_call(process, self._service, name, request, answer)
         if fate is not SERVED and fate.kind == "answer lost":
             raise self._timeout()
+        if fate is not SERVED and fate.kind == "slow answer":
+            kernel.sleep(fate.late)
         if name == TRANSACTION:
             with self._under_way(request):
                 kernel.sleep(self._latency())
@@ -118,7 +131,7 @@ class Line:
         if fate.kind == "unreachable":
             kernel.sleep(CONNECT_TIMEOUT_SECONDS)
             raise ConnectTimeoutError(endpoint_url=self._service)
-        kernel.sleep(self._latency())
+        kernel.sleep(fate.late if fate.kind == "slow request" else self._latency())
         if fate.kind == "throttled":
             raise self._refused(THROTTLING[self._service], "Rate exceeded", name)
         if fate.kind == "denied":

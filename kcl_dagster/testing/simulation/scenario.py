@@ -22,6 +22,7 @@ from kcl_dagster.application import (
 from kcl_dagster.tables.attributes import CHECKPOINT_OWNER, PENDING
 from kcl_dagster.testing.simulation.faults import Fault, FaultKind
 from kcl_dagster.testing.simulation.incidents import (
+    with_delays,
     with_deploys,
     with_incidents,
     with_long_incidents,
@@ -179,7 +180,8 @@ def draw(seed: int, *, incidents: bool = True) -> Scenario:
     scenario = with_deploys(Random(f"deploys {seed}"), scenario)
     scenario = with_pauses(Random(f"pauses {seed}"), scenario)
     scenario = with_stalls(Random(f"stalls {seed}"), scenario)
-    return _resting(Random(f"resting {seed}"), scenario)
+    scenario = _resting(Random(f"resting {seed}"), scenario)
+    return with_delays(Random(f"delays {seed}"), scenario)
 
 
 def _resting(random: Random, scenario: Scenario) -> Scenario:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Protocol
 
+from kcl_dagster.tables.attributes import COUNTER, PENDING, SWITCHES
 from kcl_dagster.tables.coordination import LEADER_KEY
 from kcl_dagster.testing.simulation.faults import Fault, FaultKind
-from kcl_dagster.testing.simulation.incidents import CREATES_LEASE, RELEASES_LOCK
+from kcl_dagster.testing.simulation.incidents import CREATES_LEASE, RELEASES_LOCK, SLOW_WRITES
 from kcl_dagster.testing.simulation.kernel import Kernel, Process
 from kcl_dagster.testing.simulation.lake import SinkWeather
 from kcl_dagster.testing.simulation.network import SERVED, WRITES, Fate, Service
@@ -30,6 +31,7 @@ MOODS: Final[dict[FaultKind, str]] = {
     FaultKind.NO_CHILDREN_NAMED: "childless",
 }
 LATEST_ARRIVAL_SECONDS: Final = 30.0
+UNREACHABLE: Final = 1  # of a cut: no request gets through, instead of no answer
 # A restarted daemon is back after this long, before stretching.
 RESTART_SECONDS: Final = (5.0, 120.0)
 
@@ -60,6 +62,7 @@ class Fleet(Protocol):
     def shorten_retention(self) -> None: ...
     def merge(self) -> None: ...
     def drain_all(self) -> None: ...
+    def end_others(self, process: Process) -> None: ...
     def deploy(self, number: int, grace: float) -> None: ...
     def spoil_storage(self, number: int, kind: FaultKind, seconds: float) -> None: ...
     def reset(self, seconds: float) -> None: ...
@@ -130,15 +133,28 @@ class Weather:
                 continue
             if fault.kind is FaultKind.TRANSACTION_CONFLICT and operation not in WRITES:
                 continue
+            if fault.kind is FaultKind.WRITES_SLOW and not _keeps_lease(request):
+                continue
             if storm.random.random() >= fault.share:
                 continue
             self.kernel.note("fault", f"{fault.kind} hits {operation} of {process.name}")
             if fault.kind is FaultKind.CUT:
-                return Fate("unreachable") if fault.number % 2 else Fate("answer lost")
+                return Fate("unreachable") if fault.number % 2 == UNREACHABLE else Fate("answer lost")
+            if fault.kind is FaultKind.WRITES_SLOW:
+                return self._slow(storm, request)
             if fault.kind is FaultKind.LATE:
                 return Fate("late", storm.random.uniform(0, LATEST_ARRIVAL_SECONDS))
             return _FATES[fault.kind]
         return SERVED
+
+    def _slow(self, storm: _Storm, request: dict[str, Any]) -> Fate:
+        """The write ends before the fault is over. Renewals are often under way for longer than the lease is held,
+        pins for less: while one lease of a batch is pinned, another has to be renewed."""
+        fault = storm.fault
+        left = fault.at + fault.seconds - self.kernel.now
+        low, high = (0.1, 0.5) if PENDING in request["UpdateExpression"] else (0.3, 1.3)
+        seconds = min(left, fault.seconds / SLOW_WRITES * storm.random.uniform(low, high))
+        return Fate(storm.random.choice(["slow request", "slow answer"]), seconds)
 
     def served(self, process: Process, operation: str, request: dict[str, Any]) -> None:
         """A call of this process took effect; its answer is not there yet."""
@@ -214,6 +230,8 @@ class Weather:
                 self.fleet.spoil_storage(fault.number, fault.kind, fault.seconds)
             case FaultKind.CODE_HANGS if process is not None:
                 self.sink.hangs[process.name] = fault.seconds
+            case FaultKind.CODE_HANGS_APART if process is not None:
+                self._hang_apart(fault, process)
             case FaultKind.DEPLOYED:
                 self.fleet.deploy(fault.number, fault.seconds)
             case FaultKind.OUTAGE:
@@ -222,7 +240,7 @@ class Weather:
                 self._for_a_while(fault, lambda on: setattr(self, "index_lag", fault.seconds if on else 0.0))
             case kind if kind in MOODS:
                 self._for_a_while(fault, lambda on: setattr(self.moods, MOODS[kind], fault.share if on else 0.0))
-            case kind if kind in _FATES or kind in (FaultKind.LATE, FaultKind.CUT):
+            case kind if kind in _FATES or kind in (FaultKind.LATE, FaultKind.CUT, FaultKind.WRITES_SLOW):
                 if process is not None or fault.target in ("any", ""):
                     self._gather(_Storm(fault, process, random))
             case kind if kind in self._deeds:
@@ -264,6 +282,30 @@ class Weather:
 
         self.kernel.call_at(self.kernel.now + storm.fault.seconds, pass_by)
 
+    def _hang_apart(self, fault: Fault, process: Process) -> None:
+        """Let user code hang in the next batch of a process. Cut the process off from DynamoDB then, for a quarter
+        of the time, and end all other workers in the midst of the rest."""
+        self.sink.hangs[process.name] = fault.seconds
+        times_cleared = self.sink.times_cleared
+        cut = Fault(
+            fault.id, FaultKind.CUT, fault.at, number=UNREACHABLE, seconds=fault.seconds / 4, service="dynamodb"
+        )
+
+        def look() -> None:
+            if not process.is_alive or self.sink.times_cleared != times_cleared:
+                return
+            if process.name in self.sink.hangs:
+                self.kernel.call_at(self.kernel.now + self.stretch, look)
+                return
+            self._gather(_Storm(cut, process, Random(f"{self.seed} fault {fault.id}")))
+            self.kernel.call_at(self.kernel.now + fault.seconds / 2, end_others)
+
+        def end_others() -> None:
+            if process.is_alive and self.sink.times_cleared == times_cleared:
+                self.fleet.end_others(process)
+
+        look()
+
     def _for_a_while(self, fault: Fault, turn: Callable[[bool], None]) -> None:
         turn(True)
         self.kernel.call_at(self.kernel.now + fault.seconds, lambda: turn(False))
@@ -295,6 +337,12 @@ def _moment(fault: Fault) -> int:
     if fault.kind is FaultKind.PAUSE_AFTER_CALL:
         return 1
     return 0 if fault.operation else fault.number % 2
+
+
+def _keeps_lease(request: dict[str, Any]) -> bool:
+    """Whether a write renews a lease, or pins a batch: it counts, and moves neither the lease nor its progress."""
+    update: str = request.get("UpdateExpression", "")
+    return COUNTER in update and SWITCHES not in update
 
 
 def _about(operation: str, request: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, ReadTimeoutError
@@ -95,6 +95,17 @@ def test_a_late_request_takes_effect_after_its_sender_gave_up() -> None:
     call = Call(Fate("late", 3.0)).make()
     (arrived,) = call.service.calls
     assert arrived > call.ended
+
+
+@pytest.mark.parametrize(("kind", "arrives_late"), [("slow request", True), ("slow answer", False)])
+def test_a_slow_call_is_served_and_keeps_its_caller_waiting(
+    kind: Literal["slow request", "slow answer"], arrives_late: bool
+) -> None:
+    call = Call(Fate(kind, 20.0)).make()
+    (arrived,) = call.service.calls
+    assert call.answer is not None
+    assert call.ended > 20.0
+    assert (arrived >= 20.0) == arrives_late
 
 
 def test_a_refusal_is_an_answer_and_can_be_lost_too() -> None:

@@ -7,10 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from kcl_dagster.tables.attributes import PENDING
+from kcl_dagster.tables.attributes import PENDING, SWITCHES
 from kcl_dagster.testing.simulation.dagster import Orchestrator, Run
 from kcl_dagster.testing.simulation.faults import Fault, FaultKind
+from kcl_dagster.testing.simulation.incidents import FIRST
 from kcl_dagster.testing.simulation.kernel import Kernel, Process
+from kcl_dagster.testing.simulation.network import Fate
 from kcl_dagster.testing.simulation.scenario import Scenario, draw
 from kcl_dagster.testing.simulation.weather import Fleet, Weather
 
@@ -75,6 +77,31 @@ def test_a_process_pauses_in_the_midst_of_what_it_does(fault: Fault, made: list[
     assert Calls(fault, [OTHER, PROGRESS, OTHER]).made == pytest.approx(made)
 
 
+RENEWAL = {"UpdateExpression": "ADD leaseCounter :one"}
+PIN = {"UpdateExpression": f"SET {PENDING} = :{PENDING} ADD leaseCounter :one"}
+COMMIT = {"UpdateExpression": f"SET checkpoint = :c, {SWITCHES} = :0 REMOVE {PENDING} ADD leaseCounter :one"}
+HEARTBEAT = {"UpdateExpression": "SET lut = :lut"}
+
+
+def test_only_writes_that_keep_a_lease_are_slow_and_none_for_longer_than_the_fault_lasts(kernel: Kernel) -> None:
+    process = Process(kernel, "worker")
+    weather = Weather(kernel, cast("Fleet", OneWorker(process)), seed=1, stretch=1)
+    slow = Fault(1, FaultKind.WRITES_SLOW, at=0.0, seconds=120.0, service="dynamodb", operation="update_item")
+    weather.forecast((slow,))
+    kernel.run(1.0)
+
+    def fates(request: dict[str, Any]) -> list[Fate]:
+        return [weather.fate(process, "dynamodb", "update_item", request) for _ in range(50)]
+
+    assert {fate.kind for fate in fates(RENEWAL) + fates(PIN)} == {"slow request", "slow answer"}
+    assert max(fate.late for fate in fates(PIN)) < max(fate.late for fate in fates(RENEWAL))
+    assert {fate.kind for fate in fates(COMMIT) + fates(HEARTBEAT)} == {"served"}
+    kernel.run(119.0)
+    assert max(fate.late for fate in fates(RENEWAL)) <= 1.0
+    kernel.run(121.0)
+    assert {fate.kind for fate in fates(RENEWAL)} == {"served"}
+
+
 def test_a_suspended_machine_does_not_know_that_it_slept() -> None:
     assert Calls(pause(SUSPENDS), [OTHER]).process.suspended == 30.0
     assert Calls(pause(0), [OTHER]).process.suspended == 0.0
@@ -109,6 +136,19 @@ def test_a_queue_that_is_held_back_goes_on(
 def began(run: Run) -> float:
     assert run.started_at is not None
     return run.started_at
+
+
+def test_some_resets_are_of_batches_that_were_begun() -> None:
+
+    scenarios = [draw(seed) for seed in range(1, 60)]
+    last = [{fault.kind: fault for fault in scenario.faults if fault.id >= 6 * FIRST} for scenario in scenarios]
+    with_reset = [faults for faults in last if FaultKind.RESET in faults]
+    assert with_reset
+    for faults in with_reset:
+        reset = faults.pop(FaultKind.RESET)
+        [refuses] = faults.values()
+        assert refuses.kind in (FaultKind.SINK_REFUSES, FaultKind.SINK_LIES)
+        assert refuses.at < reset.at < refuses.at + refuses.seconds
 
 
 def test_hours_of_sleep_are_not_counted() -> None:
