@@ -302,27 +302,28 @@ class PartCounts:
 
 @runtime_checkable
 class Counting(Protocol):
-    """A sink that knows how many rows it stored, and of which minutes."""
+    """A sink that counts the rows that it stored, by minute."""
 
     def counted(self, part: Part) -> PartCounts | None:
-        """What the last `write` stored of the part, by the batch's `time_column`. None: it does not know. Called on
-        the thread of `write`, after it has returned. Does not raise."""
+        """The rows of the part that the last `write` stored, by the batch's `time_column`. None: they are not
+        known. Called on the thread of `write`, after it has returned. Does not raise."""
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """A sink that knows what it holds, as tables do."""
+    """A sink that can look up whether it has stored a part, as tables can."""
 
     def holds(self, part: Part) -> bool:
-        """Whether the part is stored after all, whole and for good, by an attempt that failed afterwards. Asked
-        before the part is cut in two or set aside. Raises SinkError."""
+        """Whether an attempt that failed afterwards has stored the whole part for good. Called before the part is
+        cut in two or set aside. Raises SinkError."""
 
 
 @runtime_checkable
 class Withdrawing(Protocol):
-    """A sink in which attempts that fail leave something, as files do. A part that stands in for others
-    (`instead_of`) makes `write` remove what they have left."""
+    """A sink in which failed attempts leave data, such as files. If a part replaces others (`instead_of`), `write`
+    removes the data that attempts at those have left."""
 
     def withdraw(self, part: Part) -> None:
-        """Remove what attempts at the part, and at those it stands in for, have left. Called only when its lease
-        lets nobody store it any more: another owner might have done so, and have committed it. Raises SinkError."""
+        """Remove the data that attempts at the part, and at the parts that it replaces, have left. Called only
+        after its lease has another batch number, so that no worker can store the part any more: otherwise another
+        owner might have stored and committed it. Raises SinkError."""
