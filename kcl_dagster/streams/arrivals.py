@@ -97,8 +97,9 @@ class Arrivals:
             return None
         try:
             iterator = self._ask("get_shard_iterator", StreamName=stream, ShardId=shard, **place)["ShardIterator"]
+            named = aws.stream_arn(self._kinesis, stream)
             for _ in range(MOST_PAGES):
-                answer = self._ask("get_records", ShardIterator=iterator, Limit=1)
+                answer = self._ask("get_records", ShardIterator=iterator, Limit=1, **named)
                 for record in answer["Records"]:
                     arrived = arrival_millis(record)
                     is_at = int(record["SequenceNumber"]) == _number(checkpoint)

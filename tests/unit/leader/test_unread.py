@@ -109,6 +109,20 @@ def test_what_cannot_be_found_out_needs_a_worker(lease: dict[str, Any]) -> None:
     assert street.waited(**lease) == math.inf
 
 
+def test_a_stream_that_is_named_by_its_arn_is_read_by_its_arn(monkeypatch: pytest.MonkeyPatch) -> None:
+    street, named = Street(), {"StreamARN": f"arn:aws:kinesis:us-east-1:123456789012:stream/{STREAM}"}
+    monkeypatch.setattr("kcl_dagster.aws.stream_arn", lambda *_: named)
+    asked: list[dict[str, Any]] = []
+
+    def answer(**request: Any) -> Any:
+        asked.append(request)
+        return {"Records": []}
+
+    monkeypatch.setattr(street, "get_records", answer)
+    street.waited()
+    assert [request["StreamARN"] for request in asked] == [named["StreamARN"]]
+
+
 def test_a_new_lease_is_looked_at_at_once() -> None:
     street = Street()
     street.waited()

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.model.worker import BOUNDED_SLOT
 from kcl_dagster.operations.status import read_status
 from kcl_dagster.orchestration.catch_up import moment_of
 from kcl_dagster.orchestration.consumer import Consumer
@@ -95,7 +96,7 @@ def test_a_bounded_run_stores_everything_and_the_next_one_what_came_since(
         began.timestamp() + consumer.application.timings.arrival_margin
     )
     [told] = [one for one in observations(instance) if one.metadata["kcl/records_in_total"].value == RECORDS][:1]
-    assert told.partition is None
+    assert told.metadata["kcl/worker"].value.startswith(BOUNDED_SLOT)
 
     before = began.isoformat()
     assert catch_up(consumer, resource, instance, NoSpark(), through=before).success
