@@ -1,4 +1,4 @@
-"""What faults do to a fleet, and what somebody does to its tables by hand. Fits `weather.Fleet`."""
+"""Applies faults to a fleet, and changes to its tables by hand. Implements `weather.Fleet`."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -17,7 +17,7 @@ _SLOW_STORAGE_SECONDS: Final = 3.0
 
 
 class Hands:
-    """The numbers pick one of those that live, whoever they are by then."""
+    """Applies faults. The numbers select one of the processes or rows that exist at that moment."""
 
     def __init__(self, simulation: "Simulation") -> None:
         self._simulation = simulation

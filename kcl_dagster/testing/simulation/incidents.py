@@ -357,8 +357,8 @@ def _late_children(random: Random, scenario: "Scenario", number: int) -> tuple["
         seconds=scenario.active * random.uniform(0.3, 0.45),
         operation=CREATES_LEASE,
     )
-    whoever = range(MOST_WORKERS)  # only one of them owns the shard
-    asleep = [replace(sleep, id=number + place, number=place) for place in whoever]
+    workers = range(MOST_WORKERS)  # only one of them owns the shard
+    asleep = [replace(sleep, id=number + place, number=place) for place in workers]
     # The others are not to pause when they have taken the shard.
     awake = [replace(one, id=one.id + MOST_WORKERS, at=at + 0.9 * lease, seconds=0.0) for one in asleep]
     split = Fault(id=number + 2 * MOST_WORKERS, kind=FaultKind.DOUBLE_SPLIT, at=at, target="")

@@ -37,7 +37,7 @@ RESTART_SECONDS: Final = (5.0, 120.0)
 
 
 class Fleet(Protocol):
-    """What faults can do to a fleet. The numbers pick one of those that live, whoever they are by then."""
+    """The effects that faults can have on a fleet. The numbers select one of those that exist at that moment."""
 
     def worker(self, number: int) -> Process | None: ...
     def daemon(self, number: int) -> Process | None: ...
