@@ -15,6 +15,7 @@ from resources.partitions import days, windows
 PAUSE_SECONDS = 30  # ends a session
 BOUNDARY = timedelta(seconds=PAUSE_SECONDS)
 HOUR_FOLDERS = "%Y-%m-%d-%H"
+POOL = "downstream"  # one at a time, by dagster.yaml: each run starts a Spark session
 CLICKS = dg.AssetKey("clicks")
 
 
@@ -68,6 +69,7 @@ def declared_rows(context: dg.AssetExecutionContext, partition: str) -> int | No
     group_name="clicks_to_lake",
     kinds={"pyspark", "parquet"},
     owners=["team:web"],
+    pool=POOL,
     automation_condition=kcl.on_complete(),
     check_specs=[
         dg.AssetCheckSpec(
@@ -130,6 +132,7 @@ def sessions(
     group_name="clicks_to_lake",
     kinds={"pyspark", "parquet"},
     owners=["team:web"],
+    pool=POOL,
     automation_condition=kcl.on_complete(),
 )
 def sessions_per_day(

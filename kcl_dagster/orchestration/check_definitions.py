@@ -6,6 +6,7 @@ from typing import Any
 from dagster import AssetCheckExecutionContext, AssetCheckResult, AssetChecksDefinition, multi_asset_check
 
 from kcl_dagster.application import Application
+from kcl_dagster.leader.completeness import Completeness
 from kcl_dagster.leader.streams import KinesisStreams
 from kcl_dagster.leader.unread import UnreadWatch
 from kcl_dagster.model.lease import LeaseKey
@@ -17,6 +18,7 @@ from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.translator import KclTranslator, identifier
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.listing import retentions
+from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.control import ControlRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
@@ -88,6 +90,7 @@ def look(
         free = [lease for lease in scan.leases if lease.key in unserved and lease.actual_owner is None]
         waited = watch.waited([lease for lease in free if not control.pauses(lease.key)])
         resting = {key: seconds for key, seconds in waited.items() if seconds <= application.fleet.scale_up_lag}
+    written = CompletenessRow(dynamodb, application, layout, runtime).load()
     names = [stream.name for stream in application.streams]
     kept = retentions(kinesis, names, runtime)
     leader = LeaderLock(dynamodb, application, layout, runtime, OBSERVER).peek()
@@ -102,6 +105,7 @@ def look(
         resting=resting,
         paused=[key for key in unserved if control.pauses(key)],
         paused_by=control.paused_by,
+        completeness=Completeness(written.through, epoch=written.epoch, back_to=written.back_to),
         retention=kept,
         unknown_retention=[name for name in names if name not in kept],
         now=runtime.clock.now(),

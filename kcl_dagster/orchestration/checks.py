@@ -172,6 +172,24 @@ def _stopped_by_code(seen: Observation, _: Consumer) -> str | None:
     return " ".join([f"The consumer's code fails on {_some(why)}.", *texts]) if why else None
 
 
+def _windows(seen: Observation, consumer: Consumer) -> str | None:
+    """A window that is over, and whose records should have been stored for longer than the target by now."""
+    complete = seen.completeness
+    if complete is None or complete.through is None or not seen.now:
+        return None
+    lateness = consumer.allowed_lateness.total_seconds()
+    oldest = consumer.windows.start_of(int(complete.through - lateness))
+    end = consumer.windows.end_of(oldest)
+    due = end + lateness + consumer.application.timings.arrival_margin + consumer.lag_target
+    key = consumer.windows.key_of(oldest)
+    if seen.now < due or key is None:
+        return None
+    through = datetime.fromtimestamp(complete.through, UTC)
+    held = "" if complete.held_by is None else f" {complete.held_by}."
+    over = round(seen.now - end - lateness)
+    return f"{key} has been over for {over} s and is not complete: everything before {through:%F %T} UTC is.{held}"
+
+
 def _told_by_workers(_seen: Observation, _: Consumer) -> str | None:
     """None: only the worker detects it, when it happens; see `_ALARMS`."""
     return None
@@ -294,6 +312,16 @@ CHECKS = (
     ),
     SET_ASIDE,
     BROKEN,
+    KclCheck(
+        "windows_complete_in_time",
+        Role.RECORDS,
+        "Every window is complete soon after its end.",
+        _windows,
+        "Partitions of the records wait for it, and what depends on them. See what is named here: resume it, mend "
+        "what stops it, or launch workers.",
+        _WARN,
+        patience=START_SECONDS,
+    ),
     KclCheck(
         "code_fails_on_no_shard",
         Role.RECORDS,

@@ -102,9 +102,11 @@ class KclWorkersMetadataSet(KclMetadataSet):
 
 
 class KclLagMetadataSet(KclMetadataSet):
-    """How far behind. `shards` has those that are, the furthest first."""
+    """How far behind. `shards` has those that are, the furthest first. `complete_through`: the moment before which
+    every record that reached the stream is stored."""
 
     seconds_behind: float | None = None
+    complete_through: TimestampMetadataValue | None = None
     retention_used_percent: float | None = None
     shards: MarkdownMetadataValue | None = None
     streams: MarkdownMetadataValue | None = None

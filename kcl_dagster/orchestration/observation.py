@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kcl_dagster.leader.completeness import Completeness
 from kcl_dagster.leader.report import StreamSight, TickReport
 from kcl_dagster.leader.runs import SlotRun
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
@@ -94,6 +95,9 @@ class Observation:
 
     uptimes: Mapping[WorkerId, float] = field(default_factory=dict)
     """Seconds since each worker's run began, of those whose run is known."""
+
+    completeness: Completeness | None = None
+    """Through which moment everything is stored, and what holds it back, as far as it was found out."""
 
     streams: Sequence[StreamSight] = ()
     decisions: Sequence[Decision] = ()
@@ -239,6 +243,7 @@ def of_tick(
             for row in workers
             if row.id in of_slot and of_slot[row.id].run_id == row.run_id
         },
+        completeness=report.completeness,
         streams=report.streams,
         decisions=_decisions(report),
         now=now,

@@ -14,6 +14,7 @@ from dagster import (
     TableMetadataValue,
     TableRecord,
     TableSchema,
+    TimestampMetadataValue,
 )
 
 from kcl_dagster.leader.report import StreamSight
@@ -118,6 +119,7 @@ def of_lag(seen: Observation) -> KclLagMetadataSet:
     worth = [lag for lag in seen.lags if lag.seconds is None or lag.seconds >= BEHIND_WORTH_TELLING]
     return KclLagMetadataSet(
         seconds_behind=_rounded(seen.seconds_behind),
+        complete_through=_complete_through(seen),
         retention_used_percent=None if used is None else round(100 * used, 2),
         shards=_shards(worth) if worth else MetadataValue.md("all at the tip"),
         streams=_streams(seen) if len(seen.streams) > 1 else None,
@@ -177,6 +179,11 @@ def inline(lines: Iterable[str]) -> MarkdownMetadataValue:
             break
         text += line
     return MetadataValue.md(text)
+
+
+def _complete_through(seen: Observation) -> TimestampMetadataValue | None:
+    through = None if seen.completeness is None else seen.completeness.through
+    return None if through is None else MetadataValue.timestamp(float(through))
 
 
 def _shards(lags: Sequence[ShardLag]) -> MarkdownMetadataValue:

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
+import dagster as dg
 import pytest
 from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetKey, AssetMaterialization
 
+from kcl_dagster.leader.completeness import Completeness, HeldBy, Hindrance
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.orchestration import checks, statement
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
@@ -33,6 +36,12 @@ def failing(events: Sequence[Event]) -> dict[str, str | None]:
 
 # What is wrong; the check that says so; how it says it; and what it says to do.
 CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "a window is overdue": (
+        {"completeness": Completeness(1_795_341_600), "now": 1_795_352_400.0},
+        "windows_complete_in_time",
+        "2026-11-22-10:00 has been over for 7200 s and is not complete",
+        "resume it",
+    ),
     "unserved": (
         {"unserved": [FIRST], "ages": {FIRST: 9.0}},
         "leases_are_served",
@@ -267,6 +276,7 @@ def test_only_what_can_wait_until_morning_warns() -> None:
         "retention_is_safe",
         "no_poison_records",
         "no_broken_aggregates",
+        "windows_complete_in_time",
     }
 
 
@@ -283,10 +293,13 @@ def test_long_lists_are_cut(reporter: Reporter) -> None:
 
 
 @pytest.mark.audit("F3")
-def test_one_check_is_on_the_asset_that_runs_make() -> None:
+def test_two_checks_are_on_the_asset_that_runs_make() -> None:
     """Dagster disregards its answer after the next materialization, so the leader has to repeat it."""
     specs = checks.specs(things, KclTranslator())
-    assert [spec.name for spec in specs if spec.asset_key == AssetKey("things")] == ["code_fails_on_no_shard"]
+    assert [spec.name for spec in specs if spec.asset_key == AssetKey("things")] == [
+        "windows_complete_in_time",
+        "code_fails_on_no_shard",
+    ]
 
 
 @pytest.mark.audit("F3")
@@ -374,3 +387,39 @@ def test_the_decisions_count_what_their_table_shows(reporter: Reporter) -> None:
     assert numbers(Decision("start", "worker-000", "leases wait")) == (1, 0, 0)
     move = Decision("balance", FIRST, "it has more", WorkerId("worker-000:a"))
     assert numbers(move, Decision("note", "a remark")) == (1, 0, 1), "the start is in the table still"
+
+
+HOURS = dg.HourlyPartitionsDefinition("2026-11-22-00:00")
+TEN = 1_795_341_600  # 2026-11-22 10:00 UTC
+IN_TIME: dict[str, tuple[Completeness | None, float, str | None]] = {
+    "nobody found out": (None, TEN + 7200, None),
+    "nothing is known yet": (Completeness(), TEN + 7200, None),
+    "within the window": (Completeness(TEN + 100), TEN + 3599, None),
+    "within the margin and the target": (Completeness(TEN + 3599), TEN + 3600 + 69, None),
+    "late": (
+        Completeness(TEN + 1800, HeldBy("shard 7", Hindrance.PAUSED)),
+        TEN + 3600 + 70,
+        "2026-11-22-10:00 has been over for 70 s and is not complete: everything before 2026-11-22 10:30:00 UTC is."
+        " shard 7: it is paused.",
+    ),
+    "the window itself is complete": (Completeness(TEN + 3600), TEN + 3600 + 3000, None),
+}
+
+
+@pytest.mark.parametrize("case", IN_TIME)
+def test_a_window_that_is_over_and_not_complete_is_noticed(case: str) -> None:
+    completeness, now, says = IN_TIME[case]
+    ours = replace(things, partitions=HOURS, lag_target=60.0)
+    seen = replace(CALM, completeness=completeness, now=float(now))
+    found = {check.name: finding for check, finding in checks.evaluate(seen, ours)}["windows_complete_in_time"]
+    assert (None if found is None else found.what) == says
+
+
+def test_a_window_that_waits_for_late_rows_is_not_overdue() -> None:
+    ours = replace(
+        things, partitions=HOURS, lag_target=60.0, event_time="at", allowed_lateness=timedelta(minutes=10)
+    )
+    for now, is_late in ((TEN + 3600 + 600 + 69, False), (TEN + 3600 + 600 + 70, True)):
+        seen = replace(CALM, completeness=Completeness(TEN + 3600 + 599), now=float(now))
+        found = {check.name: finding for check, finding in checks.evaluate(seen, ours)}["windows_complete_in_time"]
+        assert (found is not None) is is_late
