@@ -108,7 +108,9 @@ class _Pass:
         moves: list[Move] = []
         for key, (to, because) in self.moved.items():
             lease = by_key[key]
-            if (lease.pinned and not lease.unserved) or to == lease.owner:
+            # An assignment to its present owner is none, unless it ends a handoff that has expired.
+            is_unchanged = to == lease.owner and lease.next_owner is None
+            if (lease.pinned and not lease.unserved) or is_unchanged:
                 continue  # found out by the KCL, too, only when it writes
             moves.append(Move(key, to, "unserved" if lease.unserved else "balance", because))
         return Assignment(tuple(moves), tuple(self.unplaced))

@@ -57,6 +57,15 @@ def test_the_kcl_moves_silent_shards_about_and_we_do_not() -> None:
     assert balanced(held, fleet, ALL).moves == ()
 
 
+def test_an_expired_handoff_ends_with_the_present_owner_if_that_has_the_most_room() -> None:
+    """The owner does not know that it has the lease, and finds it when it is assigned anew."""
+    [lease] = [replace(one, next_owner=WorkerId("w1"), unserved="expired") for one in leases(1, "w0")]
+    busy = replace(workers(2)[1], averages={"C": 50.0}, ceilings={"C": 100.0})
+    idle = replace(workers(2)[0], averages={"C": 1.0}, ceilings={"C": 100.0})
+    decided = Variance(Random(0).shuffle)([lease], [idle, busy], Limits(balance=False))
+    assert [(move.lease, move.to, move.kind) for move in decided.moves] == [(lease.key, "w0", "unserved")]
+
+
 def test_a_full_worker_gets_one_more_by_the_kcls_count_and_none_by_ours() -> None:
     held = [*leases(5, "w0"), *leases(5, "w1"), *leases(2)]
     limits = replace(ALL, max_leases=5)
