@@ -122,7 +122,7 @@ class KclDecisionsMetadataSet(KclMetadataSet):
 
 
 class KclStreamMetadataSet(KclMetadataSet):
-    """A stream as a leader saw it last. `hole`: hash keys that nobody reads."""
+    """A stream as a leader read it last. `hole`: hash keys that no lease covers."""
 
     open_shards: int | None = None
     retention_hours: float | None = None
