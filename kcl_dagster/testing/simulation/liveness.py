@@ -48,9 +48,17 @@ def _check_owners(simulation: "Simulation") -> None:
         if lease.is_finished or owner in living or simulation.is_former(lease.stream):
             continue
         since = max(simulation.scenario.active, simulation.ledger.changed_at(lease.key), ended.get(owner, 0.0))
+        if may_rest(simulation):
+            since = _woken_after(simulation, since)
         waited = simulation.kernel.now - since
         if waited > patience:
             simulation.violations.add("L1", f"{lease.key} belongs to {lease.actual} and waits since {waited:.0f} s")
+
+
+def _woken_after(simulation: "Simulation", since: float) -> float:
+    """When the first worker started after a lease was given up. A fleet that rests has nobody to own it."""
+    starts = (worker.run.started_at or 0.0 for worker in simulation.workers)
+    return min((start for start in starts if start > since), default=since)
 
 
 def _check_handoffs(simulation: "Simulation") -> None:
