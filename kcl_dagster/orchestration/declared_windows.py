@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -78,6 +78,7 @@ class DeclaredWindows:
         """
         if completeness.through is None:
             return []
+        completeness = _with_place(completeness, leases)
         if self._progress is None:
             self._progress = self._recall(instance, completeness, leases, created)
         late = _late_rows(leases)
@@ -203,6 +204,15 @@ class DeclaredWindows:
 NOT_COUNTED: Final = (
     "not known: a part of the window was stored by another version or by a Java worker, or it is too long ago"
 )
+
+
+def _with_place(completeness: Completeness, leases: Iterable[Lease]) -> Completeness:
+    """After an import, or a reset to a place whose time is not known, it is not known either from when on records
+    are read again: then every window that is still counted may have been."""
+    if not completeness.epoch or completeness.back_to is not None:
+        return completeness
+    counted = [rows.start for lease in leases if lease.stored for rows in lease.stored.windows]
+    return replace(completeness, back_to=min(counted, default=None))
 
 
 def _late_rows(leases: Iterable[Lease]) -> dict[int, int]:

@@ -169,6 +169,16 @@ def test_after_a_reset_the_windows_from_there_on_are_materialized_again(instance
     ] * 2
 
 
+def test_after_an_import_the_windows_that_are_counted_are_materialized_again(instance: dg.DagsterInstance) -> None:
+    """From when on records are read again is not known."""
+    ours = process()
+    stored(instance, ours.events(instance, complete("12:00"), LEASES, lambda: float(at("08:00"))))
+    for ready in (ours, process()):
+        assert keys(ready.events(instance, complete("12:00", 1), LEASES)) == ["10:00", "11:00"]
+    stored(instance, ready.events(instance, complete("12:00", 1), LEASES))
+    assert [one.events(instance, complete("12:30", 1), LEASES) for one in (ours, process())] == [[], []]
+
+
 def test_columns_that_workers_observed_are_those_of_the_window(instance: dg.DagsterInstance) -> None:
     schema = dg.TableSchema([dg.TableColumn("body", "string")])
     metadata = {"dagster/column_schema": schema}
