@@ -310,6 +310,16 @@ class Counting(Protocol):
 
 
 @runtime_checkable
+class KeepingCompleteness(Protocol):
+    """A sink that stores with its data through when the application is complete."""
+
+    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
+        """Store `known`, unless as much is stored. A table to whose commits `wanted` (epoch seconds) or a later
+        moment of the epoch is attached needs no other entry. Called on a thread of its own, possibly during a
+        `write`. May take its time, and may raise anything."""
+
+
+@runtime_checkable
 class Remembering(Protocol):
     """A sink that can look up whether it has stored a part, as tables can."""
 

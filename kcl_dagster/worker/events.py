@@ -34,6 +34,7 @@ class EventKind(StrEnum):
     BROKEN_AGGREGATE = "broken aggregate"
     DATA_LOST = "data lost"
     RETENTION_NEAR = "retention near"
+    COMPLETENESS_NOT_STORED = "completeness not stored"
     LEASE_TAKEN = "lease taken without a leader"
     STOPPING = "stopping"
     HUNG = "hung"
@@ -54,6 +55,7 @@ TROUBLE = frozenset(
         EventKind.BROKEN_AGGREGATE,
         EventKind.DATA_LOST,
         EventKind.RETENTION_NEAR,
+        EventKind.COMPLETENESS_NOT_STORED,
         EventKind.HUNG,
     }
 )

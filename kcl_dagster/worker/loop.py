@@ -19,12 +19,14 @@ from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.taking import TakingRules
+from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.model.worker import SHARDS_TOLD, STOPPED_TOLD, WorkerState
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control
-from kcl_dagster.worker.batch import D, R, Reader
+from kcl_dagster.worker.batch import D, KeepingCompleteness, R, Reader
 from kcl_dagster.worker.bound import Activity, BoundWatch
 from kcl_dagster.worker.completeness_watch import CompletenessWatch
+from kcl_dagster.worker.completeness_writer import CompletenessWriter, is_writer
 from kcl_dagster.worker.concurrency import ForEach, several_at_once
 from kcl_dagster.worker.discovery import Discoverer
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, unfailing
@@ -126,6 +128,7 @@ class Worker(Generic[D]):
         limit = surroundings.application.batch.max_process_seconds if is_interruptible else None
         self.processing = ProcessingWatch(self._clock, self.tell, limit, surroundings.interrupt)
         self.completeness = CompletenessWatch(surroundings.load_completeness, self._clock)
+        self._completeness_writer = self._make_completeness_writer()
         self.protocol = self._make_protocol(runtime)
         self._bound = self._make_bound()
         self._lag = Lag(self._clock, self.settings.round_patience)
@@ -153,6 +156,21 @@ class Worker(Generic[D]):
         if around.bound is None:
             return None
         return BoundWatch(around.bound, self.holdings, around.leases, self._clock, self.tell, self.for_each)
+
+    def _make_completeness_writer(self) -> CompletenessWriter | None:
+        around, application = self._around, self._around.application
+        if not isinstance(around.sink, KeepingCompleteness):
+            return None
+        stream = application.streams[0].name
+        return CompletenessWriter(
+            around.sink,
+            application.name,
+            self.completeness.last,
+            lambda: is_writer((holding.lease for holding in self.holdings.holdings()), stream),
+            around.windows or FixedWindows(),
+            self._clock,
+            self.tell,
+        )
 
     def _make_protocol(self, runtime: Runtime) -> Rounds:
         around, application = self._around, self._around.application
@@ -307,6 +325,8 @@ class Worker(Generic[D]):
         self.step_drain()
         self.step_bound()
         self.completeness.step()
+        if self._completeness_writer is not None:
+            self._completeness_writer.step()
         self.processing.step()
         self.heartbeat.measure()
         if self._beat_due.is_due(now) or self._has_become_ready():

@@ -15,13 +15,13 @@ from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sinks.completeness import completeness_record
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
 from kcl_dagster.spark.sinks.layout import TableFolders
 from kcl_dagster.spark.sinks.record import (
     Comparison,
     StoredPart,
     compare,
-    completeness_record,
     owner_key,
     table_errors,
 )
@@ -129,7 +129,7 @@ class DeltaSink:
             if not found.missing:
                 return
             try:
-                self._append(found.missing, files, completeness_record(batch))
+                self._append(found.missing, files, completeness_record(batch.application, batch.complete))
             except CommitFailedError as error:
                 # A former or next owner may have added the very same part: look again.
                 if attempt + 1 == COMMIT_ATTEMPTS:

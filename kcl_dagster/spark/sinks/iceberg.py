@@ -18,12 +18,12 @@ from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.parquet_file import read_footer
 from kcl_dagster.spark.partitioning import PartitionTerm, partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sinks.completeness import completeness_record
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions, spec_of
 from kcl_dagster.spark.sinks.record import (
     Comparison,
     StoredPart,
     compare,
-    completeness_record,
     owner_key,
     table_errors,
 )
@@ -174,7 +174,7 @@ class IcebergSink:
                     transaction.set_properties(record | mapping)
                     # Also without files: only a snapshot is refused where another one came in between, and a
                     # stalled writer's record would take the place of a later one.
-                    summary = record | completeness_record(batch)
+                    summary = record | completeness_record(batch.application, batch.complete)
                     update = transaction.update_snapshot(snapshot_properties=summary)
                     merges = table.properties.get("commit.manifest-merge.enabled", "false").lower() == "true"
                     with update.merge_append() if merges else update.fast_append() as snapshot:

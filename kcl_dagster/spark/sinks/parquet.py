@@ -15,6 +15,7 @@ from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sinks.completeness import write_file
 from kcl_dagster.spark.sinks.folder_layouts import is_always_flat, mark
 from kcl_dagster.spark.sinks.folder_owner import claim
 from kcl_dagster.spark.sinks.layout import Folders
@@ -28,6 +29,7 @@ from kcl_dagster.spark.sinks.writing import (
 )
 from kcl_dagster.spark.storage import S3Options, Store, is_hidden, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
+from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, Part, PartCounts
 from kcl_dagster.worker.processing_watch import uninterrupted
 
@@ -81,6 +83,10 @@ class ParquetSink:
     def counted(self, part: Part) -> PartCounts | None:
         """See `worker.batch.Counting`."""
         return None if self._written is None else self._written.counts(part.lease)
+
+    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:  # noqa: ARG002 - of tables
+        """See `worker.batch.KeepingCompleteness`."""
+        write_file(self._store, application, known)
 
     def withdraw(self, part: Part) -> None:
         """See `worker.batch.Withdrawing`."""

@@ -4,13 +4,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Self
 
 from kcl_dagster.errors import KclError, SinkError
 from kcl_dagster.spark.failures import of_table
 from kcl_dagster.spark.sinks.writing import WrittenFile
-from kcl_dagster.worker.batch import Batch, Part
+from kcl_dagster.worker.batch import Part
 from kcl_dagster.worker.processing_watch import uninterrupted
 
 
@@ -38,19 +37,6 @@ class StoredPart:
 def owner_key(part: Part) -> str:
     """Names the writer of a shard's parts inside a table: several applications may share one."""
     return f"kcl-dagster/{part.application}/{part.stream}/{part.shard_id}"
-
-
-def completeness_record(batch: Batch) -> dict[str, str]:
-    """Through which moment the application was complete before this batch, for the metadata of its commit. Commits
-    of several workers need not come in the order of their moments: the newest epoch counts, and in it the latest
-    moment."""
-    known = batch.complete
-    if known is None or known.through is None:
-        return {}
-    through = datetime.fromtimestamp(known.through, UTC).isoformat()
-    return {
-        f"kcl-dagster/{batch.application}/complete-through": json.dumps({"epoch": known.epoch, "through": through})
-    }
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.spark.engine import SparkEngine
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.tables.completeness_row import WrittenThrough
 from tests.integration.spark.conftest import GENEROUS, Stream, batch_of
 
 pytestmark = pytest.mark.spark
@@ -162,3 +163,22 @@ def test_applications_that_share_a_folder_keep_their_records(
         batch = batch_of(list(fetched.progress.values()), application=name)
         ParquetSink(str(tmp_path)).write(fetched.data([part.lease for part in batch.parts]), batch)
     assert stored(spark, tmp_path) == Counter(dict.fromkeys(range(30), len(names)))
+
+
+@pytest.mark.parametrize("transform", [keep_all, filtered])
+def test_a_file_that_says_through_when_all_is_stored_is_no_data_to_spark(
+    stream: Stream, engine: SparkEngine, spark: SparkSession, tmp_path: Path, transform: object
+) -> None:
+    partition_by = ["day"] if transform is filtered else []
+    sink = ParquetSink(str(tmp_path), transform=transform, partition_by=partition_by)  # type: ignore[arg-type]
+    sink.keep_complete("app", WrittenThrough(1_769_860_800), 0)
+    stream.produce(50)
+    fetched = engine.fetch(stream.ranges(), GENEROUS)
+    batch = batch_of(list(fetched.progress.values()))
+    sink.write(fetched.data([part.lease for part in batch.parts]), batch)
+    found = spark.read.parquet(str(tmp_path))
+    assert Counter(int(bytes(row.data)[:8]) for row in found.select("data").collect()) == Counter(range(50))
+    assert stored(spark, tmp_path) == Counter(range(50))
+    # Readers that look at it on purpose find JSON.
+    [row] = spark.read.json(str(tmp_path / "_kcl_dagster_complete" / "app.json")).collect()
+    assert row.through == "2026-01-31T12:00:00+00:00"

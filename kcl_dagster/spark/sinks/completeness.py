@@ -1,0 +1,104 @@
+"""Through when an application is complete, kept with its data for engines that never ask Dagster.
+
+Each entry says: every record that arrived at the streams before `through` was stored before the entry was written.
+A reset or an import begins another epoch, in which records from before `through` of the former epoch may be stored
+again. So the newest epoch counts, and in it the latest moment. An older entry is true, too: it is a lower bound.
+
+In a Parquet folder, the entry is a file for each application. Tables keep it with their commits. If a table gets no
+commit for longer than a window, a commit without data, or a property of the table, has it.
+"""
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from kcl_dagster.aws import RequestRefused
+from kcl_dagster.spark.storage import NOT_THERE, Store
+from kcl_dagster.tables.completeness_row import WrittenThrough
+
+FOLDER: Final = "_kcl_dagster_complete/"  # readers pass over names that begin with an underscore
+FORMAT: Final = 1
+
+
+class CompletenessFile(msgspec.Struct, frozen=True):
+    """The content of the file beside Parquet. `through` is ISO 8601 in UTC, `through_epoch` the same in epoch
+    seconds; `epoch` counts resets and imports."""
+
+    application: str
+    epoch: int
+    through: str
+    through_epoch: int
+    format: int = FORMAT
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    epoch: int
+    through: datetime
+
+
+def completeness_key(application: str) -> str:
+    """The name of the entry in a table's metadata."""
+    return f"kcl-dagster/{application}/complete-through"
+
+
+def completeness_record(application: str, known: WrittenThrough | None) -> dict[str, str]:
+    """The entry for the metadata of a commit; empty while no moment is known."""
+    if known is None or known.through is None:
+        return {}
+    return {completeness_key(application): json.dumps({"epoch": known.epoch, "through": _iso(known.through)})}
+
+
+def is_in_table(entries: Iterable[object], epoch: int, moment: int) -> bool:
+    """Whether one of a table's entries is of a later epoch, or of this one and at least as late as `moment`."""
+    return any((known.epoch, known.through or 0) >= (epoch, moment) for known in map(_parsed, entries) if known)
+
+
+def file_of(application: str) -> str:
+    """The path of an application's file below the folder of the data."""
+    return f"{FOLDER}{application}.json"
+
+
+def write_file(store: Store, application: str, known: WrittenThrough) -> bool:
+    """Write the application's file unless it has a moment as late. Returns whether it was written.
+
+    Two workers may write at once, and one of them may have been paused before it wrote: then the file goes back to
+    an older moment, which is a true lower bound, until the next worker writes, a minute later. Raises OSError and
+    errors of AWS.
+    """
+    if known.through is None:
+        return False
+    found = _file(store, application)
+    if found is not None and (found.epoch, found.through_epoch) >= (known.epoch, known.through):
+        return False
+    content = CompletenessFile(application, known.epoch, _iso(known.through), known.through)
+    store.put(file_of(application), msgspec.json.encode(content))
+    return True
+
+
+def _file(store: Store, application: str) -> CompletenessFile | None:
+    """What the file says; None if there is none, or another content."""
+    try:
+        return msgspec.json.decode(store.get(file_of(application)), type=CompletenessFile)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    except RequestRefused as error:
+        if error.code not in NOT_THERE:
+            raise
+        return None
+
+
+def _parsed(entry: object) -> WrittenThrough | None:
+    if not isinstance(entry, str):
+        return None
+    try:
+        read = msgspec.json.decode(entry, type=_Entry)
+    except msgspec.DecodeError:
+        return None
+    return WrittenThrough(int(read.through.timestamp()), read.epoch)
+
+
+def _iso(moment: int) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat()

@@ -1,0 +1,96 @@
+"""Stores through which moment the application is complete with its data, for engines that never ask Dagster.
+
+Of an application's workers, one writes: the owner of the open lease of the first stream whose shard has the hash
+key 0. While that shard is split or merged there may be two or none, and a paused worker may write late. None of
+this does harm: each moment is true, and an older one is a lower bound.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
+
+from kcl_dagster.model.lease import Lease
+from kcl_dagster.model.windows import Windows
+from kcl_dagster.runtime import Clock
+from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.batch import KeepingCompleteness
+from kcl_dagster.worker.error_text import brief
+from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent
+from kcl_dagster.worker.latest import Start, on_a_thread
+
+WRITE_SECONDS: Final = 60.0  # a moment that goes on within its window is stored once a minute
+
+
+def is_writer(held: Iterable[Lease], stream: str) -> bool:
+    """Whether the owner of these leases writes. `stream`: name of the application's first stream."""
+    return any(
+        not lease.is_finished
+        and lease.hash_range is not None
+        and lease.hash_range.start == 0
+        and (lease.stream is None or lease.stream.name == stream)
+        for lease in held
+    )
+
+
+class CompletenessWriter:
+    """`step` belongs to the housekeeping thread and never waits: the sink works on a thread of its own. If the sink
+    still works when the next moment is due, that moment is dropped, and an event reports it."""
+
+    def __init__(
+        self,
+        sink: KeepingCompleteness,
+        application: str,
+        last: Callable[[], WrittenThrough | None],
+        is_chosen: Callable[[], bool],
+        windows: Windows,
+        clock: Clock,
+        tell: OnEvent,
+        start: Start = on_a_thread,
+    ) -> None:
+        self._sink = sink
+        self._application = application
+        self._last = last
+        self._is_chosen = is_chosen
+        self._windows = windows
+        self._clock = clock
+        self._tell = tell
+        self._start = start
+        self._former: tuple[int, int] | None = None  # epoch and window of the moment that was due before
+        self._due = float("-inf")
+        self._is_writing = False
+        self.dropped = 0
+
+    def step(self) -> None:
+        """Begin to store the moment if it has passed the end of a window, or if it was not stored for a minute."""
+        known, now = self._last(), self._clock.monotonic()
+        if known is None or known.through is None:
+            return
+        place = known.epoch, self._windows.start_of(known.through)
+        if (place == self._former and now < self._due) or not self._is_chosen():
+            return
+        former, self._former = self._former, place
+        self._due = now + WRITE_SECONDS
+        if self._is_writing:
+            self.dropped += 1
+            self._report("the sink has not stored the moment before this one yet")
+            return
+        # Batches had a minute to store a moment of the former window, where they make commits of their own.
+        wanted = former[1] if former is not None and former[0] == known.epoch else place[1]
+        self._is_writing = True
+        try:
+            self._start(partial(self._write, known, wanted))
+        except RuntimeError as error:  # the machine has no thread to give
+            self._is_writing = False
+            self._report(str(error))
+
+    def _write(self, known: WrittenThrough, wanted: int) -> None:
+        try:
+            self._sink.keep_complete(self._application, known, wanted)
+        except Exception as error:  # of the store or of a table's library; tried again in a minute
+            self._report(brief(error))
+        finally:
+            self._is_writing = False
+
+    def _report(self, why: str) -> None:
+        message = f"through when {self._application} is complete was not stored with its data: {why}"
+        self._tell(WorkerEvent(EventKind.COMPLETENESS_NOT_STORED, message))
