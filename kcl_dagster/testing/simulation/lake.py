@@ -36,7 +36,11 @@ class ShardTruth:
     """Records before this index come before the application's start. It is known with the first part."""
 
     start_limit: int | None = None
-    """The number of records in the shard when the application began: no later record may be omitted."""
+    """The number of records in the shard when the application began: no later record may be omitted, except the
+    first ones that the stream dates before `start_moment`."""
+
+    start_moment: float = 0.0
+    """When the application began, in epoch seconds."""
 
     stored_to: int = 0
     """Records before this index are stored, or come before the start."""
@@ -176,7 +180,8 @@ class Lake:
             if known != rows:
                 self.violations.add("S12", f"{_named(part)} came again with other records")
                 return
-            truth.last_part = part if truth.is_repeated else truth.last_part
+            if truth.is_repeated and (truth.last_part is None or part.number >= truth.last_part.number):
+                truth.last_part = part  # a former owner that stores its part late does not put the shard back
             self._write_files(part, rows, files, truth, pause)
             return
         self._check_names(part, truth, worker)
@@ -342,8 +347,11 @@ class Lake:
         """Check the first part of a shard that existed when the application began at LATEST."""
         first = bisect_left(truth.numbers, int(rows[0].sequence_number)) if rows else 0
         lost = self._expired(truth) if truth.is_repeated else min(self._expired(truth), truth.told_to)
-        if truth.start_limit is not None and first > max(truth.start_limit, lost):
-            skipped = first - truth.start_limit
+        limit = truth.start_limit or 0
+        while limit < first and truth.arrivals[limit] < truth.start_moment:
+            limit += 1
+        if truth.start_limit is not None and first > max(limit, lost):
+            skipped = first - limit
             self.violations.add("S1", f"{_named(part)} skips {skipped} records that came after the start")
         truth.wanted_from, truth.start_limit = first, None
         truth.stored_to = max(truth.stored_to, first)

@@ -167,6 +167,7 @@ class Streams:
         for (name, _), truth in self.lake.shards.items():
             if name == stream:
                 truth.start_limit = len(truth.numbers)
+                truth.start_moment = self.kinesis.service.now()
 
     def _produce_later(self) -> None:
         pause = self.random.expovariate(1 / self.record_seconds)

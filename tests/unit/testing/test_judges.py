@@ -498,8 +498,11 @@ def test_a_reader_that_has_to_read_again_is_behind_by_that(lake: Lake) -> None:
     lake.store(part(Checkpoint("2"), 3, 2), rows(3))
     assert lake.behind() == 2
     lake.repeats("clicks", "s0")
-    lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))
+    lake.store(part(TRIM_HORIZON, 2, 3), rows(1, 2))
     assert lake.behind() == 3
+    lake.store(part(Checkpoint("2"), 3, 4), rows(3))
+    lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))  # a former owner, late
+    assert lake.behind() == 2
 
 
 def test_records_that_are_still_there_may_not_be_told_lost(lake: Lake) -> None:
