@@ -103,6 +103,7 @@ def day(*assets: Any) -> Day:
     return Day(dg.DagsterInstance.ephemeral(), assets)
 
 
+@pytest.mark.audit("F10")
 def test_eager_runs_once_for_each_window_when_it_is_complete() -> None:
     world = day(below("sessions", EAGER))
     world.evaluate("10:58")
@@ -114,6 +115,7 @@ def test_eager_runs_once_for_each_window_when_it_is_complete() -> None:
     assert world.ran == {"sessions": hours(10, 11, 12)}
 
 
+@pytest.mark.audit("F10")
 def test_eager_leaves_out_all_but_the_latest_of_windows_that_become_complete_at_once() -> None:
     """Which is why docs recommend on_complete wherever a gap matters."""
     world = day(below("eager", EAGER), below("sessions", kcl.on_complete()))
@@ -123,6 +125,7 @@ def test_eager_leaves_out_all_but_the_latest_of_windows_that_become_complete_at_
     assert [world.evaluate(f"13:{minute}") for minute in range(10, 20)] == [{}] * 10
 
 
+@pytest.mark.audit("F10")
 def test_a_day_is_rolled_up_once_when_its_last_hour_is_complete() -> None:
     world = day(below("eager", EAGER, DAYS), below("daily", kcl.on_complete(), DAYS))
     world.evaluate("00:01")
@@ -135,6 +138,7 @@ def test_a_day_is_rolled_up_once_when_its_last_hour_is_complete() -> None:
     assert world.evaluate("23T00:02") == {}
 
 
+@pytest.mark.audit("F10")
 def test_a_window_that_looks_at_the_one_before_runs_once_when_both_are_complete() -> None:
     mapping = dg.TimeWindowPartitionMapping(start_offset=-1)
     world = day(below("sessions", kcl.on_complete(), HOURS, mapping))
@@ -146,6 +150,7 @@ def test_a_window_that_looks_at_the_one_before_runs_once_when_both_are_complete(
         assert world.evaluate(f"{hour + 1:02}:02") == {}
 
 
+@pytest.mark.audit("F10")
 def test_late_rows_and_replays_run_the_windows_that_they_touch_and_those_alone() -> None:
     mapping = dg.TimeWindowPartitionMapping(start_offset=-1)
     assets = (
@@ -163,6 +168,7 @@ def test_late_rows_and_replays_run_the_windows_that_they_touch_and_those_alone()
     assert world.evaluate("23T00:04") == {}
 
 
+@pytest.mark.audit("F10")
 def test_a_window_that_is_materialized_again_while_its_run_goes_on_runs_once_more() -> None:
     """eager() takes the end of the run for an answer to what happened during it."""
     world = day(below("eager", EAGER), below("sessions", kcl.on_complete()))
@@ -177,6 +183,7 @@ def test_a_window_that_is_materialized_again_while_its_run_goes_on_runs_once_mor
     assert [world.evaluate("11:04"), world.evaluate("11:05")] == [{}, {}]
 
 
+@pytest.mark.audit("F10")
 def test_windows_that_were_complete_before_the_condition_was_added_are_left_to_a_backfill() -> None:
     world = day(below("sessions", kcl.on_complete()))
     world.declare(8, 9)
@@ -185,6 +192,7 @@ def test_windows_that_were_complete_before_the_condition_was_added_are_left_to_a
     assert world.evaluate("11:01") == {"sessions": hours(10)}
 
 
+@pytest.mark.audit("F10")
 def test_what_has_no_partitions_runs_at_each_complete_window_unless_an_earlier_one_is_missing() -> None:
     """Windows before the application began are never materialized, so the partitions should begin with it."""
     although = kcl.on_complete().without(~dg.AutomationCondition.any_deps_missing())
@@ -201,6 +209,7 @@ def test_what_has_no_partitions_runs_at_each_complete_window_unless_an_earlier_o
     assert world.evaluate("04:02") == {}
 
 
+@pytest.mark.audit("F10")
 def test_an_instance_in_which_the_records_were_partitioned_by_slot_goes_on() -> None:
     """Upgrade: what workers had materialized by slot neither counts as a window nor fails anything."""
     world = day(below("sessions", kcl.on_complete()))
