@@ -21,6 +21,7 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 
 FOLDER: Final = "_kcl_dagster_complete/"  # readers pass over names that begin with an underscore
 FORMAT: Final = 1
+RECENT_COMMITS: Final = 100  # of a table, in which an entry is looked for; if it is older, another one does no harm
 
 
 class CompletenessFile(msgspec.Struct, frozen=True):

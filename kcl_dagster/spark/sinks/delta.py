@@ -15,7 +15,12 @@ from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
-from kcl_dagster.spark.sinks.completeness import completeness_record
+from kcl_dagster.spark.sinks.completeness import (
+    RECENT_COMMITS,
+    completeness_key,
+    completeness_record,
+    is_in_table,
+)
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
 from kcl_dagster.spark.sinks.layout import TableFolders
 from kcl_dagster.spark.sinks.record import (
@@ -29,6 +34,7 @@ from kcl_dagster.spark.sinks.target import nullable
 from kcl_dagster.spark.sinks.writing import Written, WrittenFile, file_stem, write_files
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
+from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, Part, PartCounts
 
 if TYPE_CHECKING:
@@ -71,6 +77,7 @@ class DeltaSink:
         self._as_read = transform is unchanged and not partition_by
         self._is_unchanged = transform is unchanged
         self._written: Written | None = None
+        self._kept = (-1, 0)  # epoch and moment that the table has by `keep_complete`
 
     @property
     def path(self) -> str:
@@ -114,6 +121,31 @@ class DeltaSink:
         if self._written is not None:
             return self._written.counts(part.lease)
         return PartCounts(None) if self._is_unchanged else None
+
+    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
+        """See `worker.batch.KeepingCompleteness`. If the table has got no commit with the entry, adds one that has
+        no data. Opens the table anew: `write` may use the other one meanwhile."""
+        if known.through is None or (known.epoch, wanted) <= self._kept:
+            return
+        from deltalake import CommitProperties, DeltaTable
+
+        url = _url(self.path)
+        with table_errors(self._name):
+            if not DeltaTable.is_deltatable(url, self._options):
+                return
+            table = DeltaTable(url, storage_options=self._options)
+            entries = (commit.get(completeness_key(application)) for commit in table.history(RECENT_COMMITS))
+            kept = wanted
+            if not is_in_table(entries, known.epoch, wanted):
+                columns = DeltaRules.of(table, self._name).partition_columns
+                properties = CommitProperties(
+                    custom_metadata=completeness_record(application, known), max_commit_retries=LOG_RETRIES
+                )
+                table.create_write_transaction(
+                    [], "append", table.schema(), partition_by=list(columns) or None, commit_properties=properties
+                )
+                kept = known.through
+            self._kept = known.epoch, kept
 
     def holds(self, part: Part) -> bool:
         """See `worker.batch.Remembering`. Files without a commit do not count as stored."""

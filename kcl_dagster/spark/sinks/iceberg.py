@@ -7,6 +7,7 @@ pyiceberg, which would add the files again on top of whatever came in between.
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -18,7 +19,12 @@ from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.parquet_file import read_footer
 from kcl_dagster.spark.partitioning import PartitionTerm, partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
-from kcl_dagster.spark.sinks.completeness import completeness_record
+from kcl_dagster.spark.sinks.completeness import (
+    RECENT_COMMITS,
+    completeness_key,
+    completeness_record,
+    is_in_table,
+)
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions, spec_of
 from kcl_dagster.spark.sinks.record import (
     Comparison,
@@ -38,6 +44,7 @@ from kcl_dagster.spark.sinks.writing import (
 )
 from kcl_dagster.spark.storage import S3Options, Store
 from kcl_dagster.spark.transform import Transform, unchanged
+from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, Part, PartCounts
 from kcl_dagster.worker.error_text import REDACTED
 
@@ -75,7 +82,7 @@ class IcebergSink:
         runtime: Runtime | None = None,
     ) -> None:
         try:
-            from pyiceberg.catalog import load_catalog
+            import pyiceberg.catalog  # noqa: F401
         except ImportError as error:
             raise PackageMissing("the iceberg sink needs pyiceberg: pip install 'kcl-dagster[iceberg]'") from error
         if LEASE_KEY in partition_by:
@@ -85,13 +92,10 @@ class IcebergSink:
         self._identifier = identifier
         self._s3 = s3 or S3Options()
         self._own = iceberg_options(self._s3)
-        properties = self._own | dict(catalog or {})
-        try:
-            self._catalog: Catalog = load_catalog(catalog_name, **properties)
-        except Exception as error:
-            # Whatever a catalog's client raises when it is made: nothing has been asked of it yet.
-            said = _LOGIN.sub(f"//{REDACTED}@", str(error))
-            raise ConfigurationError(f"Iceberg catalog {catalog_name} cannot be used: {said}") from None
+        self._open_catalog = partial(_catalog, catalog_name, self._own | dict(catalog or {}))
+        self._catalog = self._open_catalog()
+        self._beside: Catalog | None = None  # for `keep_complete`: a client need not be safe for threads
+        self._kept = (-1, 0)  # epoch and moment that the table has by `keep_complete`
         self._transform, _ = partitioned(transform, ())
         if isinstance(partition_by, str):
             raise ConfigurationError(f"partition_by is a list of columns: [{partition_by!r}]")
@@ -147,6 +151,33 @@ class IcebergSink:
         if self._written is not None:
             return self._written.counts(part.lease)
         return PartCounts(None) if self._is_unchanged else None
+
+    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
+        """See `worker.batch.KeepingCompleteness`. If the table has got no snapshot with the entry, makes it a
+        property of the table. An empty snapshot would have to be expired, and would refuse batches that are being
+        committed, in every catalog."""
+        if known.through is None or (known.epoch, wanted) <= self._kept:
+            return
+        from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+
+        self._beside = self._beside or self._open_catalog()
+        key = completeness_key(application)
+        with table_errors(self._name):
+            try:
+                table = self._beside.load_table(self._identifier)
+            except NoSuchTableError:
+                return
+            summaries = (snapshot.summary for snapshot in table.snapshots()[-RECENT_COMMITS:])
+            entries = [table.properties.get(key), *(summary.get(key) for summary in summaries if summary)]
+            kept = wanted
+            if not is_in_table(entries, known.epoch, wanted):
+                try:
+                    with _tried_once(table).transaction() as transaction:
+                        transaction.set_properties(completeness_record(application, known))
+                except CommitFailedException:
+                    return  # the table gets batches, and with them the entry
+                kept = known.through
+            self._kept = known.epoch, kept
 
     def holds(self, part: Part) -> bool:
         """See `worker.batch.Remembering`. Files without a commit do not count as stored."""
@@ -220,6 +251,17 @@ class IcebergSink:
             if term.name != term.column and term.name in texts
         ]
         return partitioned(self._transform, filled)[0] if filled else self._transform
+
+
+def _catalog(name: str, properties: Mapping[str, str]) -> "Catalog":
+    from pyiceberg.catalog import load_catalog
+
+    try:
+        return load_catalog(name, **properties)
+    except Exception as error:
+        # Whatever a catalog's client raises when it is made: nothing has been asked of it yet.
+        said = _LOGIN.sub(f"//{REDACTED}@", str(error))
+        raise ConfigurationError(f"Iceberg catalog {name} cannot be used: {said}") from None
 
 
 def _target(table: "Table", name: str) -> Target:

@@ -3,7 +3,6 @@
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -27,19 +26,10 @@ from kcl_dagster.spark.storage import LocalStore, Store, is_hidden
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import KeepingCompleteness
-from tests.docs.pages import ROOT, blocks
 from tests.unit.spark.buckets import Bucket
+from tests.unit.spark.moments import readers
 
 NOON = 1_769_860_800
-
-
-def readers() -> dict[str, Any]:
-    """What the page on sinks shows to engines that never ask Dagster."""
-    known: dict[str, Any] = {}
-    for block in blocks(ROOT / "docs/how-to/sinks.md"):
-        if block.language == "python" and "complete_through(" in block.text:
-            exec(block.text, known)
-    return known
 
 
 def said(store: Store, application: str = "app") -> dict[str, object]:

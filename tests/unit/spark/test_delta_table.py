@@ -24,6 +24,7 @@ from kcl_dagster.spark.sinks.layout import NULL_PARTITION, TableFolders
 from kcl_dagster.spark.sinks.target import fits
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.testing.clock import FakeClock
+from tests.unit.spark.moments import readers
 from tests.unit.spark.outputs import (
     LEASES,
     VALUES,
@@ -340,3 +341,62 @@ def test_a_commit_says_through_when_the_application_was_complete(tmp_path: Path)
     key = f"kcl-dagster/{whole(2).application}/complete-through"
     assert json.loads(newest[key]) == {"epoch": 3, "through": "2026-01-31T12:00:00+00:00"}
     assert not any(key in commit for commit in older)
+
+
+def test_an_idle_table_gets_one_commit_without_data_in_each_window(tmp_path: Path) -> None:
+    path, hour, noon = tmp_path / "table", 3600, int(NOON.timestamp())
+    delta, key = sink(path), f"kcl-dagster/{whole(1).application}/complete-through"
+    application = whole(1).application
+
+    def versions() -> int:
+        return DeltaTable(str(path)).version()
+
+    delta.keep_complete(application, WrittenThrough(noon), noon)
+    assert not path.exists()  # the first batch makes the table
+    store(delta, output({"x": [1, 2]}))
+    made = versions()
+    for through, wanted, commits in (
+        (noon + 5, noon, 1),
+        (noon + 65, noon, 1),
+        (noon + hour + 5, noon, 1),  # batches have a minute to be first
+        (noon + hour + 65, noon + hour, 2),
+        (noon + hour + 125, noon + hour, 2),
+    ):
+        delta.keep_complete(application, WrittenThrough(through), wanted)
+        assert versions() - made == commits
+    newest, *_ = DeltaTable(str(path)).history()
+    assert json.loads(newest[key])["through"] == "2026-01-31T13:01:05+00:00"
+    assert "operationParameters" in newest
+    assert [row["x"] for row in rows(path)] == [1, 2]
+    # Batches go on as if there had been none, and make others superfluous. So does another worker's commit.
+    batch = replace(whole(2), complete=WrittenThrough(noon + 2 * hour))
+    delta._commit(batch, run_writer(delta.stores_into, delta._layout, [output({"x": [3, 4]})], "2"))
+    made = versions()
+    for other in (delta, sink(path)):
+        other.keep_complete(application, WrittenThrough(noon + 2 * hour + 60), noon + 2 * hour)
+    assert versions() == made
+    delta.keep_complete(application, WrittenThrough(noon, epoch=1), noon)
+    assert versions() == made + 1
+    assert sorted(row["x"] for row in rows(path)) == [1, 2, 3, 4]
+    assert delta._compare(whole(1).parts).is_stored
+    assert delta._compare(whole(2).parts).is_stored
+
+
+def test_a_batch_is_committed_although_a_commit_without_data_came_in_between(tmp_path: Path) -> None:
+    delta, noon = sink(tmp_path), int(NOON.timestamp())
+    store(delta, output({"x": [1]}))
+    files = run_writer(delta.stores_into, delta._layout, [output({"x": [2]})], "2")
+    parts = delta._compare(whole(2).parts).missing
+    sink(tmp_path).keep_complete("app", WrittenThrough(noon), noon)
+    delta._append(parts, files, {})
+    assert sorted(row["x"] for row in rows(tmp_path)) == [1, 2]
+
+
+def test_the_reader_of_the_page_finds_the_moment_of_an_idle_table(tmp_path: Path) -> None:
+    delta, noon = sink(tmp_path), int(NOON.timestamp())
+    store(delta, output({"x": [1]}))
+    read = readers()["delta_complete_through"]
+    assert read(DeltaTable(str(tmp_path)), "app") is None
+    for known in (WrittenThrough(noon + 60), WrittenThrough(noon, epoch=1)):
+        delta.keep_complete("app", known, noon)
+    assert read(DeltaTable(str(tmp_path)), "app") == "2026-01-31T12:00:00+00:00"

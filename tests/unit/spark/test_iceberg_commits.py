@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from kcl_dagster.spark.sinks.writing import WrittenFile
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import Batch, Part
+from tests.unit.spark.moments import readers
 
 SCHEMA = pa.schema([("n", pa.int64())])
 LEASE = LeaseKey("a")
@@ -136,3 +138,59 @@ def test_a_snapshot_says_through_when_the_application_was_complete(tmp_path: Pat
     assert second.summary is not None
     assert first.summary.get(key) is None
     assert json.loads(str(second.summary.get(key))) == {"epoch": 3, "through": "2026-01-31T12:00:00+00:00"}
+
+
+def test_an_idle_table_has_the_moment_as_a_property_once_in_each_window(tmp_path: Path) -> None:
+    lake, hour, noon = Lake(tmp_path), 3600, 1_769_860_800
+    sink, key = lake.sink(), "kcl-dagster/app/complete-through"
+    sink.keep_complete("app", WrittenThrough(noon), noon)  # the first batch makes the table
+    sink._create(SCHEMA)
+    lake.commit(sink, 1, 1)
+    seen = []
+    for through, wanted in (
+        (noon + 5, noon),
+        (noon + 65, noon),
+        (noon + hour + 5, noon),  # batches have a minute to be first
+        (noon + hour + 65, noon + hour),
+        (noon + hour + 125, noon + hour),
+    ):
+        sink.keep_complete("app", WrittenThrough(through), wanted)
+        seen.append(json.loads(lake.table.properties[key])["through"][11:19])
+    assert seen == ["12:00:05", "12:00:05", "12:00:05", "13:01:05", "13:01:05"]
+    assert len(lake.table.snapshots()) == 1
+    # A snapshot makes another property superfluous, for all workers.
+    lake.commit(sink, 2, 2, complete=WrittenThrough(noon + 2 * hour))
+    for other in (sink, lake.sink()):
+        other.keep_complete("app", WrittenThrough(noon + 2 * hour + 60), noon + 2 * hour)
+    assert json.loads(lake.table.properties[key])["through"][11:19] == "13:01:05"
+    read = readers()["iceberg_complete_through"]
+    assert read(lake.table, "app") == "2026-01-31T14:00:00+00:00"
+    sink.keep_complete("app", WrittenThrough(noon, epoch=1), noon)
+    assert read(lake.table, "app") == "2026-01-31T12:00:00+00:00"
+    assert read(lake.table, "other") is None
+    lake.commit(sink, 3, 3)
+    assert lake.values() == [1, 2, 3]
+
+
+def test_the_moment_and_a_batch_do_not_keep_each_other_from_the_table(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, other = lake.sink(), lake.sink()
+    kept = partial(other.keep_complete, "app", WrittenThrough(1_769_860_800), 1_769_860_800)
+    sleeps_after_it_looked(sink, kept, monkeypatch)
+    lake.commit(sink, 1, 10)
+    assert lake.values() == [10]
+    assert lake.table.properties["kcl-dagster/app/complete-through"]
+    # The other way round, the batch is first, and its table is not idle.
+    late = lake.sink()
+    late._beside = late._open_catalog()
+    look = late._beside.load_table
+
+    def load_table(identifier: str) -> Any:
+        found = look(identifier)
+        lake.commit(lake.sink(), 2, 20)
+        return found
+
+    monkeypatch.setattr(late._beside, "load_table", load_table)
+    late.keep_complete("app", WrittenThrough(1_769_900_000), 1_769_900_000)
+    assert lake.values() == [10, 20]
