@@ -32,13 +32,16 @@ from kcl_dagster.orchestration.lock_process import lock_process
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import Clock, Runtime, system
+from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.control import ControlRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.tables.reading import ScanResult
 from kcl_dagster.tables.starts import StartTable
+from kcl_dagster.worker.batch import KeepingCompleteness
 from kcl_dagster.worker.bound import Bound, Remainder, remainder
+from kcl_dagster.worker.error_text import brief
 from kcl_dagster.worker.opening import StreamLookup
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.succession import FRESH_BEATS
@@ -49,6 +52,7 @@ log = logging.getLogger(__name__)
 TICK_SECONDS: Final = 1.0  # the sensor takes five; here a run waits for each
 LOOK_SECONDS: Final = 1.0  # at the table, while a fleet reads
 LEADER_JOIN_SECONDS: Final = 60.0  # a tick ends within its budget
+KEEP_SECONDS: Final = 60.0  # a run does not wait longer for a slow store; the next one stores a later moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,33 @@ class BoundedRun:
             bound = self._bound(through, runtime)
             looked = self._look(bound, runtime).wait(stop, self.watches)
             outcome = looked if looked is not None else self._work(bound, stop)
+        if outcome.reason in (StopReason.CAUGHT_UP, StopReason.STUCK):
+            self._keep_complete(runtime)
         return _judged(replace(outcome, tick=leading.last))
+
+    def _keep_complete(self, runtime: Runtime) -> None:
+        """Store with the data through when the application is complete. Its worker has ended before this was known
+        of what it stored, and no other may run until the next bounded run."""
+        thread = threading.Thread(target=self._kept, args=(runtime,), name="kcl-completeness", daemon=True)
+        thread.start()
+        thread.join(KEEP_SECONDS)
+        if thread.is_alive():
+            log.warning("through when all is stored was not stored with the data in %.0f s", KEEP_SECONDS)
+
+    def _kept(self, runtime: Runtime) -> None:
+        choice, application, dynamodb = self.consumer.sink, self.consumer.application, self._client("dynamodb")
+        if not choice.is_table:
+            return
+        try:
+            layout = detect_layout(dynamodb, application, runtime)
+            known = CompletenessRow(dynamodb, application, layout, runtime).load()
+            if known.through is None:
+                return
+            sink = choice.open(self.consumer.transform, self.kcl.connection("s3", application))
+            if isinstance(sink, KeepingCompleteness):
+                sink.keep_complete(application.name, known, self.consumer.windows.start_of(known.through))
+        except Exception as error:  # of the store or of a table's library: the records are stored all the same
+            log.warning("through when all is stored was not stored with the data: %s", brief(error))
 
     def _bound(self, through: float | None, runtime: Runtime) -> Bound:
         """By the service's clock, as the moments are that leases are stored through."""

@@ -322,6 +322,9 @@ class KclApplicationComponent(Component, Described):
     prune_after_days: int | None = None
     """Delete finished worker runs that are that old, every night; left out, none."""
 
+    catch_up: str | None = None
+    """Read the stream at the times of this cron expression (UTC), such as `0 * * * *`, instead of always."""
+
     connection: ConnectionModel | None = None
     """Left out, another component or definition must bring the resource `kcl`."""
 
@@ -371,6 +374,7 @@ class KclApplicationComponent(Component, Described):
             "streams": streams,
             "exports": self.exports,
             "prune_after_days": self.prune_after_days,
+            "catch_up": self.catch_up,
         }
         if self.connection is None:
             return build_kcl_definitions(self.consumer(), **common)

@@ -1,5 +1,7 @@
 """Bounded runs in Dagster: alone, again with nothing to read, and where a shard cannot be read."""
 
+import json
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from kcl_dagster.operations.status import read_status
 from kcl_dagster.orchestration.catch_up import moment_of
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.runtime import system
+from kcl_dagster.spark.sinks.completeness import file_of
+from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
@@ -97,6 +101,8 @@ def test_a_bounded_run_stores_everything_and_the_next_one_what_came_since(
     )
     [told] = [one for one in observations(instance) if one.metadata["kcl/records_in_total"].value == RECORDS][:1]
     assert told.metadata["kcl/worker"].value.startswith(BOUNDED_SLOT)
+    [kept] = (tmp_path / "lake" / "_kcl_dagster_complete").iterdir()
+    assert json.loads(kept.read_text())["through_epoch"] >= int(began.timestamp())
 
     before = began.isoformat()
     assert catch_up(consumer, resource, instance, NoSpark(), through=before).success
@@ -129,6 +135,32 @@ def test_a_bounded_run_waits_for_a_fleet_that_reads(
         result = catch_up(consumer, resource, instance, NoSpark())
     assert result.success
     assert fleet.renewals > 0
+
+
+@pytest.mark.server
+def test_a_bounded_run_stores_with_the_data_through_when_all_is_stored(
+    aws: Emulator,
+    stream: str,
+    resource: kcl.KclResource,
+    instance: DagsterInstance,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also where it reads nothing by itself, and where the store cannot be written, which does not fail it."""
+    consumer = consumer_of(stream, tmp_path / "lake")
+    Bench(consumer, resource, instance).tick()
+    layout = detect_layout(resource.client("dynamodb"), consumer.application, system())
+    row = CompletenessRow(resource.client("dynamodb"), consumer.application, layout, system())
+    now = int(datetime.now(UTC).timestamp())
+    row.advance(row.load(), now)
+    file = tmp_path / "lake" / file_of(consumer.application.name)
+    with reading_fleet(consumer, resource):
+        assert catch_up(consumer, resource, instance, NoSpark()).success
+        assert json.loads(file.read_text())["through_epoch"] >= now
+        shutil.rmtree(tmp_path / "lake")
+        (tmp_path / "lake").write_text("a file")
+        assert catch_up(consumer, resource, instance, NoSpark()).success
+    assert "was not stored with the data" in caplog.text
 
 
 def test_a_moment_needs_a_time_zone() -> None:

@@ -284,6 +284,25 @@ def test_applications_in_yaml_that_read_one_stream_share_a_project() -> None:
             assert regions == {"one_app_kcl": "eu-west-1", "two_app_kcl": "us-east-1"}
 
 
+@pytest.mark.filterwarnings(
+    "ignore:`parse_obj_as` is deprecated", "ignore::dagster_shared.utils.warnings.BetaWarning"
+)
+def test_yaml_may_ask_for_bounded_runs_instead_of_workers() -> None:
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(
+            component_cls=KclApplicationComponent,
+            defs_yaml_contents={
+                "type": "kcl_dagster.KclApplicationComponent",
+                "attributes": {**YAML, "catch_up": "17 * * * *"},
+            },
+        )
+        with sandbox.load_component_and_build_defs(defs_path=path) as (_, definitions):
+            schedule = definitions.resolve_schedule_def("orders_to_lake_catch_up_schedule")
+            assert schedule.cron_schedule == "17 * * * *"
+            leader = definitions.resolve_sensor_def("orders_to_lake_leader")
+            assert leader.default_status is dg.DefaultSensorStatus.STOPPED
+
+
 def test_every_attribute_is_described_in_the_json_schema() -> None:
     schema = KclApplicationComponent.model().model_json_schema()
     for part in (schema, *schema["$defs"].values()):
