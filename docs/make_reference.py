@@ -491,7 +491,7 @@ def _severity(check: checks.KclCheck) -> str:
 
 
 def _asset_text(role: translator.Role) -> str:
-    text = translator.DESCRIPTIONS.get(role, "What the consumer stored, one partition per worker slot.")
+    text = translator.DESCRIPTIONS.get(role, "What the consumer stored, one partition per window of time.")
     subject = "" if role is translator.Role.STREAM else "the application"
     return text.replace(" `{subject}`", f" {subject}".rstrip())
 

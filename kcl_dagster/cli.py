@@ -117,7 +117,7 @@ def parser() -> argparse.ArgumentParser:
     standby.add_argument("--once", action="store_true", help="one tick, then resign")
     bounded = verb("catch-up", _catch_up, "read what is in the streams now, store it, and end; needs no fleet")
     bounded.add_argument(
-        "--through", metavar="MOMENT", help="read what had arrived by then, such as 2027-01-31T12:00:00Z"
+        "--through", metavar="MOMENT", help="read what had arrived by then, such as 2026-01-31T12:00:00Z"
     )
     Verbs(_application, _client, _stores, _roles).register(verb)
     init = verbs.add_parser(

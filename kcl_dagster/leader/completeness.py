@@ -23,6 +23,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.windows import Windows
 
 NOTHING: Final[Mapping[LeaseKey, "Hindrance"]] = {}
+NEVER: Final[Mapping[LeaseKey, float]] = {}
 
 
 class Hindrance(StrEnum):
@@ -78,12 +79,13 @@ def complete_through(
     now: float,
     unreadable: Sequence[str] = (),
     hindered: Mapping[LeaseKey, Hindrance] = NOTHING,
+    read_through: Mapping[LeaseKey, float] = NEVER,
 ) -> Completeness:
     """What the leases say, for an application that reads `streams` (names).
 
     `margin`: arrival times are approximate, and records of a shard are not strictly in their order. `now`: epoch
     seconds; no lease is believed that says more than that. `hindered`: leases of which more is known than that they
-    are read.
+    are read. `read_through`: leases that no worker reads and that have no unread record which arrived before that.
     """
     if unreadable:
         return Completeness(held_by=HeldBy(unreadable[0], Hindrance.UNREADABLE))
@@ -98,6 +100,8 @@ def complete_through(
             if lease.is_finished:
                 continue
             stored = _stored_through(lease, known)
+            if stored is not None and lease.key in read_through:
+                stored = max(stored, int(read_through[lease.key]))
             why = hindered.get(lease.key, Hindrance.READ if stored is not None else Hindrance.NO_VALUE)
             held_by = HeldBy(str(lease.key), why, lease.key)
             if stored is None:

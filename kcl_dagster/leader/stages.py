@@ -223,6 +223,7 @@ class Tick:
             now=leader.runtime.clock.now(),
             unreadable=sight.unreadable,
             hindered=self._hindered(sight),
+            read_through=leader.unread.read_through(sight.leases),
         )
         if found.through is not None and not self.dry and self.leading:
             try:

@@ -7,6 +7,7 @@ from typing import Final
 from kcl_dagster.application import Application
 from kcl_dagster.errors import KclError
 from kcl_dagster.leader.streams import Streams
+from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
@@ -15,6 +16,7 @@ from kcl_dagster.tables.starts import StartTable
 
 LOOKS_PER_LAG: Final = 4  # in the time that a record may wait; each costs two requests a shard
 LONGEST_PAUSE: Final = 60.0
+CLOCKS_APART: Final = 300.0  # seconds; AWS refuses requests whose clock is further from its own
 
 
 class UnreadWatch:
@@ -32,6 +34,8 @@ class UnreadWatch:
         self._due = float("-inf")
         self._arrivals: dict[LeaseKey, float] = {}
         self._seen_at: dict[LeaseKey, float] = {}
+        self._looked: dict[LeaseKey, tuple[Checkpoint | None, float]] = {}
+        """The checkpoint of each lease when it was looked at last, and when that was, in epoch seconds."""
 
     def waited(self, leases: Sequence[Lease]) -> Mapping[LeaseKey, float]:
         """Seconds for which the first unread record of each lease has waited; 0 if there is none, infinite where a
@@ -39,6 +43,8 @@ class UnreadWatch:
         now = self._clock.monotonic()
         if now >= self._due or any(lease.key not in self._arrivals for lease in leases):
             self._due = now + self._pause
+            began = self._clock.now()
+            self._looked = {lease.key: (lease.checkpoint, began) for lease in leases}
             found = self._parallel(self._arrival, leases)
             before, self._arrivals = self._arrivals, dict(zip((one.key for one in leases), found, strict=True))
             self._seen_at = {
@@ -46,6 +52,17 @@ class UnreadWatch:
                 for key, arrival in self._arrivals.items()
             }
         return {lease.key: self._waited(lease.key) for lease in leases}
+
+    def read_through(self, leases: Sequence[Lease]) -> Mapping[LeaseKey, float]:
+        """Epoch seconds before which no record arrived that lies behind the checkpoint, of leases that had no
+        unread record at the last look. Asks nothing. A lease whose checkpoint is another one now is left out."""
+        found = {}
+        for lease in leases:
+            checkpoint, began = self._looked.get(lease.key, (None, 0.0))
+            is_empty = self._arrivals.get(lease.key) == math.inf
+            if is_empty and checkpoint is not None and checkpoint == lease.checkpoint:
+                found[lease.key] = began - CLOCKS_APART
+        return found
 
     def _waited(self, key: LeaseKey) -> float:
         """By the arrival, and by this leader's own clock where that runs behind the service's."""

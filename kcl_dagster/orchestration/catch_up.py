@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -47,6 +47,8 @@ from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, 
 from kcl_dagster.runtime import system
 from kcl_dagster.worker.stop import StopSignal
 
+CLOCKS_APART: Final = timedelta(minutes=5)  # how far in the future a moment may be by the clock of this machine
+
 ACTIVE: Final = [
     DagsterRunStatus.QUEUED,
     DagsterRunStatus.NOT_STARTED,
@@ -61,7 +63,7 @@ class CatchUpConfig(Config):
 
     through: str | None = Field(
         default=None,
-        description="Read what had arrived by this moment, such as 2027-01-31T12:00:00Z; by the start of the run "
+        description="Read what had arrived by this moment, such as 2026-01-31T12:00:00Z; by the start of the run "
         "when left out.",
     )
 
@@ -187,15 +189,18 @@ def build_kcl_catch_up_job(
 
 
 def moment_of(text: str | None) -> float | None:
-    """Epoch seconds of a moment in ISO 8601. Raises ConfigurationError for one without a time zone."""
+    """Epoch seconds of a moment in ISO 8601. Raises ConfigurationError for one without a time zone, or in the
+    future."""
     if text is None:
         return None
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise ConfigurationError(f"through {text!r} is no moment such as 2027-01-31T12:00:00Z") from None
+        raise ConfigurationError(f"through {text!r} is no moment such as 2026-01-31T12:00:00Z") from None
     if moment.tzinfo is None:
         raise ConfigurationError(f"through {text!r} has no time zone: end it with Z, or with +01:00")
+    if moment > datetime.now(UTC) + CLOCKS_APART:
+        raise ConfigurationError(f"through {text!r} is in the future: a bounded run reads what has arrived")
     return moment.timestamp()
 
 

@@ -220,7 +220,7 @@ def kcl_consumer(
             still are stored, counted as late, and materialize their partition again.
 
     The function's first parameter gets the records. Others are as in Dagster's assets: `context` is the run's
-    `AssetExecutionContext`, and any other without a default is the resource of that name.
+    `OpExecutionContext`, and any other without a default is the resource of that name.
 
     Example:
         .. code-block:: python

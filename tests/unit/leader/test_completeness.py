@@ -51,6 +51,13 @@ def test_it_is_the_minimum_of_the_open_leases_less_the_margin() -> None:
     assert found(lease("a", LEFT, 500), lease("b", RIGHT, 400)).through == 390
 
 
+def test_a_fleet_at_rest_goes_on_with_the_last_look_at_its_streams() -> None:
+    leases = lease("a", LEFT, 500), lease("b", RIGHT, 400)
+    assert found(*leases, read_through={LeaseKey("b"): 900.5}).through == 490
+    assert found(*leases, read_through={LeaseKey("a"): 900.5, LeaseKey("b"): 800.5}).through == 790
+    assert found(leases[0], lease("b", RIGHT), read_through={LeaseKey("b"): 900.5}).through is None
+
+
 def test_no_lease_is_believed_that_is_ahead_of_the_leaders_clock() -> None:
     assert found(lease("a", ALL, 20_000)).through == NOW - 10
 

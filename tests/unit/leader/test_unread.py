@@ -11,7 +11,7 @@ import pytest
 from kcl_dagster.application import Application, FleetSettings
 from kcl_dagster.errors import ServiceError
 from kcl_dagster.leader.streams import KinesisStreams
-from kcl_dagster.leader.unread import UnreadWatch
+from kcl_dagster.leader.unread import CLOCKS_APART, UnreadWatch
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.runtime import Runtime
@@ -128,3 +128,19 @@ def test_a_new_lease_is_looked_at_at_once() -> None:
     street.waited()
     street.watch.waited([street.lease, replace(street.lease, key=LeaseKey("other"))])
     assert street.asked == 3
+
+
+def test_a_shard_without_an_unread_record_is_read_through_the_look() -> None:
+    street = Street()
+    street.waited()
+    looked = street.clock.now()
+    street.clock.advance(1)
+    assert street.watch.read_through([street.lease]) == {
+        street.lease.key: pytest.approx(looked - CLOCKS_APART, abs=1)
+    }
+    moved = replace(street.lease, checkpoint=Checkpoint("17"))
+    assert street.watch.read_through([moved]) == {}, "a lease that was put back may have something to read"
+    street.put()
+    street.clock.advance(3600)
+    street.waited()
+    assert street.watch.read_through([street.lease]) == {}

@@ -166,7 +166,11 @@ def test_a_bounded_run_stores_with_the_data_through_when_all_is_stored(
 def test_a_moment_needs_a_time_zone() -> None:
     assert moment_of(None) is None
     assert moment_of("2026-01-01T00:00:00Z") == datetime(2026, 1, 1, tzinfo=UTC).timestamp()
-    for text, problem in (("noon", "is no moment"), ("2026-01-01T00:00:00", "has no time zone")):
+    for text, problem in (
+        ("noon", "is no moment"),
+        ("2026-01-01T00:00:00", "has no time zone"),
+        ("2999-01-01T00:00:00Z", "is in the future"),
+    ):
         with pytest.raises(ConfigurationError, match=problem):
             moment_of(text)
 
