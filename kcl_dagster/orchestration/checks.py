@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetCheckSpec
 
+from kcl_dagster.leader.unread import CLOCKS_APART, LONGEST_PAUSE
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.observation import Observation
@@ -181,6 +182,8 @@ def _windows(seen: Observation, consumer: Consumer) -> str | None:
     oldest = consumer.windows.start_of(int(complete.through - lateness))
     end = consumer.windows.end_of(oldest)
     due = end + lateness + consumer.application.timings.arrival_margin + consumer.lag_target
+    if consumer.application.fleet.min_workers == 0:  # of a fleet at rest, the leader knows it so much later
+        due += CLOCKS_APART + LONGEST_PAUSE
     key = consumer.windows.key_of(oldest)
     if seen.now < due or key is None:
         return None

@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetKey, AssetMaterialization
 
+from kcl_dagster.application import FleetSettings
 from kcl_dagster.leader.completeness import Completeness, HeldBy, Hindrance
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.orchestration import checks, statement
@@ -421,5 +422,14 @@ def test_a_window_that_waits_for_late_rows_is_not_overdue() -> None:
     )
     for now, is_late in ((TEN + 3600 + 600 + 69, False), (TEN + 3600 + 600 + 70, True)):
         seen = replace(CALM, completeness=Completeness(TEN + 3600 + 599), now=float(now))
+        found = {check.name: finding for check, finding in checks.evaluate(seen, ours)}["windows_complete_in_time"]
+        assert (found is not None) is is_late
+
+
+def test_a_window_that_ends_while_the_fleet_is_at_rest_has_the_time_of_a_look() -> None:
+    resting = things.application.model_copy(update={"fleet": FleetSettings(min_workers=0)})
+    ours = replace(things, application=resting, partitions=HOURS, lag_target=60.0)
+    for over, is_late in ((70 + 359, False), (70 + 360, True)):
+        seen = replace(CALM, completeness=Completeness(TEN + 1800), now=float(TEN + 3600 + over))
         found = {check.name: finding for check, finding in checks.evaluate(seen, ours)}["windows_complete_in_time"]
         assert (found is not None) is is_late
