@@ -42,6 +42,7 @@ MOST_AT_ONCE: Final = 20  # the daemon writes them one by one, 7 ms each, before
 REMEMBERED: Final = 2_000  # newest windows; a gap further back is not filled
 SHARDS_SHOWN: Final = 12  # more than that Dagster hides behind a button
 OBSERVATIONS_READ: Final = 5  # the columns are in one of the newest
+REPORTED_BY_HAND: Final = 20  # of one window; a declaration further back is not found
 
 
 def unknown_creation() -> float | None:
@@ -53,9 +54,10 @@ def unknown_creation() -> float | None:
 class DeclaredWindows:
     """One per application and process. One call at a time.
 
-    Dagster's storage is read when the process looks for the first time, and then only for windows that are to be
-    declared: so a materialization that was not stored, because a tick was cut off or only previewed, is returned
-    again, and one that was stored is not.
+    Dagster's storage is read when the process looks for the first time, and again whenever a window is to be
+    declared: so a materialization that was not stored, because a tick was cut off or only previewed, or that was
+    wiped since, is returned again, and one that was stored is not, whichever process declared it. A materialization
+    without our tags was reported by hand and declares nothing.
     """
 
     consumer: Consumer
@@ -84,9 +86,8 @@ class DeclaredWindows:
         late = _late_rows(leases)
         found = self._due(completeness, late)
         if found:
-            for one in found:
-                self._look_up(instance, one.start)
-            found = self._due(completeness, late)
+            self._refresh(instance)
+            found = self._looked_up(instance, completeness, late)
         columns = self._columns(instance) if found else None
         return [self._materialization(one, completeness, leases, columns) for one in found]
 
@@ -98,6 +99,21 @@ class DeclaredWindows:
         if start not in self._declared:
             return None
         return self._materialization(None, completeness, leases, self._columns(instance), start)
+
+    def _looked_up(
+        self, instance: DagsterInstance, completeness: Completeness, late: Mapping[int, int]
+    ) -> list[Due]:
+        """Windows that are due by what Dagster's storage has of each. A look-up may show that one is not due, which
+        makes room for another that was not looked up."""
+        known: set[int] = set()
+        while True:
+            found = self._due(completeness, late)
+            others = [one.start for one in found if one.start not in known]
+            if not others:
+                return found
+            for start in others:
+                self._look_up(instance, start)
+            known.update(others)
 
     def _due(self, completeness: Completeness, late: Mapping[int, int]) -> list[Due]:
         assert self._progress is not None
@@ -120,17 +136,46 @@ class DeclaredWindows:
         created: Callable[[], float | None],
     ) -> Progress:
         """What Dagster's storage says, when a process begins."""
-        windows = self.consumer.windows
-        keys = instance.get_materialized_partitions(self._key)
-        starts = sorted(start for key in keys if (start := windows.start_of_key(key)) is not None)[-REMEMBERED:]
-        self._declared = dict.fromkeys(starts, NOT_LOOKED_UP)
-        if completeness.epoch:
-            newest = instance.fetch_materializations(self._key, limit=REMEMBERED)
-            for record in reversed(newest.records):
-                self._note(record.partition_key, record.asset_materialization)
-        if starts:
-            return Progress(starts[0])
+        by_hand = self._read_newest(instance)
+        for start in self._starts(instance):
+            if start not in by_hand:
+                self._declared.setdefault(start, NOT_LOOKED_UP)
+        for start in sorted(self._declared):
+            if self._declared[start] is NOT_LOOKED_UP:
+                self._look_up(instance, start)
+            if start in self._declared:
+                return Progress(start)
         return Progress(self._first(completeness, leases, created()))
+
+    def _read_newest(self, instance: DagsterInstance) -> set[int]:
+        """Note the newest declarations. Returns the windows that have other materializations among them only."""
+        by_hand: set[int] = set()
+        for record in reversed(instance.fetch_materializations(self._key, limit=REMEMBERED).records):
+            start = self._start_of(record.partition_key)
+            if start is not None and not self._note(start, record.asset_materialization):
+                by_hand.add(start)
+        return by_hand - self._declared.keys()
+
+    def _starts(self, instance: DagsterInstance) -> list[int]:
+        """The newest windows that have a materialization, whoever reported it."""
+        keys = instance.get_materialized_partitions(self._key)
+        return sorted(start for key in keys if (start := self._start_of(key)) is not None)[-REMEMBERED:]
+
+    def _refresh(self, instance: DagsterInstance) -> None:
+        """Another process may have declared windows since this one looked, and an operator may have wiped some."""
+        assert self._progress is not None
+        starts = self._starts(instance)
+        others = [start for start in starts if start >= self._progress.frontier and start not in self._declared]
+        by_hand = self._read_newest(instance) if len(others) > MOST_AT_ONCE else set()
+        for start in others:
+            if start not in self._declared and start not in by_hand:
+                self._look_up(instance, start)
+        oldest = starts[0] if len(starts) == REMEMBERED else 0
+        wiped = [start for start in self._declared.keys() - set(starts) if start >= oldest]
+        for start in wiped:
+            del self._declared[start]
+        frontier = min([self._progress.frontier, *wiped])
+        self._progress = replace(self._progress, frontier=frontier)
 
     def _first(self, completeness: Completeness, leases: Sequence[Lease], created: float | None) -> int:
         """The first window that the application has from its beginning on."""
@@ -145,16 +190,22 @@ class DeclaredWindows:
         key = self.consumer.windows.key_of(start)
         if key is None:
             return
-        newest = instance.fetch_materializations(AssetRecordsFilter(self._key, asset_partitions=[key]), limit=1)
-        for record in newest.records:
-            self._note(key, record.asset_materialization)
+        of_window = AssetRecordsFilter(self._key, asset_partitions=[key])
+        self._declared.pop(start, None)
+        for record in instance.fetch_materializations(of_window, limit=REPORTED_BY_HAND).records:
+            if self._note(start, record.asset_materialization):
+                return
 
-    def _note(self, key: str | None, materialization: AssetMaterialization | None) -> None:
-        start = None if key is None else self.consumer.windows.start_of_key(key)
-        if start is None or materialization is None:
-            return
-        tags = materialization.tags or {}
+    def _start_of(self, key: str | None) -> int | None:
+        return None if key is None else self.consumer.windows.start_of_key(key)
+
+    def _note(self, start: int, materialization: AssetMaterialization | None) -> bool:
+        """Whether it declares the window."""
+        tags = (materialization.tags if materialization is not None else None) or {}
+        if EPOCH_TAG not in tags:
+            return False
         self._declared[start] = Declared(_whole(tags.get(EPOCH_TAG)), _whole(tags.get(LATE_TAG)))
+        return True
 
     def _columns(self, instance: DagsterInstance) -> Any:
         """The columns of the table, as the workers observed them."""
@@ -238,7 +289,6 @@ def _shards(counts: WindowCounts) -> TableMetadataValue | None:
 
 
 def _whole(text: str | None) -> int:
-    """A materialization without our tag was made by hand."""
     return int(text) if text is not None and text.isdigit() else 0
 
 

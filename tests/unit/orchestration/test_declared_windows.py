@@ -18,6 +18,9 @@ from kcl_dagster.orchestration.declared_windows import MOST_AT_ONCE, DeclaredWin
 
 THINGS = dg.AssetKey("things")
 HOURS = dg.HourlyPartitionsDefinition("2026-11-22-00:00")
+MINUTES = dg.TimeWindowPartitionsDefinition(
+    cron_schedule="* * * * *", start="2026-11-22-00:00", fmt="%Y-%m-%d-%H:%M"
+)
 CHECKPOINT = Checkpoint("900")
 
 
@@ -27,8 +30,7 @@ def consumer_of(**more: Any) -> Consumer:
         stream="stream",
         sink=kcl.parquet("s3://lake/things"),
         name="things",
-        partitions=HOURS,
-        **more,
+        **{"partitions": HOURS, **more},
     )
     return make(lambda records: records)
 
@@ -195,3 +197,61 @@ def test_a_window_that_is_told_by_hand_is_one_that_was_declared(instance: dg.Dag
     event = process().again(instance, at("11:00"), complete("12:00"), LEASES)
     assert event is not None
     assert (event.partition, event.metadata["dagster/row_count"].value) == ("2026-11-22-11:00", 5)
+
+
+def all_of(instance: dg.DagsterInstance, ours: DeclaredWindows, *given: Any) -> list[str]:
+    """What a process declares with as many ticks as it takes, all of it stored."""
+    told: list[str] = []
+    while found := stored(instance, ours.events(instance, *given)):
+        told += found
+    return told
+
+
+def test_a_process_that_leads_again_declares_nothing_that_another_declared(instance: dg.DagsterInstance) -> None:
+    """More windows than a tick declares."""
+    ours, other, created = process(partitions=MINUTES), process(partitions=MINUTES), lambda: float(at("09:00"))
+    assert len(all_of(instance, ours, complete("09:05"), LEASES, created)) == 5
+    assert len(all_of(instance, other, complete("10:05"), LEASES, created)) == 60
+    assert all_of(instance, ours, complete("10:05"), LEASES, created) == []
+    assert all_of(instance, ours, complete("10:06"), LEASES, created) == ["10:05"]
+
+
+def test_after_a_restart_windows_with_late_rows_are_not_declared_again(instance: dg.DagsterInstance) -> None:
+    late = {"event_time": "at", "allowed_lateness": timedelta(minutes=1), "partitions": MINUTES}
+    counted = [
+        lease(number, *(rows(f"09:{minute:02}", late=1) for minute in range(first, first + 24)))
+        for number, first in enumerate((0, 24))
+    ]
+    given = (complete("10:00"), counted, lambda: float(at("09:00")))
+    assert len(all_of(instance, process(**late), *given)) == 59
+    assert all_of(instance, process(**late), *given) == []
+
+
+def test_a_materialization_by_hand_declares_nothing(instance: dg.DagsterInstance) -> None:
+    ours, created = process(), lambda: float(at("10:00"))
+    assert stored(instance, ours.events(instance, complete("12:00"), LEASES, created)) == ["10:00", "11:00"]
+    stored(instance, [dg.AssetMaterialization(THINGS, partition="2026-11-22-12:00")])
+    for ready in (ours, process()):
+        assert keys(ready.events(instance, complete("13:00"), LEASES, created)) == ["12:00"]
+    stored(instance, ours.events(instance, complete("13:00"), LEASES, created))
+    stored(instance, [dg.AssetMaterialization(THINGS, partition="2026-11-22-12:00")])
+    for ready in (ours, process()):
+        assert ready.events(instance, complete("13:00"), LEASES, created) == []
+
+
+def test_a_materialization_by_hand_of_a_window_before_the_streams_is_no_beginning(
+    instance: dg.DagsterInstance,
+) -> None:
+    stored(instance, process().events(instance, complete("12:00"), LEASES, lambda: float(at("10:00"))))
+    stored(instance, [dg.AssetMaterialization(THINGS, partition="2026-11-22-02:00")])
+    assert process().events(instance, complete("12:00"), LEASES, lambda: float(at("10:00"))) == []
+
+
+def test_windows_that_were_wiped_are_declared_again_with_the_next_one(instance: dg.DagsterInstance) -> None:
+    ours, created = process(), lambda: float(at("10:00"))
+    assert len(all_of(instance, ours, complete("15:00"), LEASES, created)) == 5
+    instance.wipe_assets([THINGS])
+    expected = ["10:00", "11:00", "12:00", "13:00", "14:00", "15:00"]
+    assert keys(process().events(instance, complete("16:00"), LEASES, created)) == expected
+    assert all_of(instance, ours, complete("16:00"), LEASES, created) == expected
+    assert process().events(instance, complete("16:00"), LEASES, created) == []

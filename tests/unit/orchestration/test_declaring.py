@@ -129,11 +129,15 @@ class World:
         return found
 
     def tick(self, stores: int) -> list[Due]:
-        """A look, a look-up of what was found, another look; Dagster stores the first so many events."""
-        for one in self.look():
-            if one.start in self.stored:
-                self.known[one.start] = self.stored[one.start]
-        found = self.look()
+        """Looks, with a look-up of what was found, until all of it was looked up; Dagster stores the first so many
+        events."""
+        found, looked_up = self.look(), set[int]()
+        while not looked_up.issuperset(one.start for one in found):
+            for one in found:
+                looked_up.add(one.start)
+                if one.start in self.stored:
+                    self.known[one.start] = self.stored[one.start]
+            found = self.look()
         assert len(found) <= self.limit
         assert [one.start for one in found] == sorted(one.start for one in found)
         for one in found:
