@@ -291,13 +291,15 @@ class FileCounts:
 
 @dataclass(frozen=True, slots=True)
 class PartCounts:
-    """What a sink stored of one part. `files` is None where rows are records as they were read: the output has no
-    column of times, or the part was stored by an earlier attempt. `size`: then the bytes of its files, and their
-    `number`; 0 where that is not known."""
+    """What a sink stored of one part. `files` is None where the minutes of the rows are not known: the output has
+    no column of times, or the part was stored by an earlier attempt. `size`: then the bytes of its files, and their
+    `number`; 0 where that is not known. `rows`: then all rows of the part; None where they are the records as they
+    were read."""
 
     files: tuple[FileCounts, ...] | None
     size: int = 0
     number: int = 0
+    rows: int | None = None
 
 
 @runtime_checkable

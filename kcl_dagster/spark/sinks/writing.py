@@ -110,7 +110,8 @@ class Written:
         """What was stored of a lease; see `worker.batch.Counting`."""
         mine = [file for file in self.files if file.lease_key == lease]
         if not self.has_times:
-            return PartCounts(None, sum(file.bytes for file in mine), len(mine))
+            rows = None if self.as_read else sum(file.rows for file in mine)
+            return PartCounts(None, sum(file.bytes for file in mine), len(mine), rows)
         return PartCounts(tuple(FileCounts(file.bytes, file.minutes or ()) for file in mine))
 
 

@@ -548,3 +548,14 @@ def test_rows_without_a_time_count_as_the_records_that_were_read(place: Place, s
     stored = sink.counted(first)
     assert stored.number == 1
     assert stored.size > 0
+    assert stored.rows == first.records
+
+
+def test_rows_without_a_time_are_counted_where_the_transform_leaves_out_records(
+    place: Place, spark: SparkSession
+) -> None:
+    first = part(0, 1000, 1003, 1)
+    sink = place.open(transform=lambda frame: frame.limit(0).drop("arrival_timestamp"))
+    whole = replace(batch(first), time_column="arrival_timestamp")
+    sink.write(records(spark, whole), whole)
+    assert sink.counted(first).rows == 0
