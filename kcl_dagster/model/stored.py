@@ -6,7 +6,7 @@ by a former version) makes them unknown, never wrong: they name the checkpoint t
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -73,6 +73,12 @@ class StoredCounts:
     """When the last of the windows is complete, lateness included. The lease is kept until then, although its shard
     is finished."""
 
+    outside: int = 0
+    """All rows of the lease whose own time is too far from their record's arrival to count for a window."""
+
+    late_uncounted: int = 0
+    """All late rows of the lease that came when the counts of their window had been dropped, or made them drop."""
+
     def at(self, start: int) -> StoredRows | None:
         """The counts of the window that begins at `start`; None where nothing was counted."""
         return next((rows for rows in self.windows if rows.start == start), None)
@@ -81,14 +87,16 @@ class StoredCounts:
         """Whether the counts are right for a lease that is at `checkpoint`."""
         return checkpoint is not None and self.mark == mark_of(checkpoint)
 
-    def plus(self, more: Iterable[StoredRows], checkpoint: Checkpoint) -> "StoredCounts":
+    def plus(self, more: Collection[StoredRows], checkpoint: Checkpoint) -> "StoredCounts":
         """With what was stored on the way to `checkpoint`."""
         found = {rows.start: rows for rows in self.windows}
         for rows in more:
             known = found.get(rows.start)
             found[rows.start] = rows if known is None else known.plus(rows)
         windows = tuple(found[start] for start in sorted(found))
-        return replace(self, windows=windows, mark=mark_of(checkpoint)).fitted()
+        counts = replace(self, windows=windows, mark=mark_of(checkpoint)).fitted()
+        unseen = sum(rows.late for rows in more if counts.at(rows.start) is None)
+        return replace(counts, late_uncounted=self.late_uncounted + unseen) if unseen else counts
 
     def fitted(self) -> "StoredCounts":
         """Without what a row has no room for."""
@@ -127,6 +135,9 @@ class BatchCounts:
     until: int = 0
     """See `StoredCounts`."""
 
+    outside: int = 0
+    """See `StoredCounts`."""
+
     def added_to(self, known: StoredCounts | None, before: Checkpoint | None, after: Checkpoint) -> StoredCounts:
         """The counts of a lease that goes on from `before` to `after`."""
         if known is not None and known.is_of(before):
@@ -135,7 +146,10 @@ class BatchCounts:
             base = StoredCounts(since=self.shared_until, whole=True)
         else:
             base = StoredCounts(since=self.restart)
-        return replace(base.plus(self.rows, after), until=max(base.until, self.until))
+            if known is not None:
+                base = replace(base, outside=known.outside, late_uncounted=known.late_uncounted)
+        until, outside = max(base.until, self.until), base.outside + self.outside
+        return replace(base, until=until, outside=outside).plus(self.rows, after)
 
 
 def mark_of(checkpoint: Checkpoint) -> int:
@@ -163,6 +177,8 @@ def packed(counts: StoredCounts) -> bytes:
         else:
             first, last = int(rows.first or 0), int(rows.last or 0)
             out += _number(_BEGUN) + _number(first) + _number(max(0, last - first))
+    if counts.outside or counts.late_uncounted:  # seldom; former versions cannot read counts with these
+        out += _number(counts.outside) + _number(counts.late_uncounted)
     return bytes(out)
 
 
@@ -185,7 +201,9 @@ def unpacked(data: bytes) -> StoredCounts | None:
                 number = numbers.next(_LONGEST_SEQUENCE)
                 first, last = str(number), str(number + numbers.next(_LONGEST_SEQUENCE))
             windows.append(StoredRows(start, rows, size, files, late, first, last))
-        return StoredCounts(tuple(windows), since, bool(whole), mark, until) if numbers.are_over else None
+        outside, late = (0, 0) if numbers.are_over else (numbers.next(), numbers.next())
+        counts = StoredCounts(tuple(windows), since, bool(whole), mark, until, outside, late)
+        return counts if numbers.are_over else None
     except ValueError:
         return None
 

@@ -233,6 +233,8 @@ class Status:
             "why_stopped": self.why_stopped.get(lease.key),
             "failed_attempt": self.failing.get(lease.key) or None,
             "slow_since": self.slow_since.get(lease.key),
+            "rows_without_window": lease.stored.outside if lease.stored is not None else None,
+            "late_rows_uncounted": lease.stored.late_uncounted if lease.stored is not None else None,
         }
 
     def _worker(self, row: WorkerRow) -> Mapping[str, Any]:

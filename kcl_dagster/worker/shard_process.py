@@ -52,7 +52,11 @@ class _LeaseStore:
         known = [counts for counts in found if counts is not None]
         if len(known) < len(found):
             return None
-        return replace(known[0], rows=tuple(rows for counts in known for rows in counts.rows))
+        return replace(
+            known[0],
+            rows=tuple(rows for counts in known for rows in counts.rows),
+            until=max(counts.until for counts in known),
+        )
 
     def prepare(self, pending: Checkpoint, state: bytes | None) -> None:
         self.holdings.prepare(self.key, self.token, pending, state, self.batch)

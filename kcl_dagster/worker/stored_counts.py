@@ -1,5 +1,6 @@
 """What a commit adds to the counts of a lease: rows by window. Pure, and on the driver, where the windows are."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -8,10 +9,20 @@ from typing import Final
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.stored import BatchCounts, StoredRows, by_start
 from kcl_dagster.model.windows import Windows
-from kcl_dagster.worker.batch import FileCounts, MinuteRecords, PartCounts, Progress
+from kcl_dagster.worker.batch import FileCounts, MinuteRecords, MinuteRows, PartCounts, Progress
+
+log = logging.getLogger(__name__)
 
 ARRIVAL: Final = "arrival_timestamp"
 MINUTE: Final = 60
+DAY: Final = 86_400
+
+EARLIEST_SECONDS: Final = 365 * DAY  # the longest retention of a stream
+LATEST_SECONDS: Final = DAY  # a local time that was taken for UTC is wrong by less
+WINDOWS_AHEAD: Final = 8
+"""How much earlier or later than its record's arrival a row's time may be, in seconds and in windows after that of
+the arrival. Other times come from wrong clocks or units. Such a row counts for no window: it would take the room of
+the windows that are being stored, and its window would not be complete for years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +42,42 @@ class WindowRules:
 
     def counts(self, lease: Lease, progress: Progress, stored: PartCounts | None) -> BatchCounts | None:
         """What `progress` adds to the counts of `lease`, as it was before. `stored`: what the sink says of the
-        part. None: not known."""
+        part. None: not known. Does not raise: what is counted are times of user data, and the rows are stored."""
+        try:
+            return self._counts(lease, progress, stored)
+        except Exception:
+            log.exception("lease %s: the stored rows of a batch could not be counted", lease.key)
+            return None
+
+    def _counts(self, lease: Lease, progress: Progress, stored: PartCounts | None) -> BatchCounts | None:
+        outside = 0
         read = progress.minutes
         if read is None or stored is None:
             return None
         if stored.files is not None:
-            rows = self._of_files(stored.files, progress)
+            rows, outside = self._of_files(stored.files, progress)
         elif self.event_time is None:
             rows = self._of_records(read, stored)
+            if stored.rows not in (None, sum(one.rows for one in rows)):
+                if len(rows) != 1:  # a filter, or more than one row a record, and not known in which window
+                    return None
+                rows = [replace(rows[0], rows=stored.rows or 0, bytes=stored.size, files=stored.number)]
         else:
             return None
         return replace(
             self.nothing(lease, progress),
             rows=tuple(rows),
+            outside=outside,
             until=max((self.windows.end_of(one.start) + self.allowed_lateness for one in rows), default=0),
         )
 
     def nothing(self, lease: Lease, progress: Progress) -> BatchCounts:
         """Of a range of which nothing is stored: its records were set aside, or it has none."""
-        return BatchCounts((), self._shared_until(lease), self._restart(lease, progress))
+        return BatchCounts((), self._shared_until(lease, progress), self._restart(lease, progress))
 
     def _of_records(self, read: Iterable[MinuteRecords], stored: PartCounts) -> list[StoredRows]:
-        """Rows are the records. Bytes are those of the files, or of the payloads where no file is known."""
+        """Rows are the records, as far as is known. Bytes are those of the files, or of the payloads where no file
+        is known."""
         found = by_start(
             StoredRows(self.windows.start_of(one.minute), one.records, one.bytes, 0, 0, one.first, one.last)
             for one in read
@@ -65,16 +90,20 @@ class WindowRules:
             replace(rows, files=stored.number, bytes=stored.size * rows.bytes // payload) for rows in found.values()
         ]
 
-    def _of_files(self, files: Iterable[FileCounts], progress: Progress) -> list[StoredRows]:
-        """Rows by their own times. A file's bytes are shared out by rows, and it counts for each window that it has
-        rows of. Sequence numbers are those of the records that arrived in the window, or, with times of events,
-        those between which the rows' records are."""
+    def _of_files(self, files: Iterable[FileCounts], progress: Progress) -> tuple[list[StoredRows], int]:
+        """Rows by their own times, and how many have a time too far from their arrival. A file's bytes are
+        shared out by rows, and it counts for each window that it has rows of. Sequence numbers are those of the
+        records that arrived in the window, or, with times of events, those between which the rows' records are."""
         counted: list[StoredRows] = []
+        outside = 0
         for file in files:
             every = sum(one.rows for one in file.minutes)
             rows: Counter[int] = Counter()
             late: Counter[int] = Counter()
             for one in file.minutes:
+                if not self._has_window(one, progress):
+                    outside += one.rows
+                    continue
                 start = self.windows.start_of(one.minute)
                 rows[start] += one.rows
                 late[start] += one.rows if self._is_late(start, one.arrived, progress) else 0
@@ -82,11 +111,26 @@ class WindowRules:
                 counted.append(StoredRows(start, count, file.bytes * count // every, 1, late[start]))
         between = self._numbers(progress)
         whole = progress.first, None if progress.through is None else progress.through.sequence
-        return [
+        found = [
             replace(rows, first=first, last=last)
             for rows in by_start(counted).values()
             for first, last in [between.get(rows.start, whole)]
         ]
+        return found, outside
+
+    def _has_window(self, one: MinuteRows, progress: Progress) -> bool:
+        """Whether a row's time is near enough to the arrival of its record. Where the row does not say when it
+        arrived, the first and the last record of the batch do."""
+        first = one.arrived if one.arrived is not None else (progress.first_arrival_ms or 0) // 1000
+        last = one.arrived if one.arrived is not None else (progress.last_arrival_ms or 0) // 1000
+        if not max(0, first - EARLIEST_SECONDS) <= one.minute <= last + LATEST_SECONDS:
+            return False
+        end = self.windows.start_of(last)
+        for _ in range(1 + WINDOWS_AHEAD):
+            end = self.windows.end_of(end)
+            if one.minute < end:
+                return True
+        return False
 
     def _numbers(self, progress: Progress) -> dict[int, tuple[str | None, str | None]]:
         if self.event_time is not None:
@@ -103,9 +147,12 @@ class WindowRules:
             arrived = (progress.last_arrival_ms or 0) // 1000
         return arrived >= self.windows.end_of(start) + self.allowed_lateness
 
-    def _shared_until(self, lease: Lease) -> int:
-        """A child has the moment of its parents until it is read: they have records of that moment's window."""
-        return 0 if lease.stored_through is None else self._end_of_window(lease.stored_through)
+    def _shared_until(self, lease: Lease, progress: Progress) -> int:
+        """A child has the moment of its parents until it is read: they have records of that moment's window. If a
+        Java worker made its lease, it has none. Then its parents ended before its first record arrived."""
+        if lease.stored_through is not None:
+            return self._end_of_window(lease.stored_through)
+        return self._restart(lease, progress) if lease.parents else 0
 
     def _restart(self, lease: Lease, progress: Progress) -> int:
         arrived = (progress.first_arrival_ms or 0) // 1000

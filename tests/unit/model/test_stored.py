@@ -42,7 +42,8 @@ counts_of_windows = st.builds(
 def test_what_was_packed_is_unpacked(windows: list[StoredRows], since: int, whole: bool) -> None:
     ordered = tuple(sorted({rows.start: rows for rows in windows}.values(), key=lambda rows: rows.start))
     counts = StoredCounts(ordered, since, whole, 77, since + 5)
-    assert unpacked(packed(counts)) == counts
+    for one in (counts, replace(counts, outside=since + 1), replace(counts, late_uncounted=3)):
+        assert unpacked(packed(one)) == one
 
 
 @given(st.binary(max_size=60))
@@ -79,6 +80,20 @@ def test_a_window_that_is_counted_twice_has_the_sum() -> None:
     second = StoredRows(NOON, 3, 30, 1, 1, "8", "9")
     assert first.plus(second) == StoredRows(NOON, 5, 50, 2, 1, "5", "9")
     assert replace(first, first=None, last=None).plus(second).first is None
+
+
+def test_late_rows_of_windows_whose_counts_were_dropped_are_summed_up() -> None:
+    minutes = [StoredRows(NOON + 60 * i, 1, 1, 1) for i in range(60)]
+    counts = StoredCounts(whole=True).plus(minutes, Checkpoint("5"))
+    assert counts.at(NOON) is None
+    assert counts.late_uncounted == 0
+    counts = counts.plus([StoredRows(NOON, 2, 2, 1, late=2), StoredRows(NOON + 59 * 60, 9, 9, 1, late=4)], AFTER)
+    counts = counts.plus([StoredRows(NOON + 60, 1, 1, 1, late=1)], AFTER)
+    assert counts.late_uncounted == 3
+    on = BatchCounts((), outside=7).added_to(replace(counts, outside=1), AFTER, BEFORE)
+    assert (on.outside, on.late_uncounted) == (8, 3)
+    again = BatchCounts((), outside=7).added_to(replace(counts, outside=1), Checkpoint("12"), BEFORE)
+    assert (again.outside, again.late_uncounted) == (8, 3), "sums go on where others have committed meanwhile"
 
 
 BEFORE, AFTER = Checkpoint("10"), Checkpoint("20")

@@ -15,6 +15,7 @@ from kcl_dagster.errors import TableNotFound, Throttled
 from kcl_dagster.leader.liveness import CLOCK_TOLERANCE, KCL_ROW_SECONDS, MISSED_BEATS
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.operations.pausing import pause
 from kcl_dagster.operations.status import Status, read_status
 from kcl_dagster.operations.unread import Unread
@@ -216,6 +217,15 @@ def test_without_a_worker_the_lag_is_the_age_of_the_first_unread_record(shop: Sh
     assert status.behind_ms(shop.leases()[B]) == 0, "an empty shard has nothing unread"
     assert "no worker: seconds behind by the arrival of the first unread record" in shown(view(status))
     assert status.to_document()["leases"][0]["behind_by"] == "stream"
+
+
+def test_status_has_the_rows_that_count_for_no_window(shop: Shop) -> None:
+    shop.serve()
+    counts = BatchCounts((), outside=3)
+    assert shop.desk.leases.checkpoint(shop.leases()[A], Checkpoint("77"), counts=counts) is not None
+    found = {one["lease"]: one for one in without_worker(shop).to_document()["leases"]}
+    assert (found[A]["rows_without_window"], found[A]["late_rows_uncounted"]) == (3, 0)
+    assert found[B]["rows_without_window"] is None
 
 
 @pytest.mark.audit("F13")

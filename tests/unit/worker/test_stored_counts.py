@@ -12,6 +12,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import BatchCounts, StoredRows
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.windows import FixedWindows
+from kcl_dagster.orchestration.time_windows import DEFAULT_PARTITIONS, PartitionWindows
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.worker.batch import FileCounts, MinuteRecords, MinuteRows, PartCounts, Progress, Range
 from kcl_dagster.worker.stored_counts import WindowRules
@@ -83,6 +84,76 @@ def test_rows_that_do_not_say_when_they_arrived_are_as_late_as_their_batch() -> 
     assert (in_time.rows[0].late, late.rows[0].late) == (0, 4)
 
 
+FAR = [
+    (-86_400, "1969"),
+    (-62_135_596_800, "the year 1"),
+    (NOON - 366 * 86_400, "more than the longest retention ago"),
+    (NOON + 9 * HOUR, "more windows ahead than are kept for that"),
+    (NOON + 50 * 365 * 86_400, "in 50 years"),
+    (253_402_300_740, "the last minute of 9999"),
+    (300_000_000_000, "the year 11476"),
+]
+
+
+@pytest.mark.parametrize("arrived", [NOON, None])
+@pytest.mark.parametrize(("time", "what"), FAR)
+def test_a_time_far_from_the_arrival_counts_for_no_window(time: int, what: str, arrived: int | None) -> None:
+    rules = WindowRules(PartitionWindows(DEFAULT_PARTITIONS), "at", allowed_lateness=120)
+    minutes = (MinuteRows(NOON, arrived, 4), MinuteRows(time, arrived, 3))
+    counts = rules.counts(LEASE, PROGRESS, PartCounts((FileCounts(70, minutes),)))
+    assert counts is not None, what
+    assert [(rows.start, rows.rows) for rows in counts.rows] == [(NOON, 4)]
+    assert (counts.outside, counts.until) == (3, NOON + HOUR + 120)
+
+
+def test_a_time_a_bit_ahead_of_the_arrival_counts_for_its_window() -> None:
+    minutes = (MinuteRows(NOON + 8 * HOUR, NOON, 4), MinuteRows(NOON - 364 * 86_400, NOON, 3))
+    counts = BY_EVENT.counts(LEASE, PROGRESS, PartCounts((FileCounts(70, minutes),)))
+    assert counts is not None
+    assert (counts.outside, {rows.start for rows in counts.rows}) == (0, {one.minute for one in minutes})
+
+
+def test_times_far_ahead_do_not_take_the_room_of_the_windows_that_are_stored() -> None:
+    ahead = [MinuteRows(NOON + 60 * minute, NOON, 1) for minute in range(2000)]
+    counts = replace(BY_EVENT, windows=FixedWindows(60)).counts(
+        LEASE, PROGRESS, PartCounts((FileCounts(70, tuple(ahead)),))
+    )
+    assert counts is not None
+    assert (len(counts.rows), counts.outside) == (9, 1991)
+    assert counts.added_to(None, TRIM_HORIZON, Checkpoint("40")).at(NOON) is not None
+
+
+class _Broken(FixedWindows):
+    def start_of(self, moment: int) -> int:
+        raise OverflowError(moment)
+
+
+def test_what_cannot_be_counted_is_not_known_and_fails_no_commit() -> None:
+    stored = PartCounts((FileCounts(70, (MinuteRows(NOON, NOON, 4),)),))
+    assert replace(BY_EVENT, windows=_Broken(HOUR)).counts(LEASE, PROGRESS, stored) is None
+
+
+IN_ONE_WINDOW = replace(PROGRESS, minutes=(MinuteRecords(NOON, 7, 700, "11", "40"),))
+
+
+@pytest.mark.parametrize(
+    ("progress", "rows", "expected"),
+    [
+        (IN_ONE_WINDOW, 2, [2]),  # a filter
+        (IN_ONE_WINDOW, 0, [0]),
+        (IN_ONE_WINDOW, 30, [30]),  # more than one row a record
+        (PROGRESS, 7, [2, 5]),  # a row a record
+        (PROGRESS, None, [2, 5]),  # as they were read
+        (PROGRESS, 6, None),  # of which of the two windows the row is missing is not known
+    ],
+)
+def test_rows_without_a_column_of_times_count_where_their_window_is_known(
+    progress: Progress, rows: int | None, expected: list[int] | None
+) -> None:
+    counts = BY_ARRIVAL.counts(LEASE, progress, PartCounts(None, 70, 1, rows))
+    assert (None if counts is None else [one.rows for one in counts.rows]) == expected
+
+
 @pytest.mark.parametrize(
     ("rules", "progress", "stored"),
     [
@@ -101,6 +172,16 @@ def test_a_child_shares_the_window_in_which_its_parents_ended() -> None:
     child = replace(LEASE, stored_through=NOON + 5)
     assert BY_ARRIVAL.nothing(child, PROGRESS).shared_until == NOON + HOUR
     assert BY_ARRIVAL.nothing(LEASE, PROGRESS).shared_until == 0
+
+
+def test_a_child_whose_lease_has_no_moment_of_its_parents_shares_the_window_in_which_it_began() -> None:
+    child = replace(LEASE, parents=frozenset({"p"}))
+    assert BY_ARRIVAL.nothing(child, PROGRESS).shared_until == NOON
+    began = replace(PROGRESS, first_arrival_ms=(NOON + 60) * 1000)
+    counts = BY_ARRIVAL.nothing(child, began).added_to(None, TRIM_HORIZON, Checkpoint("40"))
+    child = replace(child, checkpoint=Checkpoint("40"), stored=counts)
+    assert not window_counts([child], NOON).is_known, "a Java worker has stored the parent, whose lease is gone"
+    assert window_counts([child], NOON + HOUR).is_known
 
 
 def test_after_uncounted_commits_counting_begins_with_the_next_window() -> None:
