@@ -107,17 +107,21 @@ def test_the_longer_a_shard_was_not_read_the_more_it_may_have_lost(
         assert loss_in(begun, now - age, now) is None
 
 
-@given(checkpoints, st.booleans(), st.booleans(), st.none() | st.floats(0, 2e5), st.floats(1e9, 2e9))
+@given(
+    checkpoints, st.booleans(), st.booleans(), st.none() | st.floats(0, 2e5), st.floats(1e9, 2e9), st.booleans()
+)
 def test_a_loss_is_told_exactly_where_the_checkpoints_record_is_gone_and_the_tip_was_not_seen_lately(
-    after: Checkpoint, trimmed: bool, gone: bool, tip_age: float | None, now: float
+    after: Checkpoint, trimmed: bool, gone: bool, tip_age: float | None, now: float, is_empty: bool
 ) -> None:
-    progress = Progress(Range(KEY, STREAM, "s0", after, 1), start_trimmed=trimmed, gone=gone)
+    """Of an open shard that is empty, and of which no tip is known, nothing is told."""
+    found = {} if is_empty else {"first": "999"}
+    progress = Progress(Range(KEY, STREAM, "s0", after, 1), start_trimmed=trimmed, gone=gone, **found)
     loss = loss_in(progress, None if tip_age is None else now - tip_age, now)
     seen_lately = tip_age is not None and tip_age < 23 * 3600
     seen_long_ago = tip_age is None or tip_age > 24 * 3600
     if gone:
         assert loss is not None
-    elif after.is_initial_position or not trimmed or seen_lately:
+    elif after.is_initial_position or not trimmed or seen_lately or (is_empty and tip_age is None):
         assert loss is None
     elif seen_long_ago:
         assert loss is not None
