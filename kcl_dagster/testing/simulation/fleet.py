@@ -389,7 +389,10 @@ class Simulation:
             return
         if truth.start_limit is not None:  # LATEST: with the first part it is known which records are wanted
             return
-        rows, behind = sum(one.rows for one in counts.windows), min(truth.index_after(at), truth.stored_to) - truth.wanted_from
+        rows, behind = (
+            sum(one.rows for one in counts.windows),
+            min(truth.index_after(at), truth.stored_to) - truth.wanted_from,
+        )
         if rows != behind:
             self.violations.add("S17", f"{truth.name} counts {rows} rows, and {behind} are stored through {at}")
 

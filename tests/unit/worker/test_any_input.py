@@ -107,9 +107,7 @@ def test_the_longer_a_shard_was_not_read_the_more_it_may_have_lost(
         assert loss_in(begun, now - age, now) is None
 
 
-@given(
-    checkpoints, st.booleans(), st.booleans(), st.none() | st.floats(0, 2e5), st.floats(1e9, 2e9), st.booleans()
-)
+@given(checkpoints, st.booleans(), st.booleans(), st.none() | st.floats(0, 2e5), st.floats(1e9, 2e9), st.booleans())
 def test_a_loss_is_told_exactly_where_the_checkpoints_record_is_gone_and_the_tip_was_not_seen_lately(
     after: Checkpoint, trimmed: bool, gone: bool, tip_age: float | None, now: float, is_empty: bool
 ) -> None:
