@@ -7,6 +7,7 @@ from kcl_dagster.leader.assignment.policy import Move
 from kcl_dagster.leader.completeness import Completeness
 from kcl_dagster.leader.liveness import WorkerSight
 from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.tables.completeness_row import SetBack
 
 STAGES = ("lead", "observe", "sync", "fleet", "assign", "clean", "report")
 
@@ -106,6 +107,9 @@ class TickReport:
     completeness: Completeness | None = None
     """Through which moment everything is stored, and what holds it back. None where this process does not lead, or
     could not read the tables."""
+
+    resets: tuple[SetBack, ...] = ()
+    """Those that are known to have put the application back, oldest first; see `WrittenThrough`."""
 
     target_workers: int | None = None
     data_loss: tuple[DataLossEvent, ...] = ()

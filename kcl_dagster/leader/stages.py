@@ -547,7 +547,8 @@ class Tick:
             retire = dict.fromkeys(self.fleet.cancel, "its run is queued and not needed any more")
             retire |= {worker.rpartition(":")[0]: why for worker, why in self.fleet.drain.items()}
             report = replace(report, retire=dict(sorted(retire.items())))
-        report = replace(report, completeness=self.completeness)
+        written = self.leader.written
+        report = replace(report, completeness=self.completeness, resets=() if written is None else written.resets)
         if sight is None:
             return report
         left = self.moved.left if self.moved.left is not None else sight.unserved

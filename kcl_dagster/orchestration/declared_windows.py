@@ -29,6 +29,7 @@ from kcl_dagster.orchestration.sinks import place_of
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.listing import created_within_retention
+from kcl_dagster.tables.completeness_row import SetBack
 
 log = logging.getLogger(__name__)
 
@@ -71,23 +72,24 @@ class DeclaredWindows:
         completeness: Completeness,
         leases: Sequence[Lease],
         created: Callable[[], float | None] = unknown_creation,
+        resets: Sequence[SetBack] = (),
     ) -> list[AssetMaterialization]:
         """Materializations to report now, oldest window first, at most `MOST_AT_ONCE`.
 
         `leases`: those that `completeness` was found from. `created`: when the streams were created (the first of
         several), where everything that ever arrived has been read; epoch seconds. It is asked for where Dagster's
-        storage has no window, and then decides with which one to begin.
+        storage has no window, and then decides with which one to begin. `resets`: see `TickReport`.
         """
         if completeness.through is None:
             return []
-        completeness = _with_place(completeness, leases)
+        resets = _with_places(resets or _last_reset(completeness), leases)
         if self._progress is None:
             self._progress = self._recall(instance, completeness, leases, created)
         late = _late_rows(leases)
-        found = self._due(completeness, late)
+        found = self._due(completeness, late, resets)
         if found:
             self._refresh(instance)
-            found = self._looked_up(instance, completeness, late)
+            found = self._looked_up(instance, completeness, late, resets)
         columns = self._columns(instance) if found else None
         return [self._materialization(one, completeness, leases, columns) for one in found]
 
@@ -101,13 +103,17 @@ class DeclaredWindows:
         return self._materialization(None, completeness, leases, self._columns(instance), start)
 
     def _looked_up(
-        self, instance: DagsterInstance, completeness: Completeness, late: Mapping[int, int]
+        self,
+        instance: DagsterInstance,
+        completeness: Completeness,
+        late: Mapping[int, int],
+        resets: Sequence[SetBack],
     ) -> list[Due]:
         """Windows that are due by what Dagster's storage has of each. A look-up may show that one is not due, which
         makes room for another that was not looked up."""
         known: set[int] = set()
         while True:
-            found = self._due(completeness, late)
+            found = self._due(completeness, late, resets)
             others = [one.start for one in found if one.start not in known]
             if not others:
                 return found
@@ -115,7 +121,7 @@ class DeclaredWindows:
                 self._look_up(instance, start)
             known.update(others)
 
-    def _due(self, completeness: Completeness, late: Mapping[int, int]) -> list[Due]:
+    def _due(self, completeness: Completeness, late: Mapping[int, int], resets: Sequence[SetBack]) -> list[Due]:
         assert self._progress is not None
         found, self._progress = due(
             self.consumer.windows,
@@ -125,6 +131,7 @@ class DeclaredWindows:
             late,
             self._progress,
             MOST_AT_ONCE,
+            resets,
         )
         return found
 
@@ -257,13 +264,16 @@ NOT_COUNTED: Final = (
 )
 
 
-def _with_place(completeness: Completeness, leases: Iterable[Lease]) -> Completeness:
+def _last_reset(completeness: Completeness) -> tuple[SetBack, ...]:
+    return (SetBack(completeness.epoch, completeness.back_to),) if completeness.epoch else ()
+
+
+def _with_places(resets: Sequence[SetBack], leases: Iterable[Lease]) -> list[SetBack]:
     """After an import, or a reset to a place whose time is not known, it is not known either from when on records
     are read again: then every window that is still counted may have been."""
-    if not completeness.epoch or completeness.back_to is not None:
-        return completeness
     counted = [rows.start for lease in leases if lease.stored for rows in lease.stored.windows]
-    return replace(completeness, back_to=min(counted, default=None))
+    first = min(counted, default=None)
+    return [one if one.back_to is not None else replace(one, back_to=first) for one in resets]
 
 
 def _late_rows(leases: Iterable[Lease]) -> dict[int, int]:
@@ -307,7 +317,7 @@ def declare(
     application = consumer.application
     created = partial(created_within_retention, kcl.client("kinesis", application.name), application, system())
     declared, told = DeclaredWindows(consumer, translator), set[str]()
-    while found := declared.events(instance, tick.completeness, tick.leases, created):
+    while found := declared.events(instance, tick.completeness, tick.leases, created, tick.resets):
         keys = {str(event.partition) for event in found}
         if keys <= told:
             raise KclError(

@@ -6,12 +6,13 @@ when late rows came for it, and when a reset or an import went back to before it
 Pure. The memory of what was declared is Dagster's own storage; see `declared_windows`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
 from kcl_dagster.leader.completeness import Completeness
+from kcl_dagster.tables.completeness_row import SetBack
 
 
 class KeyedWindows(Protocol):
@@ -70,13 +71,16 @@ def due(
     late: Mapping[int, int],
     progress: Progress,
     limit: int,
+    resets: Sequence[SetBack] = (),
 ) -> tuple[list[Due], Progress]:
     """At most `limit` windows that are to be declared, oldest first, and where the next look begins.
 
     `late`: late rows by the start of their window, of the windows that are counted. A window without a partition is
-    never due, nor is one that begins before the first frontier.
+    never due, nor is one that begins before the first frontier. `resets`: where it is empty, only the one that
+    began the present epoch is known.
     """
-    progress = _gone_back(windows, completeness, progress)
+    resets = resets or (SetBack(completeness.epoch, completeness.back_to),)
+    progress = _gone_back(windows, completeness.epoch, resets, progress)
     if completeness.through is None:
         return [], progress
     through = completeness.through - lateness
@@ -86,7 +90,7 @@ def due(
     start = start if start == frontier else windows.end_of(start)
     while len(found) < limit and windows.end_of(start) <= through:
         if windows.key_of(start) is not None:
-            reason = _reason(completeness, windows.end_of(start), declared.get(start))
+            reason = _reason(resets, windows.end_of(start), declared.get(start))
             if reason is not None:
                 found.append(Due(start, reason))
                 is_gapless = False
@@ -101,21 +105,21 @@ def due(
     return sorted(found, key=lambda one: one.start), Progress(frontier, completeness.epoch)
 
 
-def _gone_back(windows: KeyedWindows, completeness: Completeness, progress: Progress) -> Progress:
+def _gone_back(windows: KeyedWindows, epoch: int, resets: Sequence[SetBack], progress: Progress) -> Progress:
     """After a reset, windows from there on are looked at again."""
-    if completeness.epoch == progress.epoch:
+    if epoch == progress.epoch:
         return progress
-    if completeness.back_to is None:
-        return Progress(progress.frontier, completeness.epoch)
-    back = windows.start_of(completeness.back_to)
-    return Progress(min(progress.frontier, back), completeness.epoch)
+    backs = [windows.start_of(one.back_to) for one in resets if one.back_to is not None]
+    return Progress(min([progress.frontier, *backs]), epoch)
 
 
-def _reason(completeness: Completeness, end: int, known: Declared | None) -> Reason | None:
+def _reason(resets: Sequence[SetBack], end: int, known: Declared | None) -> Reason | None:
     if known is None:
         return Reason.COMPLETE
-    was_read_again = completeness.back_to is not None and end > completeness.back_to
-    return Reason.AGAIN if was_read_again and known.epoch < completeness.epoch else None
+    was_read_again = any(
+        one.back_to is not None and end > one.back_to and known.epoch < one.epoch for one in resets
+    )
+    return Reason.AGAIN if was_read_again else None
 
 
 def _late(

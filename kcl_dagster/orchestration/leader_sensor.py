@@ -252,7 +252,7 @@ def _declarations(
         return []
     kinesis = kcl.client("kinesis", seat.application.name)
     created = partial(created_within_retention, kinesis, seat.application, seat.runtime)
-    return seat.declared.events(instance, report.completeness, report.leases, created)
+    return seat.declared.events(instance, report.completeness, report.leases, created, report.resets)
 
 
 def _superseded(

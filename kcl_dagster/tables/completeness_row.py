@@ -7,7 +7,8 @@ it changes leases: an advance that was calculated from the former leases is refu
 it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from kcl_dagster import aws
@@ -25,7 +26,17 @@ COMPLETENESS: Final = "KD_COMPLETE"
 THROUGH: Final = "kdThrough"  # epoch seconds
 EPOCH: Final = "kdEpoch"
 BACK_TO: Final = "kdBackTo"  # epoch seconds
+RESETS: Final = "kdResets"  # such as 1795000000:1794990000,1795000900: with one entry for each epoch
+MOST_RESETS: Final = 16  # each takes 22 bytes of the row
 RAISES: Final = 5  # attempts to raise the epoch, of which one is refused for each leader that advances meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class SetBack:
+    """A reset or an import: the epoch that it began, and the moment to which it went back. None: not known."""
+
+    epoch: int
+    back_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,8 @@ class WrittenThrough:
     through: int | None = None
     epoch: int = 0
     back_to: int | None = None
+    resets: tuple[SetBack, ...] = field(default=(), compare=False)
+    """Those that a later one does not include, oldest first. An epoch has one list, so it is not compared."""
 
 
 class CompletenessRow:
@@ -52,6 +65,7 @@ class CompletenessRow:
     ) -> None:
         self._sender = Sender(client, runtime, deadline_seconds)
         self._place = layout.coordinator
+        self._clock = runtime.clock
 
     def load(self) -> WrittenThrough:
         """Raises UnreadableItem."""
@@ -62,7 +76,7 @@ class CompletenessRow:
         If another writer was faster, that is another epoch or a later moment."""
         if known.through is not None and through <= known.through:
             return known
-        wanted = WrittenThrough(through, known.epoch, known.back_to)
+        wanted = WrittenThrough(through, known.epoch, known.back_to, known.resets)
 
         def judge(item: Item | None) -> Verdict:
             now = self._parsed(item)
@@ -75,11 +89,16 @@ class CompletenessRow:
         return wanted if isinstance(outcome, Applied) else self._parsed(outcome.item)
 
     def set_back(self, to: int | None) -> WrittenThrough:
-        """Begin another epoch, complete through `to` at most. None: the moment is not known."""
+        """Begin another epoch, complete through `to` at most. None: the moment is not known.
+
+        The epoch is the present time, so that none is used again if the row is lost and made anew.
+        """
         for _ in range(RAISES):
             known = self.load()
             back_to = None if to is None or known.through is None else min(to, known.through)
-            wanted = WrittenThrough(back_to, known.epoch + 1, back_to)
+            epoch = max(known.epoch + 1, int(self._clock.now()))
+            resets = with_reset(known.resets, SetBack(epoch, back_to))
+            wanted = WrittenThrough(back_to, epoch, back_to, resets)
 
             def judge(item: Item | None, wanted: WrittenThrough = wanted, known: WrittenThrough = known) -> Verdict:
                 now = self._parsed(item)
@@ -87,7 +106,7 @@ class CompletenessRow:
                     return Verdict.APPLIED
                 return Verdict.STANDING if now == known else Verdict.SUPERSEDED
 
-            outcome = self._sender.write(set_completeness_back(self._place, known.epoch, back_to), judge)
+            outcome = self._sender.write(set_completeness_back(self._place, known.epoch, wanted), judge)
             if isinstance(outcome, Applied):
                 return wanted
         raise OutcomeUnknown(f"the row {COMPLETENESS_KEY} changed {RAISES} times while it was to be set back")
@@ -98,7 +117,41 @@ class CompletenessRow:
         reader = Reader(item, self._place.key)
         if reader.text(ENTITY_TYPE) != COMPLETENESS:
             reader.refuse(ENTITY_TYPE, f"should be {COMPLETENESS}")
-        return WrittenThrough(reader.whole(THROUGH), reader.required_whole(EPOCH), reader.whole(BACK_TO))
+        through, epoch, back_to = reader.whole(THROUGH), reader.required_whole(EPOCH), reader.whole(BACK_TO)
+        text = reader.text(RESETS)
+        try:
+            resets = _unpacked(text) if text is not None else (SetBack(epoch, back_to),) if epoch else ()
+        except ValueError:
+            reader.refuse(RESETS, f"should be pairs of numbers, is {text!r}")
+        return WrittenThrough(through, epoch, back_to, resets)
+
+
+def with_reset(known: Sequence[SetBack], new: SetBack) -> tuple[SetBack, ...]:
+    """With another reset, which includes earlier ones that went back less far. If there are too many, the oldest
+    counts as part of the one after it: more is read again by that than was."""
+    kept = [one for one in known if not _includes(new, one)] + [new]
+    moments = [one for one in kept if one.back_to is not None]
+    if len(moments) > MOST_RESETS:
+        oldest, following = moments[:2]
+        kept[kept.index(following)] = SetBack(following.epoch, oldest.back_to)
+        kept.remove(oldest)
+    return tuple(kept)
+
+
+def _includes(new: SetBack, one: SetBack) -> bool:
+    if new.back_to is None or one.back_to is None:
+        return new.back_to is one.back_to
+    return new.back_to <= one.back_to
+
+
+def _packed(resets: Sequence[SetBack]) -> str:
+    return ",".join(f"{one.epoch}:{'' if one.back_to is None else one.back_to}" for one in resets)
+
+
+def _unpacked(text: str) -> tuple[SetBack, ...]:
+    """Raises ValueError."""
+    pairs = [one.split(":") for one in text.split(",")]
+    return tuple(SetBack(int(epoch), int(back_to) if back_to else None) for epoch, back_to in pairs)
 
 
 def advance_completeness(place: Place, epoch: int, through: int) -> Request:
@@ -109,14 +162,14 @@ def advance_completeness(place: Place, epoch: int, through: int) -> Request:
     return update.require(f"attribute_not_exists(#key) OR ({known})" if epoch == 0 else known).request()
 
 
-def set_completeness_back(place: Place, known_epoch: int, to: int | None) -> Request:
+def set_completeness_back(place: Place, known_epoch: int, wanted: WrittenThrough) -> Request:
     """Fails if the epoch is not the known one any more."""
     update = Update(place.table, place.key, s(COMPLETENESS_KEY))
-    update.set({ENTITY_TYPE: s(COMPLETENESS), EPOCH: n(known_epoch + 1)})
-    if to is None:
+    update.set({ENTITY_TYPE: s(COMPLETENESS), EPOCH: n(wanted.epoch), RESETS: s(_packed(wanted.resets))})
+    if wanted.back_to is None:
         update.remove(THROUGH, BACK_TO)
     else:
-        update.set({THROUGH: n(to), BACK_TO: n(to)})
+        update.set({THROUGH: n(wanted.back_to), BACK_TO: n(wanted.back_to)})
     known = f"{EPOCH} = :known"
     return update.require(
         f"attribute_not_exists(#key) OR {known}" if known_epoch == 0 else known, {":known": n(known_epoch)}

@@ -26,7 +26,7 @@ RECENT_COMMITS: Final = 100  # of a table, in which an entry is looked for; if i
 
 class CompletenessFile(msgspec.Struct, frozen=True):
     """The content of the file beside Parquet. `through` is ISO 8601 in UTC, `through_epoch` the same in epoch
-    seconds; `epoch` counts resets and imports."""
+    seconds; `epoch` grows with each reset and import."""
 
     application: str
     epoch: int

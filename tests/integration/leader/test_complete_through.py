@@ -70,8 +70,9 @@ def test_after_a_reset_the_leader_does_not_go_on_from_what_it_knew(town: Town) -
         store(town, number, now + 1)
     report = town.tick()  # what it knew was read before the reset
     assert report.completeness is not None
-    assert (report.completeness.through, report.completeness.epoch) == (now - 500, 1)
-    assert town.leader.tables.completeness.load() == WrittenThrough(now - 500, 1, now - 500)
+    assert (report.completeness.through, report.completeness.epoch) == (now - 500, now)
+    assert [reset.back_to for reset in report.resets] == [now - 500]
+    assert town.leader.tables.completeness.load() == WrittenThrough(now - 500, now, now - 500)
 
 
 def test_a_lease_without_a_worker_holds_the_application_back(town: Town) -> None:

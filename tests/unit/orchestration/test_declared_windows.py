@@ -15,6 +15,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import StoredCounts, StoredRows
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declared_windows import MOST_AT_ONCE, DeclaredWindows
+from kcl_dagster.tables.completeness_row import SetBack
 
 THINGS = dg.AssetKey("things")
 HOURS = dg.HourlyPartitionsDefinition("2026-11-22-00:00")
@@ -255,3 +256,27 @@ def test_windows_that_were_wiped_are_declared_again_with_the_next_one(instance: 
     assert keys(process().events(instance, complete("16:00"), LEASES, created)) == expected
     assert all_of(instance, ours, complete("16:00"), LEASES, created) == expected
     assert process().events(instance, complete("16:00"), LEASES, created) == []
+
+
+def test_windows_that_an_earlier_reset_read_again_are_declared_after_a_second_reset(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The first was read again while no process of Dagster led."""
+    ours, created = process(), lambda: float(at("06:00"))
+    assert len(all_of(instance, ours, complete("13:00"), LEASES, created)) == 7
+    resets = (SetBack(2, at("08:00")), SetBack(4, at("11:00")))
+    again = (complete("13:00", 4, "11:00"), LEASES, created, resets)
+    expected = ["08:00", "09:00", "10:00", "11:00", "12:00"]
+    for ready in (ours, process()):
+        assert keys(ready.events(instance, *again)) == expected
+    assert all_of(instance, ours, *again) == expected
+    assert process().events(instance, *again) == []
+
+
+def test_a_window_that_was_declared_after_the_first_of_two_resets_is_left_alone(
+    instance: dg.DagsterInstance,
+) -> None:
+    ours, created = process(), lambda: float(at("06:00"))
+    all_of(instance, ours, complete("13:00", 2, "08:00"), LEASES, created)
+    resets = (SetBack(2, at("08:00")), SetBack(4, at("11:00")))
+    assert all_of(instance, ours, complete("13:00", 4, "11:00"), LEASES, created, resets) == ["11:00", "12:00"]

@@ -3,11 +3,20 @@
 import pytest
 
 from kcl_dagster.errors import UnreadableItem
-from kcl_dagster.tables.completeness_row import COMPLETENESS_KEY, CompletenessRow, WrittenThrough
+from kcl_dagster.tables.completeness_row import (
+    COMPLETENESS_KEY,
+    MOST_RESETS,
+    CompletenessRow,
+    SetBack,
+    WrittenThrough,
+    with_reset,
+)
+from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import FaultyClient, Tables, answer_lost, application
 
 NOTHING = WrittenThrough()
+NOW = int(FakeClock().now())
 
 
 @pytest.fixture
@@ -48,31 +57,31 @@ def test_an_equal_moment_is_not_written_again(row: CompletenessRow, client: Faul
 
 def test_a_reset_goes_back_and_begins_another_epoch(row: CompletenessRow) -> None:
     row.advance(NOTHING, 300)
-    assert row.set_back(200) == row.load() == WrittenThrough(200, 1, 200)
+    assert row.set_back(200) == row.load() == WrittenThrough(200, NOW, 200)
 
 
 def test_a_reset_never_goes_forward(row: CompletenessRow) -> None:
     row.advance(NOTHING, 300)
-    assert row.set_back(500) == WrittenThrough(300, 1, 300)
+    assert row.set_back(500) == WrittenThrough(300, NOW, 300)
 
 
 def test_a_reset_to_nothing_that_is_known_leaves_no_moment(row: CompletenessRow) -> None:
     row.advance(NOTHING, 300)
     known = row.set_back(None)
-    assert known == row.load() == WrittenThrough(None, 1, None)
-    assert row.advance(known, 20) == WrittenThrough(20, 1)
+    assert known == row.load() == WrittenThrough(None, NOW, None)
+    assert row.advance(known, 20) == WrittenThrough(20, NOW)
 
 
 def test_a_reset_of_an_application_that_was_never_complete(row: CompletenessRow) -> None:
-    assert row.set_back(200) == row.load() == WrittenThrough(None, 1, None)
+    assert row.set_back(200) == row.load() == WrittenThrough(None, NOW, None)
 
 
 def test_a_leader_that_read_the_leases_before_a_reset_does_not_advance_after_it(row: CompletenessRow) -> None:
     known = row.advance(NOTHING, 300)
     row.set_back(200)
-    assert row.advance(known, 400) == row.load() == WrittenThrough(200, 1, 200)
+    assert row.advance(known, 400) == row.load() == WrittenThrough(200, NOW, 200)
     row.set_back(None)
-    assert row.advance(NOTHING, 400) == row.load() == WrittenThrough(None, 2, None)
+    assert row.advance(NOTHING, 400) == row.load() == WrittenThrough(None, NOW + 1, None)
 
 
 def test_an_advance_whose_answer_is_lost_is_applied_once(row: CompletenessRow, client: FaultyClient) -> None:
@@ -85,7 +94,7 @@ def test_an_advance_whose_answer_is_lost_is_applied_once(row: CompletenessRow, c
 def test_a_reset_whose_answer_is_lost_is_applied_once(row: CompletenessRow, client: FaultyClient) -> None:
     row.advance(NOTHING, 300)
     client.fail("update_item", answer_lost)
-    assert row.set_back(200) == row.load() == WrittenThrough(200, 1, 200)
+    assert row.set_back(200) == row.load() == WrittenThrough(200, NOW, 200)
 
 
 def test_the_row_is_no_lease_and_no_worker(row: CompletenessRow, tables: Tables) -> None:
@@ -96,5 +105,46 @@ def test_the_row_is_no_lease_and_no_worker(row: CompletenessRow, tables: Tables)
 
 def test_a_row_of_another_kind_is_not_believed(row: CompletenessRow, tables: Tables) -> None:
     tables.put({"leaseKey": {"S": COMPLETENESS_KEY}, "entityType": {"S": "LEADER"}, "kdEpoch": {"N": "1"}})
+    with pytest.raises(UnreadableItem):
+        row.load()
+
+
+def test_resets_are_kept_unless_a_later_one_went_back_further(row: CompletenessRow) -> None:
+    known = row.advance(NOTHING, 300)
+    known = row.set_back(100)
+    assert known.resets == (SetBack(NOW, 100),)
+    row.advance(known, 300)
+    first, second, third = SetBack(NOW, 100), SetBack(NOW + 1, 200), SetBack(NOW + 2)
+    assert row.set_back(200).resets == row.load().resets == (first, second)
+    assert row.set_back(None).resets == row.load().resets == (first, second, third)
+    row.advance(row.load(), 300)
+    assert row.set_back(150).resets == row.load().resets == (first, third, SetBack(NOW + 3, 150))
+
+
+def test_the_oldest_of_too_many_resets_is_part_of_the_next_one() -> None:
+    known: tuple[SetBack, ...] = ()
+    for number in range(MOST_RESETS + 1):
+        known = with_reset(known, SetBack(number + 1, 100 + number))
+    assert known[:2] == (SetBack(2, 100), SetBack(3, 102))
+    assert len(known) == MOST_RESETS
+
+
+def test_epochs_do_not_repeat_where_the_row_was_lost(row: CompletenessRow, tables: Tables) -> None:
+    row.advance(NOTHING, 300)
+    before = row.set_back(200)
+    tables.client.delete_item(
+        TableName=tables.layout.coordinator.table, Key={tables.layout.coordinator.key: {"S": COMPLETENESS_KEY}}
+    )
+    clock = tables.runtime.clock
+    assert isinstance(clock, FakeClock)
+    clock.advance(60)
+    assert row.set_back(100).epoch == before.epoch + 60
+
+
+def test_a_row_of_a_former_version_has_its_last_reset(row: CompletenessRow, tables: Tables) -> None:
+    former = {"leaseKey": {"S": COMPLETENESS_KEY}, "entityType": {"S": "KD_COMPLETE"}, "kdEpoch": {"N": "4"}}
+    tables.put(former | {"kdBackTo": {"N": "200"}})
+    assert row.load().resets == (SetBack(4, 200),)
+    tables.put(former | {"kdResets": {"S": "nonsense"}})
     with pytest.raises(UnreadableItem):
         row.load()

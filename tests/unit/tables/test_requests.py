@@ -19,7 +19,7 @@ from kcl_dagster.model.worker import WorkerRow, WorkerState
 from kcl_dagster.tables import coordination as c
 from kcl_dagster.tables import requests as r
 from kcl_dagster.tables.attributes import n, s
-from kcl_dagster.tables.completeness_row import advance_completeness, set_completeness_back
+from kcl_dagster.tables.completeness_row import SetBack, WrittenThrough, advance_completeness, set_completeness_back
 from kcl_dagster.tables.expressions import Request, guarded, together
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.tables.rows import worker_row_values
@@ -41,6 +41,7 @@ MULTI = Lease(
     checkpoint=TRIM_HORIZON,
     stream=StreamIdentifier("orders", "123456789012", 1680616058),
 )
+RESETS = (SetBack(2), SetBack(3, 1_800_000_000))
 ROW = WorkerRow(
     id=ANNA,
     last_update=1_784_600_000,
@@ -133,8 +134,12 @@ COORDINATION: dict[str, Request] = {
     "replace start": c.replace_start(LEGACY.coordinator, "orders", _START),
     "advance completeness, first": advance_completeness(SINGLE.coordinator, 0, 1_800_000_000),
     "advance completeness": advance_completeness(LEGACY.coordinator, 2, 1_800_000_000),
-    "set completeness back, first": set_completeness_back(SINGLE.coordinator, 0, None),
-    "set completeness back": set_completeness_back(LEGACY.coordinator, 2, 1_800_000_000),
+    "set completeness back, first": set_completeness_back(
+        SINGLE.coordinator, 0, WrittenThrough(None, 1_800_000_900, None, (SetBack(1_800_000_900),))
+    ),
+    "set completeness back": set_completeness_back(
+        LEGACY.coordinator, 2, WrittenThrough(1_800_000_000, 3, 1_800_000_000, RESETS)
+    ),
 }
 
 CHILD = new_lease("shardId-000000000002", parents=frozenset({FREE.shard_id}))
