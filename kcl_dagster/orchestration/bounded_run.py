@@ -13,7 +13,8 @@ lock back as soon as it ticks.
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -55,6 +56,24 @@ LEADER_JOIN_SECONDS: Final = 60.0  # a tick ends within its budget
 KEEP_SECONDS: Final = 60.0  # a run does not wait longer for a slow store; the next one stores a later moment
 
 
+Lead = Callable[[], TickReport | None]
+"""Ticks as the leader, and returns the report. None where another leader leads."""
+
+
+@contextmanager
+def leads_again(leader: Leader | None = None, view: Callable[[], RunView] = RunView) -> Iterator[Lead]:
+    """Within the block, each call ticks. The lock is released at the end."""
+
+    def lead() -> TickReport | None:
+        report = None if leader is None else leader.tick(view())
+        return report if report is not None and report.leading else None
+
+    try:
+        yield lead
+    finally:
+        _resign(leader)
+
+
 @dataclass(frozen=True, slots=True)
 class BoundedOutcome:
     """What came of a bounded run. `records`: how many it stored itself; others may have stored more."""
@@ -70,6 +89,9 @@ class BoundedOutcome:
 
     tick: TickReport | None = None
     """Its last tick as the leader; None where another leader led all the time."""
+
+    leading: Callable[[], AbstractContextManager[Lead]] = leads_again
+    """For what only a leader may do after the run, in which it has released the lock."""
 
     @property
     def is_caught_up(self) -> bool:
@@ -106,7 +128,7 @@ class BoundedRun:
             outcome = looked if looked is not None else self._work(bound, stop)
         if outcome.reason in (StopReason.CAUGHT_UP, StopReason.STUCK):
             self._keep_complete(runtime)
-        return _judged(replace(outcome, tick=leading.last))
+        return _judged(replace(outcome, tick=leading.last, leading=leading.again))
 
     def _keep_complete(self, runtime: Runtime) -> None:
         """Store with the data through when the application is complete. Its worker has ended before this was known
@@ -246,6 +268,14 @@ class _Look:
         return any(owners[key] not in living for key in left.waiting)
 
 
+def _resign(leader: Leader | None) -> None:
+    try:
+        if leader is not None:
+            leader.resign()
+    except KclError as error:
+        log.warning("the leader lock could not be released and will expire: %s", error)
+
+
 class _Leading:
     """A leader that ticks on a thread of its own until the block ends, and a last time then."""
 
@@ -277,10 +307,11 @@ class _Leading:
                 is_last = self._over.wait(0.0 if self.last is None else TICK_SECONDS)
                 self._see(leader.tick(self._view()))
         finally:
-            try:
-                leader.resign()
-            except KclError as error:
-                log.warning("the leader lock could not be released and will expire: %s", error)
+            _resign(leader)
+
+    def again(self) -> AbstractContextManager[Lead]:
+        """Only where this run led before: the other leader goes on otherwise."""
+        return leads_again(None if self.last is None else self._leader, self._view)
 
     def _view(self) -> RunView:
         """Without the orchestrator's answer, counters tell which workers are gone, and later."""

@@ -164,7 +164,8 @@ def build_kcl_catch_up_job(
         outcome = read_until(context, consumer, translator, kcl, spark, moment_of(config.through))
         # Of no run: those of this job are pruned, and with the run would go what it materialized.
         write = context.instance.report_runless_asset_event
-        complete = declare(context.instance, consumer, translator, kcl, outcome.tick, write)
+        with outcome.leading() as lead:
+            complete = declare(context.instance, consumer, translator, kcl, lead, write)
         context.add_output_metadata(
             {
                 "summary": MetadataValue.text(summary(consumer.application.name, outcome)),

@@ -102,6 +102,16 @@ class DeclaredWindows:
             return None
         return self._materialization(None, completeness, leases, self._columns(instance), start)
 
+    def has(self, instance: DagsterInstance, event: AssetMaterialization) -> bool:
+        """Whether Dagster's storage has this declaration, or a later one, by now."""
+        start, tags = self._start_of(event.partition), event.tags or {}
+        if start is None:
+            return False
+        self._look_up(instance, start)
+        known = self._declared.get(start)
+        wanted = Declared(_whole(tags.get(EPOCH_TAG)), _whole(tags.get(LATE_TAG)))
+        return known is not None and (known.epoch, known.late) >= (wanted.epoch, wanted.late)
+
     def _looked_up(
         self,
         instance: DagsterInstance,
@@ -307,24 +317,30 @@ def declare(
     consumer: Consumer,
     translator: KclTranslator,
     kcl: KclResource,
-    tick: TickReport | None,
+    lead: Callable[[], TickReport | None],
     write: Callable[[AssetMaterialization], object],
 ) -> set[str]:
-    """Declare every window that is complete, at the end of a run that led the application. `tick`: its last one;
-    without one another leader leads, and declares them itself. Returns the keys of their partitions."""
-    if tick is None or tick.completeness is None:
-        return set()
+    """Declare every window that is complete, at the end of a run that led the application. Returns the keys of
+    their partitions.
+
+    `lead`: ticks as the leader, before each few windows. If it returns None, another leader leads, and declares
+    what is left. Dagster's storage is read before each write, because that leader may have begun in between.
+    """
     application = consumer.application
     created = partial(created_within_retention, kcl.client("kinesis", application.name), application, system())
     declared, told = DeclaredWindows(consumer, translator), set[str]()
-    while found := declared.events(instance, tick.completeness, tick.leases, created, tick.resets):
+    while (tick := lead()) is not None and tick.completeness is not None:
+        found = declared.events(instance, tick.completeness, tick.leases, created, tick.resets)
+        if not found:
+            break
         keys = {str(event.partition) for event in found}
         if keys <= told:
             raise KclError(
                 f"application {application.name}: Dagster's storage did not keep that {keys} are complete"
             )
         for event in found:
-            write(event)
+            if not declared.has(instance, event):
+                write(event)
         told |= keys
     return told
 

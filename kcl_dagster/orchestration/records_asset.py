@@ -56,7 +56,8 @@ def build_records_asset(
             else:
                 context.instance.report_runless_asset_event(event)
 
-        told = declare(context.instance, consumer, translator, kcl, outcome.tick, write)
+        with outcome.leading() as lead:
+            told = declare(context.instance, consumer, translator, kcl, lead, write)
         for key, start in wanted.items():
             if key in told or start is None:
                 continue

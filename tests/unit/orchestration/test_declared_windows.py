@@ -10,11 +10,13 @@ import pytest
 
 import kcl_dagster as kcl
 from kcl_dagster.leader.completeness import Completeness
+from kcl_dagster.leader.report import TickReport
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import StoredCounts, StoredRows
+from kcl_dagster.orchestration import declared_windows
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.declared_windows import MOST_AT_ONCE, DeclaredWindows
+from kcl_dagster.orchestration.declared_windows import MOST_AT_ONCE, DeclaredWindows, declare
 from kcl_dagster.tables.completeness_row import SetBack
 
 THINGS = dg.AssetKey("things")
@@ -280,3 +282,27 @@ def test_a_window_that_was_declared_after_the_first_of_two_resets_is_left_alone(
     all_of(instance, ours, complete("13:00", 2, "08:00"), LEASES, created)
     resets = (SetBack(2, at("08:00")), SetBack(4, at("11:00")))
     assert all_of(instance, ours, complete("13:00", 4, "11:00"), LEASES, created, resets) == ["11:00", "12:00"]
+
+
+def test_a_run_declares_only_while_it_leads(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sensor leads again while the run writes the second of sixty windows."""
+    monkeypatch.setattr(declared_windows, "created_within_retention", lambda *_: float(at("09:00")))
+    sensor = process(partitions=MINUTES)
+    told: list[str] = []
+    ticks: list[int] = []
+    given = (complete("10:00"), LEASES, lambda: float(at("09:00")))
+
+    def lead() -> TickReport | None:
+        ticks.append(len(told))
+        return TickReport(leading=True, completeness=given[0], leases=tuple(LEASES)) if len(ticks) == 1 else None
+
+    def write(event: dg.AssetMaterialization) -> None:
+        told.extend(stored(instance, [event]))
+        if len(told) == 2:
+            told.extend(stored(instance, sensor.events(instance, *given)))
+
+    resource = kcl.KclResource(region_name="us-east-1")
+    declare(instance, consumer_of(partitions=MINUTES), kcl.KclTranslator(), resource, lead, write)
+    assert told == [f"09:{minute:02}" for minute in range(22)], "each of them once, and then the run stops"
+    assert len(ticks) == 2
+    assert declare(instance, consumer_of(), kcl.KclTranslator(), resource, lambda: None, write) == set()

@@ -1,6 +1,7 @@
 """Materializing partitions of the records by hand: a bounded run, and what it reports."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +37,7 @@ def materialized(
 
     def read_until(context: Any, consumer: Any, translator: Any, resource: Any, spark: Any, through: float) -> Any:
         asked.append(through)
-        return SimpleNamespace(tick=tick)
+        return SimpleNamespace(tick=tick, leading=lambda: nullcontext(lambda: tick))
 
     monkeypatch.setattr(records_asset, "read_until", read_until)
     asset = build_records_asset(consumer_of(), kcl.KclTranslator())
