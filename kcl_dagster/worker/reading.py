@@ -145,7 +145,7 @@ class Reading(Generic[R]):
         keys = {holding.key for holding in held}
         for memory in (self.failures, self.parents, self.retention):
             memory.keep(keys)
-        this.held = len(held)
+        this.held = sum(not holding.lease.is_finished for holding in held)
         tokens = {holding.token for holding in held}
         self._begun &= tokens
         self._told = {token: place for token, place in self._told.items() if token in tokens}

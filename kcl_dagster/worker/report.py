@@ -67,7 +67,7 @@ class BatchReport:
     commit_seconds: float = 0.0
     error: str | None = None
     held: int = 0
-    """Leases this worker held when the batch was planned."""
+    """Leases of unfinished shards that this worker held when the batch was planned."""
 
     blocked: int = 0
     """Leases that wait for their parents."""
