@@ -112,8 +112,8 @@ def test_a_loss_is_told_exactly_where_the_checkpoints_record_is_gone_and_the_tip
     after: Checkpoint, trimmed: bool, gone: bool, tip_age: float | None, now: float, is_empty: bool
 ) -> None:
     """Of an open shard that is empty, and of which no tip is known, nothing is told."""
-    found = {} if is_empty else {"first": "999"}
-    progress = Progress(Range(KEY, STREAM, "s0", after, 1), start_trimmed=trimmed, gone=gone, **found)
+    first = None if is_empty else "999"
+    progress = Progress(Range(KEY, STREAM, "s0", after, 1), start_trimmed=trimmed, gone=gone, first=first)
     loss = loss_in(progress, None if tip_age is None else now - tip_age, now)
     seen_lately = tip_age is not None and tip_age < 23 * 3600
     seen_long_ago = tip_age is None or tip_age > 24 * 3600
