@@ -7,9 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from dagster import (
-    AssetCheckEvaluation,
     AssetExecutionContext,
-    AssetObservation,
     Config,
     DagsterEvent,
     DagsterInstance,
@@ -35,16 +33,14 @@ from pydantic import Field
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.worker import BOUNDED_SLOT
-from kcl_dagster.orchestration import checks, watchdog
+from kcl_dagster.orchestration import watchdog
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declared_windows import declare
-from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.diary import diary_of
 from kcl_dagster.orchestration.interrupts import interrupts_ask
 from kcl_dagster.orchestration.run_end import ending
 from kcl_dagster.orchestration.runs import APPLICATION_TAG, run_view
-from kcl_dagster.orchestration.sinks import place_of
-from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
-from kcl_dagster.runtime import system
+from kcl_dagster.orchestration.translator import KclTranslator, identifier
 from kcl_dagster.worker.stop import StopSignal
 
 CLOCKS_APART: Final = timedelta(minutes=5)  # how far in the future a moment may be by the clock of this machine
@@ -86,30 +82,13 @@ def read_until(
     from kcl_dagster.orchestration.bounded_run import BoundedRun
 
     instance, run, application = context.instance, context.run, consumer.application
-    records = translator.get_asset_key(KclAsset(Role.RECORDS, consumer))
-
-    def write(event: AssetObservation | AssetCheckEvaluation) -> None:
-        if isinstance(event, AssetCheckEvaluation):
-            instance.report_runless_asset_event(event)  # see checks
-        else:
-            context.log_event(event)
-
-    diary = Diary(
-        records,
-        BOUNDED_SLOT,
-        write,
-        context.log,
-        lambda kind, what: checks.alarm(kind, what, consumer, translator),
-        place=place_of(consumer.sink),
-        open_window=lambda: consumer.windows.key_at(system().clock.now()),
-    )
     stop = StopSignal()
     bounded = BoundedRun(
         consumer.bound(context, context.resources),
         kcl,
         lambda: spark.spark_session,
         run.run_id,
-        diary,
+        diary_of(context, consumer, translator, BOUNDED_SLOT),
         watchdog.watches(instance, run.run_id),
         ending(instance, run.run_id),
         partial(run_view, instance, application),

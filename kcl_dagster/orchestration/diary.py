@@ -12,14 +12,21 @@ from typing import Any
 
 from dagster import (
     AssetCheckEvaluation,
+    AssetExecutionContext,
     AssetKey,
     AssetObservation,
+    OpExecutionContext,
     TableColumn,
     TableSchema,
 )
 
+from kcl_dagster.orchestration import checks
+from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.episodes import Episodes
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclRecordsMetadataSet
+from kcl_dagster.orchestration.sinks import place_of
+from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
+from kcl_dagster.runtime import system
 from kcl_dagster.worker.delivery import LAST_SECONDS, DeliveryQueue, DeliveryThread, Offer, at_once, counted
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport
@@ -227,3 +234,25 @@ class Diary:
         wide = self._columns is not None and len(self._columns.columns) > COLUMNS_TOLD
         columns = None if wide and self._columns_told else self._columns
         return {**told, **self.place, **({COLUMN_SCHEMA: columns} if columns is not None else {})}
+
+
+def diary_of(
+    context: OpExecutionContext | AssetExecutionContext, consumer: Consumer, translator: KclTranslator, slot: str
+) -> Diary:
+    """The diary of the Dagster run in which a worker of the consumer works. `slot`: what its observations name."""
+
+    def write(event: AssetObservation | AssetCheckEvaluation) -> None:
+        if isinstance(event, AssetCheckEvaluation):
+            context.instance.report_runless_asset_event(event)  # see checks
+        else:
+            context.log_event(event)
+
+    return Diary(
+        translator.get_asset_key(KclAsset(Role.RECORDS, consumer)),
+        slot,
+        write,
+        context.log,
+        lambda kind, what: checks.alarm(kind, what, consumer, translator),
+        place=place_of(consumer.sink),
+        open_window=lambda: consumer.windows.key_at(system().clock.now()),
+    )

@@ -1,24 +1,14 @@
 """The job of a worker: one run per slot, for as long as the worker lives. Slots are its partitions."""
 
-from dagster import (
-    AssetCheckEvaluation,
-    AssetObservation,
-    JobDefinition,
-    OpExecutionContext,
-    in_process_executor,
-    job,
-    op,
-)
+from dagster import JobDefinition, OpExecutionContext, in_process_executor, job, op
 
-from kcl_dagster.orchestration import checks, watchdog
+from kcl_dagster.orchestration import watchdog
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.diary import diary_of
 from kcl_dagster.orchestration.interrupts import interrupts_ask
 from kcl_dagster.orchestration.run_end import ending
 from kcl_dagster.orchestration.runs import APPLICATION_TAG, CODE_TAG, WORKER_TAG, rival, worker_tag
-from kcl_dagster.orchestration.sinks import place_of
-from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier, slots_of
-from kcl_dagster.runtime import system
+from kcl_dagster.orchestration.translator import KclTranslator, identifier, slots_of
 from kcl_dagster.worker.stop import StopSignal
 
 
@@ -33,7 +23,6 @@ def build_worker_job(
     """
     application = consumer.application
     name = identifier(application.name)
-    records = translator.get_asset_key(KclAsset(Role.RECORDS, consumer))
 
     @op(name=f"{name}_read", required_resource_keys={kcl_key, spark_key, *consumer.resources})
     def read(context: OpExecutionContext) -> None:
@@ -52,21 +41,7 @@ def build_worker_job(
         instance.add_run_tags(run.run_id, known)
         watches = watchdog.watches(instance, run.run_id)
 
-        def write(event: AssetObservation | AssetCheckEvaluation) -> None:
-            if isinstance(event, AssetCheckEvaluation):
-                instance.report_runless_asset_event(event)  # see checks
-            else:
-                context.log_event(event)
-
-        diary = Diary(
-            records,
-            slot,
-            write,
-            context.log,
-            lambda kind, what: checks.alarm(kind, what, consumer, translator),
-            place=place_of(consumer.sink),
-            open_window=lambda: consumer.windows.key_at(system().clock.now()),
-        )
+        diary = diary_of(context, consumer, translator, slot)
         kcl, spark = getattr(context.resources, kcl_key), getattr(context.resources, spark_key)
         stop = StopSignal()
         with interrupts_ask(stop):
@@ -84,7 +59,7 @@ def build_worker_job(
             )
             reason = made.work(stop)
         context.log.info("worker %s stopped: %s", slot, reason)
-        write(diary.observation())
+        diary.write(diary.observation())
 
     @job(
         name=f"{name}_worker",

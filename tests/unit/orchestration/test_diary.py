@@ -1,0 +1,35 @@
+"""The diary of a Dagster run: where its events are written."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+
+import kcl_dagster as kcl
+from kcl_dagster.orchestration.diary import diary_of
+from kcl_dagster.worker.events import EventKind, WorkerEvent
+from tests.unit.orchestration.test_declared_windows import THINGS, consumer_of
+
+
+class Log:
+    def info(self, *_: object) -> None: ...
+
+    warning = info
+
+
+def test_observations_are_of_the_run_and_checks_of_no_run() -> None:
+    """The same for a worker and for a bounded run. Dagster replaces the checks of a run within a minute."""
+    own: list[Any] = []
+    runless: list[Any] = []
+    instance = SimpleNamespace(report_runless_asset_event=runless.append)
+    context: Any = SimpleNamespace(instance=instance, log_event=own.append, log=Log())
+    diary = diary_of(context, consumer_of(), kcl.KclTranslator(), "worker-000")
+    diary.write(diary.observation())
+    diary.event(WorkerEvent(EventKind.DATA_LOST, "gone"))
+    [observation] = own
+    assert (observation.asset_key, observation.metadata["kcl/worker"].value) == (THINGS, "worker-000")
+    assert observation.metadata["dagster/uri"].value == "s3://lake/things"
+    assert str(observation.partition).startswith("20")
+    [evaluation] = runless
+    assert isinstance(evaluation, dg.AssetCheckEvaluation)
+    assert evaluation.check_name == "no_records_lost"
