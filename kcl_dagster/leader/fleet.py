@@ -160,7 +160,8 @@ def decide_target(
 
 
 def _is_at_rest(sight: FleetSight) -> bool:
-    """No worker is wanted. A leader that remembers nothing takes a fleet that it finds for one that is wanted."""
+    """Whether the last tick wanted no worker. A leader that does not know the last target takes the fleet to be at
+    rest if none of its workers is alive, apart from those that drain. Bounded runs are not part of the fleet."""
     if sight.target is None:
         return not any(seen.alive and not seen.drains and not seen.row.is_bounded for seen in sight.workers)
     return sight.target == 0

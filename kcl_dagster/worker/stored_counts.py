@@ -139,12 +139,16 @@ class WindowRules:
         return {rows.start: (rows.first, rows.last) for rows in found}
 
     def _is_late(self, start: int, arrived: int | None, progress: Progress) -> bool:
-        """Whether a row's record arrived when its window may have been declared already. Where the row does not say
-        when it arrived, it may be as late as the last one of the batch."""
+        """Whether a row's record arrived when its window may have been declared already.
+
+        Where the row does not say when it arrived, the first record of the batch decides. No window is declared
+        before this shard is stored through its end and the allowed lateness, and everything that arrived before
+        the batch is stored. So if the first record is in time, the window is declared after this batch only, with
+        all of its rows."""
         if self.event_time is None:
             return False
         if arrived is None:
-            arrived = (progress.last_arrival_ms or 0) // 1000
+            arrived = (progress.first_arrival_ms or 0) // 1000
         return arrived >= self.windows.end_of(start) + self.allowed_lateness
 
     def _shared_until(self, lease: Lease, progress: Progress) -> int:

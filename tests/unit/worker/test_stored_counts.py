@@ -75,10 +75,12 @@ def test_a_row_is_late_when_its_record_arrived_after_its_window_and_the_lateness
     assert counts.until == NOON + 2 * HOUR + 120
 
 
-def test_rows_that_do_not_say_when_they_arrived_are_as_late_as_their_batch() -> None:
+def test_rows_that_do_not_say_when_they_arrived_are_late_if_all_of_their_batch_is() -> None:
+    """A batch of a worker that catches up spans hours: its windows are declared after it only."""
     files = (FileCounts(90, (MinuteRows(NOON - HOUR, None, 4),)),)
-    in_time = BY_EVENT.counts(LEASE, PROGRESS, PartCounts(files))
-    late = BY_EVENT.counts(LEASE, replace(PROGRESS, last_arrival_ms=(NOON + 120) * 1000), PartCounts(files))
+    spans = replace(PROGRESS, first_arrival_ms=(NOON + 119) * 1000, last_arrival_ms=(NOON + 5 * HOUR) * 1000)
+    in_time = BY_EVENT.counts(LEASE, spans, PartCounts(files))
+    late = BY_EVENT.counts(LEASE, replace(spans, first_arrival_ms=(NOON + 120) * 1000), PartCounts(files))
     assert in_time is not None
     assert late is not None
     assert (in_time.rows[0].late, late.rows[0].late) == (0, 4)
