@@ -6,9 +6,11 @@ bounds, because records arrive at any time: a moment is in exactly one window, a
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from itertools import pairwise
 from typing import Final
+from zoneinfo import ZoneInfo
 
 from dagster import HourlyPartitionsDefinition, TimeWindowPartitionsDefinition
 
@@ -17,6 +19,9 @@ from kcl_dagster.errors import ConfigurationError
 DEFAULT_PARTITIONS: Final = HourlyPartitionsDefinition(start_date="2026-11-01-00:00")
 """Hours of UTC, from the month in which the asset of the records was first partitioned by time. No application
 has counted windows before that. The start is fixed because Dagster compares definitions by it."""
+
+HOUR: Final = 3600
+DAY: Final = 86_400
 
 _REMEMBERED: Final = 10_000  # bounds of windows; a year of hours
 
@@ -135,4 +140,19 @@ def refuse(partitions: object, application: str) -> TimeWindowPartitionsDefiniti
             f"application {application}: partitions with end_offset={partitions.end_offset}: a window is "
             "materialized when it is complete, so the latest partition must be the latest window that is over"
         )
+    change, longest = _odd_change(partitions), PartitionWindows(partitions).longest
+    if change and longest < DAY and change % longest:
+        raise ConfigurationError(
+            f"application {application}: the clocks of {partitions.timezone} change by {change // 60} minutes, and "
+            "there Dagster's partitions of hours overlap and leave gaps: use days, or hours of UTC"
+        )
     return partitions
+
+
+def _odd_change(partitions: TimeWindowPartitionsDefinition) -> int:
+    """By how many seconds the clocks of the time zone change, if that is not by whole hours; otherwise 0."""
+    zone = ZoneInfo(partitions.timezone)
+    first = datetime.fromtimestamp(partitions.start_timestamp, UTC)
+    offsets = [(first + timedelta(days=day)).astimezone(zone).utcoffset() or timedelta() for day in range(400)]
+    changes = (abs(after - before) // timedelta(seconds=1) for before, after in pairwise(offsets))
+    return next((change for change in changes if change % HOUR), 0)

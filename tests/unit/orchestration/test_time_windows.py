@@ -127,3 +127,50 @@ def test_the_longest_window_is_known() -> None:
 def test_partitions_that_cannot_be_complete_are_refused(partitions: Any, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         refuse(partitions, "app")
+
+
+LORD_HOWE = {"timezone": "Australia/Lord_Howe"}
+
+
+@pytest.mark.parametrize(
+    "partitions",
+    [
+        dg.HourlyPartitionsDefinition("2027-01-01-00:00", **LORD_HOWE),
+        dg.HourlyPartitionsDefinition("2027-01-01-00:30", minute_offset=30, **LORD_HOWE),
+        dg.TimeWindowPartitionsDefinition(
+            cron_schedule="0 * * * *", start="2027-01-01T00", fmt="%Y-%m-%dT%H", **LORD_HOWE
+        ),
+    ],
+)
+def test_hours_are_refused_where_the_clocks_change_by_half_an_hour(
+    partitions: dg.TimeWindowPartitionsDefinition,
+) -> None:
+    """Dagster has no partitions there that divide time."""
+    with pytest.raises(ConfigurationError, match=r"app: the clocks of Australia/Lord_Howe change by 30 minutes"):
+        refuse(partitions, "app")
+
+
+@pytest.mark.parametrize(
+    "partitions",
+    [
+        dg.DailyPartitionsDefinition("2027-01-01", **LORD_HOWE),
+        dg.TimeWindowPartitionsDefinition(
+            cron_schedule="*/15 * * * *", start="2027-01-01-00:00", fmt="%Y-%m-%d-%H:%M", **LORD_HOWE
+        ),
+        dg.HourlyPartitionsDefinition("2027-01-01-00:00", timezone="Antarctica/Troll"),
+        dg.HourlyPartitionsDefinition("2027-01-01-00:00", timezone="America/St_Johns"),
+    ],
+)
+def test_windows_around_a_change_of_the_clocks_are_those_of_dagster(
+    partitions: dg.TimeWindowPartitionsDefinition,
+) -> None:
+    windows = PartitionWindows(refuse(partitions, "app"))
+    keys = set(partitions.get_partition_keys(current_time=datetime(2028, 1, 1, tzinfo=UTC)))
+    for change in ("2027-03-14", "2027-03-28", "2027-04-03", "2027-10-02", "2027-10-31", "2027-11-07"):
+        start = windows.start_of(at(change) - 86_400)
+        while start < at(change) + 2 * 86_400:
+            key, end = windows.key_of(start), windows.end_of(start)
+            assert key in keys
+            window = partitions.time_window_for_partition_key(str(key))
+            assert (window.start.timestamp(), window.end.timestamp()) == (start, end)
+            start = end
