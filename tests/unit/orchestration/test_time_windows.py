@@ -129,16 +129,16 @@ def test_partitions_that_cannot_be_complete_are_refused(partitions: Any, says: s
         refuse(partitions, "app")
 
 
-LORD_HOWE = {"timezone": "Australia/Lord_Howe"}
+LORD_HOWE = "Australia/Lord_Howe"
 
 
 @pytest.mark.parametrize(
     "partitions",
     [
-        dg.HourlyPartitionsDefinition("2027-01-01-00:00", **LORD_HOWE),
-        dg.HourlyPartitionsDefinition("2027-01-01-00:30", minute_offset=30, **LORD_HOWE),
+        dg.HourlyPartitionsDefinition("2027-01-01-00:00", timezone=LORD_HOWE),
+        dg.HourlyPartitionsDefinition("2027-01-01-00:30", minute_offset=30, timezone=LORD_HOWE),
         dg.TimeWindowPartitionsDefinition(
-            cron_schedule="0 * * * *", start="2027-01-01T00", fmt="%Y-%m-%dT%H", **LORD_HOWE
+            cron_schedule="0 * * * *", start="2027-01-01T00", fmt="%Y-%m-%dT%H", timezone=LORD_HOWE
         ),
     ],
 )
@@ -153,9 +153,9 @@ def test_hours_are_refused_where_the_clocks_change_by_half_an_hour(
 @pytest.mark.parametrize(
     "partitions",
     [
-        dg.DailyPartitionsDefinition("2027-01-01", **LORD_HOWE),
+        dg.DailyPartitionsDefinition("2027-01-01", timezone=LORD_HOWE),
         dg.TimeWindowPartitionsDefinition(
-            cron_schedule="*/15 * * * *", start="2027-01-01-00:00", fmt="%Y-%m-%d-%H:%M", **LORD_HOWE
+            cron_schedule="*/15 * * * *", start="2027-01-01-00:00", fmt="%Y-%m-%d-%H:%M", timezone=LORD_HOWE
         ),
         dg.HourlyPartitionsDefinition("2027-01-01-00:00", timezone="Antarctica/Troll"),
         dg.HourlyPartitionsDefinition("2027-01-01-00:00", timezone="America/St_Johns"),
