@@ -8,6 +8,7 @@ by a former version) makes them unknown, never wrong: they name the checkpoint t
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from kcl_dagster.model.checkpoint import Checkpoint
@@ -182,6 +183,7 @@ def packed(counts: StoredCounts) -> bytes:
     return bytes(out)
 
 
+@lru_cache(maxsize=4096)  # rows are read far more often than their counts change
 def unpacked(data: bytes) -> StoredCounts | None:
     """None for what this version did not write: the counts are then not known."""
     try:
