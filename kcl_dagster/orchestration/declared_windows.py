@@ -22,9 +22,19 @@ from kcl_dagster.leader.completeness import Completeness, WindowCounts, window_c
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.declaring import NOT_LOOKED_UP, Declared, Due, Progress, due
+from kcl_dagster.orchestration.declaring import (
+    NOT_LOOKED_UP,
+    Declared,
+    Due,
+    Progress,
+    Reason,
+    Span,
+    due,
+    reason_to_declare,
+)
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, ROW_COUNT, KclWindowMetadataSet
 from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.runs import ranges_in_progress
 from kcl_dagster.orchestration.sinks import place_of
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
 from kcl_dagster.runtime import system
@@ -37,7 +47,7 @@ EPOCH_TAG: Final = "kcl/epoch"
 """On each materialization of a window: how often the application had been reset."""
 
 LATE_TAG: Final = "kcl/late"
-"""On each materialization of a window: how many late rows it had."""
+"""On materializations of a window: how many late rows it had. Where it is left out, their metadata say it."""
 
 MOST_AT_ONCE: Final = 20  # the daemon writes them one by one, 7 ms each, before the tick ends
 REMEMBERED: Final = 2_000  # newest windows; a gap further back is not filled
@@ -65,6 +75,8 @@ class DeclaredWindows:
     translator: KclTranslator
     _declared: dict[int, Declared] = field(default_factory=dict)
     _progress: Progress | None = None
+    first: int | None = None
+    """The start of the first window that was declared or will be. None before the first look."""
 
     def events(
         self,
@@ -76,6 +88,8 @@ class DeclaredWindows:
     ) -> list[AssetMaterialization]:
         """Materializations to report now, oldest window first, at most `MOST_AT_ONCE`.
 
+        Windows that a run is launched for are left to that run while it goes on.
+
         `leases`: those that `completeness` was found from. `created`: when the streams were created (the first of
         several), where everything that ever arrived has been read; epoch seconds. It is asked for where Dagster's
         storage has no window, and then decides with which one to begin. `resets`: see `TickReport`.
@@ -84,23 +98,43 @@ class DeclaredWindows:
             return []
         resets = _with_places(resets or _last_reset(completeness), leases)
         if self._progress is None:
-            self._progress = self._recall(instance, completeness, leases, created)
+            self._begin(instance, completeness, leases, created)
         late = _late_rows(leases)
         found = self._due(completeness, late, resets)
         if found:
             self._refresh(instance)
             found = self._looked_up(instance, completeness, late, resets)
         columns = self._columns(instance) if found else None
-        return [self._materialization(one, completeness, leases, columns) for one in found]
+        return [self._materialization(one.start, one.reason, completeness, leases, columns) for one in found]
 
-    def again(
-        self, instance: DagsterInstance, start: int, completeness: Completeness, leases: Sequence[Lease]
+    def asked(
+        self,
+        instance: DagsterInstance,
+        start: int,
+        completeness: Completeness,
+        leases: Sequence[Lease],
+        created: Callable[[], float | None] = unknown_creation,
+        resets: Sequence[SetBack] = (),
     ) -> AssetMaterialization | None:
-        """The materialization of a window that was declared already; None where it was not."""
-        self._look_up(instance, start)
-        if start not in self._declared:
+        """The materialization of a complete window that a run was launched for. If the window was declared and
+        nothing has changed since, it repeats the declaration. None for a window that was not declared and begins
+        before the first one: it is not known whether everything of it is stored. The rest is as for `events`."""
+        if self._progress is None:
+            self._begin(instance, completeness, leases, created)
+        before = self._look_up(instance, start)
+        if before is None and self.first is not None and start < self.first:
             return None
-        return self._materialization(None, completeness, leases, self._columns(instance), start)
+        late, end = _late_rows(leases).get(start, 0), self.consumer.windows.end_of(start)
+        resets = _with_places(resets or _last_reset(completeness), leases)
+        reason = reason_to_declare(end, self._declared.get(start), late, resets)
+        if before is not None and reason is None:
+            told = KclWindowMetadataSet(reason=Reason.ASKED)
+            return before.with_metadata({**before.metadata, **told})
+        return self._materialization(start, reason or Reason.ASKED, completeness, leases, self._columns(instance))
+
+    def is_declared(self, instance: DagsterInstance, start: int) -> bool:
+        """Whether Dagster's storage has a declaration of this window."""
+        return self._look_up(instance, start) is not None
 
     def has(self, instance: DagsterInstance, event: AssetMaterialization) -> bool:
         """Whether Dagster's storage has this declaration, or a later one, by now."""
@@ -122,8 +156,9 @@ class DeclaredWindows:
         """Windows that are due by what Dagster's storage has of each. A look-up may show that one is not due, which
         makes room for another that was not looked up."""
         known: set[int] = set()
+        held = self._held(instance)
         while True:
-            found = self._due(completeness, late, resets)
+            found = self._due(completeness, late, resets, held)
             others = [one.start for one in found if one.start not in known]
             if not others:
                 return found
@@ -131,7 +166,19 @@ class DeclaredWindows:
                 self._look_up(instance, start)
             known.update(others)
 
-    def _due(self, completeness: Completeness, late: Mapping[int, int], resets: Sequence[SetBack]) -> list[Due]:
+    def _held(self, instance: DagsterInstance) -> list[Span]:
+        """Windows that runs are launched for which go on."""
+        runs = ranges_in_progress(instance, self.consumer.application, self._key)
+        ranges = [(self._start_of(first), self._start_of(last)) for first, last in runs]
+        return [(first, last) for first, last in ranges if first is not None and last is not None]
+
+    def _due(
+        self,
+        completeness: Completeness,
+        late: Mapping[int, int],
+        resets: Sequence[SetBack],
+        held: Sequence[Span] = (),
+    ) -> list[Due]:
         assert self._progress is not None
         found, self._progress = due(
             self.consumer.windows,
@@ -142,8 +189,19 @@ class DeclaredWindows:
             self._progress,
             MOST_AT_ONCE,
             resets,
+            held,
         )
         return found
+
+    def _begin(
+        self,
+        instance: DagsterInstance,
+        completeness: Completeness,
+        leases: Sequence[Lease],
+        created: Callable[[], float | None],
+    ) -> None:
+        self._progress = self._recall(instance, completeness, leases, created)
+        self.first = self._progress.frontier
 
     def _recall(
         self,
@@ -203,15 +261,17 @@ class DeclaredWindows:
         began = min(counted, default=completeness.through or 0)
         return windows.end_of(windows.start_of(began))
 
-    def _look_up(self, instance: DagsterInstance, start: int) -> None:
+    def _look_up(self, instance: DagsterInstance, start: int) -> AssetMaterialization | None:
+        """The newest declaration of a window, which is noted."""
         key = self.consumer.windows.key_of(start)
         if key is None:
-            return
+            return None
         of_window = AssetRecordsFilter(self._key, asset_partitions=[key])
         self._declared.pop(start, None)
         for record in instance.fetch_materializations(of_window, limit=REPORTED_BY_HAND).records:
             if self._note(start, record.asset_materialization):
-                return
+                return record.asset_materialization
+        return None
 
     def _start_of(self, key: str | None) -> int | None:
         return None if key is None else self.consumer.windows.start_of_key(key)
@@ -219,9 +279,12 @@ class DeclaredWindows:
     def _note(self, start: int, materialization: AssetMaterialization | None) -> bool:
         """Whether it declares the window."""
         tags = (materialization.tags if materialization is not None else None) or {}
-        if EPOCH_TAG not in tags:
+        if materialization is None or EPOCH_TAG not in tags:
             return False
-        self._declared[start] = Declared(_whole(tags.get(EPOCH_TAG)), _whole(tags.get(LATE_TAG)))
+        late = tags.get(LATE_TAG)
+        if late is None:  # of a run that was launched for several windows
+            late = str(KclWindowMetadataSet.extract(materialization.metadata).late_rows or 0)
+        self._declared[start] = Declared(_whole(tags.get(EPOCH_TAG)), _whole(late))
         return True
 
     def _columns(self, instance: DagsterInstance) -> Any:
@@ -234,15 +297,13 @@ class DeclaredWindows:
 
     def _materialization(
         self,
-        one: Due | None,
+        start: int,
+        reason: Reason,
         completeness: Completeness,
         leases: Sequence[Lease],
         columns: Any,
-        start: int | None = None,
     ) -> AssetMaterialization:
-        begins = one.start if one is not None else start or 0
-        counts = window_counts(leases, begins)
-        reason = "asked for by hand" if one is None else str(one.reason)
+        counts = window_counts(leases, start)
         told = KclWindowMetadataSet(
             reason=reason,
             bytes=counts.bytes if counts.is_known else None,
@@ -259,7 +320,7 @@ class DeclaredWindows:
             metadata[COLUMN_SCHEMA] = columns
         return AssetMaterialization(
             self._key,
-            partition=self.consumer.windows.key_of(begins),
+            partition=self.consumer.windows.key_of(start),
             metadata=metadata,
             tags={EPOCH_TAG: str(completeness.epoch), LATE_TAG: str(counts.late)},
         )
@@ -343,13 +404,3 @@ def declare(
                 write(event)
         told |= keys
     return told
-
-
-def again(
-    instance: DagsterInstance, consumer: Consumer, translator: KclTranslator, tick: TickReport | None, start: int
-) -> AssetMaterialization | None:
-    """The materialization of a window that was declared before, for an operator who asks for it. None where it was
-    not declared, and where another leader leads."""
-    if tick is None or tick.completeness is None:
-        return None
-    return DeclaredWindows(consumer, translator).again(instance, start, tick.completeness, tick.leases)

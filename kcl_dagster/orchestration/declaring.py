@@ -31,6 +31,7 @@ class Reason(StrEnum):
     COMPLETE = "complete"
     LATE = "late rows came"
     AGAIN = "read again after a reset"
+    ASKED = "asked for by hand"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,10 @@ class Due:
     reason: Reason
 
 
+Span = tuple[int, int]
+"""The starts of the first and of the last of several windows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Where to begin looking, so that a look costs as much as there is to declare, and not as the application is
@@ -72,12 +77,13 @@ def due(
     progress: Progress,
     limit: int,
     resets: Sequence[SetBack] = (),
+    held: Sequence[Span] = (),
 ) -> tuple[list[Due], Progress]:
     """At most `limit` windows that are to be declared, oldest first, and where the next look begins.
 
     `late`: late rows by the start of their window, of the windows that are counted. A window without a partition is
     never due, nor is one that begins before the first frontier. `resets`: where it is empty, only the one that
-    began the present epoch is known.
+    began the present epoch is known. `held`: windows that are due, but not yet: a run materializes them.
     """
     resets = resets or (SetBack(completeness.epoch, completeness.back_to),)
     progress = _gone_back(windows, completeness.epoch, resets, progress)
@@ -92,17 +98,29 @@ def due(
         if windows.key_of(start) is not None:
             reason = _reason(resets, windows.end_of(start), declared.get(start))
             if reason is not None:
-                found.append(Due(start, reason))
                 is_gapless = False
+                if not _is_held(start, held):
+                    found.append(Due(start, reason))
         start = windows.end_of(start)
         if is_gapless:
             frontier = start
     for start in _late(windows, declared, late, through):
         if len(found) >= limit:
             break
-        if all(one.start != start for one in found):
+        if all(one.start != start for one in found) and not _is_held(start, held):
             found.append(Due(start, Reason.LATE))
     return sorted(found, key=lambda one: one.start), Progress(frontier, completeness.epoch)
+
+
+def reason_to_declare(end: int, known: Declared | None, late: int, resets: Sequence[SetBack] = ()) -> Reason | None:
+    """Why a complete window is to be declared that ends at `end` and has `late` late rows. None: it was declared,
+    and nothing has changed since."""
+    reason = _reason(resets, end, known)
+    return Reason.LATE if reason is None and known is not None and late > known.late else reason
+
+
+def _is_held(start: int, held: Sequence[Span]) -> bool:
+    return any(first <= start <= last for first, last in held)
 
 
 def _gone_back(windows: KeyedWindows, epoch: int, resets: Sequence[SetBack], progress: Progress) -> Progress:

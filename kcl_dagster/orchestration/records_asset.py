@@ -1,25 +1,31 @@
 """The records of an application, as an asset with one partition for each window of time.
 
-The leader materializes a partition when it is complete; see `declaring`. Materializing one by hand is a bounded
-run: it reads what is there now, and materializes those of its partitions that are complete then.
+The leader materializes a partition when it is complete; see `declaring`. A run that is launched for partitions, by
+hand or by a backfill, is a bounded run: it reads what is there now, and materializes its partitions, so that assets
+downstream in the same run go on. If one of them is not complete then, it fails, and materializes the others. If all
+of them had been complete before, it reads nothing.
 """
 
 from collections.abc import Iterator
 
 from dagster import (
     AssetExecutionContext,
-    AssetMaterialization,
     AssetsDefinition,
     BackfillPolicy,
+    Failure,
     MaterializeResult,
     multi_asset,
 )
 
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.leader.report import TickReport
+from kcl_dagster.orchestration.asked_windows import AskedWindows
 from kcl_dagster.orchestration.catch_up import read_until
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.declared_windows import again, declare
+from kcl_dagster.orchestration.declared_windows import EPOCH_TAG, declare
+from kcl_dagster.orchestration.runs import WINDOWS_TAG
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
+from kcl_dagster.runtime import system
 
 
 def build_records_asset(
@@ -27,8 +33,7 @@ def build_records_asset(
 ) -> AssetsDefinition:
     """The records asset of a consumer. Raises ConfigurationError where it has an automation condition."""
     application = consumer.application
-    # A window that is not complete when the run ends is materialized later, by the leader.
-    spec = translator.get_asset_spec(KclAsset(Role.RECORDS, consumer)).replace_attributes(skippable=True)
+    spec = translator.get_asset_spec(KclAsset(Role.RECORDS, consumer))
     if spec.automation_condition is not None:
         raise ConfigurationError(
             f"the asset {spec.key.to_user_string()} has an automation condition: the leader of {application.name} "
@@ -45,29 +50,34 @@ def build_records_asset(
     )
     def records(context: AssetExecutionContext) -> Iterator[MaterializeResult[None]]:
         kcl, spark = getattr(context.resources, kcl_key), getattr(context.resources, spark_key)
-        wanted = {key: consumer.windows.start_of_key(key) for key in context.partition_keys}
-        ends = [consumer.windows.end_of(start) for start in wanted.values() if start is not None]
-        through = max(ends) + consumer.allowed_lateness.total_seconds()
-        outcome = read_until(context, consumer, translator, kcl, spark, through)
-
-        def write(event: AssetMaterialization) -> None:
-            if event.partition in wanted:
-                context.log_event(event)
-            else:
-                context.instance.report_runless_asset_event(event)
-
-        with outcome.leading() as lead:
-            told = declare(context.instance, consumer, translator, kcl, lead, write)
-        for key, start in wanted.items():
-            if key in told or start is None:
-                continue
-            event = again(context.instance, consumer, translator, outcome.tick, start)
-            if event is not None:
-                context.log_event(event)
-            else:
-                context.log.warning(
-                    "%s: the leader of %s materializes it when it is complete", key, application.name
+        starts = {key: consumer.windows.start_of_key(key) for key in context.partition_keys}
+        wanted = {key: start for key, start in starts.items() if start is not None}
+        instance = context.instance
+        instance.add_run_tags(context.run.run_id, {WINDOWS_TAG: application.name})
+        asked = AskedWindows(instance, consumer, translator, kcl, wanted, system())
+        answer = asked.repeated()
+        if answer is None:
+            outcome = read_until(context, consumer, translator, kcl, spark, asked.through)
+            # Windows that this run is not launched for are materialized outside of it.
+            write = instance.report_runless_asset_event
+            with outcome.leading() as lead:
+                answer = asked.answer(
+                    lambda: declare(instance, consumer, translator, kcl, lead, write), held_by(outcome.tick)
                 )
-        yield from ()
+        if answer.is_repeated:
+            context.log.info("complete already, nothing was read for: %s", ", ".join(answer.events))
+        if answer.problems:
+            for event in answer.events.values():
+                context.log_event(event)
+            raise Failure(". ".join(answer.problems), allow_retries=False)
+        for key, event in answer.events.items():
+            context.add_asset_metadata(event.metadata, partition_key=key)
+        yield MaterializeResult(tags={EPOCH_TAG: str(answer.epoch)})
 
     return records
+
+
+def held_by(tick: TickReport | None) -> str:
+    """What the last tick of a run names as the reason why nothing later is complete."""
+    found = None if tick is None or tick.completeness is None else tick.completeness.held_by
+    return "" if found is None else str(found)

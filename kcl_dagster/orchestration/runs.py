@@ -1,9 +1,9 @@
 """Worker runs as Dagster's run storage knows them. What it says is a hint: liveness is in the tables."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from kcl_dagster.application import Application
 from kcl_dagster.leader.runs import LoadedCode, RunStatus, RunView, SlotRun
@@ -16,6 +16,9 @@ WORKER_TAG = "kcl/worker"
 CODE_TAG = "kcl/code"
 """The version of the consumer's code that the run was launched with."""
 
+WINDOWS_TAG = "kcl/windows"
+"""The application of which a run materializes windows. The run adds it when it begins."""
+
 SLOT_TAG = "dagster/partition"
 
 _STATUS: Final[dict[DagsterRunStatus, RunStatus]] = {
@@ -27,6 +30,8 @@ _STATUS: Final[dict[DagsterRunStatus, RunStatus]] = {
 }
 # The nearer to the records, the more it counts as *the* run of its slot.
 _RANK: Final[list[RunStatus]] = ["queued", "starting", "canceling", "running"]
+
+_RANGE_TAGS: Final = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 
 OVER = (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 
@@ -59,6 +64,22 @@ def slot_runs(instance: DagsterInstance, application: Application) -> Mapping[st
         if known is None or _RANK.index(found.status) > _RANK.index(known.status):
             best[slot] = found
     return best
+
+
+def ranges_in_progress(
+    instance: DagsterInstance, application: Application, records: AssetKey
+) -> Sequence[tuple[str, str]]:
+    """The first and the last partition of each active run that materializes the records asset, whose key is
+    `records`, also if the run waits in the queue. A run of a job that is not launched with a selection of assets is
+    known only when it has begun."""
+    found = []
+    for run in instance.get_runs(RunsFilter(statuses=list(_STATUS))):
+        is_selected = run.asset_selection is not None and records in run.asset_selection
+        if is_selected or run.tags.get(WINDOWS_TAG) == application.name:
+            first, last = (run.tags.get(tag, run.tags.get(SLOT_TAG)) for tag in _RANGE_TAGS)
+            if first is not None and last is not None:
+                found.append((first, last))
+    return found
 
 
 def run_view(instance: DagsterInstance, application: Application, code: LoadedCode | None = None) -> RunView:

@@ -193,13 +193,17 @@ def test_columns_that_workers_observed_are_those_of_the_window(instance: dg.Dags
     assert event.metadata["dagster/column_schema"].value == schema
 
 
-def test_a_window_that_is_told_by_hand_is_one_that_was_declared(instance: dg.DagsterInstance) -> None:
-    ours = process()
-    assert ours.again(instance, at("11:00"), complete("12:00"), LEASES) is None
-    stored(instance, ours.events(instance, complete("12:00"), LEASES))
-    event = process().again(instance, at("11:00"), complete("12:00"), LEASES)
-    assert event is not None
-    assert (event.partition, event.metadata["dagster/row_count"].value) == ("2026-11-22-11:00", 5)
+def test_what_a_run_is_launched_for_is_said_as_it_was_declared_unless_it_changed(
+    instance: dg.DagsterInstance,
+) -> None:
+    def asked(text: str, leases: list[Lease]) -> tuple[Any, Any] | None:
+        event = process().asked(instance, at(text), complete("13:00"), leases, lambda: float(at("10:00")))
+        return event and (event.metadata["dagster/row_count"].value, event.metadata["kcl/reason"].value)
+
+    assert (asked("09:00", LEASES), asked("11:00", LEASES)) == (None, (5, "complete"))
+    stored(instance, process().events(instance, complete("12:00"), LEASES, lambda: float(at("10:00"))))
+    assert (asked("09:00", LEASES), asked("11:00", [])) == (None, (5, "asked for by hand"))
+    assert asked("11:00", [lease(0, rows("11:00", 6, late=1))]) == (6, "late rows came")
 
 
 def all_of(instance: dg.DagsterInstance, ours: DeclaredWindows, *given: Any) -> list[str]:

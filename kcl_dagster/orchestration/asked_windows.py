@@ -1,0 +1,182 @@
+"""Windows that a run is launched for: whether they are complete, and what the run materializes.
+
+The leader materializes every window once, when it is complete. A run that an operator launches for a window, with
+or without assets downstream of it, materializes the window itself. The leader leaves the window to the run while it
+goes on. What a window has, and whether it is complete, is in the tables, so the run need not lead.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+from dagster import AssetMaterialization, DagsterInstance
+
+from kcl_dagster.errors import KclError
+from kcl_dagster.leader.completeness import Completeness
+from kcl_dagster.model.lease import Lease
+from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.declared_windows import DeclaredWindows
+from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.translator import KclTranslator
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.streams.listing import created_within_retention
+from kcl_dagster.tables.completeness_row import CompletenessRow, SetBack
+from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.leases import LeaseTable
+
+PATIENCE_SECONDS: Final = 60.0  # a leader that lives finds out within seconds that a window is complete
+LOOK_SECONDS: Final = 1.0  # between two looks at the tables
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the tables say. The leases were read after the moment, so they count all that it stands for."""
+
+    completeness: Completeness
+    leases: Sequence[Lease] = ()
+    resets: Sequence[SetBack] = ()
+
+
+def look(consumer: Consumer, kcl: KclResource, runtime: Runtime) -> Stored:
+    """Read the tables. Raises KclError."""
+    application = consumer.application
+    dynamodb: Any = kcl.client("dynamodb", application)
+    layout = detect_layout(dynamodb, application, runtime)
+    row = CompletenessRow(dynamodb, application, layout, runtime).load()
+    scan = LeaseTable(dynamodb, application, layout, runtime).scan()
+    return Stored(Completeness(row.through, epoch=row.epoch, back_to=row.back_to), scan.leases, row.resets)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a run for several windows ends with."""
+
+    events: Mapping[str, AssetMaterialization]
+    """By partition: the materializations of those that are complete."""
+
+    problems: Sequence[str] = ()
+    """One sentence for each of the others."""
+
+    epoch: int = 0
+    is_repeated: bool = False
+    """All of them had been declared before, and nothing was read for them."""
+
+
+@dataclass
+class AskedWindows:
+    """Those of one run. `starts`: by the key of their partition."""
+
+    instance: DagsterInstance
+    consumer: Consumer
+    translator: KclTranslator
+    kcl: KclResource
+    starts: Mapping[str, int]
+    runtime: Runtime
+
+    def __post_init__(self) -> None:
+        self._declared = DeclaredWindows(self.consumer, self.translator)
+
+    @property
+    def through(self) -> float:
+        """All of them are complete if everything is stored that had arrived by then; epoch seconds."""
+        return max(self._due(start) for start in self.starts.values())
+
+    def repeated(self) -> Answer | None:
+        """The answer where nothing is to be read: all windows are complete and were declared. None otherwise."""
+        try:
+            stored = look(self.consumer, self.kcl, self.runtime)
+        except KclError:  # the tables are not made yet, most likely; a run that reads says what it is
+            return None
+        if not self._is_complete(stored, self.through):
+            return None
+        if not all(self._declared.is_declared(self.instance, start) for start in self.starts.values()):
+            return None
+        answer = self._answer(stored, "")
+        return Answer(answer.events, answer.problems, answer.epoch, is_repeated=True)
+
+    def answer(self, declare_others: Callable[[], object], held_by: str = "") -> Answer:
+        """The answer after everything was read. Waits until the leader knows that the windows are complete, and has
+        declared those before them. `declare_others`: called before each look, for a run that leads itself.
+        `held_by`: what may keep the windows from being complete."""
+        clock = self.runtime.clock
+        until = clock.monotonic() + PATIENCE_SECONDS
+        while True:
+            declare_others()
+            stored = look(self.consumer, self.kcl, self.runtime)
+            is_settled = self._is_complete(stored, self.through) and not self._earlier(stored)
+            if is_settled or clock.monotonic() >= until or clock.now() < self.through:
+                return self._answer(stored, held_by)
+            clock.sleep(LOOK_SECONDS)
+
+    def _answer(self, stored: Stored, held_by: str) -> Answer:
+        events, problems = {}, []
+        earlier = self._earlier(stored)
+        for key, start in sorted(self.starts.items(), key=lambda one: one[1]):
+            problem = self._problem(key, start, stored, held_by)
+            if problem is None and earlier is not None and earlier < start:
+                first = self.consumer.windows.key_of(earlier)
+                problem = f"{key} is complete, but the leader has not materialized {first} yet, which is before it"
+            event = None
+            if problem is None:
+                event = self._declared.asked(
+                    self.instance, start, stored.completeness, stored.leases, self._created(), stored.resets
+                )
+                problem = None if event is not None else self._unknown(key)
+            if event is not None:
+                events[key] = event
+            if problem is not None:
+                problems.append(problem)
+        return Answer(events, problems, stored.completeness.epoch)
+
+    def _earlier(self, stored: Stored) -> int | None:
+        """The first window that the leader is about to declare, if it comes before one of these which is not
+        declared. A process that begins with the first declared window would never declare it."""
+        waiting = [s for s in self.starts.values() if not self._declared.is_declared(self.instance, s)]
+        if not waiting:
+            return None
+        due = self._declared.events(
+            self.instance, stored.completeness, stored.leases, self._created(), stored.resets
+        )
+        starts = [self.consumer.windows.start_of_key(str(event.partition)) for event in due]
+        return min((start for start in starts if start is not None and start < max(waiting)), default=None)
+
+    def _created(self) -> Callable[[], float | None]:
+        application = self.consumer.application
+        kinesis = self.kcl.client("kinesis", application.name)
+        return partial(created_within_retention, kinesis, application, self.runtime)
+
+    def _due(self, start: int) -> float:
+        return self.consumer.windows.end_of(start) + self.consumer.allowed_lateness.total_seconds()
+
+    def _is_complete(self, stored: Stored, through: float) -> bool:
+        return stored.completeness.through is not None and stored.completeness.through >= through
+
+    def _problem(self, key: str, start: int, stored: Stored, held_by: str) -> str | None:
+        due, through, name = self._due(start), stored.completeness.through, self.consumer.application.name
+        if self._is_complete(stored, due):
+            return None
+        if self.runtime.clock.now() < due:
+            return f"{key} cannot be complete before {_moment(due)}: the leader of {name} materializes it then"
+        why = f": {held_by}" if held_by else ""
+        if through is None:
+            return f"{key} is not complete: it is not known yet through when everything of {name} is stored{why}"
+        return (
+            f"{key} is not complete: everything of {name} is stored through {_moment(through)}, and should be "
+            f"through {_moment(due)}{why}"
+        )
+
+    def _unknown(self, key: str) -> str:
+        start = self._declared.first
+        first = None if start is None else self.consumer.windows.key_of(start)
+        begins = "" if first is None else f", which begin with {first}"
+        return (
+            f"{key} is before the windows of which {self.consumer.application.name} has everything{begins}: it is "
+            "not known what of it is stored. If assets downstream should treat it as complete, report a "
+            "materialization of it on the asset's page"
+        )
+
+
+def _moment(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%F %T} UTC"
