@@ -70,7 +70,9 @@ class Memory:
                 known = self.generations.get(slot)
                 if known is None or known.number < entry[0]:
                     self.generations[slot] = Generation(entry[0], bool(entry[1]))
-
+                elif known.number == entry[0] and entry[1]:
+                    # A follower reads the row again and again, and first when the run was not there yet.
+                    known.seen = True
         costs = document.get("costs")
         for worker, cost in costs.items() if isinstance(costs, Mapping) else ():
             if isinstance(cost, (int, float)) and 0 < cost < _HIGHEST_COST:

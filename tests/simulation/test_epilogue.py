@@ -9,6 +9,7 @@ from kcl_dagster.errors import SinkError
 from kcl_dagster.leader.memory import Memory
 from kcl_dagster.leader.observation import Sight
 from kcl_dagster.leader.stages import Tick
+from kcl_dagster.tables.coordination import LEADER_KEY
 from kcl_dagster.testing.simulation import epilogue
 from kcl_dagster.testing.simulation.fleet import Simulation
 from kcl_dagster.testing.simulation.lake import LakeSink
@@ -36,6 +37,16 @@ def test_a_sound_fleet_passes(act: Act, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_lease_of_a_java_worker_counts_as_served_while_a_stage_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert draw(BESIDE_JAVA, incidents=False).java
     assert violations(epilogue.with_a_broken_stage, monkeypatch, BESIDE_JAVA) == []
+
+
+def test_a_lock_that_was_given_up_can_be_acquired_while_the_report_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_a_free_lock(simulation: Simulation, random: Random) -> None:
+        monkeypatch.setattr(epilogue, "BREAKABLE", (("dynamodb", "put_item"),))
+        simulation.hands._delete(*simulation.hands._memory_table(), LEADER_KEY)
+        epilogue.with_a_broken_stage(simulation, random)
+
+    monkeypatch.setattr(Taker, "step", lambda *_: [])
+    assert violations(with_a_free_lock, monkeypatch, ONLY_A_LEADER_HELPS) == []
 
 
 def test_workers_that_need_a_leader_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

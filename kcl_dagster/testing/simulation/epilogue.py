@@ -23,7 +23,7 @@ LOOK_SECONDS: Final = 15.0
 BREAKABLE: Final = (
     ("kinesis", ""),  # sync
     ("dynamodb", "delete_item"),  # clean
-    ("dynamodb", "put_item"),  # report
+    ("dynamodb", "put_item"),  # report, and the start position in sync; the lock may be acquired all the same
 )
 
 

@@ -91,7 +91,8 @@ class Weather:
     """By how many seconds the owners' index is behind its table."""
 
     denied_to_daemons: tuple[str, str] | None = None
-    """A service and one of its operations, or all of them."""
+    """A service and one of its operations, or all of them. The row of the leader lock may be put all the same: if it
+    is gone, no leader can do without it."""
 
     _storms: list[_Storm] = field(default_factory=list)
     _deadly: dict[str, list[int]] = field(default_factory=dict)
@@ -117,7 +118,7 @@ class Weather:
         """Of one call, before it is made."""
         if self.denied_to_daemons is not None and process.name.startswith("daemon"):
             denied, which = self.denied_to_daemons
-            if service == denied and which in ("", operation):
+            if service == denied and which in ("", operation) and not _acquires_lock(operation, request):
                 return Fate("denied")
         if self._sleepy:
             self._count_to_sleep(process, 0, _about(operation, request))
@@ -343,6 +344,10 @@ def _keeps_lease(request: dict[str, Any]) -> bool:
     """Whether a write renews a lease, or pins a batch: it counts, and moves neither the lease nor its progress."""
     update: str = request.get("UpdateExpression", "")
     return COUNTER in update and SWITCHES not in update
+
+
+def _acquires_lock(operation: str, request: dict[str, Any]) -> bool:
+    return operation == "put_item" and {"S": LEADER_KEY} in request["Item"].values()
 
 
 def _about(operation: str, request: dict[str, Any]) -> str:

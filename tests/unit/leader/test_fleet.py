@@ -441,6 +441,17 @@ def test_memory_survives_a_process_and_only_grows() -> None:
     assert new_one.target == 3
 
 
+def test_a_launch_whose_run_another_leader_saw_is_not_asked_for_again() -> None:
+    leader, follower = Memory(), Memory()
+    number = leader.generation("worker-000", NOW, waited=0.0)
+    early = leader.to_document(at_least=1.0)
+    follower.absorb(early, at=0.0)
+    leader.saw_run("worker-000")
+    follower.absorb(leader.to_document(at_least=1.0), at=5.0)
+    follower.absorb(early, at=10.0)  # replayed
+    assert follower.generation("worker-000", NOW, waited=0.0) > number, "Dagster ignores the key of a former run"
+
+
 # --- slots that an operator paused ---
 
 
