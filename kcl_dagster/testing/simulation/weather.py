@@ -91,8 +91,8 @@ class Weather:
     """By how many seconds the owners' index is behind its table."""
 
     denied_to_daemons: tuple[str, str] | None = None
-    """A service and one of its operations, or all of them. The row of the leader lock may be put all the same: if it
-    is gone, no leader can do without it."""
+    """A service and one of its operations, or all of them. The row of the leader lock may be put all the same:
+    without it, there is no leader."""
 
     _storms: list[_Storm] = field(default_factory=list)
     _deadly: dict[str, list[int]] = field(default_factory=dict)
