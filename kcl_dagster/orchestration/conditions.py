@@ -1,5 +1,6 @@
 """When assets downstream of the records run."""
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster import AssetCheckKey, AssetKey, AutomationCondition
@@ -8,15 +9,21 @@ if TYPE_CHECKING:
     from dagster._core.definitions.declarative_automation.operators import AndAutomationCondition
 
 
-def on_complete() -> "AndAutomationCondition[AssetKey | AssetCheckKey]":
+def on_complete(lookback: timedelta = timedelta(days=1)) -> "AndAutomationCondition[AssetKey | AssetCheckKey]":
     """Runs each partition when all partitions upstream of it are complete, and again when one of them is
     materialized again: every one, also where several become complete at once.
 
-    It differs from `AutomationCondition.eager()` in two ways. `eager()` looks at the latest partition only: after
+    It differs from `AutomationCondition.eager()` in three ways. `eager()` looks at the latest partition only: after
     an outage, or while workers catch up, several windows become complete within one tick, and it leaves out all
-    but the latest. And `eager()` forgets what was materialized upstream while its own run went on; this condition
-    runs the partition once more when that run has ended. Windows that were complete before the condition was first
-    evaluated are left to a backfill.
+    but the latest. `eager()` forgets what was materialized upstream while its own run went on; this condition
+    runs the partition once more when that run has ended. And `eager()` leaves out what was complete before the
+    condition was first evaluated.
+
+    Args:
+        lookback: Partitions that are missing when the condition is evaluated for the first time run as well, if
+            they end within this time before the end of the latest partition. Older ones are left to a backfill, so
+            that an asset that is added to years of history does not run for all of them. With `timedelta(0)`, it
+            is the latest partition alone.
 
     Example:
         .. code-block:: python
@@ -26,8 +33,15 @@ def on_complete() -> "AndAutomationCondition[AssetKey | AssetCheckKey]":
     """
     to_do = AutomationCondition.newly_missing() | AutomationCondition.any_deps_updated()
     asked = AutomationCondition.newly_requested() | AutomationCondition.initial_evaluation()
+    missing_at_first = (
+        AutomationCondition.initial_evaluation()
+        & AutomationCondition.missing()
+        & AutomationCondition.in_latest_time_window(lookback)
+        & AutomationCondition.any_deps_match(~AutomationCondition.missing())
+    )
+    done = AutomationCondition.newly_requested() | AutomationCondition.newly_updated()
     return (
-        to_do.since(asked)
+        (to_do.since(asked) | missing_at_first.since(done))
         & ~AutomationCondition.any_deps_missing()
         & ~AutomationCondition.any_deps_in_progress()
         & ~AutomationCondition.in_progress()

@@ -5,7 +5,7 @@ Evaluated by Dagster's own automation engine, with the events that the leader se
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -184,12 +184,34 @@ def test_a_window_that_is_materialized_again_while_its_run_goes_on_runs_once_mor
 
 
 @pytest.mark.audit("F10")
-def test_windows_that_were_complete_before_the_condition_was_added_are_left_to_a_backfill() -> None:
-    world = day(below("sessions", kcl.on_complete()))
+def test_windows_of_the_last_day_that_were_complete_before_the_first_evaluation_run_once() -> None:
+    """As where the leader declares twenty windows with its first tick, before the automation sensor evaluates."""
+    assets = below("sessions", kcl.on_complete()), below("latest", kcl.on_complete(timedelta(0)))
+    world = day(*assets, below("daily", kcl.on_complete(), DAYS), below("eager", EAGER))
+    world.declare(*range(24))
+    world.declare(0, day=23)
+    first = world.evaluate("23T01:01")
+    assert first["sessions"] == [*hours(*range(1, 24)), "2026-11-23-00:00"], "the 22nd, 00:00 is left to a backfill"
+    assert (first["latest"], first["daily"]) == (["2026-11-23-00:00"], ["2026-11-22"])
+    assert world.evaluate("23T01:02") == {}
+    world.declare(1, day=23)
+    again = {"sessions": ["2026-11-23-01:00"], "latest": ["2026-11-23-01:00"], "eager": ["2026-11-23-01:00"]}
+    assert world.evaluate("23T02:01") == again
+    assert world.evaluate("23T02:02") == {}
+
+
+@pytest.mark.audit("F10")
+def test_what_runs_when_the_condition_is_first_evaluated_does_not_run_once_more() -> None:
+    """As where a backfill goes on already."""
+    world = day(below("sessions", kcl.on_complete()), below("behind", kcl.on_complete()))
     world.declare(8, 9)
-    assert world.evaluate("10:01") == {}
+    world.ends({"sessions": hours(8)})
+    assert world.evaluate("10:01") == {"sessions": hours(9), "behind": hours(8, 9)}
+    assert world.evaluate("10:02") == {}
+    world.ends({"sessions": hours(7)})  # by hand, although nothing upstream is there
+    assert world.evaluate("10:03") == {}
     world.declare(10)
-    assert world.evaluate("11:01") == {"sessions": hours(10)}
+    assert world.evaluate("11:01") == {"sessions": hours(10), "behind": hours(10)}
 
 
 @pytest.mark.audit("F10")
