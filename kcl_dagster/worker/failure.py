@@ -58,6 +58,7 @@ class _Trouble:
     is_lost: bool = False  # the range that is being narrowed has ended processes
     has_waited: bool = False  # the lone record that was lost may be tried
     stopped: str | None = None  # why, once that was announced
+    has_lost: bool = False  # that it is stopped by lost records was announced
 
     def see(self, now: float, *, is_outage: bool) -> None:
         """Remember when this kind of failure began. While the sink or the platform is away, a record cannot
@@ -213,10 +214,12 @@ class Failures:
         trouble.failing_since = trouble.out_since = None  # the piece has not failed yet
         trouble.retry_at = self._clock.monotonic()
 
-    def announce(self, key: LeaseKey, why: str) -> bool:
-        """True the first time a shard is found to be stopped."""
+    def announce(self, key: LeaseKey, why: str, *, is_loss: bool = False) -> bool:
+        """True the first time a shard is found to be stopped. A loss of records is news also of a shard that was
+        stopped before, as by a sink that refused its batch until records of it had left the stream."""
         trouble = self._troubles[key]
-        is_news, trouble.stopped = trouble.stopped is None, why
+        is_news = not trouble.has_lost if is_loss else trouble.stopped is None
+        trouble.stopped, trouble.has_lost = why, trouble.has_lost or is_loss
         return is_news
 
     def succeeded(self, key: LeaseKey, through: Checkpoint) -> None:

@@ -241,7 +241,8 @@ class Reading(Generic[R]):
             return []
         if stops:
             self.not_read(this, key, error)
-        if planned.through is not None and (not stops or self.failures.announce(key, brief(error))):
+        is_news = not stops or self.failures.announce(key, brief(error), is_loss=True)
+        if planned.through is not None and is_news:
             until = str(int(planned.through.sequence) + 1)
             self.tell(EventKind.DATA_LOST, str(error), key, since=str(planned.after), until=until)
         return [] if stops else [Progress(planned, through=planned.through)]
@@ -282,7 +283,7 @@ class Reading(Generic[R]):
         if stops:
             self.not_read(this, key, DataLoss(f"{key}: {loss}"))
         is_news = (
-            self.failures.announce(key, f"DataLoss: {loss}")
+            self.failures.announce(key, f"DataLoss: {loss}", is_loss=True)
             if stops
             else self._told.get(holding.token) not in (loss.place, (loss.since, None))
         )

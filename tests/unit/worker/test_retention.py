@@ -404,6 +404,35 @@ def test_a_batch_that_can_not_be_repeated_stops_the_shard() -> None:
     assert world.lease(A).pending_checkpoint is not None
 
 
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_a_loss_is_told_of_a_shard_that_an_outage_had_stopped(is_begun: bool) -> None:
+    world = World(batch={"on_data_loss": "stop", "failure": {"outage_attempts": 3}})
+    world.stream.put(A, *"abc")
+    run = world.worker("w1")
+    world.assign(run)
+    if not is_begun:
+        run.until_idle()
+        world.clock.advance(2 * DAY)
+        world.stream.put(A, *"de")
+
+    def refuse(*_: object) -> None:
+        raise SinkError("down")
+
+    hooks: list[Any] = run.sink.hooks if is_begun else run.engine.hooks
+    hooks.append(refuse)
+    for _ in range(80):
+        run.round()
+        world.clock.advance(1)
+    assert run.kinds().count(EventKind.SHARD_STOPPED) == 1
+    assert EventKind.DATA_LOST not in run.kinds()
+    hooks.clear()
+    world.stream.shards[A].trimmed_through = 100 if is_begun else 103
+    for _ in range(80):
+        run.round()
+        world.clock.advance(1)
+    assert run.kinds().count(EventKind.DATA_LOST) == 1
+
+
 def test_a_batch_that_can_not_be_repeated_may_be_gone_on_behind() -> None:
     world, run = begun_and_trimmed("continue")
     run.until_idle()
