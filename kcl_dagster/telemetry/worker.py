@@ -13,6 +13,7 @@ from kcl_dagster.application import Application, MetricsLevel
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock, Runtime
+from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.telemetry import kcl_names
 from kcl_dagster.telemetry.board import Board, Family
 from kcl_dagster.telemetry.cloudwatch import CloudWatchMetrics, Flusher
@@ -38,6 +39,12 @@ BATCHES: Final = Family("kcl_batches", "counter", "Rounds of the worker, by what
 BUSY: Final = Family("kcl_batch_seconds", "counter", "Time spent on batches, by stage.", "seconds")
 BEHIND: Final = Family(
     "kcl_behind_seconds", "gauge", "How far the shard's last batch ended behind the tip.", "seconds"
+)
+COMPLETE: Final = Family(
+    "kcl_complete_through_timestamp_seconds",
+    "gauge",
+    "Everything that had arrived by this moment is stored, of the whole application.",
+    "seconds",
 )
 LEASES: Final = Family("kcl_leases", "gauge", "Leases that the worker holds.")
 WAITING: Final = Family("kcl_leases_waiting", "gauge", "Leases that wait for parents of their shards.")
@@ -100,6 +107,14 @@ class WorkerTelemetry:
         self.board.set(LEASES, held)
         self._publish(kcl_names.of_renewal(report, seconds, held, str(self.identity.worker)))
 
+    def complete(self, known: WrittenThrough) -> None:
+        """Through when the application is complete, as the worker has read it. It is a moment and not an age, which
+        would not grow while the moment cannot be read."""
+        if known.through is None:
+            self.board.forget(COMPLETE)
+        else:
+            self.board.set(COMPLETE, known.through)
+
     def worker(self, surroundings: Surroundings[D], runtime: Runtime) -> Worker[D]:
         """Create the worker in its surroundings, and receive its events in addition to their receivers."""
 
@@ -111,7 +126,12 @@ class WorkerTelemetry:
             self.event(event)
             surroundings.on_event(event)
 
-        around = replace(surroundings, on_batch=on_batch, on_event=on_event)
+        def load_completeness() -> WrittenThrough:
+            known = surroundings.load_completeness()
+            self.complete(known)
+            return known
+
+        around = replace(surroundings, on_batch=on_batch, on_event=on_event, load_completeness=load_completeness)
         worker = Worker(around, self.identity, runtime)
         settings = worker.settings
         worker.renewer = MeasuredRenewer(

@@ -16,6 +16,7 @@ import pytest
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.telemetry.units import UNITS
 from kcl_dagster.telemetry.worker import open_telemetry
 from kcl_dagster.worker.events import EventKind, WorkerEvent
@@ -69,6 +70,7 @@ def page() -> Page:
             telemetry.event(WorkerEvent(kind, "happened"))
         key = LeaseKey(SHARD)
         telemetry.renewal(RenewalReport(renewed=[key], lost=[key], failed=[key]), 0.1, 1)
+        telemetry.complete(WrittenThrough(1))
         telemetry.board.add(UNITS, 1, operation="UpdateItem", kind="write")
         return parse(telemetry.board.render())
 

@@ -15,12 +15,14 @@ from kcl_dagster.leader.report import StageOutcome, StreamSight, TickReport
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.telemetry import kcl_names
 from kcl_dagster.telemetry.cloudwatch import CloudWatchMetrics
 from kcl_dagster.telemetry.datum import Datum
 from kcl_dagster.telemetry.leader import open_leader_telemetry
 from kcl_dagster.telemetry.logs import json_lines, log_event
 from kcl_dagster.telemetry.worker import WorkerTelemetry, open_telemetry
+from kcl_dagster.worker.completeness_watch import READ_SECONDS
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 from tests.unit.telemetry.openmetrics import Page, parse
@@ -73,6 +75,22 @@ def work(world: World, settings: TelemetrySettings, cloudwatch: Any = None) -> t
     assert run.reports, "whoever listened before still does"
     assert EventKind.LEASE_ACQUIRED in {event.kind for event in run.events}
     return telemetry, page
+
+
+def test_through_when_the_application_is_complete_is_a_gauge() -> None:
+    world, through = World(), [None, 1234]
+    run = world.worker("w", load_completeness=lambda: WrittenThrough(through[0]))
+    with open_telemetry(world.application, run.worker.identity, world.runtime, lambda _: None, log) as telemetry:
+        worker = telemetry.worker(run.worker._around, world.runtime)
+        worker.start()
+        name = "kcl_complete_through_timestamp_seconds"
+        worker.completeness.step()
+        assert parse(telemetry.board.render()).values(name) == [], "nothing is known"
+        through.pop(0)
+        world.clock.advance(READ_SECONDS)
+        worker.completeness.step()
+        assert parse(telemetry.board.render()).value(name) == 1234
+        worker.shut_down()
 
 
 def test_a_worker_is_seen_in_openmetrics() -> None:
