@@ -171,8 +171,7 @@ class WindowCounts:
     """What of a window was stored by all leases together.
 
     `is_known` is False where a part was stored that was not counted, by a Java worker or a former version, or whose
-    counts were dropped. The numbers are then too small. `late` may be compared with what was declared all the same:
-    a number that grew means that late rows came.
+    counts were dropped. The numbers are then too small.
     """
 
     start: int
@@ -183,6 +182,19 @@ class WindowCounts:
     is_known: bool = True
     shards: Mapping[str, ShardPart] = field(default_factory=dict)
     """By lease key, which is the shard's id where the application reads one stream."""
+
+    late_batches: Mapping[str, int] = field(default_factory=dict)
+    """By lease key, the newest batch that stored late rows. Whatever was deleted or dropped, a number that grew, or
+    that is new, means that late rows came."""
+
+
+def late_batches(leases: Iterable[Lease]) -> dict[int, dict[str, int]]:
+    """Of each window that has late rows, by its start: see `WindowCounts`."""
+    found: dict[int, dict[str, int]] = {}
+    for lease in leases:
+        for one in lease.stored.late_batches if lease.stored is not None else ():
+            found.setdefault(one.start, {})[str(lease.key)] = one.number
+    return found
 
 
 def window_counts(leases: Iterable[Lease], start: int) -> WindowCounts:
@@ -199,6 +211,7 @@ def window_counts(leases: Iterable[Lease], start: int) -> WindowCounts:
         late=sum(rows.late for _, rows in found),
         is_known=all(_counts_in_full(lease, start, held) for lease in every),
         shards={str(lease.key): ShardPart(rows.first, rows.last) for lease, rows in found if rows.rows},
+        late_batches=late_batches(every).get(start, {}),
     )
 
 

@@ -24,6 +24,10 @@ MOST_BYTES: Final = 400
 """Of the packed counts. With them a row has about a kilobyte, which is what DynamoDB charges one unit for. Sequence
 numbers go first, those of the oldest windows before others, but for NUMBERED_WINDOWS; then the oldest windows."""
 
+MOST_LATE: Final = 32
+"""Windows of a lease of which it is known that late rows came. Each takes 5 bytes beside MOST_BYTES. Those whose
+late rows came first are dropped."""
+
 _BEGUN: Final = 1  # flags of a packed window
 _LONGEST: Final = 64  # bits of a count; more was not written by a worker
 _LONGEST_SEQUENCE: Final = 432  # bits of 129 digits, the most that Kinesis allows
@@ -58,6 +62,16 @@ class StoredRows:
 
 
 @dataclass(frozen=True, slots=True)
+class LateBatch:
+    """The newest batch of a lease that stored late rows of the window which begins at `start`. The numbers of a
+    lease's batches only grow, also over a reset. So a number that grew means that late rows came, whatever else of
+    the window is known."""
+
+    start: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoredCounts:
     """The counts of one lease, by the start of their window, oldest first.
 
@@ -71,14 +85,18 @@ class StoredCounts:
     whole: bool = False
     mark: int = 0
     until: int = 0
-    """When the last of the windows is complete, lateness included. The lease is kept until then, although its shard
-    is finished."""
+    """When the last of the windows is complete, lateness included, or when the last late rows arrived. The lease is
+    kept until then, although its shard is finished."""
 
     outside: int = 0
-    """All rows of the lease whose own time is too far from their record's arrival to count for a window."""
+    """All rows of the lease that count for no window: their own time is too far from their record's arrival, or its
+    window has no partition."""
 
     late_uncounted: int = 0
     """All late rows of the lease that came when the counts of their window had been dropped, or made them drop."""
+
+    late_batches: tuple[LateBatch, ...] = ()
+    """By start, MOST_LATE at most. Also of windows whose counts were dropped."""
 
     def at(self, start: int) -> StoredRows | None:
         """The counts of the window that begins at `start`; None where nothing was counted."""
@@ -88,16 +106,27 @@ class StoredCounts:
         """Whether the counts are right for a lease that is at `checkpoint`."""
         return checkpoint is not None and self.mark == mark_of(checkpoint)
 
-    def plus(self, more: Collection[StoredRows], checkpoint: Checkpoint) -> "StoredCounts":
-        """With what was stored on the way to `checkpoint`."""
+    def plus(self, more: Collection[StoredRows], checkpoint: Checkpoint, batch: int = 0) -> "StoredCounts":
+        """With what was stored on the way to `checkpoint`, by the batch of this number."""
         found = {rows.start: rows for rows in self.windows}
         for rows in more:
             known = found.get(rows.start)
             found[rows.start] = rows if known is None else known.plus(rows)
         windows = tuple(found[start] for start in sorted(found))
-        counts = replace(self, windows=windows, mark=mark_of(checkpoint)).fitted()
+        late = self._late_with([rows.start for rows in more if rows.late], batch)
+        counts = replace(self, windows=windows, mark=mark_of(checkpoint), late_batches=late).fitted()
         unseen = sum(rows.late for rows in more if counts.at(rows.start) is None)
         return replace(counts, late_uncounted=self.late_uncounted + unseen) if unseen else counts
+
+    def _late_with(self, starts: Collection[int], batch: int) -> tuple[LateBatch, ...]:
+        if not starts:
+            return self.late_batches
+        number = max([batch, *(one.number + 1 for one in self.late_batches)])
+        found = {one.start: one for one in self.late_batches} | {
+            start: LateBatch(start, number) for start in starts
+        }
+        newest = sorted(found.values(), key=lambda one: (one.number, one.start))[-MOST_LATE:]
+        return tuple(sorted(newest, key=lambda one: one.start))
 
     def fitted(self) -> "StoredCounts":
         """Without what a row has no room for."""
@@ -139,8 +168,10 @@ class BatchCounts:
     outside: int = 0
     """See `StoredCounts`."""
 
-    def added_to(self, known: StoredCounts | None, before: Checkpoint | None, after: Checkpoint) -> StoredCounts:
-        """The counts of a lease that goes on from `before` to `after`."""
+    def added_to(
+        self, known: StoredCounts | None, before: Checkpoint | None, after: Checkpoint, batch: int = 0
+    ) -> StoredCounts:
+        """The counts of a lease that goes on from `before` to `after` with the batch of this number."""
         if known is not None and known.is_of(before):
             base = known
         elif before is not None and before.is_initial_position:
@@ -148,9 +179,14 @@ class BatchCounts:
         else:
             base = StoredCounts(since=self.restart)
             if known is not None:
-                base = replace(base, outside=known.outside, late_uncounted=known.late_uncounted)
+                base = replace(
+                    base,
+                    outside=known.outside,
+                    late_uncounted=known.late_uncounted,
+                    late_batches=known.late_batches,
+                )
         until, outside = max(base.until, self.until), base.outside + self.outside
-        return replace(base, until=until, outside=outside).plus(self.rows, after)
+        return replace(base, until=until, outside=outside).plus(self.rows, after, batch)
 
 
 def mark_of(checkpoint: Checkpoint) -> int:
@@ -178,8 +214,20 @@ def packed(counts: StoredCounts) -> bytes:
         else:
             first, last = int(rows.first or 0), int(rows.last or 0)
             out += _number(_BEGUN) + _number(first) + _number(max(0, last - first))
-    if counts.outside or counts.late_uncounted:  # seldom; former versions cannot read counts with these
+    if counts.outside or counts.late_uncounted or counts.late_batches:  # former versions cannot read these
         out += _number(counts.outside) + _number(counts.late_uncounted)
+    if counts.late_batches:
+        out += _packed_late(counts.late_batches)
+    return bytes(out)
+
+
+def _packed_late(batches: Collection[LateBatch]) -> bytes:
+    newest = max(one.number for one in batches)
+    out = bytearray(_number(newest) + _number(len(batches)))
+    before = 0
+    for one in batches:
+        out += _number(one.start - before) + _number(newest - one.number)
+        before = one.start
     return bytes(out)
 
 
@@ -204,14 +252,29 @@ def unpacked(data: bytes) -> StoredCounts | None:
                 first, last = str(number), str(number + numbers.next(_LONGEST_SEQUENCE))
             windows.append(StoredRows(start, rows, size, files, late, first, last))
         outside, late = (0, 0) if numbers.are_over else (numbers.next(), numbers.next())
-        counts = StoredCounts(tuple(windows), since, bool(whole), mark, until, outside, late)
+        batches = () if numbers.are_over else _unpacked_late(numbers)
+        counts = StoredCounts(tuple(windows), since, bool(whole), mark, until, outside, late, batches)
         return counts if numbers.are_over else None
     except ValueError:
         return None
 
 
+def _unpacked_late(numbers: "_Numbers") -> tuple[LateBatch, ...]:
+    """Raises ValueError."""
+    newest, count = numbers.next(), numbers.next()
+    if not 0 < count <= MOST_LATE:
+        msg = f"{count} windows with late rows were not written by a worker"
+        raise ValueError(msg)
+    found: list[LateBatch] = []
+    start = 0
+    for _ in range(count):
+        start += numbers.next()
+        found.append(LateBatch(start, newest - numbers.next()))
+    return tuple(found)
+
+
 def _size(counts: StoredCounts) -> int:
-    return len(packed(counts))
+    return len(packed(replace(counts, late_batches=())))
 
 
 def _number(number: int) -> bytes:

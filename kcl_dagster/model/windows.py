@@ -17,6 +17,9 @@ class Windows(Protocol):
     def end_of(self, start: int) -> int:
         """The start of the window after the one that begins at `start`; later than `start`."""
 
+    def has_partition(self, start: int) -> bool:
+        """Whether the window that begins at `start` is ever declared complete."""
+
 
 @dataclass(frozen=True, slots=True)
 class FixedWindows:
@@ -34,3 +37,6 @@ class FixedWindows:
 
     def end_of(self, start: int) -> int:
         return start + self.seconds
+
+    def has_partition(self, start: int) -> bool:  # noqa: ARG002 (all of them are)
+        return True

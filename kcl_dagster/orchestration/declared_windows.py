@@ -18,7 +18,7 @@ from dagster import (
 )
 
 from kcl_dagster.errors import KclError
-from kcl_dagster.leader.completeness import Completeness, WindowCounts, window_counts
+from kcl_dagster.leader.completeness import Completeness, WindowCounts, late_batches, window_counts
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.orchestration.consumer import Consumer
@@ -45,9 +45,6 @@ log = logging.getLogger(__name__)
 
 EPOCH_TAG: Final = "kcl/epoch"
 """On each materialization of a window: how often the application had been reset."""
-
-LATE_TAG: Final = "kcl/late"
-"""On materializations of a window: how many late rows it had. Where it is left out, their metadata say it."""
 
 MOST_AT_ONCE: Final = 20  # the daemon writes them one by one, 7 ms each, before the tick ends
 REMEMBERED: Final = 2_000  # newest windows; a gap further back is not filled
@@ -99,13 +96,13 @@ class DeclaredWindows:
         resets = _with_places(resets or _last_reset(completeness), leases)
         if self._progress is None:
             self._begin(instance, completeness, leases, created)
-        late = _late_rows(leases)
+        late = late_batches(leases)
         found = self._due(completeness, late, resets)
         if found:
             self._refresh(instance)
             found = self._looked_up(instance, completeness, late, resets)
         columns = self._columns(instance) if found else None
-        return [self._materialization(one.start, one.reason, completeness, leases, columns) for one in found]
+        return [self._materialization(one, completeness, leases, columns) for one in found]
 
     def asked(
         self,
@@ -124,13 +121,15 @@ class DeclaredWindows:
         before = self._look_up(instance, start)
         if before is None and self.first is not None and start < self.first:
             return None
-        late, end = _late_rows(leases).get(start, 0), self.consumer.windows.end_of(start)
+        late, end = late_batches(leases).get(start, {}), self.consumer.windows.end_of(start)
         resets = _with_places(resets or _last_reset(completeness), leases)
-        reason = reason_to_declare(end, self._declared.get(start), late, resets)
+        known = self._declared.get(start)
+        reason = reason_to_declare(end, known, late, resets)
         if before is not None and reason is None:
             told = KclWindowMetadataSet(reason=Reason.ASKED)
             return before.with_metadata({**before.metadata, **told})
-        return self._materialization(start, reason or Reason.ASKED, completeness, leases, self._columns(instance))
+        one = Due(start, reason or Reason.ASKED, known is not None and known.is_alone)
+        return self._materialization(one, completeness, leases, self._columns(instance))
 
     def is_declared(self, instance: DagsterInstance, start: int) -> bool:
         """Whether Dagster's storage has a declaration of this window."""
@@ -138,19 +137,18 @@ class DeclaredWindows:
 
     def has(self, instance: DagsterInstance, event: AssetMaterialization) -> bool:
         """Whether Dagster's storage has this declaration, or a later one, by now."""
-        start, tags = self._start_of(event.partition), event.tags or {}
-        if start is None:
+        start, wanted = self._start_of(event.partition), _declared_by(event)
+        if start is None or wanted is None:
             return False
         self._look_up(instance, start)
         known = self._declared.get(start)
-        wanted = Declared(_whole(tags.get(EPOCH_TAG)), _whole(tags.get(LATE_TAG)))
-        return known is not None and (known.epoch, known.late) >= (wanted.epoch, wanted.late)
+        return known is not None and known.epoch >= wanted.epoch and known.has_late(wanted.late)
 
     def _looked_up(
         self,
         instance: DagsterInstance,
         completeness: Completeness,
-        late: Mapping[int, int],
+        late: Mapping[int, Mapping[str, int]],
         resets: Sequence[SetBack],
     ) -> list[Due]:
         """Windows that are due by what Dagster's storage has of each. A look-up may show that one is not due, which
@@ -175,7 +173,7 @@ class DeclaredWindows:
     def _due(
         self,
         completeness: Completeness,
-        late: Mapping[int, int],
+        late: Mapping[int, Mapping[str, int]],
         resets: Sequence[SetBack],
         held: Sequence[Span] = (),
     ) -> list[Due]:
@@ -218,7 +216,7 @@ class DeclaredWindows:
         for start in sorted(self._declared):
             if self._declared[start] is NOT_LOOKED_UP:
                 self._look_up(instance, start)
-            if start in self._declared:
+            if start in self._declared and not self._declared[start].is_alone:
                 return Progress(start)
         return Progress(self._first(completeness, leases, created()))
 
@@ -247,18 +245,16 @@ class DeclaredWindows:
                 self._look_up(instance, start)
         oldest = starts[0] if len(starts) == REMEMBERED else 0
         wiped = [start for start in self._declared.keys() - set(starts) if start >= oldest]
-        for start in wiped:
-            del self._declared[start]
-        frontier = min([self._progress.frontier, *wiped])
+        missing = [start for start in wiped if not self._declared.pop(start).is_alone]
+        frontier = min([self._progress.frontier, *missing])
         self._progress = replace(self._progress, frontier=frontier)
 
     def _first(self, completeness: Completeness, leases: Sequence[Lease], created: float | None) -> int:
         """The first window that the application has from its beginning on."""
         windows = self.consumer.windows
-        if created is not None:
-            return windows.start_of(int(created))
-        counted = [rows.start for lease in leases if lease.stored for rows in lease.stored.windows]
-        began = min(counted, default=completeness.through or 0)
+        if created is not None:  # the first record may belong to a window that ended before, and not be late
+            return windows.start_of(int(created - self.consumer.allowed_lateness.total_seconds()))
+        began = min(_counted(leases), default=completeness.through or 0)
         return windows.end_of(windows.start_of(began))
 
     def _look_up(self, instance: DagsterInstance, start: int) -> AssetMaterialization | None:
@@ -278,13 +274,10 @@ class DeclaredWindows:
 
     def _note(self, start: int, materialization: AssetMaterialization | None) -> bool:
         """Whether it declares the window."""
-        tags = (materialization.tags if materialization is not None else None) or {}
-        if materialization is None or EPOCH_TAG not in tags:
+        declared = None if materialization is None else _declared_by(materialization)
+        if declared is None:
             return False
-        late = tags.get(LATE_TAG)
-        if late is None:  # of a run that was launched for several windows
-            late = str(KclWindowMetadataSet.extract(materialization.metadata).late_rows or 0)
-        self._declared[start] = Declared(_whole(tags.get(EPOCH_TAG)), _whole(late))
+        self._declared[start] = declared
         return True
 
     def _columns(self, instance: DagsterInstance) -> Any:
@@ -297,18 +290,19 @@ class DeclaredWindows:
 
     def _materialization(
         self,
-        start: int,
-        reason: Reason,
+        one: Due,
         completeness: Completeness,
         leases: Sequence[Lease],
         columns: Any,
     ) -> AssetMaterialization:
-        counts = window_counts(leases, start)
+        counts = window_counts(leases, one.start)
         told = KclWindowMetadataSet(
-            reason=reason,
+            reason=one.reason,
             bytes=counts.bytes if counts.is_known else None,
             files=counts.files if counts.is_known else None,
             late_rows=counts.late,
+            late_batches=MetadataValue.json(dict(counts.late_batches)) if counts.late_batches else None,
+            is_alone=one.is_alone or None,
             shards=_shards(counts),
             complete_through=MetadataValue.timestamp(float(completeness.through or 0)),
             counts=None if counts.is_known else MetadataValue.text(NOT_COUNTED),
@@ -320,9 +314,9 @@ class DeclaredWindows:
             metadata[COLUMN_SCHEMA] = columns
         return AssetMaterialization(
             self._key,
-            partition=self.consumer.windows.key_of(start),
+            partition=self.consumer.windows.key_of(one.start),
             metadata=metadata,
-            tags={EPOCH_TAG: str(completeness.epoch), LATE_TAG: str(counts.late)},
+            tags={EPOCH_TAG: str(completeness.epoch)},
         )
 
     @property
@@ -342,18 +336,24 @@ def _last_reset(completeness: Completeness) -> tuple[SetBack, ...]:
 def _with_places(resets: Sequence[SetBack], leases: Iterable[Lease]) -> list[SetBack]:
     """After an import, or a reset to a place whose time is not known, it is not known either from when on records
     are read again: then every window that is still counted may have been."""
-    counted = [rows.start for lease in leases if lease.stored for rows in lease.stored.windows]
-    first = min(counted, default=None)
+    first = min(_counted(leases), default=None)
     return [one if one.back_to is not None else replace(one, back_to=first) for one in resets]
 
 
-def _late_rows(leases: Iterable[Lease]) -> dict[int, int]:
-    """By the start of each window that is counted."""
-    found: dict[int, int] = {}
-    for lease in leases:
-        for rows in lease.stored.windows if lease.stored is not None else ():
-            found[rows.start] = found.get(rows.start, 0) + rows.late
-    return found
+def _counted(leases: Iterable[Lease]) -> list[int]:
+    """The starts of windows of which not only late rows were stored: those may be of any time."""
+    windows = [rows for lease in leases if lease.stored is not None for rows in lease.stored.windows]
+    return [rows.start for rows in windows if not rows.late or rows.late < rows.rows]
+
+
+def _declared_by(event: AssetMaterialization) -> Declared | None:
+    """None: it was reported by hand, and declares nothing."""
+    tags = event.tags or {}
+    if EPOCH_TAG not in tags:
+        return None
+    told = KclWindowMetadataSet.extract(event.metadata)
+    batches: Any = {} if told.late_batches is None else told.late_batches.value
+    return Declared(_whole(tags.get(EPOCH_TAG)), batches, bool(told.is_alone))
 
 
 def _shards(counts: WindowCounts) -> TableMetadataValue | None:

@@ -1,13 +1,14 @@
 """Which windows are declared: reported to Dagster as one materialization of their partition, once complete.
 
 A window is complete when the application is complete through its end and the allowed lateness. It is declared again
-when late rows came for it, and when a reset or an import went back to before its end.
+when late rows came for it, and when a reset or an import went back to before its end. A window before the first one
+is declared when late rows came for it, and is then *alone*: those between it and the first one are not declared.
 
 Pure. The memory of what was declared is Dagster's own storage; see `declared_windows`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -36,13 +37,18 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What the newest materialization of a window says."""
+    """What the newest materialization of a window says. `late`: see `WindowCounts.late_batches`."""
 
     epoch: int = 0
-    late: int = 0
+    late: Mapping[str, int] = field(default_factory=dict)
+    is_alone: bool = False
+
+    def has_late(self, batches: Mapping[str, int]) -> bool:
+        """Whether it was declared with the late rows of these batches, or of later ones."""
+        return all(self.late.get(lease, -1) >= number for lease, number in batches.items())
 
 
-NOT_LOOKED_UP: Final = Declared(-1, -1)
+NOT_LOOKED_UP: Final = Declared(-1)
 """Of a window that was declared in an epoch that is not looked up yet. It is due wherever that matters, and is
 looked up then."""
 
@@ -53,6 +59,7 @@ class Due:
 
     start: int
     reason: Reason
+    is_alone: bool = False
 
 
 Span = tuple[int, int]
@@ -73,7 +80,7 @@ def due(
     completeness: Completeness,
     lateness: float,
     declared: Mapping[int, Declared],
-    late: Mapping[int, int],
+    late: Mapping[int, Mapping[str, int]],
     progress: Progress,
     limit: int,
     resets: Sequence[SetBack] = (),
@@ -81,9 +88,10 @@ def due(
 ) -> tuple[list[Due], Progress]:
     """At most `limit` windows that are to be declared, oldest first, and where the next look begins.
 
-    `late`: late rows by the start of their window, of the windows that are counted. A window without a partition is
-    never due, nor is one that begins before the first frontier. `resets`: where it is empty, only the one that
-    began the present epoch is known. `held`: windows that are due, but not yet: a run materializes them.
+    `late`: by the start of a window, see `WindowCounts.late_batches`. A window without a partition is never due. A
+    window that begins before the first frontier is due only when late rows came. `resets`: where it is empty, only
+    the one that began the present epoch is known. `held`: windows that are due, but not yet: a run materializes
+    them.
     """
     resets = resets or (SetBack(completeness.epoch, completeness.back_to),)
     progress = _gone_back(windows, completeness.epoch, resets, progress)
@@ -104,19 +112,21 @@ def due(
         start = windows.end_of(start)
         if is_gapless:
             frontier = start
-    for start in _late(windows, declared, late, through):
+    for one in _late(windows, declared, late, through, progress.frontier):
         if len(found) >= limit:
             break
-        if all(one.start != start for one in found) and not _is_held(start, held):
-            found.append(Due(start, Reason.LATE))
+        if all(other.start != one.start for other in found) and not _is_held(one.start, held):
+            found.append(one)
     return sorted(found, key=lambda one: one.start), Progress(frontier, completeness.epoch)
 
 
-def reason_to_declare(end: int, known: Declared | None, late: int, resets: Sequence[SetBack] = ()) -> Reason | None:
-    """Why a complete window is to be declared that ends at `end` and has `late` late rows. None: it was declared,
-    and nothing has changed since."""
+def reason_to_declare(
+    end: int, known: Declared | None, late: Mapping[str, int], resets: Sequence[SetBack] = ()
+) -> Reason | None:
+    """Why a complete window is to be declared that ends at `end` and has late rows of these batches. None: it was
+    declared, and nothing has changed since."""
     reason = _reason(resets, end, known)
-    return Reason.LATE if reason is None and known is not None and late > known.late else reason
+    return Reason.LATE if reason is None and known is not None and not known.has_late(late) else reason
 
 
 def _is_held(start: int, held: Sequence[Span]) -> bool:
@@ -143,12 +153,16 @@ def _reason(resets: Sequence[SetBack], end: int, known: Declared | None) -> Reas
 def _late(
     windows: KeyedWindows,
     declared: Mapping[int, Declared],
-    late: Mapping[int, int],
+    late: Mapping[int, Mapping[str, int]],
     through: float,
-) -> Iterator[int]:
-    """Windows whose late rows grew since they were declared."""
-    for start, rows in sorted(late.items()):
+    frontier: int,
+) -> Iterator[Due]:
+    """Windows for which late rows came since they were declared, and those before the frontier that never were."""
+    for start, batches in sorted(late.items()):
         known = declared.get(start)
-        is_over = windows.end_of(start) <= through
-        if rows and known is not None and is_over and rows > known.late and windows.key_of(start) is not None:
-            yield start
+        if windows.end_of(start) > through or windows.key_of(start) is None:
+            continue
+        if known is None and start < frontier:
+            yield Due(start, Reason.LATE, is_alone=True)
+        elif known is not None and not known.has_late(batches):
+            yield Due(start, Reason.LATE, known.is_alone)

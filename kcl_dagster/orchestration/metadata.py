@@ -10,6 +10,7 @@ out: zero would be a lie, and a gap in the plot is the truth.
 """
 
 from dagster import (
+    JsonMetadataValue,
     MarkdownMetadataValue,
     PathMetadataValue,
     TableMetadataValue,
@@ -64,13 +65,16 @@ class KclRecordsMetadataSet(KclMetadataSet):
 
 class KclWindowMetadataSet(KclMetadataSet):
     """Of a materialization of the records: one window, which is complete. Its rows are `dagster/row_count`.
-    `shards`: the first and last sequence number of each. Numbers that are not known are left out, and `counts` says
-    why."""
+    `shards`: the first and last sequence number of each. `late_batches`: by lease, the newest batch with late rows.
+    `is_alone`: it is before the first window, and late rows came for it. Numbers that are not known are left out,
+    and `counts` says why."""
 
     reason: str | None = None
     bytes: int | None = None
     files: int | None = None
     late_rows: int | None = None
+    late_batches: JsonMetadataValue | None = None
+    is_alone: bool | None = None
     shards: TableMetadataValue | None = None
     complete_through: TimestampMetadataValue | None = None
     counts: TextMetadataValue | None = None

@@ -61,6 +61,9 @@ class PartitionWindows:
             return None
         return partitions.get_partition_key_for_timestamp(start)
 
+    def has_partition(self, start: int) -> bool:
+        return self.key_of(start) is not None
+
     def key_at(self, moment: float) -> str | None:
         """The key of the partition that this moment is in, if there is one."""
         return self.key_of(self.start_of(moment))

@@ -91,7 +91,7 @@ class LeaseTable(LeaseReader):
                 children=children,
                 throughput_kbps=throughput_kbps,
                 stored_through=stored_through,
-                stored=_counted(known, checkpoint, counts),
+                stored=_counted(known, checkpoint, counts, known.batch if batch is None else batch),
             ),
             lambda known: outcomes.checkpointed(known, checkpoint),
             caught_up,
@@ -271,12 +271,12 @@ class LeaseTable(LeaseReader):
         raise OutcomeUnknown(f"lease {lease.key}: {LOST_IN_A_ROW} answers in a row were lost")
 
 
-def _counted(known: Lease, checkpoint: Checkpoint, counts: BatchCounts | None) -> StoredCounts | None:
+def _counted(known: Lease, checkpoint: Checkpoint, counts: BatchCounts | None, batch: int) -> StoredCounts | None:
     """None: the row stays as it is. A lease that is at the checkpoint already has the counts: an earlier write of
     them was applied, and its answer was lost."""
     if counts is None or known.checkpoint == checkpoint:
         return None
-    return counts.added_to(known.stored, known.checkpoint, checkpoint)
+    return counts.added_to(known.stored, known.checkpoint, checkpoint, batch)
 
 
 def _renewed(lease: Lease, throughput_kbps: float | None, stored_through: int | None) -> Lease:

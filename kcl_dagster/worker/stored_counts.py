@@ -68,8 +68,14 @@ class WindowRules:
             self.nothing(lease, progress),
             rows=tuple(rows),
             outside=outside,
-            until=max((self.windows.end_of(one.start) + self.allowed_lateness for one in rows), default=0),
+            until=self._until(rows, progress),
         )
+
+    def _until(self, rows: Iterable[StoredRows], progress: Progress) -> int:
+        """Late rows are declared at the leader's next tick, and the lease has to be there until then."""
+        arrived = (progress.last_arrival_ms or 0) // 1000
+        ends = [self.windows.end_of(one.start) + self.allowed_lateness for one in rows]
+        return max([0, *ends, *(arrived for one in rows if one.late)])
 
     def nothing(self, lease: Lease, progress: Progress) -> BatchCounts:
         """Of a range of which nothing is stored: its records were set aside, or it has none."""
@@ -105,6 +111,9 @@ class WindowRules:
                     outside += one.rows
                     continue
                 start = self.windows.start_of(one.minute)
+                if self.event_time is not None and not self.windows.has_partition(start):
+                    outside += one.rows
+                    continue
                 rows[start] += one.rows
                 late[start] += one.rows if self._is_late(start, one.arrived, progress) else 0
             for start, count in rows.items():

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.stored import (
     MOST_BYTES,
+    MOST_LATE,
     MOST_WINDOWS,
     BatchCounts,
+    LateBatch,
     StoredCounts,
     StoredRows,
     mark_of,
@@ -44,6 +46,8 @@ def test_what_was_packed_is_unpacked(windows: list[StoredRows], since: int, whol
     counts = StoredCounts(ordered, since, whole, 77, since + 5)
     for one in (counts, replace(counts, outside=since + 1), replace(counts, late_uncounted=3)):
         assert unpacked(packed(one)) == one
+        late = tuple(LateBatch(rows.start, rows.rows + 1) for rows in ordered)
+        assert unpacked(packed(replace(one, late_batches=late))) == replace(one, late_batches=late)
 
 
 @given(st.binary(max_size=60))
@@ -134,3 +138,30 @@ def test_fixed_windows_divide_time_without_gaps(moment: int, seconds: int) -> No
 def test_a_window_has_a_second_at_least() -> None:
     with pytest.raises(ValueError, match="too short"):
         FixedWindows(0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 3)), max_size=80), st.integers(1, 50))
+def test_of_any_late_rows_the_newest_windows_are_known_by_numbers_that_grow(
+    batches: list[tuple[int, int]], first: int
+) -> None:
+    """Whether or not a batch has a number of its own, and whatever is dropped."""
+    counts = StoredCounts(whole=True)
+    newest: dict[int, int] = {}
+    for place, (hour, step) in enumerate(batches):
+        rows = [StoredRows(NOON + HOUR * hour, 1, 9, 1, late=1)]
+        counts = counts.plus(rows, Checkpoint(str(place + 1)), first + place * step)
+        [number] = [one.number for one in counts.late_batches if one.start == rows[0].start]
+        assert number > max(newest.values(), default=0)
+        newest[rows[0].start] = number
+        expected = sorted(newest, key=newest.__getitem__)[-MOST_LATE:]
+        assert [(one.start, one.number) for one in counts.late_batches] == sorted((w, newest[w]) for w in expected)
+        assert unpacked(packed(counts)) == counts
+        assert len(packed(counts)) <= MOST_BYTES + 8 * MOST_LATE
+
+
+def test_late_rows_are_remembered_where_others_have_committed_meanwhile() -> None:
+    late = (LateBatch(NOON, 4),)
+    known = StoredCounts(late_batches=late, mark=mark_of(Checkpoint("7")))
+    assert BATCH.added_to(known, BEFORE, AFTER, 9).late_batches == late
+    more = replace(BATCH, rows=(replace(BATCH.rows[0], late=1),))
+    assert more.added_to(known, BEFORE, AFTER, 9).late_batches == (LateBatch(NOON, 9),)

@@ -13,7 +13,7 @@ from kcl_dagster.leader.completeness import Completeness
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
-from kcl_dagster.model.stored import StoredCounts, StoredRows
+from kcl_dagster.model.stored import LateBatch, StoredCounts, StoredRows
 from kcl_dagster.orchestration import declared_windows
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declared_windows import MOST_AT_ONCE, DeclaredWindows, declare
@@ -52,7 +52,8 @@ def rows(text: str, number: int = 10, late: int = 0) -> StoredRows:
 
 def lease(number: int, *counted: StoredRows, since: str = "00:00") -> Lease:
     shard = f"shardId-{number:012}"
-    stored = StoredCounts(counted, at(since)).plus([], CHECKPOINT)
+    late = tuple(LateBatch(one.start, 7) for one in counted if one.late)
+    stored = StoredCounts(counted, at(since), late_batches=late).plus([], CHECKPOINT)
     return Lease(LeaseKey(shard), shard_id=shard, checkpoint=CHECKPOINT, stored=stored)
 
 
@@ -147,7 +148,7 @@ def test_counts_that_are_not_known_are_left_out_and_said(instance: dg.DagsterIns
 
 def test_late_rows_materialize_their_window_again(instance: dg.DagsterInstance) -> None:
     late = {"event_time": "at", "allowed_lateness": timedelta(minutes=10)}
-    ours, created = process(**late), lambda: float(at("10:00"))
+    ours, created = process(**late), lambda: float(at("10:10"))
     assert ours.events(instance, complete("11:09"), LEASES, created) == []
     assert stored(instance, ours.events(instance, complete("12:10"), LEASES, created)) == ["10:00", "11:00"]
     after = [lease(0, rows("10:00", 11, late=1), rows("11:00", 5)), LEASES[1]]
@@ -229,7 +230,7 @@ def test_after_a_restart_windows_with_late_rows_are_not_declared_again(instance:
         lease(number, *(rows(f"09:{minute:02}", late=1) for minute in range(first, first + 24)))
         for number, first in enumerate((0, 24))
     ]
-    given = (complete("10:00"), counted, lambda: float(at("09:00")))
+    given = (complete("10:00"), counted, lambda: float(at("09:01")))
     assert len(all_of(instance, process(**late), *given)) == 59
     assert all_of(instance, process(**late), *given) == []
 
@@ -310,3 +311,53 @@ def test_a_run_declares_only_while_it_leads(instance: dg.DagsterInstance, monkey
     assert told == [f"09:{minute:02}" for minute in range(22)], "each of them once, and then the run stops"
     assert len(ticks) == 2
     assert declare(instance, consumer_of(), kcl.KclTranslator(), resource, lambda: None, write) == set()
+
+
+BY_EVENT = {"event_time": "at", "allowed_lateness": timedelta(minutes=1)}
+
+
+def test_late_rows_are_seen_although_a_lease_with_more_of_them_is_gone(instance: dg.DagsterInstance) -> None:
+    ours, created = process(**BY_EVENT), lambda: float(at("10:01"))
+    leases = [lease(0, rows("10:00", late=5)), lease(1)]
+    assert all_of(instance, ours, complete("11:01"), leases, created) == ["10:00"]
+    assert all_of(instance, ours, complete("11:30"), [leases[1]], created) == [], "the parent is cleaned up"
+    child = [lease(1, rows("10:00", 3, late=3))]
+    for ready in (ours, process(**BY_EVENT)):
+        assert keys(ready.events(instance, complete("11:30"), child)) == ["10:00"]
+    assert all_of(instance, ours, complete("11:30"), child) == ["10:00"]
+    assert [one.events(instance, complete("11:40"), child) for one in (ours, process(**BY_EVENT))] == [[], []]
+
+
+def test_late_rows_are_seen_of_windows_whose_counts_were_dropped(instance: dg.DagsterInstance) -> None:
+    ours, created = process(partitions=MINUTES, **BY_EVENT), lambda: float(at("09:01"))
+    minutes = [StoredRows(at("09:00") + 60 * minute, 10, 100, 1) for minute in range(60)]
+    counts = StoredCounts(whole=True).plus(minutes, CHECKPOINT, batch=4)
+    assert counts.at(at("09:00")) is None, "an hour of minutes is more than a lease keeps"
+    before = [replace(lease(0), stored=counts)]
+    assert len(all_of(instance, ours, complete("10:01"), before, created)) == 60
+    for batch, minute in ((5, "09:00"), (6, "09:07"), (7, "09:00")):
+        counts = counts.plus([rows(minute, 1, late=1)], CHECKPOINT, batch)
+        after = [replace(lease(0), stored=counts)]
+        assert all_of(instance, process(partitions=MINUTES, **BY_EVENT), complete("10:01"), after) == [minute]
+        assert all_of(instance, ours, complete("10:01"), after) == []
+
+
+def test_rows_of_times_before_the_stream_was_created_have_their_windows(instance: dg.DagsterInstance) -> None:
+    """A producer that sends last night's events, too. Windows that it sends nothing for are not declared."""
+    ours, created = process(**BY_EVENT), lambda: float(at("10:00"))
+    leases = [lease(0, rows("02:00", 4, late=4), rows("10:00"))]
+    [old, *_] = found = ours.events(instance, complete("11:01"), leases, created)
+    assert keys(found) == ["02:00", "09:00", "10:00"], "the first record may be a minute late"
+    assert (old.metadata["dagster/row_count"].value, old.metadata["kcl/reason"].value) == (4, "late rows came")
+    stored(instance, found)
+    for ready in (ours, process(**BY_EVENT)):
+        assert ready.events(instance, complete("11:01"), leases, created) == []
+    more = [lease(0, rows("02:00", 4, late=4), rows("04:00", 1, late=1), rows("10:00"))]
+    assert all_of(instance, process(**BY_EVENT), complete("11:02"), more, created) == ["04:00"]
+
+
+def test_an_application_that_began_at_latest_begins_with_windows_that_have_rows_in_time(
+    instance: dg.DagsterInstance,
+) -> None:
+    leases = [lease(0, rows("02:00", 4, late=4), rows("10:00", 5, late=1), rows("11:00"))]
+    assert all_of(instance, process(**BY_EVENT), complete("12:01"), leases) == ["02:00", "10:00", "11:00"]

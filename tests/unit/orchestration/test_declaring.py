@@ -1,6 +1,7 @@
 """Which windows are declared: in any order of ticks, lost events, restarts, resets and late rows."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hypothesis import given
@@ -43,7 +44,17 @@ def asked(
     limit: int = 100,
     without: frozenset[int] = frozenset(),
 ) -> list[Due]:
-    return due(Hours(without), completeness, lateness, declared or {}, late or {}, progress, limit)[0]
+    batches = of_shard(late or {})
+    return due(Hours(without), completeness, lateness, declared or {}, batches, progress, limit)[0]
+
+
+def of_shard(late: Mapping[int, int]) -> dict[int, dict[str, int]]:
+    """The newest batches with late rows, where the application has one shard."""
+    return {start: {"shard": batch} for start, batch in late.items() if batch}
+
+
+def told(epoch: int = 0, late: int = 0) -> Declared:
+    return Declared(epoch, of_shard({0: late}).get(0, {}))
 
 
 def test_a_window_is_due_when_it_is_over_and_stored() -> None:
@@ -74,11 +85,28 @@ def test_a_gap_is_filled() -> None:
 
 
 def test_late_rows_declare_their_window_again_and_no_other() -> None:
-    declared = {FIRST: Declared(late=1), FIRST + HOUR: Declared()}
+    declared = {FIRST: told(late=1), FIRST + HOUR: told()}
     late = {FIRST: 1, FIRST + HOUR: 2, FIRST + 2 * HOUR: 5}
     assert asked(at(FIRST + 2 * HOUR), declared, late) == [Due(FIRST + HOUR, Reason.LATE)]
-    # Counts of a lease that was deleted are missing from the sum.
-    assert asked(at(FIRST + 2 * HOUR), {FIRST: Declared(late=3), FIRST + HOUR: Declared(late=2)}, late) == []
+    later = {FIRST: told(late=3), FIRST + HOUR: told(late=2)}
+    assert asked(at(FIRST + 2 * HOUR), later, late) == [], "an older view of the leases"
+
+
+def test_late_rows_of_a_shard_are_no_answer_to_those_of_another_one() -> None:
+    """The lease of the parent, which had most of the late rows, is gone."""
+    declared = {FIRST: Declared(late={"parent": 50})}
+    args = (Hours(), at(FIRST + HOUR), 0, declared, {FIRST: {"child": 1}}, Progress(FIRST), 100)
+    assert due(*args)[0] == [Due(FIRST, Reason.LATE)]
+
+
+def test_a_window_before_the_first_one_is_declared_when_late_rows_came_for_it() -> None:
+    old = FIRST - 100 * HOUR
+    late = {old: 7}
+    assert asked(at(FIRST), {}, late) == [Due(old, Reason.LATE, is_alone=True)]
+    assert asked(at(FIRST), {old: told(late=7)}, late) == []
+    alone = {old: Declared(0, {"shard": 6}, is_alone=True)}
+    assert asked(at(FIRST), alone, late) == [Due(old, Reason.LATE, is_alone=True)]
+    assert asked(at(FIRST), {}, late, without=frozenset({old})) == []
 
 
 def test_after_a_reset_windows_from_there_on_are_declared_again() -> None:
@@ -125,7 +153,8 @@ class World:
 
     def look(self) -> list[Due]:
         completeness = at(self.through, self.epoch, self.back_to)
-        found, self.progress = due(Hours(), completeness, 0, self.known, self.late, self.progress, self.limit)
+        late = of_shard(self.late)
+        found, self.progress = due(Hours(), completeness, 0, self.known, late, self.progress, self.limit)
         return found
 
     def tick(self, stores: int) -> list[Due]:
@@ -143,8 +172,8 @@ class World:
         for one in found:
             assert one.start + HOUR <= self.through, "never before it is complete"
         for one in found[:stores]:
-            assert self.stored.get(one.start) != Declared(self.epoch, self.late[one.start]), "it was told already"
-            self.stored[one.start] = Declared(self.epoch, self.late[one.start])
+            assert self.stored.get(one.start) != told(self.epoch, self.late[one.start]), "it was told already"
+            self.stored[one.start] = told(self.epoch, self.late[one.start])
             self.events.append((one, self.epoch))
         return found
 
@@ -189,7 +218,7 @@ def test_every_complete_window_is_declared_and_none_before_it_is(steps: list[tup
     play(world, steps)
     for start in range(FIRST, world.through - HOUR + 1, HOUR):
         assert start in world.stored
-        assert world.stored[start].late == world.late[start], "late rows were told"
+        assert world.stored[start] == told(world.stored[start].epoch, world.late[start]), "late rows were told"
         if world.back_to is not None and start + HOUR > world.back_to:
             assert world.stored[start].epoch == world.epoch, "it was declared again after the last reset"
 

@@ -2,14 +2,16 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from dagster import HourlyPartitionsDefinition
 
 from kcl_dagster.leader.completeness import window_counts
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
-from kcl_dagster.model.stored import BatchCounts, StoredRows
+from kcl_dagster.model.stored import BatchCounts, LateBatch, StoredRows
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.orchestration.time_windows import DEFAULT_PARTITIONS, PartitionWindows
@@ -73,6 +75,35 @@ def test_a_row_is_late_when_its_record_arrived_after_its_window_and_the_lateness
     assert [(rows.start, rows.rows, rows.late) for rows in counts.rows] == [(NOON, 6, 2), (NOON + HOUR, 3, 0)]
     assert {(rows.first, rows.last) for rows in counts.rows} == {("11", "40")}
     assert counts.until == NOON + 2 * HOUR + 120
+
+
+def test_a_lease_with_late_rows_is_kept_until_they_can_have_been_declared() -> None:
+    then = NOON + 10 * HOUR
+    minutes = (MinuteRows(NOON, then, 2),)
+    progress = replace(PROGRESS, last_arrival_ms=then * 1000)
+    counts = BY_EVENT.counts(LEASE, progress, PartCounts((FileCounts(90, minutes),)))
+    assert counts is not None
+    assert counts.until == then
+
+
+def test_a_time_without_a_partition_counts_for_no_window() -> None:
+    """Dagster has no partition before the definition's start."""
+    partitions = HourlyPartitionsDefinition(datetime.fromtimestamp(NOON - HOUR, UTC).strftime("%Y-%m-%d-%H:%M"))
+    rules = WindowRules(PartitionWindows(partitions), "at", allowed_lateness=120)
+    minutes = (MinuteRows(NOON - HOUR, NOON, 4), MinuteRows(NOON - 2 * HOUR, NOON, 3))
+    counts = rules.counts(LEASE, PROGRESS, PartCounts((FileCounts(70, minutes),)))
+    assert counts is not None
+    assert ([(rows.start, rows.rows) for rows in counts.rows], counts.outside) == ([(NOON - HOUR, 4)], 3)
+
+
+def test_late_rows_name_the_batch_that_stored_them() -> None:
+    tables = Tables(FakeDynamoDB(), application())
+    owned = tables.holding(new_lease())
+    counts = BatchCounts((StoredRows(NOON, 3, 30, 1, late=1),))
+    prepared = tables.leases.prepare(owned, at(), batch=41)
+    written = tables.leases.checkpoint(prepared, at(), counts=counts)
+    assert written.stored is not None
+    assert written.stored.late_batches == (LateBatch(NOON, 41),)
 
 
 def test_rows_that_do_not_say_when_they_arrived_are_late_if_all_of_their_batch_is() -> None:
