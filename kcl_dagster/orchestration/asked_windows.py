@@ -76,7 +76,7 @@ class AskedWindows:
     runtime: Runtime
 
     def __post_init__(self) -> None:
-        self._declared = DeclaredWindows(self.consumer, self.translator)
+        self._declared = DeclaredWindows(self.consumer, self.translator, self.kcl)
 
     @property
     def through(self) -> float:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from dagster import (
     AssetMaterialization,
@@ -36,6 +36,7 @@ from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, ROW_COUNT, KclWind
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.runs import ranges_in_progress
 from kcl_dagster.orchestration.sinks import place_of
+from kcl_dagster.orchestration.table_versions import newest_version
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.listing import created_within_retention
@@ -70,6 +71,9 @@ class DeclaredWindows:
 
     consumer: Consumer
     translator: KclTranslator
+    kcl: KclResource | None = None
+    """With it, materializations have the version of the table."""
+
     _declared: dict[int, Declared] = field(default_factory=dict)
     _progress: Progress | None = None
     first: int | None = None
@@ -101,8 +105,8 @@ class DeclaredWindows:
         if found:
             self._refresh(instance)
             found = self._looked_up(instance, completeness, late, resets)
-        columns = self._columns(instance) if found else None
-        return [self._materialization(one, completeness, leases, columns) for one in found]
+        about = self._about_table(instance) if found else {}
+        return [self._materialization(one, completeness, leases, about) for one in found]
 
     def asked(
         self,
@@ -129,7 +133,7 @@ class DeclaredWindows:
             told = KclWindowMetadataSet(reason=Reason.ASKED)
             return before.with_metadata({**before.metadata, **told})
         one = Due(start, reason or Reason.ASKED, known is not None and known.is_alone)
-        return self._materialization(one, completeness, leases, self._columns(instance))
+        return self._materialization(one, completeness, leases, self._about_table(instance))
 
     def is_declared(self, instance: DagsterInstance, start: int) -> bool:
         """Whether Dagster's storage has a declaration of this window."""
@@ -280,20 +284,23 @@ class DeclaredWindows:
         self._declared[start] = declared
         return True
 
-    def _columns(self, instance: DagsterInstance) -> Any:
-        """The columns of the table, as the workers observed them."""
+    def _about_table(self, instance: DagsterInstance) -> Mapping[str, Any]:
+        """Metadata that all windows have which are declared at one time: the version of the table, and its columns
+        as the workers observed them."""
+        version = {} if self.kcl is None else newest_version(self.consumer, self.kcl)
+        about: dict[str, Any] = dict(KclWindowMetadataSet(**version))
         for record in instance.fetch_observations(self._key, limit=OBSERVATIONS_READ).records:
             observed = record.asset_observation
             if observed is not None and COLUMN_SCHEMA in observed.metadata:
-                return observed.metadata[COLUMN_SCHEMA]
-        return None
+                return about | {COLUMN_SCHEMA: observed.metadata[COLUMN_SCHEMA]}
+        return about
 
     def _materialization(
         self,
         one: Due,
         completeness: Completeness,
         leases: Sequence[Lease],
-        columns: Any,
+        about_table: Mapping[str, Any],
     ) -> AssetMaterialization:
         counts = window_counts(leases, one.start)
         told = KclWindowMetadataSet(
@@ -306,12 +313,12 @@ class DeclaredWindows:
             shards=_shards(counts),
             complete_through=MetadataValue.timestamp(float(completeness.through or 0)),
             counts=None if counts.is_known else MetadataValue.text(NOT_COUNTED),
+            rows_without_window=_sum(leases, "outside") if self.consumer.event_time else None,
+            late_rows_uncounted=_sum(leases, "late_uncounted") if self.consumer.event_time else None,
         )
-        metadata: dict[str, Any] = {**told, **place_of(self.consumer.sink)}
+        metadata: dict[str, Any] = {**told, **place_of(self.consumer.sink), **about_table}
         if counts.is_known:
             metadata[ROW_COUNT] = counts.rows
-        if columns is not None:
-            metadata[COLUMN_SCHEMA] = columns
         return AssetMaterialization(
             self._key,
             partition=self.consumer.windows.key_of(one.start),
@@ -356,6 +363,11 @@ def _declared_by(event: AssetMaterialization) -> Declared | None:
     return Declared(_whole(tags.get(EPOCH_TAG)), batches, bool(told.is_alone))
 
 
+def _sum(leases: Iterable[Lease], of_lease: Literal["outside", "late_uncounted"]) -> int:
+    """Of rows that leases count, and windows do not; see `StoredCounts`."""
+    return sum(getattr(lease.stored, of_lease) for lease in leases if lease.stored is not None)
+
+
 def _shards(counts: WindowCounts) -> TableMetadataValue | None:
     if not counts.shards:
         return None
@@ -389,7 +401,7 @@ def declare(
     """
     application = consumer.application
     created = partial(created_within_retention, kcl.client("kinesis", application.name), application, system())
-    declared, told = DeclaredWindows(consumer, translator), set[str]()
+    declared, told = DeclaredWindows(consumer, translator, kcl), set[str]()
     while (tick := lead()) is not None and tick.completeness is not None:
         found = declared.events(instance, tick.completeness, tick.leases, created, tick.resets)
         if not found:

@@ -233,7 +233,7 @@ def _seat(consumer: Consumer, kcl: KclResource, translator: KclTranslator, insta
         if seat is None:
             reporter = Reporter(consumer, translator)
             reporter.recall(_evaluated(consumer, translator, instance), _decided(consumer, translator, instance))
-            seat = _seats[key] = _Seat(application, reporter, DeclaredWindows(consumer, translator), system())
+            seat = _seats[key] = _Seat(application, reporter, DeclaredWindows(consumer, translator, kcl), system())
         return seat
 
 

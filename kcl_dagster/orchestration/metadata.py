@@ -67,7 +67,12 @@ class KclWindowMetadataSet(KclMetadataSet):
     """Of a materialization of the records: one window, which is complete. Its rows are `dagster/row_count`.
     `shards`: the first and last sequence number of each. `late_batches`: by lease, the newest batch with late rows.
     `is_alone`: it is before the first window, and late rows came for it. Numbers that are not known are left out,
-    and `counts` says why."""
+    and `counts` says why.
+
+    `table_version` (Delta) and `snapshot` (Iceberg): a version of the table that has the whole window, where the
+    process that wrote this may read the table. With an event time, `rows_without_window` and `late_rows_uncounted`
+    are sums of the leases that there are, of all windows until then: rows whose time is too far from their arrival,
+    and late rows of windows whose counts are no longer kept."""
 
     reason: str | None = None
     bytes: int | None = None
@@ -78,6 +83,10 @@ class KclWindowMetadataSet(KclMetadataSet):
     shards: TableMetadataValue | None = None
     complete_through: TimestampMetadataValue | None = None
     counts: TextMetadataValue | None = None
+    table_version: int | None = None
+    snapshot: str | None = None
+    rows_without_window: int | None = None
+    late_rows_uncounted: int | None = None
 
 
 class KclLeasesMetadataSet(KclMetadataSet):

@@ -122,6 +122,16 @@ class DeltaSink:
             return self._written.counts(part.lease)
         return PartCounts(None) if self._is_unchanged else None
 
+    def version(self) -> dict[str, int]:
+        """See `orchestration.table_versions.Versioned`."""
+        from deltalake import DeltaTable
+
+        url = _url(self.path)
+        with table_errors(self._name):
+            if not DeltaTable.is_deltatable(url, self._options):
+                return {}
+            return {"table_version": DeltaTable(url, storage_options=self._options).version()}
+
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """See `worker.batch.KeepingCompleteness`. If the table has got no commit with the entry, adds one that has
         no data. Opens the table anew: `write` may use the other one meanwhile."""

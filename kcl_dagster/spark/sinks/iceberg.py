@@ -152,6 +152,17 @@ class IcebergSink:
             return self._written.counts(part.lease)
         return PartCounts(None) if self._is_unchanged else None
 
+    def version(self) -> dict[str, str]:
+        """See `orchestration.table_versions.Versioned`. As text: a browser rounds numbers of that size."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        with table_errors(self._name):
+            try:
+                snapshot = self._open_catalog().load_table(self._identifier).current_snapshot()
+            except NoSuchTableError:
+                return {}
+            return {} if snapshot is None else {"snapshot": str(snapshot.snapshot_id)}
+
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """See `worker.batch.KeepingCompleteness`. If the table has got no snapshot with the entry, makes it a
         property of the table. An empty snapshot would have to be expired, and would refuse batches that are being

@@ -31,9 +31,8 @@ def consumer_of(**more: Any) -> Consumer:
     make = kcl.kcl_consumer(
         application="app",
         stream="stream",
-        sink=kcl.parquet("s3://lake/things"),
         name="things",
-        **{"partitions": HOURS, **more},
+        **{"partitions": HOURS, "sink": kcl.parquet("s3://lake/things"), **more},
     )
     return make(lambda records: records)
 
