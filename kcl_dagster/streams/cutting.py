@@ -26,6 +26,7 @@ class RangeCut:
         self._name = name
         self._opens_aggregates = opens_aggregates
         self._saw_anchor = goes_on
+        self._is_all_early = False  # the last page had records, all of them from before the range's time
         self._last_arrival_ms: int | None = None  # of the last page
 
     @property
@@ -47,13 +48,14 @@ class RangeCut:
 
         Raises DataLoss when a pinned range can no longer be read as it was written.
         """
-        self.has_more = False
+        self.has_more = self._is_all_early = False
         if not page:
             return page
         self._last_arrival_ms = arrival_millis(page[-1])
         self._check_anchor(page[0]["SequenceNumber"])
         if self.last_sequence is None:
             begin = next((index for index, record in enumerate(page) if not self._is_early(record)), len(page))
+            self._is_all_early = begin == len(page)
             page = page[begin:] if begin else page
         mine = self._through_the_end(page)
         self.has_more = len(mine) < len(page)
@@ -101,6 +103,11 @@ class RangeCut:
         """Nothing but the record at which the range begins."""
         return len(records) == self.anchors_in(records) == 1
 
+    def is_before_the_first(self, records: list[StreamRecord]) -> bool:
+        """Whether the last page, of which these records were kept, ends before the first record that is to be
+        processed. The next reader of the range would begin with the same page."""
+        return self._is_all_early or self.is_only_anchor(records)
+
     def reached_end(self) -> None:
         """The shard has no further record: its tip was reached, or the shard is closed. If no page had records, the
         record at which the range begins has left the stream, and so has whatever followed it until now."""
@@ -110,7 +117,7 @@ class RangeCut:
     def lost_the_end(self) -> DataLoss:
         """For a pinned range whose shard ended before it."""
         return DataLoss(
-            f"{self._name}: records through {self.bounds.through} were written by a batch before, but the shard "
+            f"{self._name}: records through {self.bounds.through} belong to a batch that was begun, but the shard "
             f"ended at {self.last_sequence}: they left the stream before they could be read again"
         )
 
@@ -123,7 +130,7 @@ class RangeCut:
             self.is_start_trimmed = True
             if self.is_pinned:
                 raise DataLoss(
-                    f"{self._name}: records from {anchor} on were written by a batch before and have to be read "
+                    f"{self._name}: records from {anchor} on belong to a batch that was begun and has to be read "
                     f"again, but the stream now begins at {sequence}"
                 )
 
@@ -144,6 +151,6 @@ class RangeCut:
         mine = [record for record in page if int(record["SequenceNumber"]) <= end]
         if len(mine) < len(page) and (not mine or int(mine[-1]["SequenceNumber"]) != end):
             raise DataLoss(
-                f"{self._name}: record {self.bounds.through} was written by a batch before and is gone now"
+                f"{self._name}: record {self.bounds.through} ends a batch that was begun, and is gone now"
             )
         return mine

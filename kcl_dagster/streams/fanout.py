@@ -138,7 +138,7 @@ class FanoutReader:
                         if pinned:
                             give_up = self._now() + patience
                         records = self._accept(event)
-                        answered = answered or not (self._cut.is_only_anchor(records) and self.millis_behind)
+                        answered = answered or not (self._cut.is_before_the_first(records) and self.millis_behind)
                         records = self._cut.claim(records, allowance)
                         if self._cut.rest_is_left:
                             self.leave_rest(arrival_millis(records[-1]) if records else None)

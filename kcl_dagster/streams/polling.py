@@ -137,8 +137,8 @@ class ShardReader:
                 records = self._cut.claim(self._accept(answer), allowance)
                 if self._cut.rest_is_left:
                     self.leave_rest(arrival_millis(records[-1]) if records else None)
-                # The checkpoint's own record is no answer, or a small budget would end here each time.
-                answered = answered or not (self._cut.is_only_anchor(records) and self.millis_behind)
+                # What is not processed is no answer, or a small budget would end here each time.
+                answered = answered or not (self._cut.is_before_the_first(records) and self.millis_behind)
                 if records:
                     yield records
             if self._cut.rest_is_left:

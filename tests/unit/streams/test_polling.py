@@ -58,6 +58,24 @@ def test_a_time_is_exact_although_boto3_sends_whole_seconds(world: World) -> Non
     assert payloads(world.read(world.reader(Bounds(AT_TIMESTAMP, timestamp_ms=moment)))) == [b"b"]
 
 
+def test_a_small_budget_gets_behind_the_records_that_are_dated_before_a_time(world: World) -> None:
+    """AT_TIMESTAMP begins up to a second early, which may be many pages."""
+    world.put(*(b"early" for _ in range(20)))
+    world.clock.advance(0.5)
+    moment = round(world.clock.now() * 1000)
+    world.put(b"late")
+    original = world.kinesis.call
+
+    def a_second_early(operation: str, request: dict[str, Any]) -> Any:
+        if "Timestamp" in request:
+            request = {**request, "Timestamp": request["Timestamp"] - 1}
+        return original(operation, request)
+
+    world.kinesis.call = a_second_early
+    reader = world.reader(Bounds(LATEST, timestamp_ms=moment))
+    assert payloads(world.read(reader, seconds=0.5, records=1)) == [b"late"]
+
+
 @pytest.mark.parametrize(
     ("bounds", "why"),
     [
