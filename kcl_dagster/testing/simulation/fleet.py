@@ -372,7 +372,8 @@ class Simulation:
                 moved = read_lease(some)
                 self.lake.repeats(self.stream_of(moved.stream)[0], moved.shard)
                 if old is not None and new is not None and moved.checkpoint < read_lease(old).checkpoint:
-                    self.truth_of(moved).is_put_back = True
+                    truth = self.truth_of(moved)
+                    truth.is_put_back, truth.given_up_to = True, 0
             if not self._has_guest:
                 self._has_guest = True
                 self.hands.put(table, FOREIGN_ROW)
@@ -460,17 +461,19 @@ class Simulation:
     def _event(self, worker: str, event: WorkerEvent) -> None:
         self.volume.event(worker, str(event.kind), event.lease)
         if event.kind is EventKind.DATA_LOST and event.lease is not None:
-            self._check_loss(event.lease)
-            self._told(event.lease, str(event.facts.get("until", "")) or None)
+            until = str(event.facts.get("until", "")) or None
+            self._check_loss(event.lease, until)
+            self._told(event.lease, until)
         self._note(self.kernel.now, "event", f"{worker} {event.kind} {event.lease or ''} {event.message}")
 
-    def _check_loss(self, key: str) -> None:
+    def _check_loss(self, key: str, until: str | None) -> None:
         """Of a pinned batch, it is known which records it has: they are not called lost while all are there."""
         lease = self.ledger.leases.get(key)
-        if lease is None or lease.pending is None or self.java.names or self.is_former(lease.stream):
+        if lease is None or lease.pending is None or self.is_former(lease.stream):
             return
         truth, (_, number, _) = self.truth_of(lease), lease.checkpoint
-        if not lease.is_finished and self.lake.is_there_after(truth, number):
+        self.lake.gave_up(truth, lease.begun_at, until)
+        if not (self.java.names or lease.is_finished) and self.lake.is_there_after(truth, number):
             self.violations.add(
                 "S14", f"the batch of {key} after {number} is called lost, and its records are there"
             )

@@ -61,8 +61,23 @@ class ShardTruth:
     told_to: int = 0
     """A worker reported that records before this index left the stream unread."""
 
+    given_up_to: int = 0
+    """Records before this index belong to a batch that was begun, and reported as lost after its first record had
+    left the stream."""
+
     is_told: bool = False
     """A worker reported that records, if there were any, left the stream unread."""
+
+    @property
+    def begins_at(self) -> int:
+        """How many records came before the application's start, as far as that is known without a part: those that
+        were there, and the next ones that the stream dates before that moment."""
+        begin = self.start_limit
+        if begin is None:
+            return 0
+        while begin < len(self.arrivals) and self.arrivals[begin] < self.start_moment:
+            begin += 1
+        return begin
 
     def index_after(self, checkpoint: Checkpoint) -> int:
         """The number of records that `checkpoint` covers."""
@@ -81,7 +96,7 @@ class ShardTruth:
 
     @property
     def is_drained(self) -> bool:
-        return max(self.stored_to, self.start_limit or 0) >= len(self.numbers)
+        return max(self.stored_to, self.begins_at) >= len(self.numbers)
 
 
 def _at_once() -> None:
@@ -257,7 +272,7 @@ class Lake:
             if truth.is_shared and truth.is_repeated:
                 continue  # what Java workers deliver again is not known
             read_to = 0 if truth.is_put_back else truth.read_to
-            begin = max(read_to, truth.start_limit or 0, truth.wanted_from)
+            begin = max(read_to, truth.begins_at, truth.wanted_from)
             if all(arrival >= through for arrival in truth.arrivals[begin:]):
                 continue
             begin = max(begin, self._expired(truth))
@@ -272,6 +287,12 @@ class Lake:
         index = bisect_left(truth.numbers, int(until)) if until else len(truth.numbers)
         truth.told_to = max(truth.told_to, index)
         truth.is_told = True
+
+    def gave_up(self, truth: ShardTruth, first: str | None, until: str | None) -> None:
+        """Record that a batch was reported as lost that had been begun. It is given up as a whole, because the sink
+        may hold it; so are records of it that are still in the stream. This needs its first record to be gone."""
+        if first is None or self._expired(truth) > bisect_left(truth.numbers, int(first)):
+            truth.given_up_to = bisect_left(truth.numbers, int(until)) if until else len(truth.numbers)
 
     def is_there_after(self, truth: ShardTruth, number: int) -> bool:
         """Whether all records after the one with this number, which may be below all, are still in the stream."""
@@ -347,11 +368,8 @@ class Lake:
         """Check the first part of a shard that existed when the application began at LATEST."""
         first = bisect_left(truth.numbers, int(rows[0].sequence_number)) if rows else 0
         lost = self._expired(truth) if truth.is_repeated else min(self._expired(truth), truth.told_to)
-        limit = truth.start_limit or 0
-        while limit < first and truth.arrivals[limit] < truth.start_moment:
-            limit += 1
-        if truth.start_limit is not None and first > max(limit, lost):
-            skipped = first - limit
+        if truth.start_limit is not None and first > max(truth.begins_at, lost):
+            skipped = first - truth.begins_at
             self.violations.add("S1", f"{_named(part)} skips {skipped} records that came after the start")
         truth.wanted_from, truth.start_limit = first, None
         truth.stored_to = max(truth.stored_to, first)
@@ -418,8 +436,10 @@ class Lake:
 
     def _may_skip(self, truth: ShardTruth, start: int) -> bool:
         """Whether records before `start` belong to a batch that was begun, and left the stream before its
-        repetition."""
-        return self.goes_on and start <= truth.told_to and self._expired(truth) > truth.stored_to
+        repetition. A batch that was begun after a reset may begin with records that were stored before."""
+        if not self.goes_on:
+            return False
+        return start <= truth.given_up_to or (start <= truth.told_to and self._expired(truth) > truth.stored_to)
 
     def missing(self) -> list[str]:
         """Shards with records that are not stored and could be."""

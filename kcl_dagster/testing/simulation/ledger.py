@@ -3,6 +3,7 @@
 This module does not use the package's own parser of rows, so that a defect there is found.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -47,6 +48,13 @@ class LeaseRow(NamedTuple):
     children: frozenset[str]
     stream: str | None
     shard: str
+    state: bytes | None
+
+    @property
+    def begun_at(self) -> str | None:
+        """The number of the first record of the batch that was begun, where our worker wrote it down."""
+        first = json.loads(self.state).get("first") if self.state is not None else None
+        return None if first is None else str(first)
 
     @property
     def actual(self) -> str | None:
@@ -74,6 +82,7 @@ def read_lease(item: Mapping[str, Any]) -> LeaseRow:
         children=frozenset(item.get("childShardIds", {}).get("SS", ())),
         stream=item.get("streamName", {}).get("S"),
         shard=item.get("shardId", item["leaseKey"])["S"],
+        state=item.get("pendingCheckpointState", {}).get("B"),
     )
 
 

@@ -513,6 +513,40 @@ def test_records_that_are_still_there_may_not_be_told_lost(lake: Lake) -> None:
     assert loss.go_on()[:1] == ["S1"]
 
 
+@pytest.mark.parametrize(
+    ("expired", "violated"), [pytest.param(1, [], id="gone"), pytest.param(0, ["S1"], id="still there")]
+)
+def test_a_batch_that_was_begun_after_a_reset_may_be_given_up_once_its_first_record_is_gone(
+    lake: Lake, expired: int, violated: list[str]
+) -> None:
+    """It begins with records that were stored before the reset, and ends with one that never was."""
+    lake.goes_on = True
+    lake.expired = lambda _stream, shard, _numbers: expired if shard == "s0" else 0
+    lake.store(part(TRIM_HORIZON, 2, 1), rows(1, 2))
+    lake.repeats("clicks", "s0")
+    truth = lake.truth("clicks", "s0")
+    lake.told(truth, "4")
+    lake.gave_up(truth, "1", "4")
+    lake.store(part(Checkpoint("3"), 4, 3), rows(4))
+    assert found(lake)[:1] == violated
+
+
+def test_records_that_are_dated_before_the_start_are_not_waited_for() -> None:
+    lake = Lake(Violations(lambda: 0.0))
+    lake.opened("clicks", "s0", [])
+    truth = lake.truth("clicks", "s0")
+    truth.start_limit, truth.start_moment = 0, 100.0
+    lake.put("clicks", "s0", "1", b"record 1", arrival=98.0)
+    lake.is_said_complete(200)
+    assert found(lake) == []
+    assert lake.missing() == []
+    lake.put("clicks", "s0", "2", b"record 2", arrival=101.0)
+    lake.put("clicks", "s0", "3", b"record 3", arrival=99.0)  # read after the one before, whatever its date
+    lake.is_said_complete(100)
+    assert found(lake) == ["S16"]
+    assert lake.missing() == ["clicks/s0: 3 of 3"]
+
+
 def test_a_shard_that_a_loss_stopped_is_not_behind_and_neither_are_its_children(lake: Lake) -> None:
     Loss(lake)
     assert lake.missing() == ["clicks/s0: 3 of 4", "clicks/s1: 1 of 1"]
