@@ -6,7 +6,8 @@ may be taken together, as long as none is missing:
 
 - Children are not read before their parents are finished, and have leases before that. While a parent is
   unfinished, its own moment holds the application back. A child that was not begun has everything that its parents'
-  moment says.
+  moment says. The lease of a merged shard names the parent at whose end it was made: until the shard is read, the
+  lease of the other parent is there, or was lost.
 - A lease that a scan did not return leaves a part of the hash range without an unfinished lease. Only an unfinished
   parent of a merged shard does not, because its child has a lease already; the other parent tells.
 """
@@ -137,8 +138,9 @@ def _not_covered(stream: str, leases: Sequence[Lease]) -> HeldBy | None:
         if lease.is_finished:
             for child in sorted(lease.children - held):
                 return HeldBy(child, Hindrance.MISSING)
-        elif not has_started(lease) and not lease.parents.isdisjoint(held):
-            for parent in sorted(lease.parents - held):
+        else:
+            is_whole = has_started(lease) or lease.parents.isdisjoint(held)
+            for parent in sorted((lease.awaited_parents if is_whole else lease.parents) - held):
                 return HeldBy(parent, Hindrance.MISSING)
     unfinished = [lease.hash_range for lease in leases if not lease.is_finished]
     if find_hole(range_ for range_ in unfinished if range_ is not None) is not None:

@@ -9,7 +9,8 @@ table already has leases, the rules are the KCL's. Three of its defects are repa
 - If only a middle generation has leases, the KCL may create leases of the ancestors of a shard that is being read,
   and would then read old records after new ones. We create none: ancestors of such a shard are finished.
 - If the lease of one parent of a merge was deleted while the child waits for the other parent, the worker that
-  reads the other parent waits for the deleted lease for ever. We create it again.
+  reads the other parent waits for the deleted lease for ever. We create it again, also if the other one was deleted
+  after its shard was read to its end.
 
 Modelled in spec/Reshard.tla.
 """
@@ -195,15 +196,16 @@ def _severed(listed: Mapping[str, Shard], held: Mapping[str, Lease], past: Colle
 
 
 def _awaited(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]:
-    """Parents without lease of a shard that was not read yet and whose other parent is being read. The lease was
-    not cleaned up: clean-up keeps the leases of parents until their children are read."""
+    """Parents without lease of a shard that was not read yet and whose other parent is being read, or was read to
+    its end. The lease was not cleaned up: clean-up keeps the leases of parents until their children are read."""
     found: set[str] = set()
     for name, lease in held.items():
         if name not in listed or lease.checkpoint is None or not lease.checkpoint.is_initial_position:
             continue
-        parents = listed[name].parents
-        if any(parent in held and not held[parent].is_finished for parent in parents):
-            found |= {parent for parent in parents if parent in listed and parent not in held}
+        parents = set(listed[name].parents) - {lease.ended_parent}
+        is_read = any(parent in held and not held[parent].is_finished for parent in parents)
+        lost = parents if is_read else lease.awaited_parents
+        found |= {parent for parent in lost if parent in listed and parent not in held}
     return found
 
 

@@ -19,8 +19,8 @@ class Lease:
     During a handoff `owner` is the next owner and `checkpoint_owner` the one still processing.
     `batch` counts the exactly-once batches of this shard. `stored_through`, epoch seconds: every record of the
     shard that arrived before that moment is stored and visible, as far as records arrive in their order (see
-    `Timings.arrival_margin`). `stored`: what was stored, by window. All are ours; the KCL ignores and preserves
-    them.
+    `Timings.arrival_margin`). `stored`: what was stored, by window. `ended_parent`: the parent at whose end the
+    lease of a merged shard was made, until the shard is read. All are ours; the KCL ignores and preserves them.
     """
 
     key: LeaseKey
@@ -40,6 +40,7 @@ class Lease:
     batch: int = 0
     stored_through: int | None = None
     stored: StoredCounts | None = None
+    ended_parent: str | None = None
 
     @property
     def in_handoff(self) -> bool:
@@ -53,3 +54,11 @@ class Lease:
     @property
     def is_finished(self) -> bool:
         return self.checkpoint is not None and self.checkpoint.is_shard_end
+
+    @property
+    def awaited_parents(self) -> frozenset[str]:
+        """The other parents of a merged shard that was not read. Each of them has a lease until the shard is read,
+        or has left the stream: otherwise its lease was lost. Empty where that is not known."""
+        if self.ended_parent is None or self.checkpoint is None or not self.checkpoint.is_initial_position:
+            return frozenset()
+        return self.parents - {self.ended_parent}

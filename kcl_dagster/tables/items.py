@@ -56,6 +56,7 @@ def lease_from_item(item: Mapping[str, Any], *, multi_stream: bool | None = None
         batch=reader.whole(a.BATCH) or 0,
         stored_through=reader.whole(a.STORED_THROUGH),
         stored=unpacked(reader.blob(a.STORED) or b""),
+        ended_parent=reader.text(a.ENDED_PARENT),
     )
 
 
@@ -87,6 +88,8 @@ def lease_to_item(lease: Lease) -> Item:
         item[a.STORED_THROUGH] = n(lease.stored_through)
     if lease.stored is not None:
         item[a.STORED] = {"B": packed(lease.stored)}
+    if lease.ended_parent is not None:
+        item[a.ENDED_PARENT] = s(lease.ended_parent)
     return item | stream_values(lease)
 
 

@@ -283,7 +283,9 @@ def _renewed(lease: Lease, throughput_kbps: float | None, stored_through: int | 
     """The row after a renewal, as the condition implies it; the response contains none."""
     throughput = lease.throughput_kbps if throughput_kbps is None else rounded(throughput_kbps)
     tip = lease.stored_through if stored_through is None else stored_through
-    return replace(lease, counter=lease.counter + 1, throughput_kbps=throughput, stored_through=tip)
+    ended = lease.ended_parent if stored_through is None else None
+    counter = lease.counter + 1
+    return replace(lease, counter=counter, throughput_kbps=throughput, stored_through=tip, ended_parent=ended)
 
 
 def _is_handed_over_by(lease: Lease, now: Lease) -> bool:

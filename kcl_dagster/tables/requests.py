@@ -71,6 +71,8 @@ def renew(
         update.set({a.THROUGHPUT: throughput_value(throughput_kbps)})
     if stored_through is not None:
         update.set({a.STORED_THROUGH: n(stored_through)})
+        if lease.ended_parent is not None:  # the shard was read
+            update.remove(a.ENDED_PARENT)
     return update.request("NONE")  # the condition implies what the row holds now
 
 
@@ -173,7 +175,7 @@ def prepare_checkpoint(
 
 def rewind(table: str, lease: Lease, checkpoint: Checkpoint) -> Request:
     """Put an unowned lease to another position, whatever was pending. Fails if anybody owns or touched it."""
-    update = _by_counter(table, lease)
+    update = _by_counter(table, lease).remove(a.ENDED_PARENT)
     update.require_equal(a.OWNER, "owner", None).require_equal(a.CHECKPOINT_OWNER, "checkpointOwner", None)
     update.set(checkpoint_values(checkpoint))
     return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.STORED_THROUGH, a.STORED).request()

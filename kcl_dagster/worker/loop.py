@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Generic, Protocol
 
 from kcl_dagster.errors import ConfigurationError, KclError
-from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.taking import TakingRules
 from kcl_dagster.model.windows import FixedWindows
@@ -202,6 +202,10 @@ class Worker(Generic[D]):
             self.completeness.last,
         )
 
+    def _is_listed(self, lease: Lease, shard_id: str) -> bool:
+        stream = lease.stream or StreamIdentifier.single(self._around.application.streams[0].name)
+        return any(shard.id == shard_id for shard in self._around.list_shards(stream))
+
     def _window_rules(self) -> WindowRules | None:
         around = self._around
         if around.windows is None:
@@ -221,7 +225,7 @@ class Worker(Generic[D]):
             ),
             holdings=self.holdings,
             engine=reader,
-            parents=Parents(around.leases, self._clock, self.settings.parent_poll),
+            parents=Parents(around.leases, self._clock, self.settings.parent_poll, self._is_listed),
             failures=failures,
             retention=RetentionWatch(around.retention_of, self._clock),
             clock=self._clock,

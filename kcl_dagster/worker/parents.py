@@ -3,6 +3,8 @@
 Modelled in spec/Reshard.tla as ParentsBlock.
 """
 
+from collections.abc import Callable
+
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
@@ -17,16 +19,30 @@ def sibling_key(lease: Lease, shard_id: str) -> LeaseKey:
     return LeaseKey(shard_id if lease.stream is None else lease.stream.lease_key(shard_id))
 
 
+IsListed = Callable[[Lease, str], bool]
+"""Whether the stream of a lease still has the shard of this id. May raise a ServiceError."""
+
+
+def none_listed(_lease: Lease, _shard: str) -> bool:
+    """For streams that cannot be listed."""
+    return False
+
+
 class Parents:
     """The rule of the KCL: a parent blocks while its lease is in the table and not at SHARD_END. A parent without a
-    lease does not block: it has left the stream, was cleaned up, or lies before the application's start.
+    lease does not block: it has left the stream, was cleaned up, or lies before the application's start. The
+    exception is a parent whose lease was lost, see `Lease.awaited_parents`. It blocks while the stream has it: the
+    leader makes its lease again.
 
     Called from the batch thread. Costs one consistent read per parent when a lease is new, then one per parent
     and `poll_seconds` while it is blocked, and nothing once it is free: a free lease does not become blocked.
     """
 
-    def __init__(self, table: LeaseTable, clock: Clock, poll_seconds: float) -> None:
+    def __init__(
+        self, table: LeaseTable, clock: Clock, poll_seconds: float, is_listed: IsListed = none_listed
+    ) -> None:
         self._table = table
+        self._is_listed = is_listed
         self._clock = clock
         self._poll_seconds = poll_seconds
         self._free: set[LeaseKey] = set()
@@ -40,9 +56,11 @@ class Parents:
         waiting = self._blocked.get(lease.key)
         if waiting is not None and now < waiting[1]:
             return True
-        for parent in parent_keys(lease):
+        for shard in sorted(lease.parents):
+            parent = sibling_key(lease, shard)
             found = self._table.get(parent)
-            if found is not None and not found.is_finished:
+            is_lost = found is None and shard in lease.awaited_parents and self._is_listed(lease, shard)
+            if is_lost or (found is not None and not found.is_finished):
                 self._blocked[lease.key] = (parent, now + self._poll_seconds)
                 return True
         self._blocked.pop(lease.key, None)

@@ -47,7 +47,8 @@ class ShardEnds:
             self._check_other_parents(lease, child, progress)
         names, empty_at = frozenset(child.id for child in children), _empty_at(lease, progress)
         for child in children:
-            wanted = replace(child_lease(lease, child), stored_through=empty_at)
+            ended = lease.shard_id if len(child.parents) > 1 else None
+            wanted = replace(child_lease(lease, child), stored_through=empty_at, ended_parent=ended)
             self._table.create_child(lease, wanted, names)  # False: the child has a lease already
         return names
 
@@ -65,9 +66,12 @@ class ShardEnds:
 
     def _check_other_parents(self, lease: Lease, child: ChildShard, progress: Progress) -> None:
         """Raise ShardEndWaits if another parent of a merged shard is in the stream and has no lease yet: that
-        parent would be read after its child."""
+        parent would be read after its child. It is not waited for if it has ended."""
         for parent in child.parents:
             if parent == lease.shard_id or self._table.get(sibling_key(lease, parent)) is not None:
+                continue
+            known = self._table.get(sibling_key(lease, child.id))
+            if known is not None and known.ended_parent == parent:
                 continue
             if any(shard.id == parent for shard in self._list_shards(progress.range.stream)):
                 raise ShardEndWaits(

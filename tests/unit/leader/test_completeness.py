@@ -97,6 +97,18 @@ def test_an_unfinished_parent_holds_back_what_its_children_say() -> None:
     assert found(*leases).through == 190
 
 
+def test_a_merged_shard_whose_parents_leases_are_both_gone_holds_it_until_the_other_one_is_back() -> None:
+    """a was read to its end at 1000 and made the lease of c; b was read through 400 only."""
+    made = replace(child("c", ALL, "a", "b", through=1000), ended_parent="a")
+    ended, other = finished("a", "c", through=1000), lease("b", RIGHT, 400)
+    assert found(ended, other, made).through == 390
+    for leases in ([made], [ended, made]):
+        result = found(*leases)
+        assert (result.through, result.held_by) == (None, HeldBy("b", Hindrance.MISSING))
+    assert found(other, replace(made, checkpoint=AT)).through == 390
+    assert found(replace(made, checkpoint=AT)).through == 990, "a shard that was begun has outlived its parents"
+
+
 @pytest.mark.parametrize("why", [Hindrance.PAUSED, Hindrance.UNSERVED, Hindrance.STOPPED])
 def test_it_says_why_the_lease_that_holds_it_does_not_go_on(why: Hindrance) -> None:
     result = found(lease("a", LEFT, 500), lease("b", RIGHT, 400), hindered={LeaseKey("b"): why})

@@ -132,6 +132,17 @@ def test_a_parent_that_the_reader_of_the_other_one_waits_for_is_created_again(st
     assert created(listing, [lease("p"), lease("m")], start) == {}, "what comes after it is being read"
 
 
+@pytest.mark.parametrize("start", POSITIONS)
+def test_a_parent_is_created_again_if_the_leases_of_both_are_gone_and_one_has_ended(start: Position) -> None:
+    listing = [shard("p"), shard("q"), shard("m", "p", "q", since=2, closed=False)]
+    made = replace(lease("m"), checkpoint=TRIM_HORIZON, parents=frozenset({"p", "q"}), ended_parent="p")
+    assert created(listing, [made], start) == {"q": start.value}
+    assert created(listing, [made, lease("q")], start) == {}, "p was read to its end, and is not read again"
+    assert created(listing, [replace(made, checkpoint=Checkpoint("9"))], start) == {}, "both were cleaned up"
+    assert created(listing[2:], [made], start) == {}, "q has left the stream"
+    assert created(listing, [made], start, as_kcl=True) == {}
+
+
 def test_children_of_a_shard_that_left_the_stream_unread_are_read_from_their_beginning() -> None:
     plan = plan_sync(FAMILY[1:], [lease("a")], Position.LATEST)
     assert {one.shard_id: one.checkpoint for one in plan.creates} == {"b": TRIM_HORIZON, "b2": TRIM_HORIZON}

@@ -153,8 +153,17 @@ WRITTEN: dict[str, tuple[dict[str, Any], Lease]] = {
             "checkpointSubSequenceNumber": {"N": "0"},
             "kdBatch": {"N": "7"},
             "kdTip": {"N": "1800000000"},
+            "kdEnded": {"S": S1},
         },
-        Lease(key=LeaseKey(S0), shard_id=S0, counter=9, checkpoint=at(), batch=7, stored_through=1_800_000_000),
+        Lease(
+            key=LeaseKey(S0),
+            shard_id=S0,
+            counter=9,
+            checkpoint=at(),
+            batch=7,
+            stored_through=1_800_000_000,
+            ended_parent=S1,
+        ),
     ),
 }
 GOOD = WRITTEN["KCL 3.5, owned"][0]

@@ -114,6 +114,50 @@ def test_a_merge_with_parents_on_two_workers(order: tuple[str, str]) -> None:
     world.check_exactly_once()
 
 
+@pytest.mark.parametrize("deleted", [{B}, {A, B}])
+def test_a_merged_shard_is_not_begun_while_the_lease_of_its_other_parent_is_lost(deleted: set[str]) -> None:
+    world = World(shards=2)
+    world.stream.put(A, *"abcd")
+    world.stream.put(B, *"wxyz")
+    child = world.stream.merge(A, B)
+    world.stream.put(child, "m", "n")
+    run = world.worker("w1")
+    world.assign(run, A)
+    run.until_idle()
+    assert world.lease(child).ended_parent == A
+    for key in deleted:
+        world.leases.delete(world.lease(key), forced=True)
+    world.assign(run, child)
+    assert run.round().blocked == 1
+    assert world.lease(child).checkpoint == TRIM_HORIZON
+
+    world.create(B)  # the leader's sync
+    world.assign(run, B)
+    world.clock.advance(60)
+    run.until_idle()
+    world.check_exactly_once()
+
+
+def test_a_merged_shard_is_begun_if_its_other_parent_has_left_the_stream_without_a_lease() -> None:
+    world = World(shards=2)
+    child = world.stream.merge(A, B)
+    run = world.worker("w1")
+    world.assign(run, A)
+    run.until_idle()
+    world.leases.delete(world.lease(B), forced=True)
+    world.assign(run, child)
+    assert run.round().blocked == 1
+    world.stream.expire(B)
+    world.clock.advance(60)
+    run.until_idle()
+    renewed = world.leases.renew(world.lease(child), stored_through=1_800_000_000)
+    assert (renewed.ended_parent, world.lease(child).ended_parent) == (None, None), "it is quiet, and was read"
+    world.stream.put(child, "m", "n")
+    world.clock.advance(60)
+    run.until_idle()
+    assert world.lease(child).checkpoint != TRIM_HORIZON
+
+
 def test_a_merged_shard_waits_for_a_parent_that_has_no_lease_yet() -> None:
     world = World(shards=2)
     world.stream.put(A, *"abc")
