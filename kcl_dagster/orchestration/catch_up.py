@@ -1,12 +1,13 @@
 """Bounded runs as Dagster runs: a job, its schedule, and what the records asset calls."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
 from dagster import (
+    AssetCheckEvaluation,
     AssetExecutionContext,
     Config,
     DagsterEvent,
@@ -33,7 +34,8 @@ from pydantic import Field
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.worker import BOUNDED_SLOT
-from kcl_dagster.orchestration import watchdog
+from kcl_dagster.orchestration import checks, watchdog
+from kcl_dagster.orchestration.check_definitions import look
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declared_windows import declare
 from kcl_dagster.orchestration.diary import diary_of
@@ -140,11 +142,14 @@ def build_kcl_catch_up_job(
     @op(name=f"read_{name}", required_resource_keys={kcl_key, spark_key, *consumer.resources})
     def read(context: OpExecutionContext, config: CatchUpConfig) -> None:
         kcl, spark = getattr(context.resources, kcl_key), getattr(context.resources, spark_key)
-        outcome = read_until(context, consumer, translator, kcl, spark, moment_of(config.through))
         # Of no run: those of this job are pruned, and with the run would go what it materialized.
         write = context.instance.report_runless_asset_event
-        with outcome.leading() as lead:
-            complete = declare(context.instance, consumer, translator, kcl, lead, write)
+        try:
+            outcome = read_until(context, consumer, translator, kcl, spark, moment_of(config.through))
+            with outcome.leading() as lead:
+                complete = declare(context.instance, consumer, translator, kcl, lead, write)
+        finally:
+            evaluate_windows(consumer, translator, kcl, write)
         context.add_output_metadata(
             {
                 "summary": MetadataValue.text(summary(consumer.application.name, outcome)),
@@ -166,6 +171,22 @@ def build_kcl_catch_up_job(
         read()
 
     return catch_up
+
+
+def evaluate_windows(
+    consumer: Consumer, translator: KclTranslator, kcl: Any, write: Callable[[AssetCheckEvaluation], object]
+) -> None:
+    """Evaluate the check `windows_complete_in_time` where no leader remains that does: with `catch_up=`, the leader
+    sensor is stopped. A window that is over is not complete if a bounded run could not read a shard."""
+    try:
+        seen = look(consumer.application, kcl, patient=False)
+    except KclError:  # what the run could not reach either, and has said
+        return
+    if seen.leader is not None:
+        return
+    for check, problem in checks.evaluate(seen, consumer):
+        if check is checks.WINDOWS:
+            write(checks.evaluation(check, problem, consumer, translator, seen))
 
 
 def moment_of(text: str | None) -> float | None:

@@ -240,6 +240,16 @@ BROKEN = KclCheck(
     _WARN,
     acknowledged=True,
 )
+WINDOWS = KclCheck(
+    "windows_complete_in_time",
+    Role.RECORDS,
+    "Every window is complete soon after its end.",
+    _windows,
+    "Partitions of the records wait for it, and what depends on them. See what is named here: resume it, mend "
+    "what stops it, or launch workers.",
+    _WARN,
+    patience=START_SECONDS,
+)
 CHECKS = (
     KclCheck(
         "leases_are_served",
@@ -315,16 +325,7 @@ CHECKS = (
     ),
     SET_ASIDE,
     BROKEN,
-    KclCheck(
-        "windows_complete_in_time",
-        Role.RECORDS,
-        "Every window is complete soon after its end.",
-        _windows,
-        "Partitions of the records wait for it, and what depends on them. See what is named here: resume it, mend "
-        "what stops it, or launch workers.",
-        _WARN,
-        patience=START_SECONDS,
-    ),
+    WINDOWS,
     KclCheck(
         "code_fails_on_no_shard",
         Role.RECORDS,

@@ -126,6 +126,30 @@ def test_a_bounded_run_fails_where_all_that_is_left_is_paused(
 
 
 @pytest.mark.server
+def test_a_bounded_run_that_fails_says_which_window_waits(
+    consumer: Consumer,
+    resource: kcl.KclResource,
+    instance: DagsterInstance,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With catch_up= no leader sensor evaluates checks."""
+    monkeypatch.chdir(tmp_path)  # the sink's folder is relative
+    assert not catch_up(consumer, resource, instance, NoSpark()).success, "it has made the tables"
+    dynamodb, application = resource.client("dynamodb"), consumer.application
+    layout = detect_layout(dynamodb, application, system())
+    ControlRow(dynamodb, application, layout, system()).save(Control(paused=True, changed_by="ann"))
+    row, now = CompletenessRow(dynamodb, application, layout, system()), datetime.now(UTC)
+    row.advance(row.load(), int(now.timestamp()) - 7200)
+    assert not catch_up(consumer, resource, instance, NoSpark()).success
+    key = dg.AssetCheckKey(dg.AssetKey("things"), "windows_complete_in_time")
+    told, _ = instance.event_log_storage.get_asset_check_execution_history(key, limit=5)
+    assert told.evaluation is not None
+    assert not told.evaluation.passed
+    assert "has been over for" in str(told.evaluation.description)
+
+
+@pytest.mark.server
 def test_a_bounded_run_waits_for_a_fleet_that_reads(
     consumer: Consumer, resource: kcl.KclResource, instance: DagsterInstance
 ) -> None:
