@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -327,8 +328,9 @@ def _roles(options: argparse.Namespace) -> list[str]:
 def _init(options: argparse.Namespace) -> int:
     name: str = options.name
     python = PYTHONS.get(f"{sys.version_info[0]}.{sys.version_info[1]}", PYTHONS["3.12"])
+    today = datetime.now(UTC).date()
     try:
-        project = Project(name, options.stream or name, options.lake or f"s3://{name}-lake/{name}", python)
+        project = Project(name, options.stream or name, options.lake or f"s3://{name}-lake/{name}", python, today)
     except ValidationError as error:
         raise ConfigurationError(f"project {name}: {refusal(error)}") from None
     folder = options.directory or Path(name)

@@ -92,4 +92,4 @@ def test_the_tests_of_a_new_project_pass(site: Path, tmp_path: Path) -> None:
     }
     assert re.search(r"^kcl-dagster==", (project / "deploy/constraints.txt").read_text(), re.MULTILINE)
     told = run("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=project)
-    assert "5 passed" in told
+    assert "6 passed" in told

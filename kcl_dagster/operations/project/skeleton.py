@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from importlib.resources import files as resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -24,7 +25,39 @@ _TOKEN: Final = re.compile(r"%([A-Z]+)%")
 _SUFFIX: Final = ".tmpl"  # the files are no modules of ours
 # Names that the code and the tests of a project use for other things.
 _TAKEN: Final = frozenset(
-    {"aws", "cli", "defs", "dg", "given", "kcl", "pytest", "records", "row", "spark", "tested"}
+    {
+        "arrived",
+        "asked",
+        "automation",
+        "aws",
+        "bodies",
+        "body",
+        "by_hour",
+        "cli",
+        "context",
+        "cursor",
+        "defs",
+        "dg",
+        "ds",
+        "end",
+        "found",
+        "given",
+        "hour",
+        "hours",
+        "instance",
+        "kcl",
+        "minute",
+        "moment",
+        "number",
+        "project",
+        "pytest",
+        "records",
+        "row",
+        "rows",
+        "spark",
+        "stored",
+        "tested",
+    }
 )
 
 
@@ -36,6 +69,8 @@ class Project:
     stream: str
     lake: str
     python: str = PYTHONS["3.12"]
+    day: date = date(2026, 11, 1)
+    """The first with partitions: the one on which the application begins."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or len(self.name) > LONGEST_NAME:
@@ -80,6 +115,7 @@ def render(project: Project, versions: Mapping[str, str]) -> dict[str, str]:
         "LAKE": project.lake.rstrip("/"),
         "PYTHON": project.python,
         "VERSION": __version__,
+        "DAY": project.day.isoformat(),
     }
     made = {
         _path(path, project): _TOKEN.sub(lambda token: words[token[1]], text) for path, text in _templates().items()
