@@ -32,7 +32,8 @@ def on_complete(lookback: timedelta = timedelta(days=1)) -> "AndAutomationCondit
             def sessions(context): ...
     """
     to_do = AutomationCondition.newly_missing() | AutomationCondition.any_deps_updated()
-    asked = AutomationCondition.newly_requested() | AutomationCondition.initial_evaluation()
+    # What was materialized between the evaluation that asked for a run and this one is not an answer to that run.
+    asked = (AutomationCondition.newly_requested() & ~to_do) | AutomationCondition.initial_evaluation()
     missing_at_first = (
         AutomationCondition.initial_evaluation()
         & AutomationCondition.missing()

@@ -6,7 +6,6 @@ Evaluated by Dagster's own automation engine, with the events that the leader se
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -14,11 +13,12 @@ import pytest
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
+from tests.docs.pages import ROOT, blocks
 
 EAGER = dg.AutomationCondition.eager()
 HOURS = dg.HourlyPartitionsDefinition("2026-11-22-00:00")
 DAYS = dg.DailyPartitionsDefinition("2026-11-22")
-PAGE = Path(__file__).parents[3] / "docs/how-to/windows.md"
+PAGE = ROOT / "docs/how-to/windows.md"
 
 
 def records_of(translator: kcl.KclTranslator | None = None) -> dg.Definitions:
@@ -166,6 +166,35 @@ def test_late_rows_and_replays_run_the_windows_that_they_touch_and_those_alone()
     world.declare(3)
     assert world.evaluate("23T00:03") == {"same": hours(3), "next": hours(3, 4), "daily": ["2026-11-22"]}
     assert world.evaluate("23T00:04") == {}
+
+
+def test_a_window_that_is_materialized_again_right_after_its_run_was_asked_for_runs_once_more() -> None:
+    """Before the next evaluation, half a minute later: Dagster then notes that the run was asked for."""
+    world = day(below("sessions", kcl.on_complete()))
+    world.evaluate("10:58")
+    world.declare(10)
+    assert world.evaluate("11:01") == {"sessions": hours(10)}
+    world.declare(10)  # late rows
+    assert world.evaluate("11:02") == {"sessions": hours(10)}
+    assert [world.evaluate("11:03"), world.evaluate("11:04")] == [{}, {}]
+
+
+def test_the_documented_asset_that_looks_at_the_window_before_runs_again_for_late_rows_of_both() -> None:
+    known: dict[str, Any] = {"__name__": "page_windows"}
+    for block in blocks(PAGE):
+        if block.language == "python" and "@dg.asset(" in block.text:
+            exec(block.text, known)
+    spec = known["clicks_once"].get_asset_spec()
+    [dep] = spec.deps
+    world = day(below("once", spec.automation_condition, spec.partitions_def, dep.partition_mapping))
+    world.evaluate("00:01")
+    world.declare(0)
+    assert world.evaluate("01:01") == {"once": hours(0)}, "there is no partition before the first one"
+    world.declare(1, 2, 3, 4)
+    assert world.evaluate("05:01") == {"once": hours(1, 2, 3, 4)}
+    world.declare(2)  # late rows
+    assert world.evaluate("05:02") == {"once": hours(2, 3)}
+    assert world.evaluate("05:03") == {}
 
 
 @pytest.mark.audit("F10")
