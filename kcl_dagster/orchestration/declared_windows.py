@@ -412,6 +412,9 @@ def declare(
                 f"application {application.name}: Dagster's storage did not keep that {keys} are complete"
             )
         for event in found:
+            # Dagster has no conditional write: another leader may declare the window between the look-up and the
+            # write, a millisecond. Both materializations are true. If the other one has later late rows or a later
+            # reset, the newest one in the storage lacks them, and the next tick of any leader declares it again.
             if not declared.has(instance, event):
                 write(event)
         told |= keys

@@ -360,3 +360,42 @@ def test_an_application_that_began_at_latest_begins_with_windows_that_have_rows_
 ) -> None:
     leases = [lease(0, rows("02:00", 4, late=4), rows("10:00", 5, late=1), rows("11:00"))]
     assert all_of(instance, process(**BY_EVENT), complete("12:01"), leases) == ["02:00", "10:00", "11:00"]
+
+
+@pytest.mark.parametrize(
+    ("through", "late", "again"),
+    [
+        (complete("11:01"), 0, []),  # it knows the same: one more materialization, with the same numbers
+        (complete("11:01"), 1, ["10:00"]),  # it knows of a late row
+        (complete("11:01", 2, "10:00"), 0, ["10:00"]),  # and of a reset
+    ],
+)
+def test_what_another_leader_declares_just_before_a_write_is_not_lost(
+    instance: dg.DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+    through: Completeness,
+    late: int,
+    again: list[str],
+) -> None:
+    """The run has looked whether the window is declared, and the sensor declares it before the run writes."""
+    created = float(at("10:01"))
+    monkeypatch.setattr(declared_windows, "created_within_retention", lambda *_: created)
+    before, now = [lease(0, rows("10:00"))], [lease(0, rows("10:00", 10 + late, late=late))]
+    told: list[str] = []
+
+    def lead() -> TickReport | None:
+        return None if told else TickReport(leading=True, completeness=complete("11:01"), leases=tuple(before))
+
+    def write(event: dg.AssetMaterialization) -> None:
+        told.extend(all_of(instance, process(**BY_EVENT), through, now, lambda: created))
+        told.extend(stored(instance, [event]))
+
+    resource = kcl.KclResource(region_name="us-east-1")
+    declare(instance, consumer_of(**BY_EVENT), kcl.KclTranslator(), resource, lead, write)
+    assert told == ["10:00", "10:00"]
+    for ready in (process(**BY_EVENT), process(**BY_EVENT)):
+        assert all_of(instance, ready, through, now) == again
+        again = []
+    [newest] = instance.fetch_materializations(THINGS, limit=1).records
+    assert newest.asset_materialization is not None
+    assert newest.asset_materialization.metadata["dagster/row_count"].value == 10 + late
