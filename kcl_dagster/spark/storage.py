@@ -3,6 +3,7 @@
 Used by the sinks in the executors and on the driver. A store is a value that can be sent to an executor.
 """
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ _PASSING: Final = frozenset(
 )
 # Codes of a conditional put: the key exists, or another request is writing it at this moment.
 _EXISTS: Final = frozenset({"PreconditionFailed", "ConditionalRequestConflict"})
+# What `link` fails with on file systems that have no hard links.
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,14 @@ class Store(Protocol):
     def put_new(self, path: str, content: bytes) -> bool:
         """Store a file durably if there is none. Returns whether it was stored. At most one concurrent caller gets
         True. If its response was lost, no caller does; that caller finds its content at the path."""
+
+    def create(self, path: str, content: bytes) -> bool:
+        """As `put_new`, and never leaves an incomplete file at the path. Raises ConfigurationError on a file system
+        that has no hard links."""
+
+    def move(self, names: Mapping[str, str]) -> list[str]:
+        """Give each file the path to which `names` maps it, with the guarantees of `put`. Returns those that did
+        not exist. May be repeated after a failure, and while another process does the same."""
 
     def get(self, path: str) -> bytes: ...
 
@@ -178,6 +189,40 @@ class LocalStore:
         _sync_directory(target.parent)
         return True
 
+    def create(self, path: str, content: bytes) -> bool:
+        target = self._changed(path)
+        draft = _hidden_beside(target)
+        self.put(draft.relative_to(self.root).as_posix(), content)
+        try:
+            target.hardlink_to(draft)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            raise ConfigurationError(
+                f"{self.root} is on a file system without hard links ({error.strerror}): chains of entries need "
+                "them, or S3"
+            ) from error
+        finally:
+            draft.unlink(missing_ok=True)
+        _sync_directory(target.parent)
+        return True
+
+    def move(self, names: Mapping[str, str]) -> list[str]:
+        missing, folders = [], set()
+        for path, to in names.items():
+            target = self._changed(to)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._changed(path).replace(target)
+            except FileNotFoundError:
+                missing.append(path)
+            folders.add(target.parent)
+        for folder in folders:
+            _sync_directory(folder)
+        return missing
+
     def get(self, path: str) -> bytes:
         return self._path(path).read_bytes()
 
@@ -291,6 +336,25 @@ class S3Store:
             self._ask("put_object", Key=self._key(path), Body=content, IfNoneMatch="*")
         except RequestRefused as error:
             if error.code not in _EXISTS:
+                raise
+            return False
+        return True
+
+    def create(self, path: str, content: bytes) -> bool:
+        return self.put_new(path, content)
+
+    def move(self, names: Mapping[str, str]) -> list[str]:
+        with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
+            copied = list(pool.map(self._copy_if_there, names, names.values()))
+        found = [path for path, was_there in zip(names, copied, strict=True) if was_there]
+        self.delete(found)
+        return [path for path in names if path not in set(found)]
+
+    def _copy_if_there(self, path: str, to: str) -> bool:
+        try:
+            self._copy(path, to)
+        except RequestRefused as error:
+            if error.code not in NOT_THERE:
                 raise
             return False
         return True

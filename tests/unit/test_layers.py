@@ -15,7 +15,7 @@ FLOORS: list[set[str]] = [
     {"errors", "machine", "runtime"},
     {"application", "aws"},
     {"model"},
-    {"tables", "streams"},
+    {"chains", "tables", "streams"},
     {"leader", "worker"},
     {"spark"},
     {"operations", "telemetry"},

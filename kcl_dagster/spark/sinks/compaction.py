@@ -24,6 +24,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kcl_dagster.chains.publication import staged_for
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.drafts import sweep
@@ -210,6 +211,8 @@ def _merge(store: Store, sources: Mapping[str, pa.Table], name: str, mine: Turn)
     target = "/".join(part for part in (folder, f"{MERGED}{name}.parquet") if part)
     content = _merged(list(sources.values()))
     mine.check()  # a turn is far longer than what is left to do
+    # A file that was staged for an entry of a chain may be given its name again, until it is staged no more.
+    store.delete([staged for path in sources if (staged := staged_for(path)) is not None])
     journal = f"{JOURNAL}/{name}.json"
     store.put(journal, msgspec.json.encode(_Merge(target, tuple(sources))))
     store.put(target, content)

@@ -14,6 +14,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from kcl_dagster.chains.entry import PublishingEntry, StagedFile
+from kcl_dagster.chains.publication import chain_id, file_name, publish, staged_path
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.errors import AccessDenied, ConfigurationError, SinkError, Unsafe
 from kcl_dagster.model.lease import LeaseKey
@@ -369,6 +371,29 @@ def test_a_worker_that_slept_cannot_publish_what_was_merged(tmp_path: Path) -> N
     with pytest.raises(SinkError, match="could not be published"):
         _published(Drafted(spark, store, {lease: draft}), {lease: name})
     assert contents(tmp_path) == before
+
+
+def test_a_publisher_of_a_chain_that_slept_finds_nothing_to_publish_again(tmp_path: Path) -> None:
+    """On S3 a file may be copied to its final name and be staged still when its publisher pauses."""
+    lake(tmp_path, files=0)
+    chain, store = chain_id("clicks", "worker-000", "1"), LocalStore(str(tmp_path))
+    entries = []
+    for number in (1, 2):
+        path = file_name(chain, number, 0, 0)
+        pq.write_table(pa.table({"value": [f"record {number}"]}), tmp_path / path)
+        os.utime(tmp_path / path, (OLD, OLD))
+        store.put(staged_path(chain, path), (tmp_path / path).read_bytes())
+        entries.append(PublishingEntry("attempt", (StagedFile(path, 1, 1),), ()))
+    before = contents_without_staged(tmp_path)
+    assert run(tmp_path).merged == 2
+    for entry in entries:
+        assert not publish(store, chain, entry)
+    assert contents_without_staged(tmp_path) == before
+
+
+def contents_without_staged(root: Path) -> Counter[str]:
+    files = [str(path) for path in root.glob("*.parquet")]
+    return Counter(ds.dataset(files).to_table().column("value").to_pylist())
 
 
 def test_drafts_of_workers_at_work_are_left_alone(tmp_path: Path) -> None:

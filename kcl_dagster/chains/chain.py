@@ -1,0 +1,77 @@
+"""The owner's side of a chain: decide batches, and delete entries that are not needed any more.
+
+A chain ends when a successor closes it, and when the outcome of a create is not known. The worker then begins
+another chain, and claims its leases again; the former chain is settled like that of any other worker.
+
+Modelled in spec/Chain.tla.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kcl_dagster.chains.entry import ChainId, PublishingEntry, StagedFile, StoredRange
+from kcl_dagster.chains.store import Entries
+from kcl_dagster.errors import OutcomeUnknown
+from kcl_dagster.model.lease import LeaseKey
+
+TRIES: Final = 5  # creates that a store neither carried out nor refused for an entry that is there
+
+
+@dataclass(slots=True)
+class Chain:
+    """For use on one thread. `id` must be new: no other process may decide batches in this chain."""
+
+    entries: Entries
+    id: ChainId
+    new_id: Callable[[], str]
+    is_over: bool = False
+    _last: int = 0
+    _waiting: dict[int, set[LeaseKey]] = field(default_factory=dict)
+    """Leases whose row does not have what an entry stores yet, by the entry's number."""
+
+    def decide(self, files: Sequence[StagedFile], ranges: Sequence[StoredRange]) -> PublishingEntry | None:
+        """Decide that a batch is stored. None: the chain is closed, and the batch is void for ever.
+
+        If this raises, the batch may have been decided: the chain is over, and its settlement shows it. All files
+        have to be staged before.
+        """
+        if self.is_over:
+            return None
+        entry = PublishingEntry(self.new_id(), tuple(files), tuple(ranges))
+        number = self._last + 1
+        self.is_over = True  # until it is known what became of the entry
+        if not self._is_made(number, entry):
+            return None
+        self.is_over = False
+        self._last = number
+        self._waiting[number] = {one.lease for one in ranges}
+        return entry
+
+    def _is_made(self, number: int, entry: PublishingEntry) -> bool:
+        for _ in range(TRIES):
+            if self.entries.create(self.id, number, entry):
+                return True
+            found = self.entries.read(self.id, number)
+            if found is not None:
+                return found.attempt == entry.attempt  # the answer to an earlier try may have been lost
+        raise OutcomeUnknown(f"entry {number} of chain {self.id} is neither made nor found")
+
+    def written(self, leases: Collection[LeaseKey]) -> None:
+        """The rows of these leases have everything that was decided for them, or they name this chain no more. Call
+        this only after all that was decided is published."""
+        for waiting in self._waiting.values():
+            waiting.difference_update(leases)
+
+    def delete_entries(self) -> int:
+        """Delete the first entries that no row waits for; returns how many. The last one remains: the process
+        that closes the chain has to find the number after which to close it."""
+        over = []
+        for number in sorted(self._waiting):
+            if self._waiting[number] or number == self._last:
+                break
+            over.append(number)
+        self.entries.delete(self.id, over)
+        for number in over:
+            del self._waiting[number]
+        return len(over)

@@ -1,0 +1,48 @@
+"""Chains that no lease names any more: their entries are deleted.
+
+A worker that was paused since before its chain was closed must not find the chain empty and decide a batch in it.
+It trusts a lease for a lease duration only, so when the chain has been closed for long, all that it may still want
+to publish was staged before. That is removed first: a batch that is decided afterwards has no files to publish.
+
+Modelled in spec/Chain.tla.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Final
+
+from kcl_dagster.chains.entry import ChainId, ClosingEntry
+from kcl_dagster.chains.publication import beginning_of, left_behind
+from kcl_dagster.chains.settlement import settle
+from kcl_dagster.chains.store import Entries
+
+MIN_AGE_SECONDS: Final = 86_400.0  # far above a lease duration, and above the difference between clocks
+
+
+def delete_chains(
+    entries: Entries,
+    application: str,
+    named: Collection[ChainId],
+    before: float,
+    by: str,
+    new_id: Callable[[], str],
+) -> list[ChainId]:
+    """Delete the application's chains that were closed until `before` (epoch seconds by the store's clock), close
+    those that are open and whose last entry is as old, and remove what was staged as long ago for chains without
+    entries. Returns the chains that were deleted.
+
+    `named`: the chains that the rows of the application's leases name, read when `before` had passed by
+    MIN_AGE_SECONDS.
+    """
+    beginning = beginning_of(application)
+    garbage = left_behind(entries.files, beginning, before, entries.chains(beginning))
+    entries.files.delete(garbage)
+    deleted = []
+    for chain, (number, modified) in sorted(entries.chains(beginning).items()):
+        if chain in named or modified > before:
+            continue
+        is_closed = isinstance(entries.read(chain, number), ClosingEntry)
+        settle(entries, chain, by, new_id)
+        if is_closed:
+            entries.delete(chain, entries.numbers(chain))
+            deleted.append(chain)
+    return deleted

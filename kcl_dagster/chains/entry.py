@@ -1,0 +1,85 @@
+"""What an entry of a chain says, and its form in a file."""
+
+from typing import Final, NewType
+
+import msgspec
+
+from kcl_dagster.errors import Unsafe
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stored import BatchCounts
+
+ChainId = NewType("ChainId", str)
+"""Letters, digits, `-`, `_` and `~`. No two chains have the same, whichever application and worker they belong
+to."""
+
+ClaimId = NewType("ClaimId", str)
+"""One claim of a lease by a chain. No two claims have the same."""
+
+VERSION: Final = 1
+
+
+class StagedFile(msgspec.Struct, frozen=True):
+    """A file that an entry publishes. `path`: its final one, relative to the root of the sink."""
+
+    path: str
+    rows: int
+    bytes: int
+
+
+class StoredRange(msgspec.Struct, frozen=True):
+    """What an entry stores of one lease: the records after `after` and through `through`.
+
+    `claim`: under which the records were read. Entries of another claim than the one that the row of the lease
+    names do not count as progress: an operator may have put the lease back since. `stored_through`: see `Lease`.
+    `counts`: what the checkpoint adds to the counts of the lease, None where they are not known.
+    """
+
+    lease: LeaseKey
+    claim: ClaimId
+    after: Checkpoint
+    through: Checkpoint
+    records: int
+    bytes: int
+    stored_through: int | None = None
+    counts: BatchCounts | None = None
+
+
+class PublishingEntry(msgspec.Struct, frozen=True, tag="publish", tag_field="kind"):
+    """The batch is decided: its staged files are published. `attempt`: a worker that finds an entry at the number
+    that it wanted to make sees by it whether the entry is its own."""
+
+    attempt: str
+    files: tuple[StagedFile, ...]
+    ranges: tuple[StoredRange, ...]
+    version: int = VERSION
+
+    def range_of(self, lease: LeaseKey, claim: ClaimId | None) -> StoredRange | None:
+        return next((one for one in self.ranges if (one.lease, one.claim) == (lease, claim)), None)
+
+
+class ClosingEntry(msgspec.Struct, frozen=True, tag="closed", tag_field="kind"):
+    """No entry follows. `by`: the worker that closed the chain, for the log."""
+
+    attempt: str
+    by: str
+    version: int = VERSION
+
+
+Entry = PublishingEntry | ClosingEntry
+
+
+def encoded(entry: Entry) -> bytes:
+    return msgspec.json.encode(entry)
+
+
+def decoded(content: bytes, path: str) -> Entry:
+    """The entry that was found at `path`. Raises Unsafe for what no worker of this version has written: to pass
+    over an entry would be to store its records again."""
+    try:
+        entry: Entry = msgspec.json.decode(content, type=Entry)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Unsafe(f"{path} is not an entry of a chain that this version can read: {error}") from error
+    if entry.version > VERSION:
+        raise Unsafe(f"{path} was written by a later version of kcl-dagster: only that version can take this over")
+    return entry

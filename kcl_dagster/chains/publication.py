@@ -1,0 +1,75 @@
+"""Staged files, and how they get their final names.
+
+A batch is written to `_staged/<chain>/<final path>`. Readers pass over names that begin with an underscore. When
+the batch is decided, each file is moved to its final path. Moving may be repeated, by any process: what is not
+staged any more was moved before. So a publisher that was paused cannot bring back a file that was merged into
+another one since, as long as the merge removes what is staged for a file before it removes the file: `staged_for`.
+
+Modelled in spec/Chain.tla.
+"""
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from kcl_dagster.chains.entry import ChainId, PublishingEntry
+from kcl_dagster.chains.store import FileStore
+
+FOLDER: Final = "_staged"
+_SAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
+_NAME: Final = re.compile(r"([A-Za-z0-9_~-]+)\.\d+_\d+_\d+\.parquet")
+_LONGEST_OWNER: Final = 24  # characters of an application's or worker's name in a chain's
+
+
+def beginning_of(application: str) -> str:
+    """How the ids of all chains of the application begin, and of no other application: they may share a folder."""
+    digest = hashlib.sha256(application.encode()).hexdigest()[:8]
+    return f"{_SAFE.sub('-', application)[:_LONGEST_OWNER]}-{digest}~"
+
+
+def chain_id(application: str, worker: str, unique: str) -> ChainId:
+    """A new chain. `unique`: never the same again. The worker is named for people who look into the folder."""
+    owner = _SAFE.sub("-", worker)[:_LONGEST_OWNER]
+    return ChainId(f"{beginning_of(application)}{owner}-{_SAFE.sub('-', unique)}")
+
+
+def file_name(chain: ChainId, batch: int, task: int, number: int) -> str:
+    """The final name of a file: no other batch of any chain has it."""
+    return f"{chain}.{batch}_{task}_{number}.parquet"
+
+
+def staged_path(chain: ChainId, path: str) -> str:
+    """Where the file is until it is published at `path`."""
+    return f"{FOLDER}/{chain}/{path}"
+
+
+def staged_for(path: str) -> str | None:
+    """Where the published file `path` was staged; None if it was not published by an entry of a chain."""
+    name = _NAME.fullmatch(path.rpartition("/")[2])
+    return None if name is None else staged_path(ChainId(name[1]), path)
+
+
+def publish(files: FileStore, chain: ChainId, entry: PublishingEntry) -> bool:
+    """Publish what an entry decided. False: some of the files were not staged any more, so another process has
+    published or settled the chain."""
+    return not files.move({staged_path(chain, file.path): file.path for file in entry.files})
+
+
+def staged(files: FileStore, chain: ChainId) -> list[str]:
+    """All that is staged for a chain, finished or not."""
+    prefix = f"{FOLDER}/{chain}/"
+    return [file.path for file in [*files.files(prefix, hidden=True), *files.unfinished(prefix)]]
+
+
+def left_behind(files: FileStore, beginning: str, before: float, known: Collection[ChainId]) -> list[str]:
+    """What was staged until `before` (epoch seconds by the store's clock) for chains whose ids begin so, other than
+    `known`: those of the chains that have entries."""
+    prefix = f"{FOLDER}/{beginning}"
+    found = [file for file in files.files(prefix, hidden=True) if file.modified <= before]
+    return [file.path for file in found if ChainId(file.path.split("/")[1]) not in known]
+
+
+def discard(files: FileStore, chain: ChainId, paths: Iterable[str]) -> None:
+    """Remove the staged files of a batch that was not decided. `paths`: their final ones."""
+    files.delete([staged_path(chain, path) for path in paths])
