@@ -56,11 +56,12 @@ class Parents:
         waiting = self._blocked.get(lease.key)
         if waiting is not None and now < waiting[1]:
             return True
-        for shard in sorted(lease.parents):
-            parent = sibling_key(lease, shard)
+        awaited = {sibling_key(lease, shard): shard for shard in lease.awaited_parents}
+        for parent in parent_keys(lease):
             found = self._table.get(parent)
-            is_lost = found is None and shard in lease.awaited_parents and self._is_listed(lease, shard)
-            if is_lost or (found is not None and not found.is_finished):
+            is_unfinished = found is not None and not found.is_finished
+            is_lost = found is None and parent in awaited and self._is_listed(lease, awaited[parent])
+            if is_unfinished or is_lost:
                 self._blocked[lease.key] = (parent, now + self._poll_seconds)
                 return True
         self._blocked.pop(lease.key, None)

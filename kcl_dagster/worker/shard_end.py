@@ -47,8 +47,7 @@ class ShardEnds:
             self._check_other_parents(lease, child, progress)
         names, empty_at = frozenset(child.id for child in children), _empty_at(lease, progress)
         for child in children:
-            ended = lease.shard_id if len(child.parents) > 1 else None
-            wanted = replace(child_lease(lease, child), stored_through=empty_at, ended_parent=ended)
+            wanted = replace(child_lease(lease, child), stored_through=empty_at)
             self._table.create_child(lease, wanted, names)  # False: the child has a lease already
         return names
 
@@ -87,6 +86,7 @@ def _empty_at(parent: Lease, progress: Progress) -> int | None:
 
 
 def child_lease(parent: Lease, child: ChildShard) -> Lease:
+    """The lease that is made at the end of `parent`."""
     return Lease(
         key=sibling_key(parent, child.id),
         shard_id=child.id,
@@ -94,4 +94,5 @@ def child_lease(parent: Lease, child: ChildShard) -> Lease:
         parents=frozenset(child.parents),
         hash_range=child.hash_range,
         stream=parent.stream,
+        ended_parent=parent.shard_id if len(child.parents) > 1 else None,
     )

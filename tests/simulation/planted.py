@@ -225,8 +225,8 @@ MUTANTS: Final = (
     Mutant(
         "children do not wait for their parents",
         _PARENTS,
-        "            if found is not None and not found.is_finished:",
-        "            if found is not None and found.counter < 0:",
+        "            is_unfinished = found is not None and not found.is_finished",
+        "            is_unfinished = found is not None and found.counter < 0",
     ),
     Mutant(
         "one finished parent of a merge is enough",
