@@ -47,7 +47,11 @@ class ShardEnds:
             self._check_other_parents(lease, child, progress)
         names, empty_at = frozenset(child.id for child in children), _empty_at(lease, progress)
         for child in children:
-            wanted = replace(child_lease(lease, child), stored_through=empty_at)
+            wanted = replace(
+                child_lease(lease, child),
+                stored_through=empty_at,
+                ended_parent=lease.shard_id if len(child.parents) > 1 else None,
+            )
             self._table.create_child(lease, wanted, names)  # False: the child has a lease already
         return names
 
@@ -86,7 +90,7 @@ def _empty_at(parent: Lease, progress: Progress) -> int | None:
 
 
 def child_lease(parent: Lease, child: ChildShard) -> Lease:
-    """The lease that is made at the end of `parent`."""
+    """The lease of a child as the KCL makes it."""
     return Lease(
         key=sibling_key(parent, child.id),
         shard_id=child.id,
@@ -94,5 +98,4 @@ def child_lease(parent: Lease, child: ChildShard) -> Lease:
         parents=frozenset(child.parents),
         hash_range=child.hash_range,
         stream=parent.stream,
-        ended_parent=parent.shard_id if len(child.parents) > 1 else None,
     )
