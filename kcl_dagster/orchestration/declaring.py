@@ -160,9 +160,6 @@ def _late(
     """Windows for which late rows came since they were declared, and those before the frontier that never were."""
     for start, batches in sorted(late.items()):
         known = declared.get(start)
-        if windows.end_of(start) > through or windows.key_of(start) is None:
-            continue
-        if known is None and start < frontier:
-            yield Due(start, Reason.LATE, is_alone=True)
-        elif known is not None and not known.has_late(batches):
-            yield Due(start, Reason.LATE, known.is_alone)
+        is_due = start < frontier if known is None else not known.has_late(batches)
+        if is_due and windows.end_of(start) <= through and windows.key_of(start) is not None:
+            yield Due(start, Reason.LATE, known is None or known.is_alone)

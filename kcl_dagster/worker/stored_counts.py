@@ -111,7 +111,7 @@ class WindowRules:
                     outside += one.rows
                     continue
                 start = self.windows.start_of(one.minute)
-                if self.event_time is not None and not self.windows.has_partition(start):
+                if self.event_time is not None and start not in rows and not self.windows.has_partition(start):
                     outside += one.rows
                     continue
                 rows[start] += one.rows
