@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kcl_dagster.chains.entry import ChainId, PublishingEntry, StagedFile, StoredRange
+from kcl_dagster.chains.entry import PublishingEntry, StagedFile, StoredRange
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import OutcomeUnknown
+from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 
 TRIES: Final = 5  # creates that a store neither carried out nor refused for an entry that is there

@@ -10,10 +10,11 @@ Modelled in spec/Chain.tla.
 from collections.abc import Callable, Collection
 from typing import Final
 
-from kcl_dagster.chains.entry import ChainId, ClosingEntry
+from kcl_dagster.chains.entry import ClosingEntry
 from kcl_dagster.chains.publication import beginning_of, left_behind
 from kcl_dagster.chains.settlement import settle
 from kcl_dagster.chains.store import Entries
+from kcl_dagster.model.claim import ChainId
 
 MIN_AGE_SECONDS: Final = 86_400.0  # far above a lease duration, and above the difference between clocks
 

@@ -1,20 +1,14 @@
 """What an entry of a chain says, and its form in a file."""
 
-from typing import Final, NewType
+from typing import Final
 
 import msgspec
 
 from kcl_dagster.errors import Unsafe
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stored import BatchCounts
-
-ChainId = NewType("ChainId", str)
-"""Letters, digits, `-`, `_` and `~`. No two chains have the same, whichever application and worker they belong
-to."""
-
-ClaimId = NewType("ClaimId", str)
-"""One claim of a lease by a chain. No two claims have the same."""
 
 VERSION: Final = 1
 

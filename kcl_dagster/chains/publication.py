@@ -13,8 +13,9 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from kcl_dagster.chains.entry import ChainId, PublishingEntry
+from kcl_dagster.chains.entry import PublishingEntry
 from kcl_dagster.chains.store import FileStore
+from kcl_dagster.model.claim import ChainId
 
 FOLDER: Final = "_staged"
 _SAFE: Final = re.compile(r"[^A-Za-z0-9_-]")

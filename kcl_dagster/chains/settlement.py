@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kcl_dagster.chains.entry import ChainId, ClaimId, ClosingEntry, PublishingEntry, StoredRange
+from kcl_dagster.chains.entry import ClosingEntry, PublishingEntry, StoredRange
 from kcl_dagster.chains.publication import publish, staged
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import OutcomeUnknown
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.claim import ChainId, ClaimId
 from kcl_dagster.model.lease import LeaseKey
 
 TRIES_TO_CLOSE: Final = 100  # an owner that runs makes an entry every few seconds

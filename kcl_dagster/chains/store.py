@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kcl_dagster.aws import RequestRefused
-from kcl_dagster.chains.entry import ChainId, Entry, decoded, encoded
+from kcl_dagster.chains.entry import Entry, decoded, encoded
+from kcl_dagster.model.claim import ChainId
 
 FOLDER: Final = "_chains"
 _PATH: Final = re.compile(rf"{FOLDER}/([A-Za-z0-9_~-]+)/(\d{{12}})\.json")

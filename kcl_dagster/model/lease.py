@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.claim import Claim
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.stored import StoredCounts
 from kcl_dagster.model.stream import StreamIdentifier
@@ -20,7 +21,8 @@ class Lease:
     `batch` counts the exactly-once batches of this shard. `stored_through`, epoch seconds: every record of the
     shard that arrived before that moment is stored and visible, as far as records arrive in their order (see
     `Timings.arrival_margin`). `stored`: what was stored, by window. `ended_parent`: the parent at whose end the
-    lease of a merged shard was made, until the shard is read. All are ours; the KCL ignores and preserves them.
+    lease of a merged shard was made, until the shard is read. `claim`: the chain that may have entries for the
+    shard. All are ours; the KCL ignores and preserves them.
     """
 
     key: LeaseKey
@@ -41,6 +43,7 @@ class Lease:
     stored_through: int | None = None
     stored: StoredCounts | None = None
     ended_parent: str | None = None
+    claim: Claim | None = None
 
     @property
     def in_handoff(self) -> bool:

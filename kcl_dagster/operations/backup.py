@@ -25,7 +25,7 @@ from kcl_dagster.tables.sending import Applied, Sender
 
 _OWNERSHIP = (a.OWNER, a.CHECKPOINT_OWNER)
 # Attributes that workers write into their leases even if nothing was processed. An import does not reset them.
-_PASSING = frozenset({*_OWNERSHIP, a.COUNTER, a.SWITCHES, a.THROUGHPUT, a.STORED_THROUGH})
+_PASSING = frozenset({*_OWNERSHIP, a.COUNTER, a.SWITCHES, a.THROUGHPUT, a.STORED_THROUGH, a.CHAIN, a.CLAIM})
 LEASES_NAMED = 3
 
 
@@ -219,7 +219,10 @@ def _only(name: str, item: Mapping[str, Any]) -> str | None:
 
 
 def _write(table: str, item: Item, known: Item | None) -> Request:
-    new = {name: value for name, value in item.items() if name not in _OWNERSHIP}
+    # Entries of the chain that the row names have to be settled. They are no progress of the imported lease.
+    new = {name: value for name, value in item.items() if name not in (*_OWNERSHIP, a.CHAIN, a.CLAIM)}
+    if known is not None and a.CHAIN in known:
+        new[a.CHAIN] = known[a.CHAIN]
     if known is None:
         return put(table, a.LEASE_KEY, new, "attribute_not_exists(#key)")
     counter = max(int(item[a.COUNTER]["N"]), int(known[a.COUNTER]["N"])) + 1

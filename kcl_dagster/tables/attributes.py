@@ -51,6 +51,8 @@ SHARD: Final = "shardId"  # multi-stream only
 BATCH: Final = "kdBatch"
 STORED_THROUGH: Final = "kdTip"  # epoch seconds
 STORED: Final = "kdStored"  # model.stored
+CHAIN: Final = "kdChain"  # model.claim
+CLAIM: Final = "kdClaim"
 ENDED_PARENT: Final = "kdEnded"  # a shard id
 
 OWNER_INDEX: Final = "LeaseOwnerToLeaseKeyIndex"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.claim import ChainId, Claim, ClaimId, is_chain_id
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.stored import packed, unpacked
@@ -14,6 +15,7 @@ from kcl_dagster.tables.rows import worker_row_from_item, worker_row_to_item, wo
 
 __all__ = [
     "checkpoint_values",
+    "claim_values",
     "lease_from_item",
     "lease_to_item",
     "throughput_value",
@@ -56,6 +58,7 @@ def lease_from_item(item: Mapping[str, Any], *, multi_stream: bool | None = None
         batch=reader.whole(a.BATCH) or 0,
         stored_through=reader.whole(a.STORED_THROUGH),
         stored=unpacked(reader.blob(a.STORED) or b""),
+        claim=_claim(reader),
         ended_parent=reader.text(a.ENDED_PARENT),
     )
 
@@ -98,6 +101,11 @@ def checkpoint_values(checkpoint: Checkpoint, *, pending: bool = False) -> dict[
     return {sequence: s(checkpoint.sequence), sub: n(checkpoint.sub_sequence)}
 
 
+def claim_values(claim: Claim) -> dict[str, Value]:
+    chain = {a.CHAIN: s(claim.chain)}
+    return chain if claim.id is None else {**chain, a.CLAIM: s(claim.id)}
+
+
 def hash_range_values(hash_range: HashRange) -> dict[str, Value]:
     return {a.HASH_START: s(str(hash_range.start)), a.HASH_END: s(str(hash_range.end))}
 
@@ -116,6 +124,15 @@ def throughput_value(kbps: float) -> Value:
 def _worker(reader: Reader, attribute: str) -> WorkerId | None:
     text = reader.text(attribute)
     return WorkerId(text) if text is not None else None
+
+
+def _claim(reader: Reader) -> Claim | None:
+    chain, claim = reader.text(a.CHAIN), reader.text(a.CLAIM)
+    if chain is None:
+        return None
+    if not is_chain_id(chain):
+        reader.refuse(a.CHAIN, "is not the name of a chain")
+    return Claim(ChainId(chain), None if claim is None else ClaimId(claim))
 
 
 def _checkpoint(reader: Reader, attribute: str, sub_attribute: str) -> Checkpoint | None:

@@ -11,6 +11,7 @@ from typing import Final
 from kcl_dagster import aws
 from kcl_dagster.errors import LeaseLost, OutcomeUnknown, Unsafe
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.claim import Claim
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.stored import BatchCounts, StoredCounts
@@ -72,11 +73,14 @@ class LeaseTable(LeaseReader):
         throughput_kbps: float | None = None,
         stored_through: int | None = None,
         counts: BatchCounts | None = None,
+        claim: Claim | None = None,
+        ends_claim: bool = False,
         caught_up: CaughtUp | None = None,
     ) -> Lease:
         """Record progress and clear the pending checkpoint. Counts as a renewal. Raises LeaseLost.
 
         `counts`: what was stored since the lease's checkpoint. It is added once, even if responses are lost.
+        `claim`: the chain that may have entries for the lease from now on; `ends_claim`: none may.
 
         Raises ValueError for a checkpoint before the lease's: progress never goes back.
         """
@@ -92,8 +96,12 @@ class LeaseTable(LeaseReader):
                 throughput_kbps=throughput_kbps,
                 stored_through=stored_through,
                 stored=_counted(known, checkpoint, counts, known.batch if batch is None else batch),
+                claim=claim,
+                ends_claim=ends_claim,
             ),
-            lambda known: outcomes.checkpointed(known, checkpoint),
+            lambda known: outcomes.checkpointed(
+                known, checkpoint, _claim_after(known, claim, ends_claim=ends_claim)
+            ),
             caught_up,
         )
 
@@ -277,6 +285,12 @@ def _counted(known: Lease, checkpoint: Checkpoint, counts: BatchCounts | None, b
     if counts is None or known.checkpoint == checkpoint:
         return None
     return counts.added_to(known.stored, known.checkpoint, checkpoint, batch)
+
+
+def _claim_after(known: Lease, claim: Claim | None, *, ends_claim: bool) -> Claim | None:
+    if ends_claim:
+        return None
+    return known.claim if claim is None else claim
 
 
 def _renewed(lease: Lease, throughput_kbps: float | None, stored_through: int | None) -> Lease:

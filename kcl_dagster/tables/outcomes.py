@@ -9,6 +9,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.claim import Claim
 from kcl_dagster.model.lease import Lease, WorkerId
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.tables.items import lease_to_item
@@ -103,13 +104,15 @@ def vacated(before: Lease, counter: int | None = None) -> Judge:
     return judge
 
 
-def checkpointed(before: Lease, checkpoint: Checkpoint) -> Judge:
+def checkpointed(before: Lease, checkpoint: Checkpoint, claim: Claim | None = None) -> Judge:
+    """`claim`: of the row afterwards."""
+
     def judge(now: Lease | None) -> Verdict:
         if now is None or now.actual_owner != before.actual_owner:
             return Verdict.SUPERSEDED
-        progress = (checkpoint, None)
-        was_there_before = progress == (before.checkpoint, before.pending_checkpoint)
-        applied = progress == (now.checkpoint, now.pending_checkpoint) and not was_there_before
+        progress = (checkpoint, None, claim)
+        was_there_before = progress == (before.checkpoint, before.pending_checkpoint, before.claim)
+        applied = progress == (now.checkpoint, now.pending_checkpoint, now.claim) and not was_there_before
         return _by_counter(before, now, applied=applied)
 
     return judge

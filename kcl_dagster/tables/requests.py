@@ -7,7 +7,7 @@
     transfer          owned by the next owner
     renew             the counter is raised
     prepare           the pending checkpoint is set: a batch is about to be written
-    checkpoint        the batch is written, nothing is pending
+    checkpoint        the batch is written, nothing is pending; a chain may claim the lease, or end its claim
     release           without owner again
     vacate            without owner, also out of a handoff whose next owner has ended
     delete            the row is removed
@@ -20,6 +20,7 @@ Modelled in spec/ExactlyOnce.tla: each condition can be switched off there, and 
 """
 
 from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
+from kcl_dagster.model.claim import Claim
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.stored import StoredCounts, packed
@@ -30,6 +31,7 @@ from kcl_dagster.tables.expressions import delete as delete_item
 from kcl_dagster.tables.expressions import put as put_item
 from kcl_dagster.tables.items import (
     checkpoint_values,
+    claim_values,
     hash_range_values,
     lease_to_item,
     stream_values,
@@ -140,6 +142,8 @@ def checkpoint(
     throughput_kbps: float | None = None,
     stored_through: int | None = None,
     stored: StoredCounts | None = None,
+    claim: Claim | None = None,
+    ends_claim: bool = False,
 ) -> Request:
     """Record progress, clear what was pending, count as a renewal. Fails if the counter moved."""
     update = _by_owner(table, lease).set(checkpoint_values(checkpoint)).set({a.SWITCHES: n(0)})
@@ -155,6 +159,10 @@ def checkpoint(
         update.set({a.STORED_THROUGH: n(stored_through)})
     if stored is not None:
         update.set({a.STORED: {"B": packed(stored)}})
+    if claim is not None:
+        update.set(claim_values(claim))
+    elif ends_claim:
+        update.remove(a.CHAIN, a.CLAIM)
     update.set(stream_values(lease))
     return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE).request()
 
@@ -174,8 +182,9 @@ def prepare_checkpoint(
 
 
 def rewind(table: str, lease: Lease, checkpoint: Checkpoint) -> Request:
-    """Put an unowned lease to another position, whatever was pending. Fails if anybody owns or touched it."""
-    update = _by_counter(table, lease).remove(a.ENDED_PARENT)
+    """Put an unowned lease to another position, whatever was pending. Fails if another process owns or wrote it. The
+    chain that may have entries for the lease remains named, so its next owner settles it: they are no progress."""
+    update = _by_counter(table, lease).remove(a.ENDED_PARENT, a.CLAIM)
     update.require_equal(a.OWNER, "owner", None).require_equal(a.CHECKPOINT_OWNER, "checkpointOwner", None)
     update.set(checkpoint_values(checkpoint))
     return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.STORED_THROUGH, a.STORED).request()

@@ -8,22 +8,14 @@ from pathlib import Path
 import pytest
 
 from kcl_dagster.chains.chain import Chain
-from kcl_dagster.chains.entry import (
-    ChainId,
-    ClaimId,
-    ClosingEntry,
-    PublishingEntry,
-    StagedFile,
-    StoredRange,
-    decoded,
-    encoded,
-)
+from kcl_dagster.chains.entry import ClosingEntry, PublishingEntry, StagedFile, StoredRange, decoded, encoded
 from kcl_dagster.chains.publication import beginning_of, chain_id, file_name, publish, staged_for, staged_path
 from kcl_dagster.chains.settlement import settle
 from kcl_dagster.chains.store import Entries, FileStore
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.claim import ChainId, ClaimId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stored import BatchCounts, StoredRows
 from kcl_dagster.spark.storage import LocalStore, S3Store

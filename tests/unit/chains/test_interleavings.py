@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.deletion import delete_chains
-from kcl_dagster.chains.entry import ClaimId, PublishingEntry, StagedFile, StoredRange
+from kcl_dagster.chains.entry import PublishingEntry, StagedFile, StoredRange
 from kcl_dagster.chains.publication import chain_id, discard, file_name, publish, staged_for, staged_path
 from kcl_dagster.chains.settlement import Settlement, close, settle
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.model.lease import LeaseKey
 from tests.unit.chains.memory import Killed, MemoryFiles, Moment
 

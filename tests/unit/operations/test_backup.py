@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.claim import ChainId, Claim, ClaimId
 from kcl_dagster.operations.backup import export_leases, from_line, import_leases, to_line
 from kcl_dagster.operations.pausing import pause
 from tests.unit.operations.conftest import Shop
@@ -136,6 +137,20 @@ def test_leases_that_were_only_renewed_do_not_differ(shop: Shop) -> None:
     )
     shop.desk.leases.release(shop.leases()[SECOND])
     assert import_leases(shop.desk, lines).unchanged == (FIRST, SECOND)
+
+
+def test_the_chain_of_a_lease_that_goes_back_is_settled_and_is_no_progress(shop: Shop) -> None:
+    lines = changed_meanwhile(shop)
+    pause(shop.desk)
+    claim = Claim(ChainId("clicks-72b40fb1~worker-000-1"), ClaimId("claim"))
+    for lease in shop.leases().values():
+        shop.desk.leases.release(shop.desk.leases.checkpoint(lease, lease.checkpoint or TRIM_HORIZON, claim=claim))
+    claimed = list(export_leases(shop.desk))
+    import_leases(shop.desk, lines, force=True)
+    assert shop.leases()[FIRST].claim == Claim(claim.chain, None)
+    assert shop.leases()[SECOND].claim == claim  # it was not written
+    import_leases(shop.desk, claimed, force=True)
+    assert shop.leases()[FIRST].claim == Claim(claim.chain, None)
 
 
 def test_a_running_application_has_to_be_paused_before_leases_are_set_back(shop: Shop) -> None:

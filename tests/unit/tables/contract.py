@@ -7,6 +7,7 @@ import pytest
 
 from kcl_dagster.errors import LeaseLost, UnreadableItem, Unsafe
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON
+from kcl_dagster.model.claim import ChainId, Claim, ClaimId
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.standing import Standing
@@ -359,6 +360,28 @@ class LeaseTableContract:
         assert free is not None
         rewound = tables.leases.rewind(free, TRIM_HORIZON)
         assert rewound == replace(free, checkpoint=TRIM_HORIZON, pending_checkpoint=None, counter=free.counter + 1)
+
+    def test_a_claim_remains_until_it_is_ended_or_replaced(self, tables: Tables) -> None:
+        claim, next_claim = (Claim(ChainId(name), ClaimId(name)) for name in ("one", "two"))
+        claimed = tables.leases.checkpoint(tables.holding(new_lease()), at(), claim=claim)
+        assert claimed.claim == claim
+        assert tables.leases.renew(claimed).claim == claim
+        later = tables.leases.checkpoint(tables.leases.renew(claimed), at(LATER))
+        assert later.claim == claim
+        taken = tables.leases.take(later, BERT)
+        assert taken is not None
+        assert taken.claim == claim  # its next owner has to settle the chain
+        claimed = tables.leases.checkpoint(taken, at(LATER), claim=next_claim)
+        assert claimed.claim == next_claim
+        assert tables.leases.checkpoint(claimed, at(LATER), ends_claim=True).claim is None
+
+    def test_a_reset_leaves_the_chain_to_be_settled_and_ends_its_claim(self, tables: Tables) -> None:
+        claim = Claim(ChainId("one"), ClaimId("one"))
+        free = tables.leases.release(tables.leases.checkpoint(tables.holding(new_lease()), at(), claim=claim))
+        assert free is not None
+        rewound = tables.leases.rewind(free, TRIM_HORIZON)
+        assert rewound is not None
+        assert rewound.claim == Claim(claim.chain, None)
 
     # --- metadata and deletion
 

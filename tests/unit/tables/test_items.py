@@ -258,6 +258,9 @@ ABSENT = object()
         ("throughputKBps", {"N": "1e999"}),
         ("kdBatch", {"N": "-1"}),
         ("kdTip", {"N": "-1"}),
+        ("kdChain", {"S": "../another"}),
+        ("kdChain", {"N": "1"}),
+        ("kdClaim", {"S": ""}),
     ],
 )
 def test_what_no_kcl_writes_is_refused_by_name(attribute: str, value: Any) -> None:

@@ -9,6 +9,7 @@ from botocore.exceptions import ConnectTimeoutError
 
 from kcl_dagster.errors import EndpointUnreachable, LeaseLost, OutcomeUnknown, TableNotFound, Throttled
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON
+from kcl_dagster.model.claim import ChainId, Claim, ClaimId
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.tables.coordination import acquire_lock, still_leads
@@ -84,6 +85,8 @@ def reassign(table: LeaseTable, lease: Lease) -> Lease | None:
     return table.assign(lease, ANNA)
 
 
+CLAIM = Claim(ChainId("clicks-72b40fb1~worker-000-1"), ClaimId("claim"))
+
 TRANSITIONS = {
     "create": Transition("put_item", lambda _: new_lease(), lambda t, x: t.create(x)),
     "create as a leader": Transition("transact_write_items", leading, lambda t, x: t.create(x, STILL_LEADS)),
@@ -101,6 +104,7 @@ TRANSITIONS = {
     "release": Transition("update_item", owned, lambda t, x: t.release(x)),
     "release in a handoff": Transition("update_item", handing_over, lambda t, x: t.release(x)),
     "checkpoint": Transition("update_item", owned, lambda t, x: t.checkpoint(x, at(), batch=3)),
+    "claim": Transition("update_item", owned, lambda t, x: t.checkpoint(x, x.checkpoint or at(), claim=CLAIM)),
     "prepare": Transition("update_item", owned, lambda t, x: t.prepare(x, at(), state=b"pin", batch=3)),
     "rewind": Transition("update_item", free, lambda t, x: t.rewind(x, at())),
     "update children": Transition(

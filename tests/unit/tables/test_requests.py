@@ -11,6 +11,7 @@ import pytest
 
 from kcl_dagster.application import Position
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON
+from kcl_dagster.model.claim import ChainId, Claim, ClaimId
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.stored import StoredCounts, StoredRows, mark_of
@@ -57,6 +58,8 @@ ROW = WorkerRow(
     lag_ms=1500,
 )
 
+CLAIM = Claim(ChainId("clicks-72b40fb1~worker-000-1"), ClaimId("claim"))
+
 LEASES: dict[str, Request] = {
     "create": r.create(TABLE, FREE),
     "create, multi-stream": r.create(TABLE, replace(MULTI, owner=None, counter=0)),
@@ -88,6 +91,8 @@ LEASES: dict[str, Request] = {
         stored_through=1_800_000_000,
         stored=StoredCounts((StoredRows(1_799_996_400, 7, 700, 1),), mark=mark_of(at(sub=4))),
     ),
+    "checkpoint with a claim": r.checkpoint(TABLE, OWNED, at(), claim=CLAIM),
+    "checkpoint that ends a claim": r.checkpoint(TABLE, OWNED, at(), ends_claim=True),
     "checkpoint, multi-stream": r.checkpoint(TABLE, MULTI, at()),
     "prepare": r.prepare_checkpoint(TABLE, OWNED, at(sub=4)),
     "prepare with state and batch": r.prepare_checkpoint(TABLE, OWNED, at(sub=4), state=b"pin", batch=7),
