@@ -182,8 +182,10 @@ def prepare_checkpoint(
 
 
 def rewind(table: str, lease: Lease, checkpoint: Checkpoint) -> Request:
-    """Put an unowned lease to another position, whatever was pending. Fails if another process owns or wrote it. The
-    chain that may have entries for the lease remains named, so its next owner settles it: they are no progress."""
+    """Put an unowned lease to another position, whatever was pending. Fails if another process owns or wrote it.
+
+    The chain that may have entries for the lease remains named, so its next owner settles it: they are no progress.
+    """
     update = _by_counter(table, lease).remove(a.ENDED_PARENT, a.CLAIM)
     update.require_equal(a.OWNER, "owner", None).require_equal(a.CHECKPOINT_OWNER, "checkpointOwner", None)
     update.set(checkpoint_values(checkpoint))
