@@ -235,8 +235,8 @@ BROKEN = KclCheck(
     "Every aggregate could be opened.",
     _told_by_workers,
     "What could not be opened reaches your code as the raw record it came in, whose `aggregate_problem` says why. "
-    "Mend the producer; if it packs nothing, set the batch's deaggregate to false. Execute this check to "
-    "acknowledge.",
+    "Mend the producer. If it packs nothing, and its records merely look like aggregates, set the batch's "
+    "deaggregate to false: all aggregates are then delivered unopened. Execute this check to acknowledge.",
     _WARN,
     acknowledged=True,
 )

@@ -251,7 +251,6 @@ def _reader(
             bounds,
             runtime=runtime,
             bookmark=shard.bookmark,
-            opens_aggregates=plan.opens_aggregates,
         )
     return ShardReader(
         client,
@@ -261,7 +260,6 @@ def _reader(
         runtime=runtime,
         limits=plan.limits,
         bookmark=shard.bookmark,
-        opens_aggregates=plan.opens_aggregates,
     )
 
 

@@ -6,7 +6,8 @@
 | `partition_key`       | string    |                                                                     |
 | `explicit_hash_key`   | string    | of an aggregated record that has one, else null                     |
 | `sequence_number`     | string    | of the Kinesis record                                               |
-| `sub_sequence_number` | long      | place inside the aggregate, 0 for a plain record                    |
+| `sub_sequence_number` | long      | place inside the aggregate, 0 for a plain record; of one that was   |
+|                       |           | left closed, the place of the last record in it                     |
 | `arrival_timestamp`   | timestamp | when Kinesis received it                                            |
 | `stream`              | string    |                                                                     |
 | `shard_id`            | string    |                                                                     |

@@ -1,7 +1,7 @@
 """Which of the records that a shard gives belong to a range, and whether the shard still has all of them."""
 
-from kcl_dagster.errors import BrokenAggregate, DataLoss
-from kcl_dagster.streams.deaggregation import MAGIC, Room, deaggregate
+from kcl_dagster.errors import DataLoss
+from kcl_dagster.streams.deaggregation import MAGIC, last_index
 from kcl_dagster.streams.pacing import Allowance
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord, arrival_millis, sizes_of
@@ -11,9 +11,8 @@ class RangeCut:
     """Told every page of a shard in order, it keeps the range's records. Whole Kinesis records only: the edges
     inside an aggregate are cut where aggregates are opened."""
 
-    def __init__(self, bounds: Bounds, name: str, *, goes_on: bool, opens_aggregates: bool = True) -> None:
-        """`name` is the shard's, for messages. `goes_on`: the first page follows a record that was read before.
-        `opens_aggregates`: a range may begin inside of a record."""
+    def __init__(self, bounds: Bounds, name: str, *, goes_on: bool) -> None:
+        """`name` is the shard's, for messages. `goes_on`: the first page follows a record that was read before."""
         self.bounds = bounds
         self.last_sequence: str | None = None
         self.is_start_trimmed = False
@@ -24,7 +23,6 @@ class RangeCut:
         """Part of the last page belongs to the next range: it had no room in this one."""
 
         self._name = name
-        self._opens_aggregates = opens_aggregates
         self._saw_anchor = goes_on
         self._is_all_early = False  # the last page had records, all of them from before the range's time
         self._last_arrival_ms: int | None = None  # of the last page
@@ -86,14 +84,7 @@ class RangeCut:
 
     def _has_rest(self, data: bytes) -> bool:
         """Whether this is an aggregate, and the range begins inside of it."""
-        if not (self._opens_aggregates and data.startswith(MAGIC)):
-            return False
-        first = self.bounds.after.sub_sequence + 1
-        try:
-            aggregate = deaggregate(data, first=first, room=Room(1, len(data)))
-        except BrokenAggregate:
-            return False
-        return aggregate is not None and aggregate.last_index >= first
+        return data.startswith(MAGIC) and last_index(data) > self.bounds.after.sub_sequence
 
     def anchors_in(self, records: list[StreamRecord]) -> int:
         """How many of these records are the one at which the range begins: none or one."""

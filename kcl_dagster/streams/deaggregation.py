@@ -162,6 +162,16 @@ def deaggregate(
     return opened.resolve(hash_range, room.bytes, whole_or_none=kcl)
 
 
+def last_index(data: bytes) -> int:
+    """The sub-sequence number at which a record is processed to its end: 0 unless it is an aggregate of several
+    user records that can be opened."""
+    try:
+        aggregate = deaggregate(data, room=Room(1, len(data)))
+    except BrokenAggregate:
+        return 0
+    return 0 if aggregate is None else aggregate.last_index
+
+
 class _Malformed(Exception):
     """The message is not a valid aggregated record."""
 

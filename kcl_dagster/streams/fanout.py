@@ -56,7 +56,6 @@ class FanoutReader:
         runtime: Runtime,
         bookmark: Bookmark | None = None,
         in_background: bool = True,
-        opens_aggregates: bool = True,
     ) -> None:
         """`in_background`: receive events on a separate thread, so that a deadline is kept on a shard without
         records. False for clients that return at once and may be used on one thread only."""
@@ -70,8 +69,7 @@ class FanoutReader:
         self._continuation = bookmark.iterator if bookmark else None
         self._not_before = self._now() + (bookmark.wait_seconds if bookmark else 0.0)
         self._name = f"{shard_id} of stream {stream}"
-        goes_on = self._continuation is not None
-        self._cut = RangeCut(bounds, self._name, goes_on=goes_on, opens_aggregates=opens_aggregates)
+        self._cut = RangeCut(bounds, self._name, goes_on=self._continuation is not None)
 
         self.millis_behind: int | None = bookmark.millis_behind if bookmark else None
         self.is_ended = False

@@ -69,7 +69,6 @@ class ShardReader:
         runtime: Runtime,
         limits: ShardLimits,
         bookmark: Bookmark | None = None,
-        opens_aggregates: bool = True,
     ) -> None:
         self._client = client
         self._stream = stream
@@ -83,12 +82,7 @@ class ShardReader:
         self._not_before = runtime.clock.monotonic() + (bookmark.wait_seconds if bookmark else 0.0)
         self._page_bytes = 0
         self._failures = 0  # since the last answer
-        self._cut = RangeCut(
-            bounds,
-            f"{shard_id} of stream {stream}",
-            goes_on=self._iterator is not None,
-            opens_aggregates=opens_aggregates,
-        )
+        self._cut = RangeCut(bounds, f"{shard_id} of stream {stream}", goes_on=self._iterator is not None)
 
         self.millis_behind: int | None = None
         self.is_ended = False

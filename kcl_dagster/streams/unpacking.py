@@ -1,4 +1,9 @@
-"""From Kinesis records to the user records of a range. Pure, and on the hot path: columns, not objects."""
+"""From Kinesis records to the user records of a range. Pure, and on the hot path: columns, not objects.
+
+A place in a shard means the same whether aggregates are opened or not: everything through that user record. So an
+aggregate that is left closed has the place of its last user record, and one in which a range begins or ends is
+opened, whatever the setting says. The setting may be changed at any checkpoint.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +13,7 @@ from typing import Any, Final, Protocol
 from kcl_dagster.errors import BrokenAggregate
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.shard import HashRange
-from kcl_dagster.streams.deaggregation import MAGIC, Aggregate, Room, deaggregate
+from kcl_dagster.streams.deaggregation import MAGIC, Aggregate, Room, deaggregate, last_index
 from kcl_dagster.streams.pacing import Allowance
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord, arrival_seconds, millis, sizes_of
@@ -50,6 +55,7 @@ class Unpacker:
     """Opens the records of one range and keeps count. One per range; fed in order, on one thread."""
 
     def __init__(self, bounds: Bounds, hash_range: HashRange | None, *, opens_aggregates: bool = True) -> None:
+        """`opens_aggregates`: False leaves those closed that lie in the range as a whole."""
         self._bounds = bounds
         self._hash_range = hash_range
         self._opens_aggregates = opens_aggregates
@@ -92,7 +98,7 @@ class Unpacker:
         if not rest:
             return True
         data = [record["Data"] for record in rest]
-        if self._opens_aggregates and any(map(bytes.startswith, data, repeat(MAGIC))):
+        if any(map(bytes.startswith, data, repeat(MAGIC))):
             return all(self._unpack_one(record, into, allowance) for record in rest)
         self._add_plain(rest, data, into)
         return True
@@ -100,8 +106,11 @@ class Unpacker:
     def _unpack_one(self, record: StreamRecord, into: Columns, allowance: Allowance | None) -> bool:
         """Whether all of it was taken."""
         data, sequence = record["Data"], record["SequenceNumber"]
-        if not (self._opens_aggregates and data.startswith(MAGIC)):
+        if not data.startswith(MAGIC):
             self._add_one(record, None, into)
+            return True
+        if not self._opens_aggregates and not self._has_edge_in(sequence, last := last_index(data)):
+            self._add_one(record, None, into, last)
             return True
         try:
             aggregate = self._opened(record, allowance)
@@ -119,6 +128,12 @@ class Unpacker:
             self._reach(sequence, aggregate.reached, arrival)
             self._add_parts(aggregate, sequence, arrival, into)
         return is_whole or self._bounds.through is not None
+
+    def _has_edge_in(self, sequence: str, last: int) -> bool:
+        """Whether the range begins or ends inside of an aggregate whose last user record is `last`."""
+        after, through = self._bounds.after, self._bounds.through
+        begins = sequence == after.sequence and after.sub_sequence < last
+        return begins or (through is not None and sequence == through.sequence and through.sub_sequence < last)
 
     def _opened(self, record: StreamRecord, allowance: Allowance | None) -> Aggregate | None:
         """The part of an aggregate that belongs to the range and has room. Raises BrokenAggregate."""
@@ -147,18 +162,18 @@ class Unpacker:
             self.first, self.first_arrival_ms = record["SequenceNumber"], millis(arrival)
         return arrival
 
-    def _add_one(self, record: StreamRecord, problem: str | None, into: Columns) -> None:
-        """A record as it came."""
+    def _add_one(self, record: StreamRecord, problem: str | None, into: Columns, last: int = 0) -> None:
+        """A record as it came; the last user record in it is `last`."""
         data, sequence = record["Data"], record["SequenceNumber"]
-        if self._is_before(sequence, 0):
+        if self._is_before(sequence, last):
             return
         arrival = self._begin(record)
-        self._reach(sequence, 0, arrival)
+        self._reach(sequence, last, arrival)
         self.broken_aggregates += problem is not None
         into.data.append(data)
         into.partition_key.append(record["PartitionKey"])
         into.explicit_hash_key.append(None)
-        into.sub_sequence_number.append(0)
+        into.sub_sequence_number.append(last)
         self._fill(into, 1, [sequence], [arrival], problem, len(data))
 
     def _add_plain(self, page: Sequence[StreamRecord], data: Sequence[bytes], into: Columns) -> None:

@@ -143,7 +143,6 @@ class MemoryEngine:
             runtime=runtime,
             limits=limits,
             bookmark=bookmark,
-            opens_aggregates=self._opens_aggregates,
         )
 
     def _bookmark(self, range_: Range) -> Bookmark | None:

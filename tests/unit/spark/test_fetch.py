@@ -121,6 +121,23 @@ def test_aggregates_are_opened_and_broken_ones_kept_and_counted(kinesis: FakeKin
     assert trailer.through == (sequences[-1], 0)
 
 
+def test_an_aggregate_in_which_a_batch_ended_is_opened_to_its_end_when_others_are_left_closed(
+    kinesis: FakeKinesis,
+) -> None:
+    packed = aggregate([UserRecord("in", b"r%d" % i) for i in range(10)])
+    put(kinesis, packed, b"plain", packed)
+    batches, trailers = run(kinesis, range_(), budget=Budget(6, 10**9, 0.05))
+    read = rows(batches)[shard(0)]
+    assert 0 < len(read) < 10
+    sequence, sub_sequence = trailers[shard(0)].through or ("", 0)
+    batches, trailers = run(kinesis, range_(after=Checkpoint(sequence, sub_sequence)), opens_aggregates=False)
+    read += rows(batches)[shard(0)]
+    assert [row["data"] for row in read] == [*(b"r%d" % i for i in range(10)), b"plain", packed]
+    # What was left closed is processed to its end, so it is not opened when aggregates are opened again.
+    sequence, sub_sequence = trailers[shard(0)].through or ("", 0)
+    assert not rows(run(kinesis, range_(after=Checkpoint(sequence, sub_sequence)))[0])
+
+
 def test_large_batches_are_cut_small(kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_ROWS", 7)
     put(kinesis, *[b"%03d" % i for i in range(50)])

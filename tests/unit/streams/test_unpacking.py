@@ -4,6 +4,7 @@ import pytest
 
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.shard import HashRange
+from kcl_dagster.streams.deaggregation import deaggregate
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
 from kcl_dagster.streams.unpacking import Columns, Unpacker
@@ -103,5 +104,51 @@ def test_an_aggregate_that_holds_nothing_of_ours_still_moves_the_end() -> None:
 def test_aggregates_can_be_left_closed() -> None:
     unpacker, columns = Unpacker(Bounds(TRIM_HORIZON), None, opens_aggregates=False), Columns()
     unpacker.unpack(STREAM, columns)
-    assert columns.sub_sequence_number == [0] * 5
+    assert columns.sequence_number == ["1", "2", "3", "4", "5"]
+    assert columns.sub_sequence_number == [0, 2, 0, 2, 0]  # the last user record in each
     assert columns.data[1] == STREAM[1]["Data"]
+
+
+def test_a_broken_aggregate_is_a_plain_record_where_aggregates_are_left_closed() -> None:
+    unpacker, columns = Unpacker(Bounds(TRIM_HORIZON), None, opens_aggregates=False), Columns()
+    unpacker.unpack([record(1, sealed(b"\x0a\x05abc"))], columns)
+    assert (columns.sub_sequence_number, columns.problem, unpacker.broken_aggregates) == ([0], [None], 0)
+
+
+def user_records(bounds: Bounds, *, opens_aggregates: bool) -> tuple[list[bytes], Unpacker, Columns]:
+    """The payloads of a range, also those in the aggregates that were left closed."""
+    unpacker, columns = Unpacker(bounds, None, opens_aggregates=opens_aggregates), Columns()
+    start, end = bounds.after, bounds.through
+    page = [r for r in STREAM if start.is_sentinel or int(r["SequenceNumber"]) >= int(start.sequence)]
+    unpacker.unpack([r for r in page if end is None or int(r["SequenceNumber"]) <= int(end.sequence)], columns)
+    return [payload for data in columns.data for payload in payloads(data)], unpacker, columns
+
+
+def payloads(data: bytes) -> list[bytes]:
+    opened = deaggregate(data)
+    return [data] if opened is None else list(opened.records.data)
+
+
+EVERYTHING = [b"1", b"2.0", b"2.1", b"2.2", b"3", b"4.0", b"4.1", b"4.2", b"5"]
+
+
+@pytest.mark.parametrize("opened_after", [True, False], ids=["opened after", "closed after"])
+@pytest.mark.parametrize("opened_before", [True, False], ids=["opened before", "closed before"])
+@pytest.mark.parametrize("end", ALL)
+def test_whether_aggregates_are_opened_may_change_at_every_checkpoint(
+    end: str, opened_before: bool, opened_after: bool
+) -> None:
+    before, unpacker, _ = user_records(Bounds(TRIM_HORIZON, at(end)), opens_aggregates=opened_before)
+    assert unpacker.through == at(end)
+    after, _, _ = user_records(Bounds(at(end)), opens_aggregates=opened_after)
+    assert before + after == EVERYTHING
+
+
+@pytest.mark.parametrize("row", range(5))
+def test_a_batch_may_be_cut_behind_each_aggregate_that_was_left_closed(row: int) -> None:
+    _, _, columns = user_records(Bounds(TRIM_HORIZON), opens_aggregates=False)
+    cut = Checkpoint(columns.sequence_number[row], columns.sub_sequence_number[row])
+    for opens in (True, False):
+        before, _, _ = user_records(Bounds(TRIM_HORIZON, cut), opens_aggregates=opens)
+        after, _, _ = user_records(Bounds(cut), opens_aggregates=opens)
+        assert before + after == EVERYTHING
