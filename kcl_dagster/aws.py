@@ -35,7 +35,9 @@ from kcl_dagster.errors import (
     ServiceError,
     Throttled,
 )
+from kcl_dagster.integrity import lacks, verify_answers
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.time_limit import TimeIsOver, within
 
 T = TypeVar("T")
 Client = Any
@@ -43,6 +45,7 @@ Client = Any
 
 CONNECT_SECONDS: Final = 2.0  # a reachable endpoint accepts in milliseconds; more only delays the next attempt
 READ_SECONDS: Final = 5.0  # well above DynamoDB's worst case, well below a lease duration
+TOTAL_SECONDS: Final = CONNECT_SECONDS + READ_SECONDS  # of one call, however its answer arrives
 FIRST_PAUSE: Final = 0.05  # seconds; about one round trip, doubled with every attempt
 LONGEST_PAUSE: Final = 2.0  # seconds; a throttled table recovers within its one-second accounting
 LONGEST_SESSION_NAME: Final = 64  # characters; STS refuses longer names
@@ -139,11 +142,26 @@ _BY_CODE: Final[dict[str, type[RequestRefused]]] = {
 
 
 def call(client: Client, method: str, **parameters: Any) -> dict[str, Any]:
-    """One request, once: `call(client, "update_item", TableName=...)`. Raises only errors of ours."""
+    """One request, once: `call(client, "update_item", TableName=...)`. Raises only errors of ours.
+
+    With a client of `Access.client` it returns within `Access.client`'s `total_seconds`, whatever the service does.
+    An answer that is not whole is none: the error is Unanswered.
+    """
+    limit = getattr(client, _LIMIT, None)
     try:
-        answer: dict[str, Any] = getattr(client, method)(**parameters)
+        answer: dict[str, Any] = (
+            within(limit, lambda: getattr(client, method)(**parameters))
+            if isinstance(limit, float)  # of a stand-in, every attribute may be a method
+            else getattr(client, method)(**parameters)
+        )
     except _BOTOCORES as error:  # not by `mapped_errors`: a generator costs as much as the rest of a cheap call
         raise _translated(error, client, method, parameters) from error
+    except TimeIsOver as error:
+        raise Unanswered(f"no answer to {_where(client, method, parameters)}: {error}") from error
+    missing = lacks(method, parameters, answer)
+    if missing is not None:
+        where = _where(client, method, parameters)
+        raise Unanswered(f"the answer to {where} is not whole: it has no {missing}")
     return answer
 
 
@@ -186,8 +204,7 @@ def pauses(runtime: Runtime) -> Iterator[float]:
 
 
 def _translated(error: Exception, client: Client, method: str, parameters: Mapping[str, Any]) -> KclError:
-    service = _service(client)
-    where = f"{service} {_action(method)}{_resource(parameters)}"
+    service, where = _service(client), _where(client, method, parameters)
     endpoint = getattr(getattr(client, "meta", None), "endpoint_url", None) or service
     match error:
         case botocore_errors.ClientError():
@@ -256,6 +273,10 @@ def _reason(answer: Mapping[str, Any], text: str) -> str:
     return next((_CANCELLATIONS[code] for code in _CANCELLATIONS if code in codes), _CANCELLED)
 
 
+def _where(client: Client, method: str, parameters: Mapping[str, Any]) -> str:
+    return f"{_service(client)} {_action(method)}{_resource(parameters)}"
+
+
 def _service(client: Client) -> str:
     model = getattr(getattr(client, "meta", None), "service_model", None)
     return str(getattr(model, "service_name", None) or "AWS")
@@ -280,6 +301,9 @@ def _resource(parameters: Mapping[str, Any]) -> str:
 # --- clients ---------------------------------------------------------------------------------------------------
 
 _ARNS: Final = "kcl_stream_arns"
+_LIMIT: Final = (
+    "_kcl_total_seconds"  # begins with an underscore: stand-ins know at once that they have no such method
+)
 _NOT_IN_SESSION_NAMES: Final = re.compile(r"[^\w+=,.@-]", re.ASCII)
 _making = threading.Lock()  # botocore sessions are not safe to make clients from in two threads at once
 
@@ -321,12 +345,16 @@ class Access:
         *,
         connect_seconds: float = CONNECT_SECONDS,
         read_seconds: float = READ_SECONDS,
+        total_seconds: float = TOTAL_SECONDS,
         connections: int = 32,
     ) -> Client:
         """A boto3 client with explicit timeouts and without botocore's own retries.
 
         botocore would repeat a conditional write whose answer it lost, and report the repetition's failure as if
         the write had failed. Who repeats what is decided above, request by request.
+
+        `total_seconds` limits `call` by the clock: `read_seconds` is for each read of the socket, and an answer may
+        arrive in as many reads as it has bytes. Answers that are not whole are lost answers.
 
         Raises ConfigurationError when no client can be made of these settings. Sends nothing.
         """
@@ -349,6 +377,8 @@ class Access:
             ) from error
         except (botocore_errors.BotoCoreError, ValueError) as error:  # ValueError: not the URL of an endpoint
             raise ConfigurationError(f"cannot talk to {service}: {error}") from error
+        verify_answers(made)
+        setattr(made, _LIMIT, float(total_seconds))
         if self.stream_arns is not None:
             _name_by_arn(made, self.stream_arns.split())
         return made
@@ -366,12 +396,17 @@ def client(
     *,
     connect_seconds: float = CONNECT_SECONDS,
     read_seconds: float = READ_SECONDS,
+    total_seconds: float = TOTAL_SECONDS,
     connections: int = 32,
     **access: Any,
 ) -> Client:
     """`Access.client` of an access that is described by its fields: `client("kinesis", region="eu-west-1")`."""
     return Access(**access).client(
-        service, connect_seconds=connect_seconds, read_seconds=read_seconds, connections=connections
+        service,
+        connect_seconds=connect_seconds,
+        read_seconds=read_seconds,
+        total_seconds=total_seconds,
+        connections=connections,
     )
 
 

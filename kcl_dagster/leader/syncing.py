@@ -112,6 +112,10 @@ class Syncer:
         """guard: what has to succeed in one transaction with each new lease; see `LeaderLock.guard`."""
         self._guard = guard
         self._creating = threading.Lock()
+        self._looking = threading.Lock()
+        self._groups: frozenset[str] | None = None
+        """The streams with leases, from a scan of this run's own; None until a stream needed it."""
+
         self._application = application
         self._leases = leases
         self._starts = starts
@@ -139,6 +143,7 @@ class Syncer:
 
         order = list(self._states.values())
         order = order[self._next :] + order[: self._next]
+        self._groups = None
         outcomes = list(self._parallel(one, order))
         reached = next((index for index, outcome in enumerate(outcomes) if outcome is None), 0)
         self._next = (self._next + reached) % len(order)
@@ -290,6 +295,17 @@ class Syncer:
                 f"StreamSettings; to begin anew, set creation_epoch={epoch}"
             )
 
+    def _refuse_wrong_scan(self, identifier: StreamIdentifier) -> None:
+        """Raise a StreamError if the stream has leases although the scan of this tick had none: look at the table a
+        second time. A first sync of a stream with leases would create those anew that were cleaned up."""
+        with self._looking:
+            if self._groups is None:
+                self._groups = frozenset(str(lease.stream or "") for lease in self._leases.scan().leases)
+        if _group_of(identifier) in self._groups:
+            raise StreamError(
+                "the first scan of the lease table had none of its leases, and the second one has them"
+            )
+
     def _sync(
         self,
         state: StreamState,
@@ -306,6 +322,8 @@ class Syncer:
         asks = (hole is not None or bool(finished - state.synced_finished)) and now >= state.retry_at
         if not is_due and not asks:
             return StreamOutcome(_sight(state, hole))
+        if not leases:
+            self._refuse_wrong_scan(identifier)
         start = state.start
         assert start is not None
         if not dry:

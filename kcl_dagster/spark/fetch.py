@@ -40,7 +40,8 @@ BATCH_ROWS: Final = 8_000
 BATCH_BYTES: Final = 4 * 1024 * 1024
 # Finished batches that wait for Spark; readers pause when it does not keep up.
 QUEUED_BATCHES: Final = 4
-READ_SECONDS: Final = 15.0  # a page of 10 MiB over a slow line
+READ_SECONDS: Final = 15.0  # between two reads of a page; what keeps a slow line busy is not lost
+PAGE_SECONDS: Final = 60.0  # a page of 10 MiB over a slow line
 CONNECTIONS: Final = 128  # one per reader thread
 
 
@@ -53,7 +54,9 @@ class Connection(Access):
     """
 
     def kinesis(self) -> Client:
-        client = self.client("kinesis", read_seconds=READ_SECONDS, connections=CONNECTIONS)
+        client = self.client(
+            "kinesis", read_seconds=READ_SECONDS, total_seconds=PAGE_SECONDS, connections=CONNECTIONS
+        )
         install(client)
         return client
 

@@ -20,6 +20,7 @@ from kcl_dagster.runtime import Runtime, system
 T = TypeVar("T")
 
 S3_READ_SECONDS: Final = 60.0  # one part of a large object over a slow connection
+S3_TOTAL_SECONDS: Final = 600.0  # a whole object
 DELETE_AT_ONCE: Final = 1000  # the limit of DeleteObjects
 COPIES_AT_ONCE: Final = 8  # S3 does the work, and this process only waits
 S3_REPEAT_SECONDS: Final = (
@@ -445,6 +446,6 @@ def _s3_client(options: S3Options) -> Client:
     """The client for these options, one per process. Two threads that race may create two; one is then unused."""
     client = _s3_clients.get(options)
     if client is None:
-        client = options.client("s3", read_seconds=S3_READ_SECONDS)
+        client = options.client("s3", read_seconds=S3_READ_SECONDS, total_seconds=S3_TOTAL_SECONDS)
         _s3_clients[options] = client
     return client

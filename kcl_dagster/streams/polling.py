@@ -190,11 +190,6 @@ class ShardReader:
             if self._iterator is None:
                 self._iterator = self._find_place()
             answer = call(self._client, "get_records", ShardIterator=self._iterator, Limit=limit, **self._arn)
-            if "Records" not in answer:
-                # botocore takes a body that was cut off for an empty one.
-                raise Unanswered(
-                    f"{self._shard_id} of stream {self._stream}: the answer to GetRecords has no records in it"
-                )
         except ServiceError as error:
             self._recover(error, give_up)
             return None

@@ -52,6 +52,31 @@ def test_children_of_a_split_are_served_and_the_parent_is_deleted_when_they_have
     assert LeaseKey(shard_id(0)) not in town.scan()
 
 
+@pytest.mark.parametrize("answer", [{}, {"Items": [], "Count": 0}], ids=["cut off", "without rows"])
+def test_one_scan_without_leases_makes_no_lease_of_a_shard_that_was_cleaned_up(
+    town: Town, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = running(town)
+    town.split(shard_id(0))
+    worker.finish(shard_id(0))
+    town.step(2)
+    worker.progress(shard_id(4), "100")
+    worker.progress(shard_id(5), "100")
+    town.step(20)
+    before = set(town.scan())
+    assert LeaseKey(shard_id(0)) not in before
+    empty = [1]
+
+    def scan(**request: Any) -> Any:
+        return dict(answer) if empty and empty.pop() else real(**request)
+
+    real = town.dynamodb.scan
+    monkeypatch.setattr(town.dynamodb, "scan", scan, raising=False)
+    town.tick()
+    assert not empty
+    assert set(town.scan()) == before
+
+
 def test_a_merged_shard_is_served_once_and_both_parents_go(town: Town) -> None:
     worker = running(town)
     town.kinesis.merge_shards(StreamName="orders", ShardToMerge=shard_id(0), AdjacentShardToMerge=shard_id(1))

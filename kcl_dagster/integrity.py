@@ -1,0 +1,91 @@
+"""Whether an answer of AWS arrived whole.
+
+botocore takes a body that was cut off for an empty one: of a Scan, for a table without rows; of a GetItem, for a
+row that does not exist. A connection that ends early and a proxy that rewrites the length both cut bodies off. So
+each answer is compared with its length and its checksum before botocore parses it, and has to be complete JSON.
+"""
+
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from botocore.parsers import ResponseParserError
+
+LENGTH: Final = "content-length"
+CHECKSUM: Final = "x-amz-crc32"  # DynamoDB sends it with each answer
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])  # looks at each byte and makes nothing of the values
+_REFUSED: Final = 300  # the first HTTP status of an answer that is no success
+
+# One of these members is in each answer.
+_MEMBERS: Final[dict[str, tuple[str, ...]]] = {
+    "scan": ("Items", "Count"),
+    "query": ("Items", "Count"),
+    "update_item": ("Attributes",),  # if it was asked for
+    "describe_table": ("Table",),
+    "get_records": ("Records",),
+    "list_shards": ("Shards",),
+}
+
+
+def lacks(method: str, request: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
+    """The member without which the answer to this request cannot be whole; None if nothing is missing.
+
+    A second check, for clients that `verify_answers` was not installed in. A GetItem may be answered by nothing at
+    all: the row does not exist.
+    """
+    members = _MEMBERS.get(method)
+    if members is None or any(member in answer for member in members):
+        return None
+    if method == "update_item" and request.get("ReturnValues") != "ALL_NEW":
+        return None
+    return members[0]
+
+
+def verify_answers(client: Any) -> None:
+    """Make this client raise ResponseParserError instead of parsing an answer that is not whole. Only of services
+    that answer in JSON: the length of other answers may be that of a body which was not asked for."""
+    model = client.meta.service_model
+    if model.metadata.get("protocol") == "json":
+        client.meta.events.register_first(
+            f"before-parse.{model.service_id.hyphenize()}", _verify, unique_id="kcl-dagster-whole-answers"
+        )
+
+
+def _verify(
+    operation_model: Any,
+    response_dict: Mapping[str, Any],
+    customized_response_dict: Mapping[str, Any],
+    **_context: object,
+) -> None:
+    """Called by botocore between the HTTP answer and its parser."""
+    body = response_dict["body"]
+    if not isinstance(body, bytes):  # a stream of events, each with a length and a checksum of its own
+        return
+    if customized_response_dict:  # a handler of one operation parsed the whole body, and has replaced it
+        return
+    output = operation_model.output_shape
+    may_be_empty = output is None or not output.members
+    problem = fault_of(body, response_dict["headers"], response_dict["status_code"], may_be_empty=may_be_empty)
+    if problem is not None:
+        raise ResponseParserError(f"the answer to {operation_model.name} is not whole: {problem}")
+
+
+def fault_of(body: bytes, headers: Mapping[str, str], status: int, *, may_be_empty: bool) -> str | None:
+    """Why a body cannot be the whole answer; None if it can."""
+    length = headers.get(LENGTH)
+    if length is not None and length.isdigit() and int(length) != len(body):
+        return f"{len(body)} of {length} bytes arrived"
+    checksum = headers.get(CHECKSUM)
+    if checksum is not None and checksum.isdigit() and int(checksum) != zlib.crc32(body):
+        return "its checksum does not match"
+    is_refused = status >= _REFUSED
+    if not body:
+        return None if may_be_empty or is_refused else "its body is empty"
+    if is_refused and not body.lstrip().startswith(b"{"):
+        return None  # the page of a proxy: its text tells more than that it is no JSON
+    try:
+        _OBJECT.decode(body)
+    except msgspec.MsgspecError:
+        return f"its {len(body)} bytes are not a complete JSON object"
+    return None
