@@ -264,7 +264,8 @@ class Tick:
         self.sight = sight.with_created(self.synced.created).without(lease.key for lease in not_ours)
         problems = self.synced.errors
         if not self.dry:
-            notes, more = self.leader.former.run(self.synced.former, self.started + share)
+            current = self.leader.syncer.identifiers()
+            notes, more = self.leader.former.run(self.synced.former, current, self.started + share)
             self.notes += notes
             problems += more
         return "; ".join(problems) or None

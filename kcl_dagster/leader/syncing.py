@@ -43,6 +43,12 @@ class StreamState:
     settings: StreamSettings
     identifier: StreamIdentifier | None = None
     start: StartPosition | None = None
+    asked_at: float = 0.0
+    """Monotonic: when the service last described the stream."""
+
+    newer: dict[StreamIdentifier, float] = field(default_factory=dict)
+    """Since when (monotonic) there are leases of a stream of this name that was created later."""
+
     horizon: float = 0.0
     """Epoch seconds: the stream has no older record, or not for long."""
 
@@ -171,6 +177,10 @@ class Syncer:
             if state.shards
         }
 
+    def identifiers(self) -> dict[str, StreamIdentifier]:
+        """The streams that were described in this process, by name."""
+        return {name: state.identifier for name, state in self._states.items() if state.identifier is not None}
+
     def _state_of(self, lease: Lease) -> StreamState | None:
         if lease.stream is None:
             return next(iter(self._states.values()))
@@ -191,8 +201,12 @@ class Syncer:
         if (stream.creation_epoch or 0) > (
             state.identifier.creation_epoch or 0
         ) and not state.settings.creation_epoch:
-            # Another leader has seen that the stream was created anew, and we have not.
-            state.due_at = self._clock.monotonic()
+            # Another leader has seen that the stream was created anew, and we have not. If the service says again
+            # which stream it is, the other leader asks elsewhere, or did so.
+            now = self._clock.monotonic()
+            if state.asked_at > state.newer.setdefault(stream, now):
+                return True
+            state.due_at = now
             return False
         return True
 
@@ -231,6 +245,7 @@ class Syncer:
             identifier = StreamIdentifier.single(settings.name)
         if identifier != state.identifier:
             self._states[settings.name] = state = StreamState(settings, identifier)
+        state.asked_at = self._clock.monotonic()
         self._refuse_disputed(state, identifier, epoch, grouped)
         now = facts.answered if facts.answered is not None else self._clock.now()
         oldest = now - facts.retention_hours * _SECONDS_PER_HOUR

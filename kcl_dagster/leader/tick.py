@@ -105,7 +105,7 @@ class Leader:
         )
         self.mover = Mover(tables.leases, application.policy, runtime.clock, parallel)
         self.cleaner = Cleaner(tables.leases, tables.workers, runtime.clock)
-        self.former = FormerStreams(tables.leases, tables.starts, streams, runtime.clock)
+        self.former = FormerStreams(tables.leases, runtime.clock)
         self.unread = UnreadWatch(application, tables.starts, streams, runtime.clock, parallel)
         self.launches = LaunchBook(application.fleet.lifetime)
         self.failures = FailureCount()

@@ -58,7 +58,9 @@ class Status:
 
     @property
     def open_leases(self) -> list[Lease]:
-        return [lease for lease in self.leases if not lease.is_finished]
+        """Leases that are to be read."""
+        former = former_streams(self.application, self.leases)
+        return [lease for lease in self.leases if not lease.is_finished and lease.stream not in former]
 
     @property
     def living(self) -> Mapping[WorkerId, WorkerRow]:
@@ -89,6 +91,8 @@ class Status:
             return "finished"
         if lease in self.unserved:
             return "unserved"
+        if lease.stream in former_streams(self.application, self.leases):
+            return "former"
         if lease.actual_owner is None:
             return "paused" if self.is_paused(lease) else "at rest"
         if lease.key in self.why_stopped:
@@ -287,6 +291,23 @@ def read_status(
         return found
     starts = StartTable(dynamodb, application, layout, runtime)
     return replace(found, unread=unread.arrivals(found.without_worker, application.streams[0].name, starts))
+
+
+def former_streams(application: Application, leases: Sequence[Lease]) -> frozenset[StreamIdentifier]:
+    """Streams whose leases are kept for their checkpoints alone: those that the application does not read, and of
+    several that had one name all but the one that has it now. That is the one of which a lease has an owner,
+    because the leader releases the leases of the others; if there is none, or more than one, the youngest."""
+    streams: dict[tuple[str, str | None], dict[StreamIdentifier, bool]] = {}
+    for lease in leases:
+        if lease.stream is not None:
+            owned = streams.setdefault((lease.stream.name, lease.stream.account), {})
+            owned[lease.stream] = owned.get(lease.stream, False) or lease.owner is not None
+    names = {stream.name for stream in application.streams}
+    former: set[StreamIdentifier] = set()
+    for (name, _), owned in streams.items():
+        now = max(owned, key=lambda stream: (owned[stream], stream.creation_epoch or 0))
+        former |= {stream for stream in owned if name not in names or stream != now}
+    return frozenset(former)
 
 
 def refuse_other_streams(application: Application, dynamodb: Client, runtime: Runtime) -> None:

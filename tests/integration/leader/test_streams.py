@@ -16,7 +16,8 @@ from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.attributes import START_POSITION
 from kcl_dagster.tables.layout import create_tables
 from kcl_dagster.tables.places import Layout
-from tests.integration.leader.town import Town, Worker, shard_id
+from kcl_dagster.testing.kinesis import FakeKinesis
+from tests.integration.leader.town import Client, Town, Worker, shard_id
 
 FLEET = FleetSettings(max_workers=3, shards_per_worker=100)
 
@@ -27,6 +28,10 @@ def running(town: Town) -> Worker:
     town.step(2)
     assert len(worker.shards()) == len(town.owners())
     return worker
+
+
+def held_by(worker: Worker) -> list[LeaseKey]:
+    return [holding.key for holding in worker.holdings.holdings()]
 
 
 def in_order(town: Town) -> list[str]:
@@ -338,16 +343,16 @@ def test_a_stream_that_is_added_is_read_and_one_that_is_taken_out_keeps_its_chec
     assert len(worker.shards()) == 7
 
 
-def test_leases_of_a_stream_that_is_gone_are_deleted() -> None:
+def test_leases_of_a_stream_that_is_gone_are_kept() -> None:
+    """Where the leader asks in the wrong region, a stream is gone, too."""
     town = Town(many("orders", "clicks"), shards={"orders": 2, "clicks": 2})
     running(town)
     town.application = many("orders")
     town.restart_leader()
     town.kinesis.delete_stream(StreamName="clicks")
-    town.step(6)
-    assert by_stream(town) == {"orders": 2, "clicks": 2}, "one answer is not enough"
-    town.step(14)
-    assert by_stream(town) == {"orders": 2}
+    town.step(40)
+    assert by_stream(town) == {"orders": 2, "clicks": 2}
+    assert all(lease.owner is None for lease in town.scan().values() if lease.stream.name == "clicks")  # type: ignore[union-attr]
 
 
 def test_a_stream_that_was_made_anew_is_another_stream() -> None:
@@ -356,8 +361,9 @@ def test_a_stream_that_was_made_anew_is_another_stream() -> None:
     town.kinesis.delete_stream(StreamName="orders")
     town.clock.advance(5.0)
     town.kinesis.create_stream(StreamName="orders", ShardCount=1)
-    town.until(lambda report: len(town.scan()) == 1)
-    [lease] = town.scan().values()
+    old = {lease.stream for lease in town.scan().values()}
+    town.until(lambda report: len(town.scan()) == 3)
+    [lease] = [lease for lease in town.scan().values() if lease.stream not in old]
     assert lease.stream is not None
     assert lease.stream.creation_epoch == int(
         town.kinesis.describe_stream_summary(StreamName="orders")["StreamDescriptionSummary"][
@@ -366,6 +372,31 @@ def test_a_stream_that_was_made_anew_is_another_stream() -> None:
     )
     town.step(3)
     assert worker.shards() == [shard_id(0)]
+    assert held_by(worker) == [lease.key]
+
+
+def test_a_leader_that_asks_the_wrong_region_loses_no_checkpoint() -> None:
+    """A younger stream has the same name there, as in a copy for tests."""
+    town = Town(many("orders"), shards={"orders": 3})
+    worker = running(town)
+    for number in range(3):
+        worker.progress(shard_id(number), str(100 + number))
+    checkpoints = {key: lease.checkpoint for key, lease in town.scan().items()}
+    here, elsewhere = town.kinesis, Client(FakeKinesis(town.clock), town.clock)
+    town.clock.advance(5.0)
+    elsewhere.create_stream(StreamName="orders", ShardCount=2)
+    town.kinesis = elsewhere
+    town.restart_leader()
+    notes = [note for _ in range(60) for note in town.step().notes]
+    [told] = [note for note in notes if "another stream has the name" in note]
+    assert "all 3 keep their checkpoints" in told
+    assert {key: lease.checkpoint for key, lease in town.scan().items() if key in checkpoints} == checkpoints
+    assert not set(held_by(worker)) & checkpoints.keys()
+    town.kinesis = here
+    town.restart_leader()
+    town.step(5)
+    assert set(held_by(worker)) == checkpoints.keys(), "and the leases of the other one are given back"
+    assert {key: lease.checkpoint for key, lease in town.scan().items() if key in checkpoints} == checkpoints
 
 
 def test_a_leader_that_has_not_heard_of_the_new_stream_leaves_its_leases_alone() -> None:
@@ -440,7 +471,7 @@ def test_leases_of_a_stream_with_a_configured_epoch_are_kept_when_it_is_taken_ou
     assert "815" in {str(lease.checkpoint) for lease in town.scan().values()}
     town.kinesis.delete_stream(StreamName="clicks")
     town.step(40)
-    assert by_stream(town) == {"orders": 1}
+    assert by_stream(town) == {"orders": 1, "clicks": 2}
 
 
 @pytest.mark.audit("A6")

@@ -11,15 +11,18 @@ import pytest
 from rich.console import Console
 
 from kcl_dagster import aws, cli
+from kcl_dagster.application import Application
 from kcl_dagster.errors import TableNotFound, Throttled
 from kcl_dagster.leader.liveness import CLOCK_TOLERANCE, KCL_ROW_SECONDS, MISSED_BEATS
 from kcl_dagster.model.checkpoint import Checkpoint
-from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stored import BatchCounts
+from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.operations.pausing import pause
 from kcl_dagster.operations.status import Status, read_status
 from kcl_dagster.operations.unread import Unread
 from kcl_dagster.operations.watching import view, watch
+from kcl_dagster.tables.places import LayoutKind
 from tests.unit.operations.conftest import ANNA, STREAM, Shop
 
 A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
@@ -252,6 +255,30 @@ def test_after_a_power_cut_no_lease_is_served_and_the_lag_grows(shop: Shop) -> N
     [worker] = status.to_document()["workers"]
     assert (worker["alive"], worker["state"]) == (False, "gone")
     assert "2 open leases, 2 unserved, 0 workers, 21600.0 s behind" in shown(view(status))
+
+
+@pytest.mark.parametrize("owned", ["old", "young", None])
+def test_leases_of_former_streams_are_not_unserved(shop: Shop, owned: str | None) -> None:
+    """Of two streams that had one name, the one is read whose leases have owners, be it the older one."""
+    streams = {
+        "old": StreamIdentifier("orders", "123456789012", 100),
+        "young": StreamIdentifier("orders", "123456789012", 200),
+        "left": StreamIdentifier("clicks", "123456789012", 100),
+    }
+    application = Application(name="many-app", streams=("orders",), multi_stream=True)
+    leases = [
+        Lease(
+            LeaseKey(stream.lease_key(str(A))),
+            str(A),
+            checkpoint=Checkpoint("1"),
+            stream=stream,
+            owner=ANNA if name == owned else None,
+        )
+        for name, stream in streams.items()
+    ]
+    status = Status(application, LayoutKind.SINGLE, None, leases, (), (), shop.clock.now())
+    assert [lease.stream for lease in status.unserved] == [streams[owned or "young"]]
+    assert [status.state_of(lease) for lease in leases].count("former") == 2
 
 
 @pytest.mark.audit("F2")
