@@ -25,6 +25,7 @@
     ├── BatchError                a batch could not be processed
     │   ├── BatchContentChanged   Spark would have evaluated other records than were pinned
     │   ├── BrokenAggregate       a KPL record with a good checksum and a bad body
+    │   ├── CodeExited            the consumer's code called sys.exit
     │   ├── ProcessLost           Spark lost a process that worked on the batch
     │   ├── ProcessingTimeout     the consumer's code ran for longer than it may
     │   ├── RecordRefused         a record holds a value that the sink cannot store
@@ -150,6 +151,11 @@ class BatchContentChanged(BatchError):
 
 class BrokenAggregate(BatchError):
     """A KPL aggregate has a good checksum and a body that cannot be parsed."""
+
+
+class CodeExited(BatchError):
+    """The consumer's code raised `SystemExit`, as `sys.exit` does, while it worked on a batch. It fails the batch
+    and does not end the worker."""
 
 
 class ProcessLost(BatchError):

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from kcl_dagster import errors
 from kcl_dagster.errors import (
+    CodeExited,
     ConfigurationError,
     KclError,
     ProcessingTimeout,
@@ -44,7 +45,7 @@ def class_of(error: BaseException) -> ErrorClass:
     match error:
         case RecordRefused():
             return ErrorClass.RECORD
-        case TransformError() | ProcessingTimeout():
+        case TransformError() | ProcessingTimeout() | CodeExited():
             return ErrorClass.CODE
         case SinkError():
             return ErrorClass.SINK
@@ -65,7 +66,7 @@ def is_of_code(text: str) -> bool:
     kind = getattr(errors, found[0], None) if found is not None else None
     if kind is None or not issubclass(kind, KclError):
         return True
-    return issubclass(kind, (RecordRefused, TransformError, ProcessingTimeout))
+    return issubclass(kind, (RecordRefused, TransformError, ProcessingTimeout, CodeExited))
 
 
 def depends_on_records(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kcl_dagster.errors import ProcessingTimeout, RecordRefused, SinkError
+from kcl_dagster.errors import CodeExited, ProcessingTimeout, RecordRefused, SinkError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
@@ -94,13 +94,14 @@ class ProcessingWatch:
     def running(self, leases: Collection[LeaseKey]) -> Iterator[None]:
         """Around the consumer's code. Raises ProcessingTimeout in place of what an interruption made it raise. What
         the sink says of itself or of a record is no consequence of it: a sink that was slow and then failed is no
-        reason to set records aside."""
+        reason to set records aside. Raises CodeExited in place of SystemExit, which would end the worker and take
+        all its shards away, and then those of the next owner."""
         work = self._work = _Work(leases, self.clock.monotonic())
         try:
             yield
         except (SinkError, RecordRefused):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if work.attempts and self._is_given_up:
                 raise SinkError("the batch was given up: the worker stops and has lost its leases") from error
             if work.attempts:
@@ -109,6 +110,10 @@ class ProcessingWatch:
                     f"the consumer's code was cancelled after {ran:.0f} s, more than max_process_seconds="
                     f"{self.limit:g}"
                 ) from error
+            if isinstance(error, SystemExit):
+                # A message may quote a record. The place in the code, which is told with the error, has it.
+                status = f"status {error.code}" if isinstance(error.code, int) else "no status"
+                raise CodeExited(f"the consumer's code raised SystemExit with {status}") from error
             raise
         finally:
             self._work = None

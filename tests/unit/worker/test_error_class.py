@@ -13,6 +13,7 @@ CASES: list[tuple[BaseException, ErrorClass, bool]] = [
     (UnicodeDecodeError("utf-8", b"\xe9", 0, 1, "invalid"), ErrorClass.CODE, True),
     (ProcessorFailed("KeyError", "x"), ErrorClass.CODE, True),
     (errors.ProcessingTimeout("x"), ErrorClass.CODE, True),
+    (errors.CodeExited("x"), ErrorClass.CODE, True),
     (errors.TransformError("x"), ErrorClass.CODE, False),
     (errors.SinkError("x"), ErrorClass.SINK, False),
     (errors.Unavailable("x"), ErrorClass.PLATFORM, False),

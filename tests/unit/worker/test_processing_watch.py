@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from typing import Any
@@ -132,6 +133,29 @@ def test_what_fails_by_itself_keeps_its_error() -> None:
     watch = ProcessingWatch(FakeClock(), limit=30.0)
     with pytest.raises(ValueError, match="mine"), watch.running([KEY]):
         raise ValueError("mine")
+
+
+def test_code_that_calls_exit_fails_its_batch_and_not_the_worker() -> None:
+    world = World(batch={"failure": {"action": "skip", "attempts": 2}})
+    run = world.worker("w1")
+    world.assign(run)
+    run.worker.start()
+    run.engine.limit = 100
+    world.stream.put(A, *"ab!cd")
+
+    def refuse(data: list[tuple[str, int, str]]) -> None:
+        if any(text == "!" for _, _, text in data):
+            sys.exit("a record is not for me")
+
+    run.sink.refuses = refuse
+    for _ in range(60):
+        run.round()
+        world.clock.advance(1)
+    assert "".join(text for _, _, text in sorted(world.store.everything())) == "abcd"
+    assert run.kinds().count(EventKind.RECORD_SKIPPED) == 1
+    failed = next(event for event in run.events if event.kind is EventKind.BATCH_FAILED)
+    assert "CodeExited" in failed.message
+    assert "test_processing_watch.py" in failed.message, "where in the code it was called"
 
 
 @pytest.mark.audit("B2")
