@@ -70,6 +70,29 @@ def columns_of(footer: pq.FileMetaData, most: int) -> Iterator[tuple[str, list[p
             yield name, [group.column(index) for group in groups]
 
 
+def has_readable_bounds(chunk: pq.ColumnChunkMetaData) -> bool:
+    """Whether Python can hold the bounds of a column. A text may not be UTF-8, and Spark and Parquet know dates and
+    times beyond the year 9999, such as milliseconds that were read as seconds."""
+    try:
+        if chunk.statistics is not None and chunk.statistics.has_min_max:
+            _ = chunk.statistics.min, chunk.statistics.max
+    except (ValueError, OverflowError):
+        return False
+    except NotImplementedError:  # a type whose bounds are read in another way, such as a decimal's
+        return True
+    return True
+
+
+def names_without_bounds(footer: pq.FileMetaData) -> set[str]:
+    """The paths of the columns, also inside of others, whose bounds Python cannot hold."""
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    return {
+        footer.schema.column(index).path
+        for index in range(footer.num_columns)
+        if not all(has_readable_bounds(group.column(index)) for group in groups)
+    }
+
+
 def null_counts(footer: pq.FileMetaData) -> dict[str, int]:
     """How many nulls each column has that is no list, map or struct."""
     return {

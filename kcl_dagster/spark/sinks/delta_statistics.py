@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pyarrow.parquet as pq
 
-from kcl_dagster.spark.parquet_file import columns_of
+from kcl_dagster.spark.parquet_file import columns_of, has_readable_bounds
 
 INDEXED_COLUMNS: Final = 32  # Delta's default: statistics of more columns cost every reader of the log
 LONGEST_TEXT: Final = 32  # characters of a bound
@@ -28,10 +28,9 @@ def delta_statistics(footer: pq.FileMetaData, columns: int = INDEXED_COLUMNS) ->
         if not all(found is not None and found.has_null_count for found in statistics):
             continue
         nulls[name] = sum(found.null_count for found in statistics)
-        try:
-            bounds = [(found.min, found.max) for found in statistics if found.has_min_max]
-        except UnicodeDecodeError:  # a text that is none: no reader could compare with it
+        if not all(map(has_readable_bounds, chunks)):  # a reader without the bounds does not skip the file
             continue
+        bounds = [(found.min, found.max) for found in statistics if found.has_min_max]
         filled = sum(found.num_values > 0 for found in statistics)
         low, high = _least(bounds), _greatest(bounds)
         if len(bounds) == filled and low is not None and high is not None:

@@ -7,6 +7,7 @@ pyiceberg, which would add the files again on top of whatever came in between.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,7 @@ from pyspark.sql import DataFrame
 from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
-from kcl_dagster.spark.parquet_file import read_footer
+from kcl_dagster.spark.parquet_file import names_without_bounds, read_footer
 from kcl_dagster.spark.partitioning import PartitionTerm, partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.completeness import (
@@ -288,6 +289,8 @@ def _name_mapping(table: "Table") -> dict[str, str]:
 
 def _data_file(table: "Table", partitions: IcebergPartitions, file: WrittenFile, root: str) -> "DataFile":
     from pyiceberg.io.pyarrow import (
+        MetricModeTypes,
+        MetricsMode,
         compute_statistics_plan,
         data_file_statistics_from_parquet_metadata,
         parquet_path_to_id_mapping,
@@ -295,11 +298,14 @@ def _data_file(table: "Table", partitions: IcebergPartitions, file: WrittenFile,
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 
     _target(table, str(partitions.table)).check_nulls(file.footer)
-    schema = table.schema()
+    schema, footer = table.schema(), read_footer(file.footer)
+    plan, ids = compute_statistics_plan(schema, table.properties), parquet_path_to_id_mapping(schema)
+    for name in names_without_bounds(footer):
+        column = plan[ids[name]]
+        if column.mode != MetricsMode(MetricModeTypes.NONE):
+            plan[ids[name]] = replace(column, mode=MetricsMode(MetricModeTypes.COUNTS))
     statistics = data_file_statistics_from_parquet_metadata(
-        parquet_metadata=read_footer(file.footer),
-        stats_columns=compute_statistics_plan(schema, table.properties),
-        parquet_column_mapping=parquet_path_to_id_mapping(schema),
+        parquet_metadata=footer, stats_columns=plan, parquet_column_mapping=ids
     )
     return DataFile.from_args(
         content=DataFileContent.DATA,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import ConfigurationError, RecordRefused
 from kcl_dagster.spark.partitioning import PartitionTerm
 from kcl_dagster.spark.sinks.layout import table_folder
 from kcl_dagster.spark.sinks.split import distinct
@@ -121,7 +121,13 @@ class IcebergPartitions:
             column = pc.floor_temporal(column, unit="hour")
         few, places = distinct(column)
         transform = field.transform.transform(self.schema.find_type(field.source_id))
-        values = [None if value is None else transform(value) for value in few.to_pylist()]
+        try:
+            values = [None if value is None else transform(value) for value in few.to_pylist()]
+        except (ValueError, OverflowError) as error:  # a year beyond 9999
+            raise RecordRefused(
+                f"partition column {self._source(field)} has a value of type {column.type} that {field.transform} "
+                f"cannot be evaluated for ({type(error).__name__})"
+            ) from error
         kind = column.type if _keeps_type(field) else pa.int32()
         return pc.take(pa.array(values, kind), places)
 

@@ -318,6 +318,31 @@ def test_bounds_hold_for_every_value() -> None:
     assert found["nullCount"]["i"] == 1
 
 
+# Milliseconds that were read as seconds, in the year 57971; and a day of the year 275760.
+FAR_TIME = pa.array([1767225600000 * 10**6, None], pa.timestamp("us", "UTC"))
+FAR_DAY = pa.array([10**8, None], pa.int32()).cast(pa.date32())
+
+
+def test_dates_and_times_that_python_does_not_know_have_no_bounds() -> None:
+    found = json.loads(
+        delta_statistics(
+            footer_of(i=pa.array([1, 2]), at=FAR_TIME, local=FAR_TIME.cast("timestamp[us]"), day=FAR_DAY)
+        )
+    )
+    assert found["minValues"] == {"i": 1}
+    assert found["maxValues"] == {"i": 2}
+    assert found["nullCount"] == {"i": 0, "at": 1, "local": 1, "day": 1}
+
+
+def test_a_table_holds_dates_and_times_that_python_does_not_know(tmp_path: Path) -> None:
+    there = sink(tmp_path)
+    for number in (1, 2):
+        batch = output({"x": [1, 2]}).append_column("at", FAR_TIME).append_column("day", FAR_DAY)
+        store(there, batch, number=number)
+    read = DeltaTable(str(tmp_path)).to_pyarrow_table()
+    assert read["at"].cast(pa.int64()).to_pylist() == [1767225600000 * 10**6, None] * 2
+
+
 def test_no_more_columns_have_statistics_than_the_table_wants() -> None:
     footer = footer_of(a=pa.array([1]), b=pa.array([2]), c=pa.array([3]))
     assert list(json.loads(delta_statistics(footer, 2))["minValues"]) == ["a", "b"]

@@ -199,6 +199,29 @@ def test_a_partition_that_cannot_be_is_named(entry: str) -> None:
         PartitionTerm.parse(entry)
 
 
+# Milliseconds that were read as seconds: in the year 57971.
+FAR_TIME = pa.array([1767225600000 * 10**6, None], TIME)
+
+
+def test_a_table_holds_times_that_python_does_not_know(tmp_path: Path) -> None:
+    there = sink(tmp_path)
+    store(there, output({"at": FAR_TIME, "i": pa.array([1, 2])}))
+    table = there._catalog.load_table(IDENTIFIER)
+    assert table.scan().to_arrow()["at"].cast(pa.int64()).to_pylist() == [1767225600000 * 10**6, None]
+    [metrics] = table.inspect.files()["readable_metrics"].to_pylist()
+    assert (metrics["i"]["lower_bound"], metrics["i"]["upper_bound"]) == (1, 2)
+    assert (metrics["at"]["lower_bound"], metrics["at"]["null_value_count"]) == (None, 1)
+
+
+@pytest.mark.parametrize("transform", ["at", "bucket(4, at)", "day(at)"])
+def test_a_time_that_python_does_not_know_is_the_failure_of_its_record_in_a_partition(
+    tmp_path: Path, transform: str
+) -> None:
+    there = sink(tmp_path, [transform])
+    with pytest.raises(RecordRefused, match=r"partition column at has a value of type timestamp"):
+        store(there, output({"at": FAR_TIME}))
+
+
 def test_what_was_parsed_is_not_sent_to_executors() -> None:
     partitions = IcebergPartitions(
         "t", PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "a")).model_dump_json(), "{}"
