@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kcl_dagster.aws import Access, Client
-from kcl_dagster.errors import BatchError, KclError
+from kcl_dagster.errors import BatchError, EndpointUnreachable, KclError
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.schema import ARROW_SCHEMA, LEASE_KEY, PROGRESS, PROGRESS_TYPE
 from kcl_dagster.spark.sealing import seal
@@ -42,6 +43,10 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 QUEUED_BATCHES: Final = 4
 READ_SECONDS: Final = 15.0  # between two reads of a page; what keeps a slow line busy is not lost
 PAGE_SECONDS: Final = 60.0  # a page of 10 MiB over a slow line
+# After the time of the batch is over, a shard that takes longer than this for one answer is not waited for: it may
+# arrive byte by byte.
+LATE_SECONDS: Final = 15.0
+LOOK_SECONDS: Final = 0.5  # between two looks for such shards
 CONNECTIONS: Final = 128  # one per reader thread
 
 
@@ -158,34 +163,70 @@ def fetch(plan: FetchPlan, task: int, client: Client, runtime: Runtime) -> Itera
     attempt = runtime.new_id()
     yield _proofs([(shard.range, None) for shard in shards], attempt)
     output: queue.Queue[pa.RecordBatch | _Done] = queue.Queue(QUEUED_BATCHES)
-    stop = threading.Event()
     allowance = plan.allowance(task)
     deadline = runtime.clock.monotonic() + plan.budget.seconds
-    readers = [
-        threading.Thread(
-            target=_read,
-            args=(plan, shard, allowance, deadline, client, runtime, output, stop),
-            name=f"kcl-read-{shard.range.shard_id}",
-            daemon=True,
-        )
+    attempts = {
+        shard.range.lease: _Attempt(shard.range, runtime, deadline) for shard in shards if shard.failure is None
+    }
+    trailers: dict[LeaseKey, tuple[Range, Trailer | None]] = {
+        shard.range.lease: (shard.range, Trailer(failure=shard.failure))
         for shard in shards
-        if shard.failure is None
-    ]
-    trailers: list[tuple[Range, Trailer | None]] = [
-        (shard.range, Trailer(failure=shard.failure)) for shard in shards if shard.failure is not None
-    ]
-    for reader in readers:
-        reader.start()
+        if shard.failure is not None
+    }
+    for shard in shards:
+        if shard.failure is None:
+            threading.Thread(
+                target=_read,
+                args=(plan, shard, allowance, deadline, client, runtime, output, attempts[shard.range.lease]),
+                name=f"kcl-read-{shard.range.shard_id}",
+                daemon=True,
+            ).start()
     try:
         while len(trailers) < len(shards):
-            item = output.get()
-            if isinstance(item, _Done):
-                trailers.append((item.range, item.trailer))
-            else:
+            try:
+                item = output.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                for late in [one for key, one in attempts.items() if key not in trailers and one.is_late]:
+                    late.stop.set()
+                    trailers[late.range.lease] = (late.range, Trailer(failure=said_of(late.error())))
+                continue
+            if not isinstance(item, _Done):
                 yield item
+            elif item.range.lease not in trailers:  # given up in the moment in which it was done
+                trailers[item.range.lease] = (item.range, item.trailer)
     finally:
-        stop.set()
-    yield _proofs(trailers, attempt)
+        for started in attempts.values():
+            started.stop.set()
+    yield _proofs(list(trailers.values()), attempt)
+
+
+class _Attempt:
+    """How a reader gets on. Written on its thread, looked at on the task's."""
+
+    def __init__(self, range_: Range, runtime: Runtime, deadline: float) -> None:
+        self.range = range_
+        self.stop = threading.Event()
+        self._clock = runtime.clock
+        self._deadline = deadline
+        self._went_on_at = runtime.clock.monotonic()
+
+    def is_stopped(self) -> bool:
+        """Asked by the reader before each request."""
+        self.went_on()
+        return self.stop.is_set()
+
+    def went_on(self) -> None:
+        self._went_on_at = self._clock.monotonic()
+
+    @property
+    def is_late(self) -> bool:
+        return self._clock.monotonic() - max(self._went_on_at, self._deadline) > LATE_SECONDS
+
+    def error(self) -> KclError:
+        return EndpointUnreachable(
+            f"{self.range.shard_id} of stream {self.range.stream.name}: no answer has arrived for "
+            f"{self._clock.monotonic() - self._went_on_at:.0f} s; the other shards go on without it"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,16 +243,17 @@ def _read(
     client: Client,
     runtime: Runtime,
     output: "queue.Queue[pa.RecordBatch | _Done]",
-    stop: threading.Event,
+    attempt: _Attempt,
 ) -> None:
     """Body of a reader thread. Whatever happens, the last thing it puts out is a `_Done`: a shard that cannot be
     read, be it by a mistake of ours, keeps no other from being read."""
-    range_ = shard.range
+    range_, stop = shard.range, attempt.stop
 
     def put(item: pa.RecordBatch | _Done) -> None:
         while not stop.is_set():
             with suppress(queue.Full):
                 output.put(item, timeout=0.2)
+                attempt.went_on()
                 return
 
     try:
@@ -220,7 +262,7 @@ def _read(
         reader = _reader(plan, shard, bounds, client, runtime)
         columns, flushed = Columns(), 0
         opening = range_.window.opening() if range_.window is not None else allowance
-        for page in reader.pages(allowance, deadline, stop.is_set):
+        for page in reader.pages(allowance, deadline, attempt.is_stopped):
             is_whole = unpacker.unpack_from(reader, page, columns, opening)
             if len(columns) >= BATCH_ROWS or unpacker.bytes - flushed >= BATCH_BYTES:
                 for batch in record_batches(range_, columns):

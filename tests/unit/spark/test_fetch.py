@@ -199,6 +199,37 @@ def test_a_fault_of_ours_is_the_failure_of_its_shard_alone(
     assert trailers[shard(1)].records == 1
 
 
+def test_a_shard_whose_page_does_not_arrive_fails_and_the_others_go_on(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LATE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
+    may_return = threading.Event()
+
+    class Dripping:
+        def get_shard_iterator(self, **request: Any) -> Any:
+            return (
+                {"ShardIterator": "i"} if request["ShardId"] == shard(0) else kinesis.get_shard_iterator(**request)
+            )
+
+        def get_records(self, **request: Any) -> Any:
+            if request["ShardIterator"] == "i":
+                assert may_return.wait(30), "the fetch waits for a page that does not arrive"
+                return {"Records": [], "MillisBehindLatest": 0}
+            return kinesis.get_records(**request)
+
+    put(kinesis, b"a", shard=1)
+    try:
+        batches, trailers = run(Dripping(), range_(0), range_(1))
+    finally:
+        may_return.set()
+    failure = trailers[shard(0)].failure
+    assert failure is not None
+    assert failure[0] == "EndpointUnreachable"
+    assert trailers[shard(1)].records == 1
+    assert [row["data"] for row in rows(batches)[shard(1)]] == [b"a"]
+
+
 def test_a_task_that_is_abandoned_stops_its_readers(kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_ROWS", 1)
     put(kinesis, *[b"x"] * 100)
