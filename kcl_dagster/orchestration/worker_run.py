@@ -119,6 +119,7 @@ class WorkerRun:
         )
         return replace(
             opened_for,
+            code=self.consumer.code_version,
             windows=self.consumer.windows,
             event_time=self.consumer.event_time,
             allowed_lateness=round(self.consumer.allowed_lateness.total_seconds()),

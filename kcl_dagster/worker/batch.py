@@ -58,7 +58,8 @@ class Range:
     any more."""
 
     losses: int = 0
-    """Owners of the lease that were lost while they wrote the pinned batch; see `Pin`."""
+    """Owners of the lease whose process ended while they wrote the pinned batch with the code of this worker, where
+    another owner has pinned it; see `Pin`."""
 
     @property
     def is_pinned(self) -> bool:

@@ -7,9 +7,10 @@ slowly), or narrow the range, half by half, to the record that fails, and dead-l
 sink or the platform fails, the same leases are tried together again, then in halves, so that one lease that
 cannot be stored does not hold up the others; a lease that has used up `outage_attempts` is stopped and tried
 once a minute.
-A batch that was begun and neither stored nor failed may have ended the process of its worker. The pin counts such
-losses, over all owners of the lease: with one of them it is written alone, with two of them it is narrowed before
-it is written, whatever the policy, and so are its pieces with the next loss. A lone record that is left meets the
+A batch that was begun and neither stored nor failed, and whose owner did not give the lease up, may have ended
+the process of its worker. The pin counts such losses, over all owners of the lease that run the same version of the
+code: with two of them it is written alone, with three of them it is narrowed before it is written, whatever the
+policy, and so are its pieces with the next loss. A lone record that is left meets the
 policy; where that is to stop, it is tried at long intervals, because each attempt may cost a worker.
 Order is never given up: nothing after a failing record is read before it was dealt with.
 """
@@ -30,8 +31,8 @@ from kcl_dagster.worker.error_text import brief
 FIRST_PAUSE = 0.5  # seconds; a task that failed by chance is back before anybody notices
 LONGEST_PAUSE = 60.0  # a repaired sink or a new deploy is noticed within a minute
 TOGETHER_ATTEMPTS = 5  # an outage of ten seconds costs its leases nothing but time; a longer one splits the batch
-LOSSES_TO_ISOLATE = 1  # an inherited batch with this many losses is written without other leases
-LOSSES_TO_NARROW = 2  # with this many, it is narrowed before it is written; pieces begin with as many
+LOSSES_TO_ISOLATE = 1  # counted before the last owner of the batch: it is written without other leases
+LOSSES_TO_NARROW = 3  # with this many, it is narrowed before it is written; pieces begin with one less
 LOSS_PAUSE = 300.0  # seconds until a lone record that was lost is tried again; doubled with every loss
 LONGEST_LOSS_PAUSE = 3600.0
 

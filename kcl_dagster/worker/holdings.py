@@ -12,8 +12,8 @@ guessed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 
 from kcl_dagster.errors import KclError, LeaseLost
 from kcl_dagster.model.checkpoint import Checkpoint
@@ -22,6 +22,7 @@ from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.leases import CaughtUp, LeaseTable
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
+from kcl_dagster.worker.pending import pin_of
 from kcl_dagster.worker.throughput import Throughput
 
 
@@ -58,6 +59,7 @@ class _Held:
     handoff_since: float | None = None
     stored_through: int | None = None
     in_doubt: bool = False  # a write was sent, and its outcome is not known
+    pinned: int | None = None  # the number of the batch that this owner pinned last
 
 
 GoesOn = Callable[[WorkerId], bool]
@@ -197,6 +199,7 @@ class Holdings:
         held = self._find(key, token)
         with held.lock:
             self._ready_to_go_on(held, token)
+            held.pinned = batch
             sent = self._runtime.clock.monotonic()
             with self._dropping(held):
                 prepared = self._table.prepare(
@@ -292,6 +295,7 @@ class Holdings:
             if self._held.get(key) is not held:
                 return False
             self._forget(held)
+            self._mark_left(held)
             passed = self.pass_on(held.lease)
         if passed is None:
             self._tell(EventKind.LEASE_LOST, "another worker or the leader ended the handoff", key)
@@ -321,13 +325,32 @@ class Holdings:
             if self._held.get(key) is not held:
                 return False
             if unless_pinned and held.busy and held.lease.pending_checkpoint is not None:
+                self._mark_left(held)  # the process may be killed before its batch ends
                 return False
             self._forget(held)
+            self._mark_left(held)
             inherited = heir is not None and self._bequeath(held.lease, heir)
             done = inherited or self._release(held.lease)
         if done:
             self._tell(EventKind.LEASE_RELEASED, f"given to {heir}" if inherited else "given up", key)
         return done
+
+    def _mark_left(self, held: _Held) -> None:
+        """Write to the pin of a batch that this worker has begun that the worker leaves it: a batch that hangs or
+        waits for its next attempt ends no process. If the write fails, the next owner counts a loss."""
+        pin = pin_of(held.lease)
+        if pin is None or pin.left or held.pinned != pin.number or held.lease.pending_checkpoint is None:
+            return
+        sent = self._runtime.clock.monotonic()
+        with suppress(KclError), self._dropping(held):
+            left = self._table.prepare(
+                held.lease,
+                held.lease.pending_checkpoint,
+                state=replace(pin, left=True).to_state(),
+                batch=pin.number,
+                caught_up=_catching_up(held),
+            )
+            held.lease, held.written_at, held.trusted_until = left, sent, sent + self._duration
 
     def _bequeath(self, lease: Lease, heir: WorkerId) -> bool:
         """Assign the lease to `heir`. The write is conditional on the counter, too: if this worker was paused and

@@ -179,6 +179,7 @@ class Worker(Generic[D]):
             StreamIdentifier.single(application.streams[0].name),
             around.resolved_start,
             lambda: first_number_at(self._service_time()),
+            around.code,
         )
         shard_ends = ShardEnds(around.leases, around.list_shards)
         rules = self._window_rules()
@@ -188,7 +189,14 @@ class Worker(Generic[D]):
                 reading, self.holdings, around.processors, planner, shard_ends, around.dead_letters, rules
             )
         poison = PoisonHandling(
-            self.holdings, failures, around.dead_letters, around.sink, self._clock, self.tell, rules
+            self.holdings,
+            failures,
+            around.dead_letters,
+            around.sink,
+            self._clock,
+            self.tell,
+            rules,
+            code=around.code,
         )
         return BatchProtocol(
             self._reading(around.engine, failures),
@@ -222,6 +230,7 @@ class Worker(Generic[D]):
                 budget=self.settings.budget,
                 on_data_loss=application.batch.on_data_loss,
                 prefetch=application.batch.prefetch,
+                code=self._around.code,
             ),
             holdings=self.holdings,
             engine=reader,

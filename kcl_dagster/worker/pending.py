@@ -4,7 +4,7 @@ Any KCL application may leave a pending checkpoint of its own. Only one that car
 the lease's newest batch, is a batch of ours that has to be repeated exactly.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -13,6 +13,7 @@ from kcl_dagster.model.checkpoint import is_sequence_number
 from kcl_dagster.model.lease import Lease, LeaseKey
 
 MOST_LOSSES: Final = 1000  # more were not written by a worker
+MOST_CODE: Final = 64  # characters; a longer version was not written by a worker
 
 
 class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
@@ -20,22 +21,42 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     first: str | None = None
     instead_of: int | None = None
     losses: int | msgspec.UnsetType = msgspec.UNSET
+    code: str | msgspec.UnsetType = msgspec.UNSET
+    left: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
     """`first`: the sequence number of the batch's first record. Where the batch began may have left the stream by
     the time it is repeated, as on a shard that was quiet for long; its own records have not. `instead_of`: the
-    number of the failing batch that this one is a piece of. `losses`: owners of the lease that began to write the
-    batch and did not get as far as its end or its failure, as when their process ended."""
+    number of the failing batch that this one is a piece of. `losses`: owners of the lease whose process ended while
+    they wrote the batch, before the one that wrote this pin. `code`: the version of the consumer's code with which
+    that owner writes it; None: not known. `left`: that owner gave the lease up in an orderly way, so it is no loss.
+    """
 
     number: int
     first: str | None = None
     instead_of: int | None = None
     losses: int = 0
+    code: str | None = None
+    left: bool = False
 
     def to_state(self) -> bytes:
-        return msgspec.json.encode(_Mark(self.number, self.first, self.instead_of, self.losses or msgspec.UNSET))
+        mark = _Mark(
+            self.number,
+            self.first,
+            self.instead_of,
+            self.losses or msgspec.UNSET,
+            self.code or msgspec.UNSET,
+            self.left or msgspec.UNSET,
+        )
+        return msgspec.json.encode(mark)
+
+    def inherited(self, code: str | None) -> "Pin":
+        """The pin as the next owner writes it, which runs the version `code`. The owner that wrote this one counts
+        as lost, unless it gave the lease up. Losses under another version say nothing about this one."""
+        losses = 0 if code != self.code else self.losses + (not self.left)
+        return replace(self, losses=min(losses, MOST_LOSSES), code=code, left=False)
 
 
 def pin_of(lease: Lease) -> Pin | None:
@@ -49,7 +70,8 @@ def pin_of(lease: Lease) -> Pin | None:
     if mark.kcl_dagster != lease.batch or (mark.first is not None and not is_sequence_number(mark.first)):
         return None
     losses = 0 if isinstance(mark.losses, msgspec.UnsetType) else min(max(0, mark.losses), MOST_LOSSES)
-    return Pin(mark.kcl_dagster, mark.first, mark.instead_of, losses)
+    code = None if isinstance(mark.code, msgspec.UnsetType) else mark.code[:MOST_CODE]
+    return Pin(mark.kcl_dagster, mark.first, mark.instead_of, losses, code or None, mark.left is True)
 
 
 class OwnPins:

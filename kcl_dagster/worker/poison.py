@@ -35,6 +35,8 @@ class PoisonHandling:
     on_event: OnEvent = ignore
     rules: WindowRules | None = None
     own: OwnPins = field(default_factory=OwnPins)
+    code: str | None = None
+    """The version of the consumer's code."""
 
     def treat(
         self, fetched: Fetched[Any], progress: Progress, holding: Holding, part: Part, error: Exception
@@ -58,7 +60,7 @@ class PoisonHandling:
         losses = progress.range.losses
         if losses < LOSSES_TO_NARROW or self.own.has(holding.key, holding.token, part.number):
             return None
-        error = ProcessLost(f"{losses} workers ended while they wrote batch {part.number}")
+        error = ProcessLost(f"the processes of {losses} workers ended while they wrote batch {part.number}")
         try:
             middle = _middle(fetched, progress)
             verdict = self.failures.verdict_of_loss(holding.key, losses, can_narrow=middle is not None)
@@ -120,7 +122,7 @@ class PoisonHandling:
     def _narrow(self, progress: Progress, holding: Holding, middle: Checkpoint) -> None:
         """Pin the first half instead. What attempts at the whole have left goes when it is written. Of a range
         that ended processes, the pieces are narrowed with the next loss."""
-        losses = min(progress.range.losses, LOSSES_TO_NARROW)
+        losses = LOSSES_TO_NARROW - 1 if progress.range.losses >= LOSSES_TO_NARROW else 0
         self._pin_instead(progress, holding, middle, losses)
         if progress.through is not None:
             self.failures.narrowed(holding.key, progress.through, is_lost=losses > 0)
@@ -140,7 +142,7 @@ class PoisonHandling:
         old one, and a sink must be able to tell them apart."""
         failed = progress.range
         first_number = failed.number if failed.instead_of is None else failed.instead_of
-        pin = Pin(failed.number + 1, progress.first, first_number, losses)
+        pin = Pin(failed.number + 1, progress.first, first_number, losses, self.code)
         self.holdings.prepare(holding.key, holding.token, through, pin.to_state(), pin.number)
         self.own.wrote(holding.key, holding.token, pin.number)
 

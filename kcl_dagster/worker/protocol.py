@@ -126,8 +126,8 @@ class BatchProtocol(Generic[D]):
 
     def _prepare(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
         """Pin the batch on its leases; what may be written. A batch that a former owner pinned counts one loss
-        more: that owner did not get as far as its end. After an unknown outcome the lease is asked again
-        before its next write, and read through the pin if that is what it says."""
+        more, unless that owner gave the lease up or ran another version of the code. After an unknown outcome the
+        lease is asked again before its next write, and read through the pin if that is what it says."""
         read = {progress.range.lease: progress for progress in found}
         refused = errors_of(self.for_each, lambda key: self._pin(this.holdings[key], read[key]), read)
         for key, error in refused.items():
@@ -138,17 +138,18 @@ class BatchProtocol(Generic[D]):
         return [progress for key, progress in read.items() if key not in refused]
 
     def _pin(self, holding: Holding, progress: Progress) -> None:
+        code = self.reading.settings.code
         if progress.range.is_pinned:
             # The answer to the last write of a pin may have been lost, and the row may hold another one.
             pin = pin_of(self.holdings.settled(holding.key, holding.token))
             if pin is not None and pin.number == progress.range.number:
                 if not self.poison.own.has(holding.key, holding.token, pin.number):
-                    self._write_pin(holding, progress, replace(pin, losses=pin.losses + 1))
+                    self._write_pin(holding, progress, pin.inherited(code))
                 return
             if pin is not None:
                 raise BatchError(f"{holding.key} is pinned to batch {pin.number}, not to {progress.range.number}")
-        losses = LOSSES_TO_NARROW if self.reading.failures.is_lost(holding.key) else 0
-        self._write_pin(holding, progress, Pin(progress.range.number, progress.first, losses=losses))
+        losses = LOSSES_TO_NARROW - 1 if self.reading.failures.is_lost(holding.key) else 0
+        self._write_pin(holding, progress, Pin(progress.range.number, progress.first, losses=losses, code=code))
 
     def _write_pin(self, holding: Holding, progress: Progress, pin: Pin) -> None:
         end = progress.through or progress.range.after

@@ -34,6 +34,8 @@ class Planner:
     single_stream: StreamIdentifier
     resolved_start: ResolvedStart
     first_number: FirstNumber
+    code: str | None = None
+    """The version of the consumer's code."""
 
     def plan(self, lease: Lease, until: Checkpoint | None = None) -> Range:
         """The next range of a lease that may be read: pinned to a batch that was begun, else open, or no further
@@ -43,7 +45,7 @@ class Planner:
         pin = pin_of(lease)
         if pin is not None:
             through, number, first = lease.pending_checkpoint, pin.number, pin.first
-            instead_of, losses = pin.instead_of, pin.losses
+            instead_of, losses = pin.instead_of, pin.inherited(self.code).losses
         else:
             through = until if until is not None and after < until else None
             number, first, instead_of = lease.batch + 1 if lease.batch else self.first_number(), None, None

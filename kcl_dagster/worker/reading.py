@@ -34,6 +34,8 @@ class RoundSettings:
     budget: Budget
     on_data_loss: Literal["stop", "continue"] = "stop"
     prefetch: bool = True
+    code: str | None = None
+    """The version of the consumer's code; None: not known."""
 
 
 @dataclass(slots=True)

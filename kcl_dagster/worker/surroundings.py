@@ -105,6 +105,9 @@ class Surroundings(Generic[D]):
     list_shards: ListShards
     engine: Engine[D]
     sink: Sink[D]
+    code: str | None = None
+    """The version of the consumer's code. Losses of a batch count for the version under which they happened."""
+
     processors: Seats[Read] | None = None
     """Where set, shards are given to record processors, and neither the engine nor the sink is used."""
 

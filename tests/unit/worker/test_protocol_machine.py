@@ -13,6 +13,9 @@ from tests.unit.worker.kit import Killed, Run, World
 
 WORKERS = 3
 MOST_SHARDS = 7
+MOST_ROUNDS = (
+    600  # of three seconds: a record that ended three workers is tried after five minutes, later after ten
+)
 workers = st.integers(0, WORKERS - 1)
 picks = st.integers(0, 99)
 
@@ -174,7 +177,7 @@ class Consumption(RuleBasedStateMachine):
     def teardown(self) -> None:
         """At the end one worker finishes everything. A batch that ended several workers has to wait first."""
         last = self.new_worker()
-        for _ in range(60):
+        for _ in range(MOST_ROUNDS):
             for lease in self.leases():
                 if lease.actual_owner != last.id or lease.in_handoff:
                     self.world.assign(last, lease.key)
