@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from kcl_dagster.folder import misspelt
+
 Seconds = Annotated[float, Field(gt=0)]
 
 # Dagster's sensor loop wakes every five seconds and compares with the start of the last tick, so an interval
@@ -342,6 +344,10 @@ class FailurePolicy(_Settings):
     def _has_a_place(self) -> Self:
         if self.action is FailureAction.DEAD_LETTER and not self.dead_letter_path:
             msg = "action dead_letter needs dead_letter_path"
+            raise ValueError(msg)
+        reason = None if self.dead_letter_path is None else misspelt(self.dead_letter_path)
+        if reason is not None:
+            msg = f"dead_letter_path: {reason}"
             raise ValueError(msg)
         return self
 

@@ -193,39 +193,57 @@ class _Found:
 
 
 def _found(options: argparse.Namespace) -> _Found:
-    """Loads the project. The connection is that of the definitions in which the consumer is, or else of the only
-    KclResource in its module."""
+    """Loads the project. The connection is that of the definitions that are named, or of those that were built of
+    the consumer that is named, or else that of the only KclResource in its module.
+
+    Raises ConfigurationError if definitions with different connections were built of the consumer.
+    """
     found = _load(options.target)
     if isinstance(found, Application):
         return _Found(found)
     from dagster import Definitions
 
     from kcl_dagster.orchestration.consumer import Consumer
-    from kcl_dagster.orchestration.definitions import built
+    from kcl_dagster.orchestration.definitions import built_of, built_with
     from kcl_dagster.orchestration.resources import KclResource
-    from kcl_dagster.orchestration.translator import identifier
 
     if not isinstance(found, (Consumer, Definitions)) and callable(found):
         found = found()  # a function that makes the definitions, such as one decorated with dg.definitions
-    resources = dict(found.resources or {}) if isinstance(found, Definitions) else {}
+    resources: dict[str, Any] = {}
+    known: Built | None
     if isinstance(found, Definitions):
-        sensors = {sensor.name for sensor in found.sensors or ()}
-        inside = {name: one for name, one in built().items() if f"{identifier(name)}_leader" in sensors}
-        name = options.application or next(iter(inside), None)
+        resources = dict(found.resources or {})
+        inside = built_of(found)
+        name: str = options.application or next(iter(inside), "")
         if name not in inside or (len(inside) > 1 and not options.application):
             names = ", ".join(sorted(inside)) or "none"
             raise ConfigurationError(f"{options.target} has the applications {names}: say which with --application")
-        found = inside[name].consumer
-    if not isinstance(found, Consumer):
+        known = inside[name]
+        found = known.consumer
+    elif isinstance(found, Consumer):
+        known = _only(options, built_with(found))
+    else:
         raise ConfigurationError(
             f"{options.target} is neither a consumer nor an Application nor Definitions: {type(found).__name__}"
         )
-    known = built().get(found.application.name)
-    resource = None if known is None else known.resource
-    if resource is None:
+    resource = None if known is None else resources.get(known.kcl_key) or known.resource
+    if not isinstance(resource, KclResource):
         beside = [one for one in vars(_module(options.target)).values() if isinstance(one, KclResource)]
         resource = beside[0] if len(beside) == 1 else None
     return _Found(found.application, found, resource, known, resources)
+
+
+def _only(options: argparse.Namespace, made: "Sequence[Built]") -> "Built | None":
+    """What was built of a consumer. If that is several definitions, they must have the same resources."""
+    if not made:
+        return None
+    newest = made[-1]
+    if any((one.kcl_key, one.resources) != (newest.kcl_key, newest.resources) for one in made):
+        raise ConfigurationError(
+            f"{options.target} is the consumer of {len(made)} definitions, whose resources differ: name one of "
+            "these definitions as module:attribute"
+        )
+    return newest
 
 
 def _seconds(text: str) -> float:

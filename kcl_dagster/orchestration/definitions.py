@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster import AssetKey, DefaultSensorStatus, Definitions
+from dagster import AssetKey, DefaultSensorStatus, Definitions, SensorDefinition
 
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.folder import misspelt
 from kcl_dagster.orchestration.assets import build_kcl_asset_specs
 from kcl_dagster.orchestration.catch_up import build_kcl_catch_up_job, build_kcl_catch_up_schedule
 from kcl_dagster.orchestration.check_definitions import build_kcl_checks
@@ -62,6 +63,9 @@ def build_kcl_definitions(
     if not consumers:
         raise ConfigurationError("build_kcl_definitions needs at least one consumer: @kcl_consumer makes one")
     _refuse_clashes(consumers)
+    reason = None if exports is None else misspelt(exports)
+    if reason is not None:
+        raise ConfigurationError(f"exports: {reason}")
     translator = translator or KclTranslator()
     # Two applications may read one stream, which is one asset.
     specs = {spec.key: spec for consumer in consumers for spec in build_kcl_asset_specs(consumer, translator)}
@@ -87,9 +91,15 @@ def build_kcl_definitions(
         for consumer in consumers
         if consumer.application.batch.failure.dead_letter_path is not None
     ]
+    given = {spark_key: _LOCAL_SPARK, **(resources or {})}
+    sensors = {
+        c.application.name: build_kcl_leader_sensor(
+            c, job=jobs[c.application.name], translator=translator, kcl_key=kcl_key, default_status=leads
+        )
+        for c in consumers
+    }
     for consumer in consumers:
-        given = {spark_key: _LOCAL_SPARK, **(resources or {})}
-        _BUILT[consumer.application.name] = Built(
+        _BUILT[sensors[consumer.application.name]] = Built(
             consumer, given.get(kcl_key), given, kcl_key, spark_key, translator
         )
     return Definitions(
@@ -100,17 +110,8 @@ def build_kcl_definitions(
         asset_checks=[build_kcl_checks(c, translator, kcl_key=kcl_key) for c in consumers],
         jobs=[*jobs.values(), *bounded.values(), *(pruning for _, _, pruning in prunings), *operations, *letters],
         schedules=schedules,
-        sensors=[
-            build_kcl_leader_sensor(
-                c,
-                job=jobs[c.application.name],
-                translator=translator,
-                kcl_key=kcl_key,
-                default_status=leads,
-            )
-            for c in consumers
-        ],
-        resources={spark_key: _LOCAL_SPARK, **(resources or {})},
+        sensors=list(sensors.values()),
+        resources=given,
     )
 
 
@@ -128,12 +129,41 @@ class Built:
     translator: KclTranslator = field(default_factory=KclTranslator)
 
 
-_BUILT: dict[str, Built] = {}
+# By the leader sensor. An application's name does not identify definitions: a module may make several of one
+# application, for several accounts or regions.
+_BUILT: dict[SensorDefinition, Built] = {}
 
 
-def built() -> Mapping[str, Built]:
-    """By application, the newest. For the command line: a `Definitions` does not say what it was built of."""
-    return dict(_BUILT)
+def built_of(definitions: Definitions) -> Mapping[str, Built]:
+    """What these definitions were built of, by application. For the command line: `Definitions` does not say.
+
+    The leader sensor is the same object in definitions that were merged. Dagster copies it where a component's
+    definitions are loaded: then its name decides.
+
+    Raises ConfigurationError where the name was used for consumers that differ.
+    """
+    by_name: dict[str, list[Built]] = {}
+    for known, made in _BUILT.items():
+        by_name.setdefault(known.name, []).append(made)
+    found: dict[str, Built] = {}
+    for sensor in definitions.sensors or ():
+        candidates = [_BUILT[sensor]] if sensor in _BUILT else by_name.get(sensor.name, [])
+        if not candidates:
+            continue
+        newest = candidates[-1]
+        name = newest.consumer.application.name
+        if any(one.consumer != newest.consumer or one.kcl_key != newest.kcl_key for one in candidates):
+            raise ConfigurationError(
+                f"application {name} was built several times, of consumers that differ, and these definitions do "
+                "not say which of them they have: name the result of build_kcl_definitions"
+            )
+        found[name] = newest
+    return found
+
+
+def built_with(consumer: Consumer) -> Sequence[Built]:
+    """What was built of a consumer in this process; several times if several definitions have it."""
+    return [one for one in _BUILT.values() if one.consumer is consumer]
 
 
 def _streams(consumers: Sequence[Consumer], translator: KclTranslator) -> set[AssetKey]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.folder import misspelt
 from kcl_dagster.orchestration.metadata import TABLE_NAME, URI
 from kcl_dagster.orchestration.secret_options import refuse_literals, refuse_secret_in, resolved
 from kcl_dagster.worker.batch import Batch, Sink
@@ -85,7 +87,7 @@ def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
 
             kcl.parquet("s3://lake/clicks", partition_by=["day"])
     """
-    refuse_secret_in(path, "kcl.parquet")
+    _refuse_path(path, "kcl.parquet")
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
         from kcl_dagster.spark.sinks.parquet import ParquetSink
@@ -113,7 +115,7 @@ def delta(
 
             kcl.delta("s3://lake/clicks", storage_options={"AWS_REGION": "eu-west-1"})
     """
-    refuse_secret_in(path, "kcl.delta")
+    _refuse_path(path, "kcl.delta")
     refuse_literals(
         storage_options or {},
         _DELTA,
@@ -188,6 +190,13 @@ def iceberg(
 def processors(factory: Callable[..., Any], processes: int | None = None) -> SinkChoice:
     """Record processors as the KCL knows them, one per shard: what `kcl_consumer` makes of a decorated class."""
     return SinkChoice("python", getattr(factory, "__qualname__", repr(factory)), _never, factory, processes)
+
+
+def _refuse_path(path: str, owner: str) -> None:
+    refuse_secret_in(path, owner)
+    reason = misspelt(path)
+    if reason is not None:
+        raise ConfigurationError(f"the path of {owner}: {reason}")
 
 
 def _never(transform: Transform, s3: Connection) -> Sink[Any]:

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from kcl_dagster.aws import Access, Client, RequestRefused, Unanswered, call, mapped_errors, retried
 from kcl_dagster.errors import AccessDenied, ConfigurationError, ServiceError, Unsafe
+from kcl_dagster.folder import misspelt
 from kcl_dagster.runtime import Runtime, system
 
 T = TypeVar("T")
@@ -110,8 +111,12 @@ def open_store(url: str, s3: S3Options | None = None) -> "LocalStore | S3Store":
     """The store at a local path, `file://` or `s3://bucket/prefix`."""
     # The rules for URLs do not apply: in an S3 key and in a file name, `#`, `?` and `%` are ordinary characters.
     scheme, has_scheme, rest = url.partition("://")
+    reason = misspelt(url)
+    if reason is not None:
+        raise ConfigurationError(reason)
     if not has_scheme:
-        return LocalStore(str(Path(url.removeprefix("file:")).absolute()))
+        path = Path(url.removeprefix("file:"))
+        return LocalStore(str(path.absolute()), is_relative=not path.is_absolute())
     if scheme == "file":
         return LocalStore(str(Path(f"/{rest.partition('/')[2]}").absolute()))
     if scheme in ("s3", "s3a", "s3n"):
@@ -147,6 +152,8 @@ class LocalStore:
     """A directory that the driver and all executors share."""
 
     root: str
+    is_relative: bool = field(default=False, compare=False, kw_only=True)
+    """Whether it was named relative to the folder in which this process was started."""
 
     def too_long(self, path: str) -> str | None:
         *folders, name = path.split("/")

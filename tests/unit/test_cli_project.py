@@ -3,6 +3,7 @@
 import json
 import sys
 import textwrap
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,47 @@ BESIDE = """
 
     connection = EmulatorResource(endpoint_url="{endpoint}", region_name="eu-south-2")
 """
+TWICE = """
+    import warnings
+
+    import kcl_dagster as kcl
+    from kcl_dagster.testing import EmulatorResource
+
+
+    def consumer(lake, application="cli-twice"):
+        @kcl.kcl_consumer(application=application, stream="orders", sink=kcl.parquet(lake))
+        def orders(records):
+            return records
+
+        return orders
+
+
+    def here(region):
+        return {{"kcl": EmulatorResource(endpoint_url="{endpoint}", region_name=region)}}
+
+
+    shared = consumer("s3://shared/orders")
+    staging = kcl.build_kcl_definitions(consumer("s3://staging/orders"), resources=here("eu-north-1"))
+    production = kcl.build_kcl_definitions(consumer("s3://production/orders"), resources=here("us-east-2"))
+    one = kcl.build_kcl_definitions(shared, resources=here("eu-north-1"))
+    other = kcl.build_kcl_definitions(shared, resources=here("us-east-2"))
+    again = kcl.build_kcl_definitions(shared, resources=other.resources)
+    alone = kcl.build_kcl_definitions(consumer("s3://alone/orders", "{unique}"), resources=here("eu-west-3"))
+
+
+    def copied(definitions):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return definitions.with_definition_metadata_update(lambda metadata: metadata)
+
+
+    def copy_of_staging():
+        return copied(staging)
+
+
+    def copy_of_alone():
+        return copied(alone)
+"""
 
 
 @pytest.fixture
@@ -61,8 +103,9 @@ def project(aws: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> s
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name, text in (("cli_project", PROJECT), ("cli_beside", BESIDE)):
-        Path(f"{name}.py").write_text(textwrap.dedent(text).format(endpoint=aws.endpoint_url))
+    unique = f"cli-{uuid.uuid4().hex[:8]}"
+    for name, text in (("cli_project", PROJECT), ("cli_beside", BESIDE), ("cli_twice", TWICE)):
+        Path(f"{name}.py").write_text(textwrap.dedent(text).format(endpoint=aws.endpoint_url, unique=unique))
         monkeypatch.delitem(sys.modules, name, raising=False)
     return "cli_project"
 
@@ -87,6 +130,10 @@ def streams(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
         (["cli_project:merged", "--application", "cli-payments"], "ap-south-1", "payments"),
         (["cli_beside:orders"], "eu-south-2", "orders"),
         (["cli_project:orders", "--region", "us-west-2"], "us-west-2", "orders"),
+        (["cli_twice:staging"], "eu-north-1", "orders"),
+        (["cli_twice:production"], "us-east-2", "orders"),
+        (["cli_twice:one"], "eu-north-1", "orders"),
+        (["cli_twice:copy_of_alone"], "eu-west-3", "orders"),
     ],
 )
 @pytest.mark.usefixtures("project")
@@ -96,12 +143,22 @@ def test_a_verb_uses_the_connection_of_the_project(
     assert streams(capsys, *arguments) == [f"arn:aws:kinesis:{region}:123456789012:stream/{stream}"]
 
 
+@pytest.mark.usefixtures("project")
+def test_a_verb_uses_the_sink_of_the_definitions_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["rights", "cli_twice:staging", "--component", "executor"]) == 0
+    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    (objects,) = [one["Resource"] for one in printed["Statement"] if one["Sid"] == "Objects"]
+    assert objects == ["arn:aws:s3:::staging/orders/*"]
+
+
 @pytest.mark.audit("F6")
 @pytest.mark.parametrize(
     ("target", "message"),
     [
         ("cli_project:merged", "cli-orders, cli-payments: say which with --application"),
         ("cli_project:nothing", "has the applications none"),
+        ("cli_twice:shared", "the consumer of 3 definitions, whose resources differ: name one"),
+        ("cli_twice:copy_of_staging", "was built several times, of consumers that differ"),
         ("cli_project:PROJECT", "cannot be loaded"),
         ("cli_project:kcl", "neither a consumer nor an Application nor Definitions"),
     ],

@@ -6,6 +6,7 @@ are needed stands in `operations.rights`.
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from kcl_dagster import aws
@@ -13,7 +14,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.errors import AccessDenied, CredentialsRefused, EndpointUnreachable, KclError, Throttled
 from kcl_dagster.operations.doctor.finding import Finding, fail, not_looked, ok, warn
 from kcl_dagster.operations.rights import RIGHTS, Deployment, Target, When
-from kcl_dagster.spark.storage import Store
+from kcl_dagster.spark.storage import LocalStore, Store
 from kcl_dagster.tables.attributes import OWNER, OWNER_INDEX
 from kcl_dagster.tables.places import Place
 
@@ -76,15 +77,41 @@ def creation_right(client: aws.Client, table: str) -> Finding:
 
 
 def sink_right(name: str, store: Store, probe_id: str) -> Finding:
-    """By a small file, under a name that readers pass over, which is removed again."""
+    """By a small file, under a name that readers pass over, which is removed again, and so are folders that were
+    made for it."""
     path = f"_kcl_dagster_doctor.{probe_id}"
+    made = _missing_folders(store)
     try:
         store.put(path, b"written by kcl-dagster doctor, and safe to delete")
         store.delete([path])
     except (KclError, OSError) as error:
         do = f"allow this machine to write and delete files below {store.root}; kcl-dagster rights has the policy"
         return fail(name, f"{store.root} cannot be written: {error}", do)
+    finally:
+        _remove_empty(made)
+    if isinstance(store, LocalStore) and store.is_relative:
+        return warn(
+            name,
+            f"{store.root} can be written, and its path is relative: a process that starts in another folder "
+            "writes to another place",
+            "say an absolute path, or s3://bucket/prefix",
+        )
     return ok(name, f"{store.root} can be written")
+
+
+def _missing_folders(store: Store) -> list[Path]:
+    """Folders that do not exist and that a first file would make, the deepest first."""
+    if not isinstance(store, LocalStore):
+        return []
+    root = Path(store.root)
+    return [folder for folder in (root, *root.parents) if not folder.exists()]
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Not those that a worker has stored files in meanwhile."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def unprobed(application: Application) -> Iterator[Finding]:

@@ -370,6 +370,19 @@ def test_a_local_sink_is_probed_the_same_way(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_probe_leaves_no_folder_behind(tmp_path: Path) -> None:
+    examine(healthy(), stores={"sink": lambda: open_store(f"{tmp_path}/lake/orders")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sink_at_a_relative_path_is_doubted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = examine(healthy(), stores={"sink": lambda: open_store("lake"), "dead letters": Lake}).findings
+    assert [f.verdict for f in found if f.check == "sink"] == [Verdict.WARN]
+    (doubt,) = [f.says for f in found if f.check == "sink"]
+    assert f"{tmp_path}/lake can be written, and its path is relative" in doubt
+
+
 @pytest.mark.audit("F5")
 def test_what_was_not_looked_at_is_said_and_is_no_fault() -> None:
     def unseen(diagnosis: Diagnosis) -> set[str]:

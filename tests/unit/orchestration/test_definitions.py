@@ -371,13 +371,24 @@ def test_a_name_that_nobody_knows_is_refused(part: str) -> None:
     ("attributes", "says"),
     [
         ({"failure": {"action": "dead_letter"}}, "action dead_letter needs dead_letter_path"),
+        (
+            {"failure": {"action": "dead_letter", "dead_letter_path": "s3:/lake/dead"}},
+            "dead_letter_path: s3:/lake/dead is no address: s3: lacks its two slashes",
+        ),
+        ({"sink": {"path": "s3:/lake/x"}}, r"kcl\.parquet: s3:/lake/x is no address"),
+        ({"sink": {"path": "s3:lake", "kind": "delta"}}, r"kcl\.delta: s3:lake is no address"),
         ({"batch": {"max_seconds": 0}}, "max_seconds"),
         ({"batch": {"on_data_loss": "shrug"}}, "on_data_loss"),
     ],
 )
 def test_what_cannot_work_is_refused_in_yaml_too(attributes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
+    with pytest.raises((ValidationError, ConfigurationError), match=says):
         in_yaml(**attributes).consumer()
+
+
+def test_a_folder_of_exports_whose_address_is_misspelt_is_refused(consumer: Consumer) -> None:
+    with pytest.raises(ConfigurationError, match="exports: s3:/ops is no address"):
+        kcl.build_kcl_definitions(consumer, exports="s3:/ops")
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_a_missing_bucket_is_an_error_of_ours(aws: Emulator) -> None:
         store.put("x", b"")
 
 
-@pytest.mark.parametrize("url", ["hdfs://x/y", "s3://", "https://x"])
+@pytest.mark.parametrize("url", ["hdfs://x/y", "s3://", "https://x", "s3:/lake/x", "s3:lake"])
 def test_other_places_are_refused(url: str) -> None:
     with pytest.raises(ConfigurationError):
         open_store(url)
@@ -170,7 +170,9 @@ def test_other_places_are_refused(url: str) -> None:
 
 def test_relative_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert open_store("lake").root == str(tmp_path / "lake")
+    assert open_store("lake") == LocalStore(str(tmp_path / "lake"))
+    assert open_store("./s3:/lake").root == str(tmp_path / "s3:/lake")
+    assert open_store("file:lake").root == str(tmp_path / "lake")
 
 
 def test_of_those_who_put_something_new_one_does(store: Store) -> None:
