@@ -14,7 +14,7 @@
 (* here; that this is enough is shown by ExactlyOnce.tla.                  *)
 (*                                                                         *)
 (* The code: kcl_dagster/chains/chain.py, chains/settlement.py,            *)
-(* chains/publication.py, chains/deletion.py.                              *)
+(* chains/publication.py, chains/deletion.py, worker/claims.py.            *)
 (***************************************************************************)
 EXTENDS Naturals, FiniteSets, Sequences, TLC
 

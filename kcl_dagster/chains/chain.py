@@ -6,13 +6,14 @@ another chain, and claims its leases again; the former chain is settled like tha
 Modelled in spec/Chain.tla.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from kcl_dagster.chains.entry import PublishingEntry, StagedFile, StoredRange
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import OutcomeUnknown
+from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 
@@ -28,8 +29,8 @@ class Chain:
     new_id: Callable[[], str]
     is_over: bool = False
     _last: int = 0
-    _waiting: dict[int, set[LeaseKey]] = field(default_factory=dict)
-    """Leases whose row does not have what an entry stores yet, by the entry's number."""
+    _waiting: dict[int, dict[LeaseKey, Checkpoint]] = field(default_factory=dict)
+    """How far an entry stores the leases whose rows do not have that yet, by the entry's number."""
 
     def decide(self, files: Sequence[StagedFile], ranges: Sequence[StoredRange]) -> PublishingEntry | None:
         """Decide that a batch is stored. None: the chain is closed, and the batch is void for ever.
@@ -46,7 +47,7 @@ class Chain:
             return None
         self.is_over = False
         self._last = number
-        self._waiting[number] = {one.lease for one in ranges}
+        self._waiting[number] = {one.lease: one.through for one in ranges}
         return entry
 
     def _is_made(self, number: int, entry: PublishingEntry) -> bool:
@@ -58,11 +59,14 @@ class Chain:
                 return found.attempt == entry.attempt  # the answer to an earlier try may have been lost
         raise OutcomeUnknown(f"entry {number} of chain {self.id} is neither made nor found")
 
-    def written(self, leases: Collection[LeaseKey]) -> None:
-        """The rows of these leases have everything that was decided for them, or they name this chain no more. Call
-        this only after all that was decided is published."""
-        for waiting in self._waiting.values():
-            waiting.difference_update(leases)
+    def written(self, rows: Mapping[LeaseKey, Checkpoint]) -> None:
+        """The rows of these leases have what is stored through their checkpoints, and what is stored through there
+        is published. SHARD_END for a lease whose row has everything and names this chain no more. A lease that was
+        lost may not be among them: its next owner looks for its entries."""
+        for number, waiting in self._waiting.items():
+            self._waiting[number] = {
+                lease: through for lease, through in waiting.items() if lease not in rows or rows[lease] < through
+            }
 
     def delete_entries(self) -> int:
         """Delete the first entries that no row waits for; returns how many. The last one remains: the process

@@ -168,6 +168,16 @@ class BatchCounts:
     outside: int = 0
     """See `StoredCounts`."""
 
+    def followed_by(self, other: "BatchCounts") -> "BatchCounts":
+        """What this and the next commit add, if both are written at once."""
+        rows = by_start([*self.rows, *other.rows])
+        return replace(
+            self,
+            rows=tuple(rows[start] for start in sorted(rows)),
+            until=max(self.until, other.until),
+            outside=self.outside + other.outside,
+        )
+
     def added_to(
         self, known: StoredCounts | None, before: Checkpoint | None, after: Checkpoint, batch: int = 0
     ) -> StoredCounts:

@@ -11,12 +11,13 @@ Modelled in spec/ExactlyOnce.tla: if the response to a write was lost, the row i
 guessed.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from kcl_dagster.errors import KclError, LeaseLost
-from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
+from kcl_dagster.model.claim import ChainId, Claim
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.runtime import Runtime
@@ -48,6 +49,23 @@ class Holding:
         return self.lease.key
 
 
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """What a worker that decides its batches in a chain has stored since the checkpoint of a lease. The next
+    renewal writes it. `counts`: None if they are not known."""
+
+    through: Checkpoint
+    stored_through: int | None = None
+    counts: BatchCounts | None = None
+
+    def followed_by(self, later: "Unwritten") -> "Unwritten":
+        known = [moment for moment in (self.stored_through, later.stored_through) if moment is not None]
+        counts = None
+        if self.counts is not None and later.counts is not None:
+            counts = self.counts.followed_by(later.counts)
+        return Unwritten(later.through, max(known, default=None), counts)
+
+
 @dataclass(slots=True)
 class _Held:
     lease: Lease
@@ -60,6 +78,10 @@ class _Held:
     stored_through: int | None = None
     in_doubt: bool = False  # a write was sent, and its outcome is not known
     pinned: int | None = None  # the number of the batch that this owner pinned last
+    unwritten: Unwritten | None = None
+    in_flight: Unwritten | None = None  # what the write in doubt has written, if it was applied
+    claimed: Claim | None = None  # by this worker, since it got the lease
+    is_deciding: bool = False  # an entry for the lease may have been made: its claim may not be ended
 
 
 GoesOn = Callable[[WorkerId], bool]
@@ -94,6 +116,7 @@ class Holdings:
         self._on_event = on_event
         self._held: dict[LeaseKey, _Held] = {}
         self._last_token = 0
+        self._ended_claims: set[tuple[LeaseKey, ChainId]] = set()
         self._map_lock = runtime.new_lock()
 
     # Looking
@@ -175,6 +198,9 @@ class Holdings:
         held = self._find(key, token)
         with held.lock:
             self._ready(held, token)
+            if held.unwritten is not None:
+                self._write_down(held)
+                return
             sent = self._runtime.clock.monotonic()
             with self._dropping(held):
                 renewed = self._table.renew(
@@ -220,7 +246,7 @@ class Holdings:
         """Everything through `checkpoint` is done; the pin goes. Raises as `renew`, or EndWasWritten.
 
         `stored_through`: see `Lease`; `counts`: what was stored since the last checkpoint, None if it was not
-        counted.
+        counted. At the end of a shard its claim by a chain ends, too.
         """
         held = self._find(key, token)
         with held.lock:
@@ -228,6 +254,11 @@ class Holdings:
                 self._ready(held, token)
             else:
                 self._ready_to_go_on(held, token)
+            if held.claimed is not None:
+                now = Unwritten(checkpoint, stored_through, counts)
+                held.unwritten = now if held.unwritten is None else held.unwritten.followed_by(now)
+                self._write_down(held, children=children, ends_claim=checkpoint.is_shard_end)
+                return
             sent = self._runtime.clock.monotonic()
             with self._dropping(held):
                 written = self._table.checkpoint(
@@ -240,6 +271,72 @@ class Holdings:
                     caught_up=_catching_up(held),
                 )
             self._wrote(held, written, sent)
+
+    # Chains; see `kcl_dagster.worker.claims`
+
+    def claim(self, key: LeaseKey, token: int, claim: Claim, stored: Callable[[Lease], Unwritten]) -> None:
+        """Name the chain that may have entries for the lease. `stored`: what is stored of a lease that is as the
+        row says; it replaces what this worker knew. Raises as `renew`, or EndWasWritten."""
+        held = self._find(key, token)
+        with held.lock:
+            self._ready_to_go_on(held, token)
+            held.unwritten = stored(held.lease)
+            self._write_down(held, claim=claim)
+            with self._map_lock:
+                self._ended_claims = {one for one in self._ended_claims if one[0] != key and one[1] == claim.chain}
+            held.claimed, held.is_deciding = claim, False
+
+    def begin_decision(self, tokens: Mapping[LeaseKey, int], chain: ChainId) -> set[LeaseKey]:
+        """Mark leases for which an entry of the chain is about to be made: until `end_decision`, or until they are
+        claimed again, their claims are not ended. Returns those that are not ours any more, or not claimed by the
+        chain: the entry may not name them."""
+        refused = set()
+        for key, token in sorted(tokens.items()):
+            held = self._held.get(key)
+            if held is None:
+                refused.add(key)
+                continue
+            with held.lock:
+                is_claimed = held.claimed is not None and held.claimed.chain == chain
+                if is_claimed and self._held.get(key) is held and self.is_ours(key, token):
+                    held.is_deciding = True
+                else:
+                    refused.add(key)
+        return refused
+
+    def end_decision(self, keys: Iterable[LeaseKey]) -> None:
+        """The entry was not made and will not be, or `stored` was called for what it stores."""
+        for key in keys:
+            held = self._held.get(key)
+            if held is not None:
+                held.is_deciding = False
+
+    def stored(self, key: LeaseKey, token: int, stored: Unwritten) -> None:
+        """Everything through `stored` is stored and published: the next renewal writes it. Writes nothing now, and
+        has no effect if the lease is not ours any more: its next owner learns it from the chain."""
+        held = self._held.get(key)
+        if held is None or held.token != token:
+            return
+        with held.lock:
+            held.unwritten = stored if held.unwritten is None else held.unwritten.followed_by(stored)
+
+    def stored_to(self, key: LeaseKey) -> Checkpoint | None:
+        """How far the lease is stored, whether its row has it or not."""
+        held = self._held.get(key)
+        if held is None:
+            return None
+        newest = held.unwritten or held.in_flight
+        return held.lease.checkpoint if newest is None else newest.through
+
+    def written(self, chain: ChainId) -> dict[LeaseKey, Checkpoint]:
+        """How far the rows of leases are that the chain has claimed; SHARD_END for those whose claims were ended.
+        Leases that were lost are not among them."""
+        with self._map_lock:
+            rows = {key: SHARD_END for key, of in self._ended_claims if of == chain}
+            for key, held in self._held.items():
+                if held.claimed is not None and held.claimed.chain == chain and held.lease.checkpoint is not None:
+                    rows[key] = held.lease.checkpoint
+            return rows
 
     def delivered(self, key: LeaseKey, payload_bytes: int) -> None:
         """Count payload that is about to be delivered. Never waits for a write: the caller has just checked that
@@ -296,6 +393,7 @@ class Holdings:
                 return False
             self._forget(held)
             self._mark_left(held)
+            self._end_claim(held)
             passed = self.pass_on(held.lease)
         if passed is None:
             self._tell(EventKind.LEASE_LOST, "another worker or the leader ended the handoff", key)
@@ -324,11 +422,13 @@ class Holdings:
         with held.lock:
             if self._held.get(key) is not held:
                 return False
-            if unless_pinned and held.busy and held.lease.pending_checkpoint is not None:
+            is_written = held.lease.pending_checkpoint is not None or held.is_deciding
+            if unless_pinned and held.busy and is_written:
                 self._mark_left(held)  # the process may be killed before its batch ends
                 return False
             self._forget(held)
             self._mark_left(held)
+            self._end_claim(held)
             inherited = heir is not None and self._bequeath(held.lease, heir)
             done = inherited or self._release(held.lease)
         if done:
@@ -382,6 +482,56 @@ class Holdings:
 
     # Inside
 
+    def _write_down(
+        self,
+        held: _Held,
+        *,
+        claim: Claim | None = None,
+        children: frozenset[str] = frozenset(),
+        ends_claim: bool = False,
+    ) -> None:
+        """Write what is stored of the lease. Under its lock."""
+        stored = held.in_flight = held.unwritten
+        assert stored is not None
+        held.unwritten = None
+        sent = self._runtime.clock.monotonic()
+        with self._dropping(held):
+            written = self._table.checkpoint(
+                held.lease,
+                stored.through,
+                children=children,
+                throughput_kbps=self._published(held.lease.key),
+                stored_through=_newer_moment(held, stored.stored_through),
+                counts=stored.counts,
+                claim=claim,
+                ends_claim=ends_claim,
+                caught_up=_catching_up(held),
+            )
+        held.in_flight = None
+        self._wrote(held, written, sent)
+
+    def _end_claim(self, held: _Held) -> None:
+        """Before the lease is given away: its row gets what is stored, and names no chain any more, so that its
+        next owner has nothing to settle. While an entry is being made, or if the row cannot be written, the claim
+        remains, and the next owner settles the chain. Under the lease's lock, and after it was forgotten."""
+        if held.claimed is None or held.is_deciding or not self._is_trusted(held) or held.in_doubt:
+            return
+        stored = held.unwritten
+        checkpoint = held.lease.checkpoint if stored is None else stored.through
+        if checkpoint is None:
+            return
+        with suppress(KclError):
+            held.lease = self._table.checkpoint(
+                held.lease,
+                checkpoint,
+                stored_through=None if stored is None else _newer_moment(held, stored.stored_through),
+                counts=None if stored is None else stored.counts,
+                ends_claim=True,
+                caught_up=_catching_up(held),
+            )
+            with self._map_lock:
+                self._ended_claims.add((held.lease.key, held.claimed.chain))
+
     def _is_trusted(self, held: _Held) -> bool:
         return held.trusted_until > self._runtime.clock.monotonic()
 
@@ -422,6 +572,9 @@ class Holdings:
             raise LeaseLost(known.key, "another worker wrote it")
         held.lease = current
         held.in_doubt = False
+        sent, held.in_flight = held.in_flight, None
+        if sent is not None and current.checkpoint != sent.through:  # it was not applied
+            held.unwritten = sent if held.unwritten is None else sent.followed_by(held.unwritten)
         self._learn(held, current)
 
     @contextmanager

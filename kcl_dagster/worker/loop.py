@@ -25,6 +25,8 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control
 from kcl_dagster.worker.batch import D, KeepingCompleteness, R, Reader
 from kcl_dagster.worker.bound import Activity, BoundWatch
+from kcl_dagster.worker.chain_protocol import ChainProtocol
+from kcl_dagster.worker.claims import Claims
 from kcl_dagster.worker.completeness_watch import CompletenessWatch
 from kcl_dagster.worker.completeness_writer import CompletenessWriter, is_writer
 from kcl_dagster.worker.concurrency import ForEach, several_at_once
@@ -187,6 +189,21 @@ class Worker(Generic[D]):
             reading = self._reading(around.processors, failures)
             return ProcessorProtocol(
                 reading, self.holdings, around.processors, planner, shard_ends, around.dead_letters, rules
+            )
+        if around.chains is not None:
+            claims = Claims(
+                around.chains.entries, self.holdings, application.name, str(self.identity.worker), runtime.new_id
+            )
+            return ChainProtocol(
+                self._reading(around.engine, failures),
+                self.holdings,
+                around.chains,
+                claims,
+                planner,
+                shard_ends,
+                around.dead_letters,
+                rules,
+                self.completeness.last,
             )
         poison = PoisonHandling(
             self.holdings,

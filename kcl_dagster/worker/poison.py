@@ -47,7 +47,7 @@ class PoisonHandling:
         try:
             middle = None
             if depends_on_records(error) and self.failures.action is not FailureAction.STOP:
-                middle = _middle(fetched, progress)
+                middle = middle_of(fetched, progress)
             verdict = self.failures.verdict(key, error, can_narrow=middle is not None)
             return self._carry_out(verdict, fetched, progress, holding, part, error, middle)
         except Exception as problem:
@@ -62,7 +62,7 @@ class PoisonHandling:
             return None
         error = ProcessLost(f"the processes of {losses} workers ended while they wrote batch {part.number}")
         try:
-            middle = _middle(fetched, progress)
+            middle = middle_of(fetched, progress)
             verdict = self.failures.verdict_of_loss(holding.key, losses, can_narrow=middle is not None)
             if verdict is Verdict.RETRY:
                 return None
@@ -169,7 +169,7 @@ class PoisonHandling:
         self.on_event(WorkerEvent(kind, message, holding.key, facts))
 
 
-def _middle(fetched: Fetched[Any], progress: Progress) -> Checkpoint | None:
+def middle_of(fetched: Fetched[Any], progress: Progress) -> Checkpoint | None:
     """A record that splits the batch in two, if there is one."""
     middle = fetched.midpoint(progress.range.lease)
     if middle is None or progress.through is None or not progress.range.after < middle < progress.through:

@@ -24,6 +24,7 @@ from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.retention import RetentionOf
 from kcl_dagster.worker.seating import Seats
 from kcl_dagster.worker.shard_end import ListShards
+from kcl_dagster.worker.staging import StagingSink
 
 OnBatch = Callable[[BatchReport], None]
 """Called on the main thread after each round that had leases to read. It must not raise."""
@@ -110,6 +111,9 @@ class Surroundings(Generic[D]):
 
     processors: Seats[Read] | None = None
     """Where set, shards are given to record processors, and neither the engine nor the sink is used."""
+
+    chains: StagingSink[D] | None = None
+    """Where set, batches are decided in chains of entries, and the sink is not used."""
 
     windows: Windows | None = None
     """The partitions in time by which stored rows are counted; None: they are not counted."""

@@ -15,7 +15,7 @@ from kcl_dagster.chains.entry import PublishingEntry, StagedFile, StoredRange
 from kcl_dagster.chains.publication import chain_id, discard, file_name, publish, staged_for, staged_path
 from kcl_dagster.chains.settlement import Settlement, close, settle
 from kcl_dagster.chains.store import Entries
-from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.model.lease import LeaseKey
 from tests.unit.chains.memory import Killed, MemoryFiles, Moment
@@ -53,7 +53,7 @@ class Owner:
             if not publish(self.files, self.chain.id, entry):
                 return  # another process settles the chain
             self.row = number
-            self.chain.written(LEASES)
+            self.chain.written({lease: Checkpoint(str(number)) for lease in LEASES})
             self.chain.delete_entries()
 
     def merge(self) -> None:
@@ -232,10 +232,12 @@ def test_an_owner_keeps_its_last_entry_and_those_that_rows_wait_for() -> None:
     for number in (1, 2, 3):
         chain.decide([], ranges(number))
     assert chain.delete_entries() == 0
-    chain.written(LEASES[:1])
+    chain.written({LEASES[0]: SHARD_END})
     assert chain.delete_entries() == 0
-    chain.written(LEASES[1:])
-    assert chain.delete_entries() == 2
+    chain.written({LEASES[1]: Checkpoint("1")})
+    assert chain.delete_entries() == 1
+    chain.written({LEASES[1]: Checkpoint("3")})
+    assert chain.delete_entries() == 1
     assert world.entries.numbers(chain.id) == [3]
 
 

@@ -1,0 +1,337 @@
+"""Batches that are decided in a chain: claim, plan, fetch, stage, decide, publish.
+
+    claim    settle the chain that the row of a lease names, and name the chain of this worker there
+    fetch    read the next records of the leases
+    stage    hand the records to the sink, which writes files that readers do not see
+    decide   make the next entry of the chain: the batch is stored, or void for ever
+    publish  give the files their final names; the checkpoints travel with the next renewals
+
+A crash before the decision loses nothing: the records are read again. After it, the next owner of each lease finds
+the entry, publishes the files, and goes on behind it. Delivery is exactly once, whatever the user's code does.
+
+Other than in `kcl_dagster.worker.protocol`, processes that end while they work on a batch are not counted.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Generic
+
+from kcl_dagster.application import FailureAction
+from kcl_dagster.chains.entry import StoredRange
+from kcl_dagster.errors import KclError, Unsafe
+from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
+from kcl_dagster.model.claim import ClaimId
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stored import BatchCounts
+from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.batch import Batch, D, Fetched, Part, PartCounts, Progress, Range
+from kcl_dagster.worker.claims import Claims
+from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
+from kcl_dagster.worker.error_class import class_of, depends_on_records
+from kcl_dagster.worker.error_text import brief, full
+from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.failure import Verdict
+from kcl_dagster.worker.holdings import Holding, Holdings, Unwritten
+from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.poison import middle_of
+from kcl_dagster.worker.protocol import never, nothing_complete
+from kcl_dagster.worker.ranges import Planner, next_range
+from kcl_dagster.worker.reading import Reading, Round, stored_through
+from kcl_dagster.worker.report import BatchReport, Outcome
+from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
+from kcl_dagster.worker.staging import StagedBatch, StagingSink
+from kcl_dagster.worker.stored_counts import WindowRules
+
+
+@dataclass(slots=True)
+class ChainProtocol(Generic[D]):
+    """Runs on the worker's main thread, one round after another."""
+
+    reading: Reading[Fetched[D]]
+    holdings: Holdings
+    sink: StagingSink[D]
+    claims: Claims
+    planner: Planner
+    shard_ends: ShardEnds
+    letters: DeadLetters
+    rules: WindowRules | None = None
+    """By which windows stored rows are counted; None: they are not."""
+
+    complete: Callable[[], WrittenThrough | None] = nothing_complete
+    """Through which moment the application is complete, as far as it is known. Must not block."""
+
+    _batches: int = 0
+    _narrowed: dict[LeaseKey, tuple[int, Checkpoint]] = field(default_factory=dict)
+    """The end of the next batch of leases whose batch failed, and the ownership (token) under which it did."""
+
+    def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
+        """One round. `abandon` is asked before the batch is staged: True gives the batch up, at no cost.
+
+        Raises nothing that AWS, a sink or user code can cause; that is in the report and in the events.
+        """
+        this = Round()
+        self.reading.plan(this, self._range)
+        if this.ranges:
+            self.holdings.begin(this.ranges)
+            try:
+                self._run(this, abandon)
+            finally:
+                self.holdings.end(this.ranges)
+        return this.finished(self.reading.failures)
+
+    def close(self) -> None:
+        """Nothing is left between rounds: a batch that was not decided is void."""
+
+    def _range(self, holding: Holding) -> Range:
+        pin = pin_of(holding.lease)
+        if pin is not None:
+            raise Unsafe(
+                f"{holding.key} is pinned to batch {pin.number}, which may have been stored without a chain: let "
+                "workers with the former setting of the sink finish the batch first"
+            )
+        lease = self.claims.claim(holding)
+        until = self.reading.failures.until(holding.key)
+        narrowed = self._narrowed.get(holding.key)
+        if narrowed is not None and narrowed[0] == holding.token:
+            until = narrowed[1]
+        return self.planner.plan(lease, until)
+
+    def _run(self, this: Round, abandon: Callable[[], bool]) -> None:
+        fetched = self.reading.fetch(this)
+        if fetched is None:
+            return
+        try:
+            found = self.reading.sound(this, fetched)
+            full = [progress for progress in found if progress.records]
+            if abandon():
+                for progress in full:
+                    this.report(progress.range.lease, Outcome.ABANDONED, progress)
+            elif full:
+                self._store(this, fetched, full, abandon)
+            for progress in found:
+                if not progress.records:
+                    self._pass_over(this, progress)
+        finally:
+            fetched.release()
+
+    # Batches with records
+
+    def _store(
+        self, this: Round, fetched: Fetched[D], found: Sequence[Progress], abandon: Callable[[], bool]
+    ) -> None:
+        ours = [progress for progress in found if self._is_still_ours(this, progress)]
+        if not ours:
+            return
+        chain = self.claims.chain
+        staged = self._stage(this, fetched, ours, abandon)
+        if staged is None:
+            return
+        ranges, tokens = [], {}
+        for progress in ours:
+            key = progress.range.lease
+            claim = self.claims.claim_id(key)
+            if claim is not None:
+                ranges.append(self._stored_range(this, progress, staged, claim))
+            tokens[key] = this.holdings[key].token
+        try:
+            with self.reading.timed(this, "commit"):
+                is_stored = self.claims.decide(chain, staged.files, ranges, tokens)
+        except KclError as error:
+            this.error = full(error)
+            self.reading.failed(this, list(tokens), error)
+            self.reading.tell(EventKind.BATCH_FAILED, this.error)
+            for progress in ours:
+                this.report(progress.range.lease, Outcome.UNCOMMITTED, progress, error)
+            return
+        for progress in ours:
+            if is_stored:
+                self._stored(this, progress)
+            else:
+                this.report(progress.range.lease, Outcome.DROPPED, progress)
+        with suppress(KclError):  # the next batch tidies up as well
+            self.claims.tidy()
+
+    def _is_still_ours(self, this: Round, progress: Progress) -> bool:
+        key = progress.range.lease
+        if self.holdings.is_ours(key, this.holdings[key].token):
+            return True
+        this.report(key, Outcome.DROPPED, progress)
+        return False
+
+    def _stage(
+        self, this: Round, fetched: Fetched[D], found: Sequence[Progress], abandon: Callable[[], bool]
+    ) -> StagedBatch | None:
+        settings = self.reading.settings
+        time_column = None if self.rules is None else self.rules.time_column
+        parts = tuple(self._part(progress) for progress in found)
+        batch = Batch(settings.application, settings.worker, parts, time_column, self.complete())
+        for progress in found:
+            self.holdings.delivered(progress.range.lease, progress.bytes)
+        if settings.prefetch and not abandon():
+            ahead = [following for progress in found if (following := next_range(progress)) is not None]
+            self.reading.engine.prefetch(ahead, settings.budget)
+        self._batches += 1
+        leases = [part.lease for part in parts]
+        try:
+            with self.reading.timed(this, "write"), self.reading.processing.running(leases):
+                return self.sink.stage(fetched.data(leases), batch, self.claims.chain.id, self._batches)
+        except Exception as error:
+            self._failed(this, fetched, found, error)
+            return None
+
+    def _part(self, progress: Progress) -> Part:
+        this = progress.range
+        return Part(
+            application=self.reading.settings.application,
+            lease=this.lease,
+            stream=this.stream,
+            shard_id=this.shard_id,
+            after=this.after,
+            through=progress.through or this.after,
+            number=this.number,
+            records=progress.records,
+            bytes=progress.bytes,
+        )
+
+    def _stored_range(self, this: Round, progress: Progress, staged: StagedBatch, claim: ClaimId) -> StoredRange:
+        key = progress.range.lease
+        counts = None
+        if self.rules is not None:
+            counted = staged.counts.get(key, PartCounts(None))
+            counts = self.rules.counts(this.holdings[key].lease, progress, counted)
+        return StoredRange(
+            key,
+            claim,
+            progress.range.after,
+            progress.through or progress.range.after,
+            progress.records,
+            progress.bytes,
+            stored_through(progress),
+            counts,
+        )
+
+    def _stored(self, this: Round, progress: Progress) -> None:
+        """The batch is stored, and the holdings know it."""
+        key, through = progress.range.lease, progress.through or progress.range.after
+        narrowed = self._narrowed.get(key)
+        if narrowed is not None and through >= narrowed[1]:
+            del self._narrowed[key]
+        self.reading.failures.succeeded(key, through)
+        self.reading.done(this, progress)
+        this.report(key, Outcome.COMMITTED, progress)
+        if progress.ended:
+            self._finish(this, progress)
+
+    # Ranges without records
+
+    def _pass_over(self, this: Round, progress: Progress) -> None:
+        key, through = progress.range.lease, progress.through
+        is_further = through is not None and through != progress.range.after
+        if is_further and through is not None:
+            self._go_on_behind(this, progress, through)
+        if progress.ended:
+            self._finish(this, progress)
+            return
+        self.reading.done(this, progress)
+        self.reading.failures.succeeded(key, SHARD_END if through is None else through)
+        this.report(key, Outcome.COMMITTED if is_further else Outcome.IDLE, progress)
+
+    def _go_on_behind(self, this: Round, progress: Progress, through: Checkpoint) -> None:
+        """Nothing is stored of the range. If the worker ends before the next renewal, it is read again."""
+        holding = this.holdings[progress.range.lease]
+        stored = Unwritten(through, stored_through(progress), self._no_counts(this, progress))
+        self.holdings.stored(holding.key, holding.token, stored)
+
+    def _no_counts(self, this: Round, progress: Progress) -> BatchCounts | None:
+        lease = this.holdings[progress.range.lease].lease
+        return None if self.rules is None else self.rules.nothing(lease, progress)
+
+    def _finish(self, this: Round, progress: Progress) -> None:
+        """Child leases, then SHARD_END. All that is stored is published by then."""
+        key, holding = progress.range.lease, this.holdings[progress.range.lease]
+        try:
+            children = self.shard_ends.create_children(holding.lease, progress)
+        except KclError as error:
+            self.reading.failed(this, [key], error)
+            kind = EventKind.SHARD_END_WAITS if isinstance(error, ShardEndWaits) else EventKind.FETCH_FAILED
+            self.reading.tell(kind, str(error), key)
+            this.report(key, Outcome.COMMITTED if progress.records else Outcome.IDLE, progress)
+            return
+        try:
+            self.holdings.checkpoint(
+                key,
+                holding.token,
+                SHARD_END,
+                children,
+                stored_through=stored_through(progress),
+                counts=self._no_counts(this, progress),
+            )
+        except KclError as error:
+            this.report(key, Outcome.UNCOMMITTED, progress, error)
+            return
+        self.reading.parents.finished(key)
+        self.reading.failures.succeeded(key, SHARD_END)
+        this.report(key, Outcome.FINISHED, progress)
+        self.reading.tell(EventKind.SHARD_FINISHED, f"children {', '.join(sorted(children)) or 'none'}", key)
+
+    # Failures
+
+    def _failed(self, this: Round, fetched: Fetched[D], found: Sequence[Progress], error: Exception) -> None:
+        keys = [progress.range.lease for progress in found]
+        this.error = full(error)
+        self.reading.failed(this, keys, error)
+        for progress in found:
+            this.report(progress.range.lease, Outcome.FAILED, progress, error)
+        if len(found) > 1:
+            self.reading.tell(EventKind.BATCH_FAILED, this.error, None, leases=len(keys))
+            return
+        self.reading.tell(EventKind.BATCH_FAILED, this.error, keys[0])
+        try:
+            outcome = self._treat(this, fetched, found[0], error)
+        except Exception as problem:  # a dead letter that cannot be stored: the shard is tried again
+            self.reading.tell(EventKind.BATCH_FAILED, f"while treating a poison record: {full(problem)}", keys[0])
+        else:
+            this.report(keys[0], outcome, found[0], error)
+
+    def _treat(self, this: Round, fetched: Fetched[D], progress: Progress, error: Exception) -> Outcome:
+        """Carry out the failure policy for the one lease of a batch. The batch is void, so nothing of it has to be
+        looked up or removed."""
+        key, failures, through = progress.range.lease, self.reading.failures, progress.through
+        middle = None
+        if depends_on_records(error) and failures.action is not FailureAction.STOP:
+            middle = middle_of(fetched, progress)
+        verdict = failures.verdict(key, error, can_narrow=middle is not None)
+        if verdict is Verdict.STOP and failures.announce(key, brief(error)):
+            message = f"its batch keeps failing ({class_of(error)}): {full(error)}"
+            self.reading.tell(EventKind.SHARD_STOPPED, message, key, after=str(progress.range.after))
+        if through is None or verdict in (Verdict.STOP, Verdict.RETRY):
+            return Outcome.FAILED
+        if verdict is Verdict.NARROW and middle is not None:
+            self._narrowed[key] = this.holdings[key].token, middle
+            failures.narrowed(key, through)
+            message = f"to the records through {middle}"
+            self.reading.tell(EventKind.BATCH_NARROWED, message, key, records=progress.records)
+            return Outcome.NARROWED
+        if verdict is Verdict.DEAD_LETTER:
+            self._send_dead_letters(fetched, progress, error)
+        else:
+            self.reading.tell(EventKind.RECORD_SKIPPED, full(error), key, sequence=through.sequence)
+        self._go_on_behind(this, progress, through)
+        self._narrowed.pop(key, None)
+        failures.succeeded(key, through)
+        return Outcome.SET_ASIDE
+
+    def _send_dead_letters(self, fetched: Fetched[D], progress: Progress, error: Exception) -> None:
+        key = progress.range.lease
+        for record in fetched.records(key):
+            letter = dead_letter(
+                record,
+                self._part(progress),
+                worker=str(self.reading.settings.worker),
+                attempts=self.reading.failures.attempts(key),
+                failed_at_ms=round(self.reading.clock.now() * 1000),
+                error=error,
+            )
+            self.letters.write(letter)
+            self.reading.tell(EventKind.RECORD_DEAD_LETTERED, letter.name, key, sequence=record.sequence_number)

@@ -1,0 +1,162 @@
+"""The chain of this worker, and the claims of its leases by it.
+
+Before the first entry for a lease is made, the chain that its row names is settled, and the row names the chain of
+this worker. So a row names at most one chain that may have entries which the row does not have: the chain of the
+last worker that claimed the lease. Leases may have been taken in between, by any worker or leader, a Java one too.
+
+A chain ends when a successor closes it, or when the outcome of a create is not known. Then another one is begun,
+and each lease is claimed again; the former chain is settled like that of another worker.
+
+Modelled in spec/Chain.tla.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Final
+
+from kcl_dagster.chains.chain import Chain
+from kcl_dagster.chains.entry import PublishingEntry, StagedFile, StoredRange
+from kcl_dagster.chains.publication import chain_id, discard, publish
+from kcl_dagster.chains.settlement import Settlement, settle
+from kcl_dagster.chains.store import Entries
+from kcl_dagster.errors import SinkError
+from kcl_dagster.model.checkpoint import TRIM_HORIZON
+from kcl_dagster.model.claim import ChainId, Claim, ClaimId
+from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.worker.holdings import Holding, Holdings, Unwritten
+
+SETTLED_KEPT: Final = 8  # settlements: the leases of a worker that ended are mostly taken together
+
+
+@dataclass(slots=True)
+class Claims:
+    """Called on the worker's main thread. Errors of the store are raised as SinkError."""
+
+    entries: Entries
+    holdings: Holdings
+    application: str
+    worker: str
+    new_id: Callable[[], str]
+    _chain: Chain | None = None
+    _claimed: dict[LeaseKey, tuple[int, Claim]] = field(default_factory=dict)
+    """The claims of this chain, and the ownership (token) under which each was written."""
+
+    _tried: dict[LeaseKey, Claim] = field(default_factory=dict)
+    """Claims by this chain of which it is not known whether they were written."""
+
+    _settled: dict[ChainId, Settlement] = field(default_factory=dict)
+
+    @property
+    def chain(self) -> Chain:
+        """The chain in which the next batch is decided."""
+        if self._chain is None or self._chain.is_over:
+            self._chain = Chain(self.entries, chain_id(self.application, self.worker, self.new_id()), self.new_id)
+            self._claimed.clear()
+            self._tried.clear()
+        return self._chain
+
+    def claim(self, holding: Holding) -> Lease:
+        """Claim a lease, unless this chain has. Returns it as it is stored: its `checkpoint` is the place behind
+        which it is read. Raises KclError: it may not be read now."""
+        key = holding.key
+        chain = self.chain.id  # if the former one is over, all leases are claimed again
+        claimed = self._claimed.get(key)
+        if claimed is None or claimed[0] != holding.token or claimed[1].chain != chain:
+            with self._errors("could not be settled"):
+                self._claim(holding)
+        held = self.holdings.get(key)
+        lease = holding.lease if held is None else held.lease
+        return replace(lease, checkpoint=self.holdings.stored_to(key) or lease.checkpoint)
+
+    def _claim(self, holding: Holding) -> None:
+        key, token = holding.key, holding.token
+        former = self.holdings.settled(key, token).claim
+        tried = self._tried.pop(key, None)
+        if former is None or former == tried:  # the answer to the claim was lost, and no entry was made under it
+            settlement = None
+        else:
+            if former.chain == self.chain.id:  # the lease was lost, and came back
+                self.chain.is_over = True
+            settlement = self._settlement(former.chain)
+        claim = Claim(self.chain.id, ClaimId(self.new_id()))
+        self._tried[key] = claim
+        self.holdings.claim(key, token, claim, lambda lease: _stored(lease, settlement))
+        del self._tried[key]
+        self._claimed[key] = token, claim
+
+    def _settlement(self, chain: ChainId) -> Settlement:
+        """A chain that was settled has no more entries, so that it need not be read again."""
+        found = self._settled.get(chain)
+        if found is None:
+            found = settle(self.entries, chain, self.worker, self.new_id)
+            while len(self._settled) >= SETTLED_KEPT:
+                del self._settled[next(iter(self._settled))]
+            self._settled[chain] = found
+        return found
+
+    def claim_id(self, key: LeaseKey) -> ClaimId | None:
+        """Under which the records of the lease are read."""
+        claimed = self._claimed.get(key)
+        return None if claimed is None else claimed[1].id
+
+    def decide(
+        self,
+        chain: Chain,
+        files: Sequence[StagedFile],
+        ranges: Sequence[StoredRange],
+        tokens: Mapping[LeaseKey, int],
+    ) -> bool:
+        """Store a batch: decide it and publish it. `chain`: the one for which its files were staged. `tokens`: the
+        ownerships under which its leases were read. False: the batch is void, its staged files are removed, and
+        its records have to be read again. If this raises, the batch may have been decided: the leases are claimed
+        again before they are read."""
+        with self._errors("could not be decided"):
+            refused = self.holdings.begin_decision(tokens, chain.id)
+            # If this raises, the claims are not ended by a handoff: the next owner has to settle the chain.
+            entry = None if refused else chain.decide(files, ranges)
+            if entry is None:
+                self.holdings.end_decision(tokens)
+                discard(self.entries.files, chain.id, [file.path for file in files])
+                return False
+            self._publish(chain, entry)
+        for one in ranges:
+            stored = Unwritten(one.through, one.stored_through, one.counts)
+            self.holdings.stored(one.lease, tokens[one.lease], stored)
+        self.holdings.end_decision(tokens)
+        return True
+
+    def _publish(self, chain: Chain, entry: PublishingEntry) -> None:
+        """If the outcome is not known, or if another process has settled the chain, the chain is over: its
+        settlement shows what is stored."""
+        chain.is_over = True
+        if not publish(self.entries.files, chain.id, entry):
+            raise SinkError(f"chain {chain.id} was settled by another worker while its batch was published")
+        chain.is_over = False
+
+    def tidy(self) -> int:
+        """Delete entries that no row waits for; returns how many. Costs no request if there are none."""
+        chain = self.chain
+        chain.written(self.holdings.written(chain.id))
+        with self._errors("could not be tidied"):
+            return chain.delete_entries()
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            root, owner = self.entries.files.root, self.worker
+            raise SinkError(f"{root}: the chain of {owner} {what}: {error}") from error
+
+
+def _stored(lease: Lease, settlement: Settlement | None) -> Unwritten:
+    """What is stored of a lease whose row is as it says."""
+    row = lease.checkpoint or TRIM_HORIZON
+    nothing = Unwritten(row)
+    if settlement is None or lease.claim is None or lease.claim.chain != settlement.chain:
+        return nothing
+    found = settlement.progress(lease.key, lease.claim.id, row)
+    parts = [Unwritten(one.through, one.stored_through, one.counts) for one in found]
+    return reduce(Unwritten.followed_by, parts) if parts else nothing

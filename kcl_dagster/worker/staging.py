@@ -1,0 +1,38 @@
+"""What a worker that decides its batches in a chain asks of a sink."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from kcl_dagster.chains.entry import StagedFile
+from kcl_dagster.chains.store import Entries
+from kcl_dagster.model.claim import ChainId
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.worker.batch import Batch, D_contra, PartCounts
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """The staged files of a batch. Each may hold rows of several shards. `counts`: what they hold of each lease; it
+    may be missing where that is not known."""
+
+    files: tuple[StagedFile, ...]
+    counts: Mapping[LeaseKey, PartCounts]
+
+
+class StagingSink(Protocol[D_contra]):
+    """Stages batches. Called on the worker's main thread, one batch at a time."""
+
+    @property
+    def entries(self) -> Entries:
+        """The chains beside the data."""
+
+    def stage(self, data: D_contra, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
+        """Write the output of the batch below `chains.publication.staged_path` of the chain, durably, all of it,
+        and check that no row is missing. `number`: no other batch of the chain has it. Readers must not see the
+        files.
+
+        The batch may become void after that: its records are then staged again, with other records, by this worker
+        or another one. The output may be another one every time. Raises SinkError if staging failed; what was
+        staged then is removed when the chain is settled. Any other error counts as a failure of user code.
+        """

@@ -1,0 +1,92 @@
+"""Workers that decide their batches in chains, over files in memory that they share."""
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kcl_dagster.chains.entry import PublishingEntry, StagedFile
+from kcl_dagster.chains.publication import file_name, staged_path
+from kcl_dagster.chains.store import Entries
+from kcl_dagster.model.claim import ChainId
+from kcl_dagster.worker.batch import Batch
+from kcl_dagster.worker.staging import StagedBatch
+from tests.unit.chains.memory import MemoryFiles
+from tests.unit.worker.kit import Data, Fuse, Payload, Run, World
+
+
+@dataclass
+class WorkersFiles(MemoryFiles):
+    """The shared files as one worker uses them: every operation is a point at which it may be killed."""
+
+    fuse: Fuse = field(default_factory=Fuse)
+
+    def _moment(self) -> None:
+        self.fuse.point()
+
+
+@dataclass
+class MemoryStagingSink:
+    """Writes the rows of a batch into two files, and says in each row which attempt wrote it: no output is like
+    another one."""
+
+    files: WorkersFiles
+    attempts: Callable[[], int]
+    refuses: Callable[[Data], None] | None = None
+    hooks: list[Callable[[Batch], None]] = field(default_factory=list)
+
+    @property
+    def entries(self) -> Entries:
+        return Entries(self.files)
+
+    def stage(self, data: Data, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
+        for hook in list(self.hooks):
+            hook(batch)
+        if self.refuses is not None:
+            self.refuses(data)
+        attempt, staged = self.attempts(), []
+        for task, rows in enumerate((data[0::2], data[1::2])):
+            if rows:
+                path = file_name(chain, number, task, 0)
+                content = json.dumps([[*row, attempt] for row in rows]).encode()
+                self.files.put(staged_path(chain, path), content)
+                staged.append(StagedFile(path, len(rows), len(content)))
+        return StagedBatch(tuple(staged), {})
+
+
+class ChainWorld(World):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.shared = MemoryFiles()
+        self._attempts = itertools.count()
+        self.sinks: dict[str, MemoryStagingSink] = {}
+
+    def chain_worker(self, name: str) -> Run:
+        files = WorkersFiles(content=self.shared.content, times=self.shared.times)
+        sink = self.sinks[name] = MemoryStagingSink(files, self._attempts.__next__)
+        run = self.worker(name, chains=sink)
+        files.fuse = run.fuse
+        return run
+
+    def stored(self) -> list[Payload]:
+        rows = [row for path in self.shared.published() for row in json.loads(self.shared.content[path])]
+        return sorted((shard, sequence, data) for shard, sequence, data, _ in rows)
+
+    def check(self) -> None:
+        """Everything is stored, once, and nothing is staged that nobody publishes or removes."""
+        assert Counter(self.stored()) == Counter(self.stream.everything())
+
+    def entries(self) -> Entries:
+        return Entries(self.shared)
+
+    def chains(self) -> dict[str, list[PublishingEntry | None]]:
+        """The entries of each chain, None for a closing one."""
+        found: dict[str, list[PublishingEntry | None]] = {}
+        for path in sorted(self.shared.content):
+            if path.startswith("_chains/"):
+                _, chain, name = path.split("/")
+                entry = self.entries().read(ChainId(chain), int(name.removesuffix(".json")))
+                found.setdefault(chain, []).append(entry if isinstance(entry, PublishingEntry) else None)
+        return found

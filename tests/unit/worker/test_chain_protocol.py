@@ -1,0 +1,489 @@
+"""Batches in chains: each record is stored once, whatever ends, pauses or moves, and whatever user code does."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from botocore.exceptions import ReadTimeoutError
+
+from kcl_dagster.application import BatchSettings, FailureAction, FailurePolicy
+from kcl_dagster.errors import KclError, ServiceError, SinkError
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.claim import ChainId, Claim, ClaimId
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stored import BatchCounts, StoredRows
+from kcl_dagster.worker.batch import Batch
+from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.holdings import Unwritten
+from kcl_dagster.worker.report import Outcome
+from tests.unit.worker.chains import ChainWorld
+from tests.unit.worker.kit import Data, Killed, Run
+
+A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
+
+
+@pytest.fixture
+def world() -> ChainWorld:
+    return ChainWorld()
+
+
+def put(world: ChainWorld, shard: str = A, records: int = 7) -> None:
+    world.stream.put(shard, *(f"record {number}" for number in range(records)))
+
+
+def working(world: ChainWorld, name: str = "w1") -> Run:
+    run = world.chain_worker(name)
+    world.assign(run)
+    return run
+
+
+def test_everything_is_stored_once_and_rows_are_written_by_renewals_only(world: ChainWorld) -> None:
+    put(world, records=30)
+    run = working(world)
+    run.round()
+    run.client.calls.clear()
+    run.until_idle()
+    assert "update_item" not in run.client.calls
+    assert world.lease(A).checkpoint == TRIM_HORIZON
+    world.check()
+    world.clock.advance(20)
+    run.worker.step_renewal()
+    assert run.client.calls.count("update_item") == 1
+    assert world.lease(A).checkpoint == Checkpoint(str(world.stream.everything()[-1][1]))
+
+
+@pytest.mark.parametrize("successor", ["w1", "w2"])
+def test_a_worker_that_is_killed_anywhere_loses_and_repeats_nothing(successor: str) -> None:
+    for point in itertools.count(1):
+        world = ChainWorld(shards=2)
+        for shard in (A, B):
+            put(world, shard)
+        run = working(world)
+        run.fuse.burns_at = point
+        try:
+            run.until_idle()
+            world.clock.advance(20)
+            run.worker.step_renewal()
+            run.fuse.burns_at = None
+        except Killed:
+            pass
+        was_killed = run.fuse.burns_at is not None
+        following = working(world, successor)
+        following.until_idle()
+        world.check()
+        assert not world.shared.staged()
+        if not was_killed:
+            assert point > 50
+            return
+
+
+def test_a_worker_that_pauses_anywhere_stores_nothing_after_its_successor() -> None:
+    """Its lease is taken, and read to the end, while it pauses: it cannot publish what it has staged or decided."""
+    for point in itertools.count(1):
+        world = ChainWorld()
+        put(world)
+        run, following = world.chain_worker("w1"), world.chain_worker("w2")
+        world.assign(run)
+
+        def takes_over(point: int = point, world: ChainWorld = world, run: Run = run, to: Run = following) -> None:
+            run.fuse.passed += 1
+            if run.fuse.passed == point:
+                world.assign(to)
+                to.until_idle()
+
+        run.fuse.point = takes_over  # type: ignore[method-assign]
+        for _ in range(8):
+            run.round()
+        is_over = run.fuse.passed < point
+        world.assign(following)
+        put(world, records=1)
+        following.until_idle()
+        world.check()
+        if is_over:
+            assert point > 30
+            return
+
+
+def test_a_handoff_leaves_nothing_to_settle(world: ChainWorld) -> None:
+    put(world)
+    run, following = working(world), world.chain_worker("w2")
+    run.until_idle()
+    world.hand_over(A, following)
+    run.worker.holdings.renew(A)
+    run.worker.step_renewal()
+    lease = world.lease(A)
+    assert (lease.actual_owner, lease.claim) == (following.id, None)
+    assert lease.checkpoint == Checkpoint(str(world.stream.everything()[-1][1]))
+    put(world)
+    following.until_idle()
+    world.check()
+    assert None not in itertools.chain(*world.chains().values())  # no chain was closed
+
+
+def test_a_worker_that_stops_leaves_nothing_to_settle(world: ChainWorld) -> None:
+    put(world)
+    run = working(world)
+    run.until_idle()
+    run.worker.shut_down()
+    assert world.lease(A).claim is None
+    assert world.lease(A).checkpoint == Checkpoint(str(world.stream.everything()[-1][1]))
+
+
+def test_a_lease_that_is_given_away_during_a_batch_takes_no_part_in_it() -> None:
+    world = ChainWorld(shards=2)
+    put(world, A)
+    put(world, B)
+    run, following = working(world), world.chain_worker("w2")
+
+    def overdue(_: Batch) -> None:
+        world.sinks["w1"].hooks.clear()
+        world.hand_over(A, following)
+        run.worker.holdings.renew(A)
+        run.worker.holdings.transfer(A)
+
+    world.sinks["w1"].hooks.append(overdue)
+    report = run.round()
+    assert {lease.outcome for lease in report.leases} == {Outcome.DROPPED}
+    for one in (following, run):
+        one.until_idle()
+    world.check()
+    assert None not in itertools.chain(*world.chains().values())
+
+
+def test_the_loss_of_one_lease_costs_the_others_one_batch() -> None:
+    world = ChainWorld(shards=2)
+    put(world, A)
+    put(world, B)
+    run, following = working(world), world.chain_worker("w2")
+    run.round()
+    world.assign(following, A)
+    following.until_idle()  # closes the chain, of which the first worker has not heard
+    assert {lease.outcome for lease in run.round().leases} == {Outcome.DROPPED}
+    run.until_idle()
+    world.check()
+    assert len(world.chains()) == 3
+
+
+def test_a_lease_that_moves_on_before_it_was_claimed_is_settled_by_the_next_owner(world: ChainWorld) -> None:
+    """Its row names the chain of the worker before, which may have decided what no row says."""
+    put(world, records=3)
+    first, second, third = working(world), world.chain_worker("w2"), world.chain_worker("w3")
+    first.round()
+    world.assign(second)
+    second.worker.step_discovery()
+    world.hand_over(A, third)
+    second.worker.holdings.renew(A)
+    second.worker.step_renewal()
+    assert world.lease(A).actual_owner == third.id
+    assert world.lease(A).claim is not None
+    third.until_idle()
+    world.check()
+
+
+def test_a_batch_that_may_have_been_decided_is_settled_by_the_next_owner_after_a_handoff(world: ChainWorld) -> None:
+    put(world, records=3)
+    run, following = working(world), world.chain_worker("w2")
+    files = world.sinks["w1"].files
+    create = files.create
+
+    def lost(path: str, content: bytes) -> bool:
+        create(path, content)
+        raise ServiceError("no answer")
+
+    files.create = lost  # type: ignore[method-assign]
+    (report,) = run.round().leases
+    assert report.outcome is Outcome.UNCOMMITTED
+    world.hand_over(A, following)
+    run.worker.holdings.renew(A)
+    run.worker.step_renewal()
+    assert world.lease(A).actual_owner == following.id
+    assert world.lease(A).claim is not None
+    following.until_idle()
+    world.check()
+
+
+def test_a_worker_whose_create_was_not_answered_settles_its_own_chain(world: ChainWorld) -> None:
+    put(world)
+    run = working(world)
+    files = world.sinks["w1"].files
+    create = files.create
+
+    def lost(path: str, content: bytes) -> bool:
+        files.create = create  # type: ignore[method-assign]
+        create(path, content)
+        raise OSError("no answer")
+
+    files.create = lost  # type: ignore[method-assign]
+    run.round()
+    world.clock.advance(5)
+    run.until_idle()
+    world.check()
+    assert len(world.chains()) == 2
+
+
+def test_a_batch_that_could_not_be_published_is_published_first(world: ChainWorld) -> None:
+    put(world)
+    run = working(world)
+    files = world.sinks["w1"].files
+    move = files.move
+
+    def broken(names: object) -> list[str]:
+        files.move = move  # type: ignore[method-assign]
+        raise OSError("the disk is full")
+
+    files.move = broken  # type: ignore[method-assign]
+    run.round()
+    assert world.stored() == []
+    run.worker.holdings.renew(A)
+    assert world.lease(A).checkpoint == TRIM_HORIZON
+    world.clock.advance(5)
+    run.until_idle()
+    world.check()
+
+
+def test_a_lease_that_is_put_back_is_read_again(world: ChainWorld) -> None:
+    put(world)
+    run = working(world)
+    run.until_idle()
+    run.worker.shut_down()
+    world.leases.rewind(world.lease(A), TRIM_HORIZON)
+    following = working(world, "w2")
+    following.until_idle()
+    assert len(world.stored()) == 14
+
+
+def test_a_lease_that_is_put_back_after_a_crash_is_read_again(world: ChainWorld) -> None:
+    put(world)
+    run = working(world)
+    run.until_idle()
+    free = world.leases.vacate(world.lease(A))
+    assert free is not None
+    world.leases.rewind(free, TRIM_HORIZON)
+    following = working(world, "w2")
+    following.until_idle()
+    assert len(world.stored()) == 14
+
+
+def test_a_java_worker_in_between_moves_the_lease_on(world: ChainWorld) -> None:
+    put(world)
+    run = working(world)
+    run.until_idle()
+    java = world.leases.take(world.lease(A), world.chain_worker("java").id)
+    assert java is not None
+    world.leases.checkpoint(java, Checkpoint("103"))  # of 100 to 106, all of which are stored
+    following = working(world, "w2")
+    following.until_idle()
+    world.check()
+
+
+def test_entries_are_deleted_when_rows_have_what_they_say(world: ChainWorld) -> None:
+    put(world, records=30)
+    run = working(world)
+    for _ in range(4):
+        run.round()
+    ((_, entries),) = world.chains().items()
+    assert len(entries) == 4
+    world.clock.advance(20)
+    run.round()
+    ((_, entries),) = world.chains().items()
+    assert len(entries) == 1
+    run.until_idle()
+    world.check()
+
+
+def test_entries_for_a_lease_that_was_lost_are_kept() -> None:
+    world = ChainWorld(shards=2)
+    put(world, A, records=3)
+    put(world, B, records=30)
+    run, following = working(world), world.chain_worker("w2")
+    run.round()
+    world.assign(following, A)
+    world.clock.advance(20)
+    run.worker.step_renewal()  # A is lost
+    for _ in range(3):
+        run.round()
+        world.clock.advance(20)
+    following.until_idle()
+    for _ in range(12):
+        run.round()
+    world.check()
+
+
+def test_splits_and_merges_are_followed(world: ChainWorld) -> None:
+    put(world)
+    run = working(world)
+    run.round()
+    low, high = world.stream.split(A)
+    for shard in (low, high):
+        world.stream.put(shard, "in the child")
+    run.until_idle()
+    assert world.lease(A).is_finished
+    assert world.lease(A).claim is None
+    world.assign(run, low, high)
+    run.until_idle()
+    child = world.stream.merge(low, high)
+    world.stream.put(child, "in the grandchild")
+    run.until_idle()
+    world.assign(run, child)
+    run.until_idle()
+    world.check()
+
+
+def refuse(bad: str) -> Callable[[Data], None]:
+    def refuses(data: Data) -> None:
+        if any(row[2] == bad for row in data):
+            raise ValueError(f"{bad} is bad")
+
+    return refuses
+
+
+@pytest.mark.parametrize("action", [FailureAction.SKIP, FailureAction.DEAD_LETTER])
+def test_a_record_that_fails_is_set_aside_and_nothing_else(action: FailureAction) -> None:
+    path = "letters" if action is FailureAction.DEAD_LETTER else None
+    policy = FailurePolicy(action=action, attempts=1, dead_letter_path=path)
+    world = ChainWorld(batch=BatchSettings(failure=policy))
+    put(world)
+    run = working(world)
+    world.sinks["w1"].refuses = refuse("record 2")
+    for _ in range(20):
+        run.round()
+        world.clock.advance(5)
+    missing = set(world.stream.everything()) - set(world.stored())
+    assert [row[2] for row in missing] == ["record 2"]
+    assert len(world.stored()) == 6
+    assert len(run.letters.letters) == (action is FailureAction.DEAD_LETTER)
+    assert world.lease(A).checkpoint == Checkpoint(str(world.stream.everything()[-1][1]))
+
+
+def test_a_record_that_fails_stops_its_shard(world: ChainWorld) -> None:
+    put(world)
+    run = working(world)
+    world.sinks["w1"].refuses = refuse("record 4")
+    for _ in range(20):
+        run.round()
+        world.clock.advance(10)
+    assert EventKind.SHARD_STOPPED in run.kinds()
+    assert len(world.stored()) == 3
+    world.sinks["w1"].refuses = None
+    for _ in range(12):
+        world.clock.advance(10)
+        run.round()
+    world.check()
+
+
+def test_a_sink_that_fails_is_tried_again(world: ChainWorld) -> None:
+    put(world)
+    run = working(world)
+
+    def away(_: Data) -> None:
+        world.sinks["w1"].refuses = None
+        raise SinkError("the bucket is away")
+
+    world.sinks["w1"].refuses = away
+    run.round()
+    world.clock.advance(5)
+    run.until_idle()
+    world.check()
+
+
+def test_a_lease_that_is_pinned_by_the_former_protocol_is_not_read(world: ChainWorld) -> None:
+    put(world)
+    former = world.worker("former")
+    world.assign(former)
+    former.fuse.burns_at = 14
+    with pytest.raises(Killed):
+        former.until_idle()
+    assert world.lease(A).pending_checkpoint is not None
+    run = working(world)
+    run.round()
+    assert world.stored() == []
+    assert "pinned to batch" in str(run.events[-1].message)
+
+
+def test_a_chain_that_cannot_be_read_is_not_passed_over(world: ChainWorld) -> None:
+    put(world)
+    run = working(world)
+    run.round()
+    (entry,) = [path for path in world.shared.content if path.startswith("_chains/")]
+    world.shared.content[entry] = b"{}"
+    following = working(world, "w2")
+    following.round()
+    assert len(world.stored()) == 3
+    assert "is not an entry of a chain" in str(following.events[-1].message)
+
+
+def test_a_claim_of_a_chain_that_is_gone_is_no_progress(world: ChainWorld) -> None:
+    put(world)
+    claim = Claim(ChainId("gone"), ClaimId("gone"))
+    other = world.chain_worker("other")
+    world.assign(other)
+    world.leases.checkpoint(world.leases.renew(world.lease(A)), TRIM_HORIZON, claim=claim)
+    run = working(world)
+    run.until_idle()
+    world.check()
+
+
+def test_what_is_stored_is_counted_once_although_answers_of_renewals_are_lost(world: ChainWorld) -> None:
+    """The renewal that was applied has counted two batches, and the next one counts the third."""
+    run = working(world)
+    run.worker.step_discovery()
+    holdings = run.worker.holdings
+    (holding,) = holdings.holdings()
+    token = holding.token
+
+    def stored(through: int) -> Unwritten:
+        return Unwritten(Checkpoint(str(through)), through, BatchCounts((StoredRows(0, 1, 10, 1),), 0, 0, 60))
+
+    claim = Claim(ChainId("chain"), ClaimId("claim"))
+    holdings.claim(A, token, claim, lambda _: Unwritten(TRIM_HORIZON))
+    holdings.stored(A, token, stored(1))
+    holdings.stored(A, token, stored(2))
+    applied = len(run.client.calls)
+
+    def lose(method: str, _: object) -> None:
+        if method == "get_item" or len(run.client.calls) > applied + 1:
+            raise ReadTimeoutError(endpoint_url="dynamodb")
+
+    update_item = run.client.service.update_item
+
+    def answer_lost(**request: Any) -> dict[str, Any]:
+        update_item(**request)
+        raise ReadTimeoutError(endpoint_url="dynamodb")
+
+    run.client.service.update_item = answer_lost  # type: ignore[method-assign]
+    run.client.before.append(lose)
+    with pytest.raises(KclError):
+        holdings.renew(A)
+    run.client.before.clear()
+    run.client.service.update_item = update_item  # type: ignore[method-assign]
+    holdings.stored(A, token, stored(3))
+    assert holdings.stored_to(A) == Checkpoint("3")
+    holdings.renew(A)
+    lease = world.lease(A)
+    assert lease.checkpoint == Checkpoint("3")
+    assert lease.stored_through == 3
+    assert lease.stored is not None
+    assert sum(rows.rows for rows in lease.stored.windows) == 3
+    assert lease.stored.is_of(lease.checkpoint)
+
+
+def test_what_a_renewal_could_not_write_is_written_by_the_next(world: ChainWorld) -> None:
+    put(world)
+    run = working(world)
+    run.until_idle()
+    world.clock.advance(12)
+
+    def refuse_writes(method: str, _: object) -> None:
+        raise ReadTimeoutError(endpoint_url="dynamodb")
+
+    run.client.before.append(refuse_writes)
+    with pytest.raises(KclError):
+        run.worker.holdings.renew(A)
+    assert run.worker.holdings.stored_to(A) == Checkpoint("106")
+    run.client.before.clear()
+    run.worker.holdings.renew(A)
+    assert world.lease(A).checkpoint == Checkpoint("106")
+    put(world)
+    run.until_idle()
+    world.check()
