@@ -4,7 +4,9 @@ All parts of a batch become visible at once. Each shard is an application of the
 the batch number as its version: if the version of a part is in the log, no worker can add the part again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import md5
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -74,6 +76,7 @@ class DeltaSink:
         self._options = dict(storage_options or delta_options(s3 or S3Options()))
         self._runtime = runtime or system()
         self._table: DeltaTable | None = None
+        self._newest: tuple[int, bytes] | None = None  # version of the open table, and what its log says there
         self._as_read = transform is unchanged and not partition_by
         self._is_unchanged = transform is unchanged
         self._written: Written | None = None
@@ -100,7 +103,7 @@ class DeltaSink:
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
         self._written = None
-        with table_errors(self._name):
+        with self._on_table():
             if self._compare(batch.parts).is_stored:
                 return
             table = self._open()
@@ -112,7 +115,7 @@ class DeltaSink:
             layout, target = (self._layout, None) if rules is None else (rules.layout, rules.target)
             written = write_files(data, transform, self._store, names, layout, target, batch.time_column)
         self._as_read = written.as_read
-        with table_errors(self._name):
+        with self._on_table():
             self._commit(batch, written.files)
         self._written = written
 
@@ -159,8 +162,20 @@ class DeltaSink:
 
     def holds(self, part: Part) -> bool:
         """See `worker.batch.Remembering`. Files without a commit do not count as stored."""
-        with table_errors(self._name):
+        with self._on_table():
             return self._compare([part]).is_stored
+
+    @contextmanager
+    def _on_table(self) -> Iterator[None]:
+        """For what is done with the table that is kept open. If it fails, the next attempt opens the table anew: it
+        may have been removed, or made anew, and the one that is open then never succeeds again. Not before the next
+        attempt, whose files are written by the rules of the table that it opens."""
+        try:
+            with table_errors(self._name):
+                yield
+        except SinkError:
+            self._table = None
+            raise
 
     def _commit(self, batch: Batch, files: Sequence[WrittenFile]) -> None:
         from deltalake.exceptions import CommitFailedError
@@ -207,12 +222,16 @@ class DeltaSink:
                 max_commit_retries=LOG_RETRIES,
             ),
         )
+        self._newest = self._commit_of(table)
 
     def _compare(self, parts: Sequence[Part]) -> Comparison:
         table = self._open()
         if table is None:
             return Comparison(tuple(parts), ())
+        self._refuse_another(table)
         table.update_incremental()
+        if self._newest is None or self._newest[0] != table.version():
+            self._newest = self._commit_of(table)
 
         def holds(part: Part) -> bool:
             key, wanted = owner_key(part), str(StoredPart.of(part))
@@ -220,12 +239,31 @@ class DeltaSink:
 
         return compare(parts, lambda part: table.transaction_version(owner_key(part)), holds)
 
+    def _refuse_another(self, table: "DeltaTable") -> None:
+        """Raise SinkError if the log does not go on from the version that is known of it: the table was removed or
+        made anew. delta-rs does not notice where the log of the new table is as long as that of the old one, and
+        would append to the new one by the schema and the batch numbers of the old one."""
+        if self._newest is not None and self._newest != self._commit_of(table):
+            raise SinkError(
+                f"{self._name} is not the table that it was: it was removed or made anew since the last batch. The "
+                "next attempt writes to the table that is there"
+            )
+
+    def _commit_of(self, table: "DeltaTable") -> tuple[int, bytes] | None:
+        """The newest version that is known of a table, and the file of its log that made it. None: it has been
+        removed, as those are that a checkpoint has replaced."""
+        version = table.version()
+        path = f"_delta_log/{version:020}.json"
+        found = [file.path for file in self._store.files(path, hidden=True)]
+        return (version, md5(self._store.get(path), usedforsecurity=False).digest()) if path in found else None
+
     def _open(self, schema: pa.Schema | None = None) -> "DeltaTable | None":
         """The table; made if there is none and `schema` is given."""
         from deltalake import DeltaTable
 
         if self._table is not None:
             return self._table
+        self._newest = None
         url = _url(self.path)
         if DeltaTable.is_deltatable(url, self._options):
             self._table = DeltaTable(url, storage_options=self._options)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from tests.unit.spark.outputs import (
     as_read,
     numbers,
     outputs,
+    part,
     partition_columns,
     rows_of,
     run_writer,
@@ -341,6 +343,24 @@ def test_a_table_holds_dates_and_times_that_python_does_not_know(tmp_path: Path)
         store(there, batch, number=number)
     read = DeltaTable(str(tmp_path)).to_pyarrow_table()
     assert read["at"].cast(pa.int64()).to_pylist() == [1767225600000 * 10**6, None] * 2
+
+
+@pytest.mark.parametrize("made_anew", [0, 1, 2, 3])
+def test_a_table_that_is_removed_under_a_sink_is_opened_anew(tmp_path: Path, made_anew: int) -> None:
+    """`made_anew`: how many batches the new table has; none if there is no new table yet."""
+    there = sink(tmp_path)
+    for number in (1, 2):
+        store(there, output({"x": [number]}), number=number)
+    shutil.rmtree(tmp_path)
+    other = sink(tmp_path)
+    for number in range(1, made_anew + 1):
+        store(other, output({"x": [10 * number]}), number=number)
+    again = part(LEASES[0], 3)
+    with pytest.raises(SinkError):
+        there.holds(again)
+    assert there.holds(again) == (made_anew == 3), "the table that is there now"
+    store(there, output({"x": [4]}), number=4)
+    assert sorted(row["x"] for row in rows(tmp_path)) == [4, 10, 20, 30][: made_anew + 1]
 
 
 def test_no_more_columns_have_statistics_than_the_table_wants() -> None:
