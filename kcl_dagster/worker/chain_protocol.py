@@ -12,20 +12,21 @@ the entry, publishes the files, and goes on behind it. Delivery is exactly once,
 Other than in `kcl_dagster.worker.protocol`, processes that end while they work on a batch are not counted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Final, Generic
 
 from kcl_dagster.application import FailureAction
+from kcl_dagster.chains.deletion import MIN_AGE_SECONDS
 from kcl_dagster.chains.entry import StoredRange
 from kcl_dagster.errors import KclError, Unsafe
 from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
 from kcl_dagster.model.claim import ClaimId
-from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.worker.batch import Batch, D, Fetched, Part, PartCounts, Progress, Range
+from kcl_dagster.worker.batch import Batch, D, Fetched, Part, Progress, Range
 from kcl_dagster.worker.claims import Claims
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
 from kcl_dagster.worker.error_class import class_of, depends_on_records
@@ -42,6 +43,8 @@ from kcl_dagster.worker.report import BatchReport, Outcome
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
 from kcl_dagster.worker.staging import StagedBatch, StagingSink
 from kcl_dagster.worker.stored_counts import WindowRules
+
+DELETION_SECONDS: Final = 3600.0  # a list of the chains and a scan of the leases each time
 
 
 @dataclass(slots=True)
@@ -61,6 +64,10 @@ class ChainProtocol(Generic[D]):
     complete: Callable[[], WrittenThrough | None] = nothing_complete
     """Through which moment the application is complete, as far as it is known. Must not block."""
 
+    scan: Callable[[], Iterable[Lease]] | None = None
+    """All leases of the application; to delete chains that none of them names. None: no chain is deleted."""
+
+    _deletion_due: float | None = None
     _batches: int = 0
     _narrowed: dict[LeaseKey, tuple[int, Checkpoint]] = field(default_factory=dict)
     """The end of the next batch of leases whose batch failed, and the ownership (token) under which it did."""
@@ -78,10 +85,25 @@ class ChainProtocol(Generic[D]):
                 self._run(this, abandon)
             finally:
                 self.holdings.end(this.ranges)
+        self._delete_chains()
         return this.finished(self.reading.failures)
 
     def close(self) -> None:
         """Nothing is left between rounds: a batch that was not decided is void."""
+
+    def _delete_chains(self) -> None:
+        """Once an hour, and not at once: workers that begin together do other things first."""
+        now = self.reading.clock.monotonic()
+        if self._deletion_due is None or now < self._deletion_due or self.scan is None:
+            self._deletion_due = now + DELETION_SECONDS if self._deletion_due is None else self._deletion_due
+            return
+        self._deletion_due = now + DELETION_SECONDS
+        before = self.reading.service_time() - MIN_AGE_SECONDS
+        try:
+            named = {lease.claim.chain for lease in self.scan() if lease.claim is not None}
+            self.claims.delete_former(named, before)
+        except KclError as error:
+            self.reading.tell(EventKind.BATCH_FAILED, f"former chains could not be deleted: {error}")
 
     def _range(self, holding: Holding) -> Range:
         pin = pin_of(holding.lease)
@@ -198,8 +220,7 @@ class ChainProtocol(Generic[D]):
         key = progress.range.lease
         counts = None
         if self.rules is not None:
-            counted = staged.counts.get(key, PartCounts(None))
-            counts = self.rules.counts(this.holdings[key].lease, progress, counted)
+            counts = self.rules.counts(this.holdings[key].lease, progress, staged.counts.get(key))
         return StoredRange(
             key,
             claim,

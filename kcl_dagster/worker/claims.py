@@ -10,13 +10,14 @@ and each lease is claimed again; the former chain is settled like that of anothe
 Modelled in spec/Chain.tla.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Final
 
 from kcl_dagster.chains.chain import Chain
+from kcl_dagster.chains.deletion import delete_chains
 from kcl_dagster.chains.entry import PublishingEntry, StagedFile, StoredRange
 from kcl_dagster.chains.publication import chain_id, discard, publish
 from kcl_dagster.chains.settlement import Settlement, settle
@@ -141,6 +142,12 @@ class Claims:
         chain.written(self.holdings.written(chain.id))
         with self._errors("could not be tidied"):
             return chain.delete_entries()
+
+    def delete_former(self, named: Collection[ChainId], before: float) -> list[ChainId]:
+        """Delete chains of the application, see `chains.deletion`. `named`: by the rows of all its leases."""
+        with self._errors("could not delete former chains"):
+            known = {*named, self.chain.id}
+            return delete_chains(self.entries, self.application, known, before, self.worker, self.new_id)
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:

@@ -204,6 +204,7 @@ class Worker(Generic[D]):
                 around.dead_letters,
                 rules,
                 self.completeness.last,
+                lambda: around.leases.scan().leases,
             )
         poison = PoisonHandling(
             self.holdings,

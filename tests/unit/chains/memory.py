@@ -23,6 +23,9 @@ class MemoryFiles:
     at: dict[int, Moment] = field(default_factory=dict)
     moments: int = 0
     now: float = 1_000_000.0
+    clock: Callable[[], float] | None = None
+    """Where set, `now` does not count."""
+
     times: dict[str, float] = field(default_factory=dict)
     _is_interrupted: bool = False
 
@@ -39,10 +42,13 @@ class MemoryFiles:
         finally:
             self._is_interrupted = False
 
+    def _time(self) -> float:
+        return self.now if self.clock is None else self.clock()
+
     def put(self, path: str, content: bytes) -> None:
         self._moment()
         self.content[path] = content
-        self.times[path] = self.now
+        self.times[path] = self._time()
         self._moment()
 
     def create(self, path: str, content: bytes) -> bool:
@@ -50,7 +56,7 @@ class MemoryFiles:
         is_new = path not in self.content
         if is_new:
             self.content[path] = content
-            self.times[path] = self.now
+            self.times[path] = self._time()
         self._moment()
         return is_new
 
@@ -84,7 +90,7 @@ class MemoryFiles:
             self._moment()
             if path in self.content:
                 self.content[to] = self.content[path]
-                self.times[to] = self.now
+                self.times[to] = self._time()
             else:
                 missing.append(path)
         self.delete([path for path in names if path not in missing])

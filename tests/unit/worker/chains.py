@@ -63,10 +63,10 @@ class ChainWorld(World):
         self._attempts = itertools.count()
         self.sinks: dict[str, MemoryStagingSink] = {}
 
-    def chain_worker(self, name: str) -> Run:
-        files = WorkersFiles(content=self.shared.content, times=self.shared.times)
+    def chain_worker(self, name: str, **extra: Any) -> Run:
+        files = WorkersFiles(content=self.shared.content, times=self.shared.times, clock=self.clock.now)
         sink = self.sinks[name] = MemoryStagingSink(files, self._attempts.__next__)
-        run = self.worker(name, chains=sink)
+        run = self.worker(name, chains=sink, **extra)
         files.fuse = run.fuse
         return run
 

@@ -13,6 +13,7 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ChainId, Claim, ClaimId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stored import BatchCounts, StoredRows
+from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.holdings import Unwritten
@@ -487,3 +488,31 @@ def test_what_a_renewal_could_not_write_is_written_by_the_next(world: ChainWorld
     put(world)
     run.until_idle()
     world.check()
+
+
+def test_chains_that_no_lease_names_are_deleted_after_a_day(world: ChainWorld) -> None:
+    put(world)
+    former = working(world)
+    former.round()
+    (chain,) = world.chains()
+    run = working(world, "w2")
+    run.until_idle()
+    for hours in range(1, 28):
+        world.clock.advance(3600)  # the lease is lost and acquired again, so the worker begins another chain
+        run.until_idle()
+        assert (chain in world.chains()) == (hours < 24)
+        put(world, records=1)
+        run.until_idle()
+    world.check()
+    assert len(world.chains()) < 28
+
+
+def test_rows_that_the_sink_did_not_count_are_not_known() -> None:
+    world = ChainWorld()
+    world.stream.arrival_ms = 1_798_761_600_000
+    put(world)
+    run = world.chain_worker("w1", windows=FixedWindows())
+    world.assign(run)
+    run.until_idle()
+    run.worker.shut_down()
+    assert world.lease(A).stored is None
