@@ -40,7 +40,7 @@ class Board:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def declare(self, *families: Family) -> None:
-        """Show counters with the value 0, so that their first increase is visible as one."""
+        """Show metrics with the value 0: an alert sees neither an increase of what was absent nor its absence."""
         with self._lock:
             for family in families:
                 self._values.setdefault(family, {(): 0.0})
@@ -54,6 +54,11 @@ class Board:
     def set(self, family: Family, value: float, **labels: str) -> None:
         with self._lock:
             self._values.setdefault(family, {})[tuple(sorted(labels.items()))] = value
+
+    def replace(self, family: Family, label: str, values: Mapping[str, float]) -> None:
+        """Set a gauge of many subjects, which differ by one label, and remove all others of it."""
+        with self._lock:
+            self._values[family] = {((label, name),): value for name, value in values.items()}
 
     def forget(self, family: Family, **labels: str) -> None:
         """Remove a gauge whose subject is gone; otherwise its last value would be shown for ever."""

@@ -5,6 +5,7 @@ from typing import Final
 
 from kcl_dagster.leader.report import StageOutcome, TickReport
 from kcl_dagster.telemetry.datum import Datum
+from kcl_dagster.worker.lag import LagReport
 from kcl_dagster.worker.renewal import RenewalReport
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 
@@ -42,7 +43,7 @@ def _of_lease(lease: LeaseReport, report: BatchReport) -> Iterator[Datum]:
     whole = report.fetch_seconds + report.prepare_seconds + report.write_seconds + report.commit_seconds
     yield datum("Success", lease.outcome in _WELL)
     yield datum("Time", whole * 1000, "Milliseconds")
-    if lease.millis_behind is not None:
+    if lease.millis_behind is not None and lease.outcome in _WELL:
         yield datum("MillisBehindLatest", lease.millis_behind, "Milliseconds")
     yield datum("KinesisDataFetcher.getRecords.Success", lease.outcome is not Outcome.NOT_READ, is_detail=True)
     yield datum("KinesisDataFetcher.getRecords.Time", report.fetch_seconds * 1000, "Milliseconds", is_detail=True)
@@ -52,6 +53,16 @@ def _of_lease(lease: LeaseReport, report: BatchReport) -> Iterator[Datum]:
         yield datum("RecordProcessor.processRecords.Time", report.write_seconds * 1000, "Milliseconds")
         yield datum("UpdateLease.Success", 1, is_detail=True)
         yield datum("UpdateLease.Time", report.commit_seconds * 1000, "Milliseconds", is_detail=True)
+
+
+def of_lag(report: LagReport) -> Iterator[Datum]:
+    """How far behind the shards are between the ends of their batches, which may never come."""
+    for key, millis in report.behind.items():
+        lease = report.leases[key]
+        stream = None if lease.stream is None else str(lease.stream)
+        yield Datum(PROCESS, "MillisBehindLatest", millis, "Milliseconds", False, lease.shard_id, stream)
+    if report.behind:
+        yield Datum(TRACKER, "MillisBehindLatest", max(report.behind.values()), "Milliseconds")
 
 
 def of_renewal(report: RenewalReport, seconds: float, held: int, worker: str) -> Iterator[Datum]:

@@ -25,6 +25,7 @@ from kcl_dagster.worker.concurrency import ForEach
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.holdings import Holdings
+from kcl_dagster.worker.lag import LagReport
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.renewal import RenewalReport, Renewer
 from kcl_dagster.worker.report import BatchReport, Outcome
@@ -37,9 +38,7 @@ BROKEN: Final = Family(
 )
 BATCHES: Final = Family("kcl_batches", "counter", "Rounds of the worker, by what came of each shard.")
 BUSY: Final = Family("kcl_batch_seconds", "counter", "Time spent on batches, by stage.", "seconds")
-BEHIND: Final = Family(
-    "kcl_behind_seconds", "gauge", "How far the shard's last batch ended behind the tip.", "seconds"
-)
+BEHIND: Final = Family("kcl_behind_seconds", "gauge", "How far behind the tip the shard is stored.", "seconds")
 COMPLETE: Final = Family(
     "kcl_complete_through_timestamp_seconds",
     "gauge",
@@ -49,11 +48,13 @@ COMPLETE: Final = Family(
 LEASES: Final = Family("kcl_leases", "gauge", "Leases that the worker holds.")
 WAITING: Final = Family("kcl_leases_waiting", "gauge", "Leases that wait for parents of their shards.")
 STOPPED: Final = Family("kcl_shards_stopped", "gauge", "Shards that keep failing and do not go on.")
+HUNG: Final = Family("kcl_shards_hung", "gauge", "Shards on whose batch the consumer's code works for very long.")
 RENEWALS: Final = Family("kcl_renewals", "counter", "Renewals of leases, by result.")
 EVENTS: Final = Family("kcl_events", "counter", "What the worker told, by kind.")
 BUILD: Final = Family("kcl_worker", "info", "Which worker this is.")
 
 _STORED: Final = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.FINISHED})
+_READ: Final = _STORED | {Outcome.IDLE, Outcome.SET_ASIDE}
 _GONE: Final = frozenset(
     {EventKind.LEASE_LOST, EventKind.LEASE_RELEASED, EventKind.HANDOFF_DONE, EventKind.SHARD_FINISHED}
 )
@@ -80,7 +81,7 @@ class WorkerTelemetry:
                     board.add(BROKEN, lease.broken_aggregates, **shard)
             if lease.outcome is Outcome.FINISHED:
                 board.forget(BEHIND, lease=str(lease.lease))
-            elif lease.millis_behind is not None:
+            elif lease.outcome in _READ and lease.millis_behind is not None:
                 board.set(BEHIND, lease.millis_behind / 1000, lease=str(lease.lease))
         for stage, seconds in (
             ("fetch", report.fetch_seconds),
@@ -93,6 +94,12 @@ class WorkerTelemetry:
         board.set(WAITING, report.blocked)
         board.set(STOPPED, len(report.stopped))
         self._publish(kcl_names.of_batch(report))
+
+    def lag(self, report: LagReport) -> None:
+        """Of all shards, also of those whose batch never ends."""
+        self.board.replace(BEHIND, "lease", {str(key): millis / 1000 for key, millis in report.behind.items()})
+        self.board.set(HUNG, len(report.hung))
+        self._publish(kcl_names.of_lag(report))
 
     def event(self, event: WorkerEvent) -> None:
         log_event(event)
@@ -122,6 +129,10 @@ class WorkerTelemetry:
             self.batch(report)
             surroundings.on_batch(report)
 
+        def on_lag(report: LagReport) -> None:
+            self.lag(report)
+            surroundings.on_lag(report)
+
         def on_event(event: WorkerEvent) -> None:
             self.event(event)
             surroundings.on_event(event)
@@ -131,7 +142,9 @@ class WorkerTelemetry:
             self.complete(known)
             return known
 
-        around = replace(surroundings, on_batch=on_batch, on_event=on_event, load_completeness=load_completeness)
+        around = replace(
+            surroundings, on_batch=on_batch, on_lag=on_lag, on_event=on_event, load_completeness=load_completeness
+        )
         worker = Worker(around, self.identity, runtime)
         settings = worker.settings
         worker.renewer = MeasuredRenewer(
@@ -190,7 +203,7 @@ def open_telemetry(
         **({} if identity.slot is None else {"slot": identity.slot}),
     }
     board = Board(names)
-    board.declare(RECORDS, BYTES, BROKEN)
+    board.declare(RECORDS, BYTES, BROKEN, BATCHES, LEASES, WAITING, STOPPED, HUNG)
     board.set(BUILD, 1, version=kcl_dagster.__version__, run=identity.run_id or "")
     with ExitStack() as stack:
         if settings.json_logs:

@@ -1,17 +1,62 @@
 """How far behind the worker is: of its shards the one furthest behind."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
-from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.runtime import Clock
+from kcl_dagster.worker.pending import pin_of
 from kcl_dagster.worker.report import LeaseReport, Outcome
 
 _READ = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.IDLE, Outcome.SET_ASIDE})
 
 
+@dataclass(frozen=True, slots=True)
+class LagReport:
+    """How far behind the shards of a worker are, and on which its code works for longer than usual."""
+
+    leases: Mapping[LeaseKey, Lease]
+    """The leases of unfinished shards that the worker holds."""
+
+    behind: Mapping[LeaseKey, int]
+    """Milliseconds, the worst first. A shard of which nothing is known yet is not in it."""
+
+    hung: tuple[LeaseKey, ...] = ()
+
+
+OnLag = Callable[[LagReport], None]
+"""Called on the housekeeping thread before each heartbeat. Must not raise and must not wait."""
+
+
+def ignore_lag(_: LagReport) -> None:
+    """Discard the report: the default receiver."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unstored:
+    """A batch that is begun and not stored, or a shard that fails without one."""
+
+    number: int
+    since: int
+    """When its first record arrived, in epoch seconds. If it is not known: through when the shard is stored."""
+
+
+def unstored_of(leases: Iterable[Lease], failing: Collection[LeaseKey]) -> dict[LeaseKey, Unstored]:
+    """What the rows of the leases tell about unfinished batches. It outlives the owners of the leases."""
+    found = {}
+    for lease in leases:
+        pin = pin_of(lease)
+        if pin is not None and pin.arrived is not None:
+            found[lease.key] = Unstored(pin.number, pin.arrived)
+        elif lease.key in failing and lease.stored_through is not None:
+            found[lease.key] = Unstored(lease.batch, lease.stored_through)
+    return found
+
+
 class Lag:
     """What the stream said when each shard was last read to the end of a batch. While a shard is not read (its
-    batch fails, or takes for ever, or it is stopped), its lag grows with the clock.
+    batch fails, or takes for ever, or it is stopped), its lag grows with the clock. If its batch was begun by a
+    former owner, or takes longer than a healthy one, the lag is at least the age of the batch's first record.
 
     `see` belongs to the main thread and `measure` to the housekeeping thread, so the lag also grows while the
     main thread waits for a batch."""
@@ -22,6 +67,7 @@ class Lag:
         self._patience = patience
         self._behind: dict[LeaseKey, tuple[int, float]] = {}  # replaced and never changed: two threads look at it
         self._held_since: dict[LeaseKey, float] = {}
+        self._begun: dict[LeaseKey, tuple[int, float]] = {}  # the number of the unfinished batch, and since when
 
     def see(self, leases: Iterable[LeaseReport], held: Collection[LeaseKey]) -> None:
         """After a round."""
@@ -36,10 +82,13 @@ class Lag:
                 behind.setdefault(lease.lease, (lease.millis_behind or 0, now))
         self._behind = {key: seen for key, seen in behind.items() if key in held}
 
-    def measure(self, held: Collection[LeaseKey]) -> dict[LeaseKey, int]:
+    def measure(
+        self, held: Collection[LeaseKey], unstored: Mapping[LeaseKey, Unstored] | None = None
+    ) -> dict[LeaseKey, int]:
         """Milliseconds by shard, the worst first. A shard that was never read counts from when the worker got it,
         and is left out for as long as that says nothing."""
         now, behind = self._clock.monotonic(), self._behind
+        ages = self._ages(unstored or {}, now)
         self._held_since = {key: self._held_since.get(key, now) for key in held}
         found = {}
         for key, since in self._held_since.items():
@@ -48,7 +97,26 @@ class Lag:
                 found[key] = millis + self._growth(now - at)
             elif self._growth(now - since):
                 found[key] = self._growth(now - since)
+            if key in ages:
+                found[key] = max(found.get(key, 0), ages[key])
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+    def _ages(self, unstored: Mapping[LeaseKey, Unstored], now: float) -> dict[LeaseKey, int]:
+        """Of the unfinished batches that this worker has inherited or that take long, in milliseconds."""
+        begun = {}
+        for key, batch in unstored.items():
+            is_inherited = key not in self._held_since
+            number, since = self._begun.get(key, (None, now))
+            begun[key] = batch.number, since if number == batch.number else now
+            if is_inherited:
+                begun[key] = batch.number, now - self._patience - 1
+        self._begun = begun
+        wall = self._clock.now()
+        return {
+            key: max(0, round(1000 * (wall - unstored[key].since)))
+            for key, (_, since) in begun.items()
+            if now - since > self._patience
+        }
 
     def _growth(self, age: float) -> int:
         return round(age * 1000) if age > self._patience else 0

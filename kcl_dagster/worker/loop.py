@@ -35,7 +35,7 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, unfailing
 from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.holdings import Holdings
-from kcl_dagster.worker.lag import Lag
+from kcl_dagster.worker.lag import Lag, LagReport, unstored_of
 from kcl_dagster.worker.outage import Outage
 from kcl_dagster.worker.parents import Parents
 from kcl_dagster.worker.poison import PoisonHandling
@@ -106,6 +106,7 @@ class Worker(Generic[D]):
         self.settings = WorkerSettings.of(surroundings.application)
         self.tell: OnEvent = unfailing(surroundings.on_event)
         self._on_batch = unfailing(surroundings.on_batch)
+        self._on_lag = unfailing(surroundings.on_lag)
         self.stop = StopSignal()
         self.heartbeat = Heartbeat(surroundings.workers, identity, self._clock, surroundings.utilization, self.tell)
         self.holdings = Holdings(
@@ -372,8 +373,9 @@ class Worker(Generic[D]):
                 self.heartbeat.state = WorkerState.RUNNING
             else:
                 self._beats_while_starting += 1
-        self._measure_lag()
-        self.heartbeat.slow_since = dict(sorted(self.processing.slow_since().items())[:SHARDS_TOLD])
+        slow_since = self.processing.slow_since()
+        self._measure_lag(tuple(sorted(slow_since)))
+        self.heartbeat.slow_since = dict(sorted(slow_since.items())[:SHARDS_TOLD])
         return self.heartbeat.step()
 
     def _has_become_ready(self) -> bool:
@@ -382,13 +384,15 @@ class Worker(Generic[D]):
         is_starting = self.heartbeat.state is WorkerState.STARTING
         return is_starting and self._beats_while_starting > 0 and self.is_ready()
 
-    def _measure_lag(self) -> None:
+    def _measure_lag(self, hung: tuple[LeaseKey, ...]) -> None:
         held = self.holdings.holdings()
-        behind = self._lag.measure([holding.key for holding in held if not holding.lease.is_finished])
+        leases = {holding.key: holding.lease for holding in held if not holding.lease.is_finished}
+        behind = self._lag.measure(leases, unstored_of(leases.values(), self._last_round.failing))
         if behind or self.heartbeat.lag_ms is not None:
             # A worker whose leases have all gone is not behind any more.
             self.heartbeat.lag_ms = max(behind.values(), default=0)
         self.heartbeat.behind = dict(list(behind.items())[:SHARDS_TOLD])
+        self._on_lag(LagReport(leases, behind, hung))
 
     def step_watches(self) -> None:
         for watch in self._around.watches:

@@ -23,6 +23,7 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     losses: int | msgspec.UnsetType = msgspec.UNSET
     code: str | msgspec.UnsetType = msgspec.UNSET
     left: bool | msgspec.UnsetType = msgspec.UNSET
+    arrived: int | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Pin:
     number of the failing batch that this one is a piece of. `losses`: owners of the lease whose process ended while
     they wrote the batch, before the one that wrote this pin. `code`: the version of the consumer's code with which
     that owner writes it; None: not known. `left`: that owner gave the lease up in an orderly way, so it is no loss.
+    `arrived`: when the first record arrived at the stream, in epoch seconds.
     """
 
     number: int
@@ -40,6 +42,7 @@ class Pin:
     losses: int = 0
     code: str | None = None
     left: bool = False
+    arrived: int | None = None
 
     def to_state(self) -> bytes:
         mark = _Mark(
@@ -49,6 +52,7 @@ class Pin:
             self.losses or msgspec.UNSET,
             self.code or msgspec.UNSET,
             self.left or msgspec.UNSET,
+            msgspec.UNSET if self.arrived is None else self.arrived,
         )
         return msgspec.json.encode(mark)
 
@@ -70,8 +74,9 @@ def pin_of(lease: Lease) -> Pin | None:
     if mark.kcl_dagster != lease.batch or (mark.first is not None and not is_sequence_number(mark.first)):
         return None
     losses = 0 if isinstance(mark.losses, msgspec.UnsetType) else min(max(0, mark.losses), MOST_LOSSES)
+    arrived = None if isinstance(mark.arrived, msgspec.UnsetType) else mark.arrived
     code = None if isinstance(mark.code, msgspec.UnsetType) else mark.code[:MOST_CODE]
-    return Pin(mark.kcl_dagster, mark.first, mark.instead_of, losses, code or None, mark.left is True)
+    return Pin(mark.kcl_dagster, mark.first, mark.instead_of, losses, code or None, mark.left is True, arrived)
 
 
 class OwnPins:

@@ -142,7 +142,8 @@ class PoisonHandling:
         old one, and a sink must be able to tell them apart."""
         failed = progress.range
         first_number = failed.number if failed.instead_of is None else failed.instead_of
-        pin = Pin(failed.number + 1, progress.first, first_number, losses, self.code)
+        arrived = None if progress.first_arrival_ms is None else progress.first_arrival_ms // 1000
+        pin = Pin(failed.number + 1, progress.first, first_number, losses, self.code, arrived=arrived)
         self.holdings.prepare(holding.key, holding.token, through, pin.to_state(), pin.number)
         self.own.wrote(holding.key, holding.token, pin.number)
 

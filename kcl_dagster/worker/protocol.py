@@ -149,7 +149,9 @@ class BatchProtocol(Generic[D]):
             if pin is not None:
                 raise BatchError(f"{holding.key} is pinned to batch {pin.number}, not to {progress.range.number}")
         losses = LOSSES_TO_NARROW - 1 if self.reading.failures.is_lost(holding.key) else 0
-        self._write_pin(holding, progress, Pin(progress.range.number, progress.first, losses=losses, code=code))
+        arrived = None if progress.first_arrival_ms is None else progress.first_arrival_ms // 1000
+        pin = Pin(progress.range.number, progress.first, losses=losses, code=code, arrived=arrived)
+        self._write_pin(holding, progress, pin)
 
     def _write_pin(self, holding: Holding, progress: Progress, pin: Pin) -> None:
         end = progress.through or progress.range.after

@@ -17,6 +17,7 @@ from kcl_dagster.worker.completeness_watch import LoadCompleteness, nothing_know
 from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import OnEvent, ignore
 from kcl_dagster.worker.heartbeat import Utilization
+from kcl_dagster.worker.lag import OnLag, ignore_lag
 from kcl_dagster.worker.processing_watch import Interrupt, cannot_interrupt
 from kcl_dagster.worker.ranges import ResolvedStart
 from kcl_dagster.worker.reading import ConfirmStream, believed
@@ -143,4 +144,5 @@ class Surroundings(Generic[D]):
     interrupt: Interrupt = cannot_interrupt
     end_process: EndProcess = cannot_end
     on_batch: OnBatch = ignore_batch
+    on_lag: OnLag = ignore_lag
     on_event: OnEvent = ignore

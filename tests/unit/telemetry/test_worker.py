@@ -108,6 +108,48 @@ def test_a_worker_is_seen_in_openmetrics() -> None:
     assert gone.values("kcl_behind_seconds") == [], "leases that are not held any more"
 
 
+def test_a_worker_that_hangs_in_its_first_batch_is_seen() -> None:
+    """Its batch never ends, so no report of a batch tells of it."""
+    world, notes, pages = World(), Notes(), []
+    settings = TelemetrySettings(cloudwatch=MetricsLevel.SUMMARY)
+    application = world.application.model_copy(update={"telemetry": settings})
+    world.stream.put(A, "!")
+    world.stream.arrival_ms = round(world.clock.now() * 1000)
+    run = world.worker("w")
+    client: Callable[[str], Any] = {"cloudwatch": notes}.__getitem__
+    with open_telemetry(application, run.worker.identity, world.runtime, client, log) as telemetry:
+        worker = telemetry.worker(run.worker._around, world.runtime)
+        begins = parse(telemetry.board.render())
+        for name in ("kcl_batches_total", "kcl_shards_stopped", "kcl_shards_hung", "kcl_leases"):
+            assert begins.value(name) == 0, name
+
+        def hang(_: object) -> None:
+            for _second in range(100):
+                world.clock.advance(1)
+                worker.step_renewal()
+                worker.step_heartbeat()
+            pages.append(parse(telemetry.board.render()))
+            raise RuntimeError("cancelled")
+
+        worker.start()
+        world.assign(run)
+        worker.step_discovery()
+        worker.step_heartbeat()
+        run.sink.refuses = hang
+        worker.step_batch()
+        [page] = pages
+        assert page.value("kcl_behind_seconds", lease=A) == 100
+        assert page.value("kcl_shards_hung") == 1
+        worker.step_heartbeat()
+        page = parse(telemetry.board.render())
+        assert page.value("kcl_behind_seconds", lease=A) >= 100, "a batch that failed is not stored"
+        assert page.value("kcl_shards_hung") == 0
+        assert telemetry.cloudwatch is not None
+        telemetry.cloudwatch.flush()
+        worker.shut_down()
+    assert notes.sum_of("MillisBehindLatest", Operation="ProcessTask", ShardId=A) > 0
+
+
 def test_aggregates_that_could_not_be_opened_are_counted_one_by_one() -> None:
     world = World(shards=2)
     run = world.worker("worker-001")

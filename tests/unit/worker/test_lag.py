@@ -1,6 +1,7 @@
 """How far behind a worker says it is."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.worker.lag import Lag
+from kcl_dagster.worker.lag import Lag, LagReport, Unstored
 from kcl_dagster.worker.report import LeaseReport, Outcome
 from tests.unit.worker.kit import World
 
@@ -79,3 +80,59 @@ def test_the_lag_is_in_the_worker_row() -> None:
     run.worker.step_heartbeat()
     [row] = world.worker_table(world.service).list()
     assert (row.lag_ms, row.behind) == (0, {})
+
+
+def test_a_healthy_batch_is_not_behind_by_the_age_of_its_first_record() -> None:
+    clock = FakeClock()
+    lag = Lag(clock, patience=30)
+    lag.measure({A})
+    lag.see([READ], {A})
+    begun = {A: Unstored(2, int(clock.now()) - 100)}
+    assert lag.measure({A}, begun) == {A: 100}
+    clock.advance(20)
+    assert lag.measure({A}, begun) == {A: 100}
+    clock.advance(20)
+    assert lag.measure({A}, begun) == {A: 140_000}
+    assert lag.measure({A}, {A: Unstored(3, begun[A].since)}) == {A: 40_100}, "the next batch has just begun"
+
+
+def test_a_shard_that_fails_without_a_batch_is_behind_by_what_was_stored() -> None:
+    clock = FakeClock()
+    lag = Lag(clock, patience=30)
+    lag.measure({A})
+    lag.see([replace(READ, outcome=Outcome.NOT_READ, millis_behind=None)], {A})
+    lag.measure({A}, {A: Unstored(7, int(clock.now()) - 3600)})
+    clock.advance(31)
+    assert lag.measure({A}, {A: Unstored(7, int(clock.now()) - 3600)}) == {A: 3_600_000}
+
+
+def test_the_lag_of_a_batch_that_hangs_goes_on_with_the_next_owner() -> None:
+    world = World()
+    world.stream.put(SHARD, "!")
+    world.stream.arrival_ms = round(world.clock.now() * 1000)
+
+    def hangs(name: str) -> list[LagReport]:
+        reports: list[LagReport] = []
+        run = world.worker(name, on_lag=reports.append)
+
+        def hang(_: Any) -> None:
+            run.worker.stop.request()
+            for _second in range(100):
+                world.clock.advance(1)
+                run.worker.step_renewal()
+                run.worker.step_housekeeping()
+            raise InterruptedError
+
+        run.worker.start()
+        world.assign(run)
+        run.worker.step_discovery()
+        run.worker.step_heartbeat()
+        run.sink.refuses = hang
+        run.worker.step_batch()
+        return reports
+
+    first = hangs("first")
+    assert first[0].behind == {}
+    assert [report.hung for report in first if report.hung] != []
+    world.clock.advance(1000)
+    assert hangs("second")[0].behind == {SHARD: 1_100_000}, "known before the batch is read again"
