@@ -9,8 +9,8 @@ longer than `scale_up_lag`.
 The number follows the open shards, and lag and throughput within `min` and `max`, one step per cool-down; never
 more workers than shards that can be read, but for the moment in which one replaces another.
 A worker beyond its lifetime, or with older code than the leader's, is replaced, one at a time: its successor is up
-before it is asked to leave. Workers with older code that have stopped shards are replaced all at the same time, and
-do not wait for their successors as long as another worker reads.
+before it is asked to leave. Workers with older code whose shards are stopped, or whose batch hangs, are replaced
+all at the same time, and do not wait for their successors as long as another worker reads.
 """
 
 import math
@@ -25,6 +25,7 @@ from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker import slot_name
 
 # One step of scaling up, as a part of the fleet: a large fleet that lags needs more than one worker more.
+HANGS_SECONDS: Final = 120.0  # a batch that takes longer is not worth waiting for when there is newer code
 _STEP: Final = 0.25
 # A run of this age without a live row does not count as a worker: its process hangs, or ended without a trace.
 _SILENT_SECONDS: Final = 120.0
@@ -232,10 +233,14 @@ class _Slots:
         return ""
 
     def is_stuck(self, slot: str) -> bool:
-        """Its worker has older code and stopped shards, which newer code may read on."""
+        """Its worker has older code, and shards that are stopped or hang, which newer code may read on."""
         run = self._sight.slots.get(slot)
         is_older = run is not None and run.status == "running" and self._has_older_code(slot, run)
-        return is_older and self.is_up(slot) and bool(self.worker(slot).row.stopped)
+        if not is_older or not self.is_up(slot):
+            return False
+        row = self.worker(slot).row
+        hangs_since = min((row.slow_since or {}).values(), default=math.inf)
+        return bool(row.stopped) or self._sight.now - hangs_since > HANGS_SECONDS
 
     def _has_older_code(self, slot: str, run: SlotRun) -> bool:
         """Only of the run's own worker: the slot may be served by a worker of another deployment."""

@@ -267,6 +267,22 @@ def test_workers_with_older_code_and_stopped_shards_drain_at_once() -> None:
     assert (second.launch, set(second.drain)) == ({}, {"worker-000:run-0", "worker-001:run-1"})
 
 
+def test_workers_with_older_code_that_hangs_drain_at_once() -> None:
+    sight = fleet(4, target=4, code=MENDED)
+
+    def seen(seconds: float) -> FleetSight:
+        slow = {LeaseKey("shard"): int(sight.now - seconds)}
+        first, *others = sight.workers
+        hung = [replace(one, row=replace(one.row, slow_since=slow)) for one in others[-2:]]
+        return replace(sight, workers=[first, *others[:-2], *hung])
+
+    assert list(decide_fleet(SETTINGS, seen(60)).launch) == ["worker-004"], "slow code is replaced in its turn"
+    first = decide_fleet(SETTINGS, seen(600))
+    successors = {slot: replace(run(i, "starting", age=1.0), code="mended") for i, slot in enumerate(first.launch)}
+    second = decide_fleet(SETTINGS, replace(seen(600), slots={**sight.slots, **successors}))
+    assert set(second.drain) == {"worker-002:run-2", "worker-003:run-3"}
+
+
 @pytest.mark.audit("F4")
 def test_the_only_worker_with_older_code_reads_until_its_successor_is_up() -> None:
     sight = stopped(fleet(1, open_leases=4, code=MENDED), 0)
