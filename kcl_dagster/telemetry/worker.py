@@ -153,7 +153,7 @@ class WorkerTelemetry:
             settings.handoff_timeout,
             runtime.clock,
             worker.tell,
-            worker.for_each,
+            worker.renew_each,
             self.renewal,
         )
         return worker

@@ -4,6 +4,8 @@ A table write takes some 10 ms, nearly all of it waiting. For a batch of a hundr
 take a second before the batch may be stored, and another second afterwards.
 """
 
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,8 +18,11 @@ from kcl_dagster.model.lease import LeaseKey
 AT_ONCE: Final = 8
 FEWEST_FOR_THREADS: Final = 4  # leases; for fewer, starting threads takes longer than the work
 
+PATIENCE_SECONDS: Final = 1.0  # a write takes some 10 ms; what takes longer goes on by itself
+
 ForEach = Callable[[Callable[[LeaseKey], None], Iterable[LeaseKey]], None]
-"""Calls a function for each lease, possibly several at a time. Returns when all calls have returned."""
+"""Calls a function for each lease, possibly several at a time. Returns when all calls have returned, except for
+`WithoutWaiting`."""
 
 
 def one_by_one(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
@@ -46,6 +51,55 @@ def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKe
         work()
     for helper in helping:
         helper.result()
+
+
+class WithoutWaiting:
+    """Calls a function for each lease, and returns after `patience` at the latest.
+
+    A call that takes longer goes on by itself, and its lease is left out until it returns; the leases that had no
+    turn by then are the next call's. So one request without an answer delays no other lease.
+    """
+
+    def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
+        self._patience = patience
+        self._under_way: set[LeaseKey] = set()
+
+    def __call__(self, function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
+        waiting = deque(key for key in keys if key not in self._under_way)
+        until = time.monotonic() + self._patience
+        is_over = threading.Event()
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            while not is_over.is_set():
+                try:
+                    key = waiting.popleft()
+                except IndexError:  # another was faster
+                    return
+                self._under_way.add(key)
+                try:
+                    function(key)
+                except BaseException as error:
+                    errors.append(error)
+                finally:
+                    self._under_way.discard(key)
+
+        helpers = [
+            threading.Thread(target=work, name=f"kcl-renewals-{number}", daemon=True)
+            for number in range(min(AT_ONCE, len(waiting)))
+        ]
+        started = []
+        with suppress(RuntimeError):  # no more threads
+            for helper in helpers:
+                helper.start()
+                started.append(helper)
+        if not started:
+            work()
+        for helper in started:
+            helper.join(max(0.0, until - time.monotonic()))
+        is_over.set()
+        if errors:
+            raise errors[0]
 
 
 def errors_of(

@@ -48,6 +48,7 @@ class Discoverer:
             self._outage.failed(error)
             return []
         self._outage.keep(assigned)
+        self._holdings.keep_expired(assigned)
         new = self._outage.begin(sorted(set(assigned) - self._holdings.keys()))
         self.is_acquiring = bool(new)
         try:

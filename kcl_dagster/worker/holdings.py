@@ -115,6 +115,7 @@ class Holdings:
         self._runtime = runtime
         self._on_event = on_event
         self._held: dict[LeaseKey, _Held] = {}
+        self._expired: dict[LeaseKey, Lease] = {}  # not acquired since; this worker may still be their owner
         self._last_token = 0
         self._ended_claims: set[tuple[LeaseKey, ChainId]] = set()
         self._map_lock = runtime.new_lock()
@@ -136,6 +137,19 @@ class Holdings:
         """Everything held, trusted or not."""
         with self._map_lock:
             return set(self._held)
+
+    def to_be_read(self) -> dict[LeaseKey, Lease]:
+        """The leases that this worker has to read: those it holds, trusted or not, that are not finished, and those
+        that expired here while the table still names this worker, as far as it is known."""
+        with self._map_lock:
+            held = {key: held.lease for key, held in self._held.items() if not held.lease.is_finished}
+            return self._expired | held
+
+    def keep_expired(self, assigned: Iterable[LeaseKey]) -> None:
+        """Forget the expired leases of which the table names another owner."""
+        with self._map_lock:
+            still = set(assigned)
+            self._expired = {key: lease for key, lease in self._expired.items() if key in still}
 
     def is_ours(self, key: LeaseKey, token: int) -> bool:
         """Whether the ownership that `token` names still stands. The last question before a sink is written."""
@@ -173,6 +187,7 @@ class Holdings:
         known for how long its counter was unchanged, so only a write of our own can start the time for which the
         lease is trusted. None: this worker does not own it any more."""
         if lease.owner != self._worker or lease.in_handoff:
+            self._expired.pop(lease.key, None)
             return None
         sent = self._runtime.clock.monotonic()
         try:
@@ -183,6 +198,7 @@ class Holdings:
             self._last_token += 1
             held = _Held(renewed, self._last_token, sent + self._duration, sent, self._runtime.new_lock())
             self._held[lease.key] = held
+            self._expired.pop(lease.key, None)
             self._throughput.start(lease.key, lease.throughput_kbps)
         self._tell(EventKind.LEASE_ACQUIRED, f"at {lease.checkpoint}", lease.key)
         try:
@@ -477,6 +493,9 @@ class Holdings:
         with self._map_lock:
             over = [h for h in self._held.values() if h.trusted_until <= now]
         for held in over:
+            if not held.lease.is_finished:
+                with self._map_lock:
+                    self._expired[held.lease.key] = held.lease
             self._drop(held, f"not renewed for {self._duration:g} s")
         return [held.lease.key for held in over]
 

@@ -16,7 +16,7 @@ class LagReport:
     """How far behind the shards of a worker are, and on which its code works for longer than usual."""
 
     leases: Mapping[LeaseKey, Lease]
-    """The leases of unfinished shards that the worker holds."""
+    """The leases of unfinished shards that the worker has to read; see `Holdings.to_be_read`."""
 
     behind: Mapping[LeaseKey, int]
     """Milliseconds, the worst first. A shard of which nothing is known yet is not in it."""

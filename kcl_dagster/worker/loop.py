@@ -29,7 +29,7 @@ from kcl_dagster.worker.chain_protocol import ChainProtocol
 from kcl_dagster.worker.claims import Claims
 from kcl_dagster.worker.completeness_watch import CompletenessWatch
 from kcl_dagster.worker.completeness_writer import CompletenessWriter, is_writer
-from kcl_dagster.worker.concurrency import ForEach, several_at_once
+from kcl_dagster.worker.concurrency import ForEach, WithoutWaiting, several_at_once
 from kcl_dagster.worker.discovery import Discoverer
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, unfailing
 from kcl_dagster.worker.failure import Failures
@@ -96,13 +96,16 @@ class Worker(Generic[D]):
         runtime: Runtime,
         background: Background = Threads,
         for_each: ForEach = several_at_once,
+        renew_each: ForEach | None = None,
     ) -> None:
+        """`renew_each`: how leases are renewed; `WithoutWaiting` unless `for_each` is not the default either."""
         self._around = surroundings
         self._service_time = surroundings.service_time or runtime.clock.now
         self.identity = identity
         self._clock = runtime.clock
         self._background = background
         self.for_each = for_each
+        self.renew_each = renew_each or (WithoutWaiting() if for_each is several_at_once else for_each)
         self.settings = WorkerSettings.of(surroundings.application)
         self.tell: OnEvent = unfailing(surroundings.on_event)
         self._on_batch = unfailing(surroundings.on_batch)
@@ -124,7 +127,7 @@ class Worker(Generic[D]):
             self.settings.handoff_timeout,
             self._clock,
             self.tell,
-            for_each,
+            self.renew_each,
         )
         self.discoverer = Discoverer(surroundings.leases, identity.worker, self.holdings, self.tell, self._clock)
         is_interruptible = surroundings.processors is None  # a processor's process does not belong to the worker
@@ -315,7 +318,7 @@ class Worker(Generic[D]):
         if not self.is_ready():
             return BatchReport()
         report = self._last_round = self.protocol.run_once(self.stop.is_requested)
-        self._lag.see(report.leases, self.holdings.keys())
+        self._lag.see(report.leases, self.holdings.to_be_read())
         self.heartbeat.stopped = report.stopped[:STOPPED_TOLD]
         self.heartbeat.why_stopped = {key: report.why_stopped[key] for key in report.stopped[:SHARDS_TOLD]}
         behind = self.heartbeat.behind
@@ -385,8 +388,8 @@ class Worker(Generic[D]):
         return is_starting and self._beats_while_starting > 0 and self.is_ready()
 
     def _measure_lag(self, hung: tuple[LeaseKey, ...]) -> None:
-        held = self.holdings.holdings()
-        leases = {holding.key: holding.lease for holding in held if not holding.lease.is_finished}
+        self.holdings.expire()  # here, too: the renewal thread may wait
+        leases = self.holdings.to_be_read()
         behind = self._lag.measure(leases, unstored_of(leases.values(), self._last_round.failing))
         if behind or self.heartbeat.lag_ms is not None:
             # A worker whose leases have all gone is not behind any more.

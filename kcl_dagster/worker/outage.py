@@ -21,7 +21,7 @@ REPORT_SECONDS: Final = 60.0  # from one event of an outage to the next
 
 class Outage:
     """One per kind of step. `begin` and `end` on the thread of the steps; `may_try`, `succeeded` and `failed` on
-    any of the threads that a step uses."""
+    any of the threads that a step uses, also after its end: views of the dicts are copied before they are used."""
 
     def __init__(
         self, kind: EventKind, clock: Clock, on_event: OnEvent, longest_pause: float = LONGEST_PAUSE
@@ -51,8 +51,9 @@ class Outage:
         self._in_a_row = 0
         keys = list(keys)
         wanted = set(keys)
-        again = [key for key in self._failing if key in wanted]
-        return [key for key in keys if key not in self._failing] + again
+        failing = list(self._failing)
+        again = [key for key in failing if key in wanted]
+        return [key for key in keys if key not in failing] + again
 
     @property
     def is_known(self) -> bool:
@@ -91,7 +92,7 @@ class Outage:
     def keep(self, keys: Iterable[LeaseKey]) -> None:
         """Forget leases other than these."""
         kept = set(keys)
-        self._failing = {key: why for key, why in self._failing.items() if key is None or key in kept}
+        self._failing = {key: why for key, why in list(self._failing.items()) if key is None or key in kept}
 
     def _report(self, now: float) -> None:
         self._unreported += len(self._failed_now)

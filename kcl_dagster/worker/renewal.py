@@ -1,7 +1,7 @@
 """Keeping the leases: renew what was not written lately, complete the handoffs that were asked for.
 
 One step after another on the renewal thread, whatever the batch thread does. A step is quick: one table write per
-lease that is due.
+lease that is due. With `WithoutWaiting`, a write that is not answered delays no other lease.
 """
 
 from collections.abc import Sequence
@@ -67,8 +67,7 @@ class Renewer:
     def _renew_in_turn(self, due: Sequence[LeaseKey], report: RenewalReport) -> None:
         """While nothing can be written, one lease is tried alone, and the others only if it was renewed."""
         alone = 1 if self._outage.is_known else 0
-        for key in due[:alone]:
-            self._renew(key, report)
+        self._for_each(lambda key: self._renew(key, report), due[:alone])
         self._for_each(lambda key: self._renew(key, report), due[alone:])
 
     def seconds_until_due(self) -> float:

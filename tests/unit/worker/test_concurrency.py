@@ -1,7 +1,7 @@
 """The same for many leases, several at a time."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -12,10 +12,12 @@ from kcl_dagster.worker.concurrency import (
     AT_ONCE,
     FEWEST_FOR_THREADS,
     ForEach,
+    WithoutWaiting,
     errors_of,
     one_by_one,
     several_at_once,
 )
+from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.report import Outcome
 from tests.unit.worker.kit import World
 
@@ -141,3 +143,52 @@ def test_the_leases_of_a_batch_are_pinned_and_committed_in_any_order(monkeypatch
     run.worker.step_batch()
     world.check_exactly_once()
     assert len(world.store.everything()) == 10
+
+
+def test_a_call_that_takes_long_delays_no_other_lease_and_is_not_begun_again() -> None:
+    may_return, begun = threading.Event(), list[LeaseKey]()
+    slow, *others = leases(3 * AT_ONCE)
+    apart = WithoutWaiting(patience=0.2)
+
+    def call(key: LeaseKey) -> None:
+        begun.append(key)
+        if key == slow:
+            assert may_return.wait(MEETING_SECONDS)
+
+    apart(call, [slow, *others])
+    assert sorted(begun) == sorted([slow, *others])
+    apart(call, [slow, others[0]])
+    assert begun.count(slow) == 1
+    assert begun.count(others[0]) == 2
+    may_return.set()
+
+
+def test_the_error_of_a_call_is_raised() -> None:
+    def fail(_: LeaseKey) -> None:
+        raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        WithoutWaiting()(fail, leases(2))
+
+
+def test_a_renewal_without_an_answer_costs_no_other_lease() -> None:
+    world = World(shards=4)
+    may_return = threading.Event()
+    run = world.worker("w1", for_each=WithoutWaiting(patience=0.2))
+    world.assign(run)
+    assert len(run.worker.step_discovery()) == 4
+    slow, *others = sorted(run.worker.holdings.keys())
+
+    def hang(method: str, request: Mapping[str, Any]) -> None:
+        if method == "update_item" and request["Key"]["leaseKey"]["S"] == slow:
+            assert may_return.wait(MEETING_SECONDS)
+
+    run.client.before.append(hang)
+    try:
+        for _ in range(4):
+            world.clock.advance(world.application.timings.lease_duration * 0.4)
+            run.worker.step_renewal()
+        assert sorted(holding.key for holding in run.worker.holdings.holdings()) == others
+        assert (EventKind.LEASE_LOST, slow) in [(event.kind, event.lease) for event in run.events]
+    finally:
+        may_return.set()

@@ -1,14 +1,18 @@
 """How far behind a worker says it is."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from botocore.exceptions import ReadTimeoutError
 
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.testing.clock import FakeClock
+from kcl_dagster.worker.discovery import LONGEST_PAUSE
+from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.lag import Lag, LagReport, Unstored
 from kcl_dagster.worker.report import LeaseReport, Outcome
 from tests.unit.worker.kit import World
@@ -136,3 +140,45 @@ def test_the_lag_of_a_batch_that_hangs_goes_on_with_the_next_owner() -> None:
     assert [report.hung for report in first if report.hung] != []
     world.clock.advance(1000)
     assert hangs("second")[0].behind == {SHARD: 1_100_000}, "known before the batch is read again"
+
+
+def test_a_shard_whose_lease_expires_and_cannot_be_acquired_again_falls_behind_by_the_clock() -> None:
+    world = World()
+    run = world.worker("w1")
+    world.assign(run)
+    assert run.worker.step_discovery() == [SHARD]
+    run.worker.step_batch()
+    run.worker.step_heartbeat()
+
+    def unanswered(method: str, request: Mapping[str, Any]) -> None:
+        if method == "update_item" and request["Key"].get("leaseKey") == {"S": SHARD}:
+            raise ReadTimeoutError(endpoint_url="dynamodb")
+
+    run.client.before.append(unanswered)
+    for _ in range(10):
+        world.clock.advance(world.application.timings.lease_duration)
+        run.worker.step_renewal()
+        run.worker.step_discovery()
+        run.worker.step_batch()
+        run.worker.step_heartbeat()
+    assert run.worker.holdings.keys() == set()
+    assert run.worker.heartbeat.lag_ms is not None
+    assert run.worker.heartbeat.lag_ms > 9 * 1000 * world.application.timings.lease_duration
+    assert SHARD in run.worker.heartbeat.behind
+    other = world.worker("w2")
+    world.assign(other)
+    world.clock.advance(LONGEST_PAUSE)
+    run.worker.step_discovery()
+    run.worker.step_heartbeat()
+    assert run.worker.heartbeat.lag_ms == 0
+
+
+def test_a_lease_expires_although_the_renewal_thread_waits() -> None:
+    world = World()
+    run = world.worker("w1")
+    world.assign(run)
+    assert run.worker.step_discovery() == [SHARD]
+    world.clock.advance(world.application.timings.lease_duration)
+    run.worker.step_heartbeat()
+    assert run.worker.holdings.keys() == set()
+    assert EventKind.LEASE_LOST in run.kinds()
