@@ -86,7 +86,11 @@ DEPLOYMENT = Deployment(
     stream_key="arn:aws:kms:eu-west-1:123456789012:key/stream",
     table_key="arn:aws:kms:eu-west-1:123456789012:key/tables",
     lake_key="arn:aws:kms:eu-west-1:123456789012:key/lake",
-    roles=("arn:aws:iam::123456789012:role/reader",),
+    exports="s3://ops/leases",
+    roles={
+        **dict.fromkeys(("kinesis", "dynamodb", "cloudwatch"), "arn:aws:iam::123456789012:role/reader"),
+        "s3": "arn:aws:iam::123456789012:role/writer",
+    },
 )
 
 

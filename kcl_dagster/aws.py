@@ -254,6 +254,11 @@ def _refusal(error: botocore_errors.ClientError, service: str, where: str) -> Kc
             f"{where}: the AWS credentials are not accepted ({said}). Check their account, their age and this "
             "machine's clock"
         )
+    if code in _DENIED and error.operation_name == "AssumeRole":
+        return AccessDenied(
+            "the AWS credentials lack sts:AssumeRole on the role, or its trust policy does not name them, or asks "
+            f"for another external id. AWS says: {said}"
+        )
     if code in _DENIED:
         return AccessDenied(
             f"the AWS credentials lack {service}:{error.operation_name} ({where}). Add the action to their policy. "

@@ -120,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
     bounded.add_argument(
         "--through", metavar="MOMENT", help="read what had arrived by then, such as 2026-01-31T12:00:00Z"
     )
-    Verbs(_application, _client, _stores, _roles).register(verb)
+    Verbs(_application, _client, _stores, _roles, _exports).register(verb)
     init = verbs.add_parser(
         "init",
         help="write a project: a consumer, tests that pass, and the files that deploy it",
@@ -335,9 +335,15 @@ def _stores(options: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], 
     return written_stores(found.application, sink, lambda: _access(options, "s3"))
 
 
-def _roles(options: argparse.Namespace) -> list[str]:
-    roles = [_access(options, service).get("role_arn") for service in ("kinesis", "dynamodb", "cloudwatch", "s3")]
-    return list(dict.fromkeys(role for role in roles if role is not None))
+def _roles(options: argparse.Namespace) -> dict[str, str]:
+    services = ("kinesis", "dynamodb", "cloudwatch", "s3")
+    roles = {service: _access(options, service).get("role_arn") for service in services}
+    return {service: role for service, role in roles.items() if role is not None}
+
+
+def _exports(options: argparse.Namespace) -> str | None:
+    built = _found(options).built if options.target else None
+    return None if built is None else built.exports
 
 
 # --- init ---

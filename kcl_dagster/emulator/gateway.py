@@ -10,6 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from kcl_dagster.emulator.backends import sts
@@ -102,7 +103,9 @@ class Gateway:
             operation = target[len(DYNAMODB_PREFIX) :]
             return _Route("dynamodb", operation, lambda: self._in_dynamodb(operation, request))
         if sts.handles(request):
-            return _Route("sts", "GetCallerIdentity", lambda: sts.handle(request, self._account))
+            return _Route(
+                "sts", sts.operation(request), lambda: sts.handle(request, self._account, datetime.now(UTC))
+            )
         if target:
             return _Route("unknown", target, lambda: _unknown(target))
         return _Route("s3", request.method, lambda: self._in_s3(request))

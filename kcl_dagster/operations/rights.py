@@ -5,8 +5,8 @@ Tests compare the table with the requests that the code can send, and with those
 every component works: a request without a grant fails them, and so does a grant without a request.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -41,7 +41,11 @@ class Target(StrEnum):
     STREAM_KEY = "stream key"
     TABLE_KEY = "table key"
     LAKE_KEY = "lake key"
-    ROLE = "role"
+    EXPORTS = "exports"
+    STREAM_ROLE = "stream role"
+    TABLE_ROLE = "table role"
+    METRICS_ROLE = "metrics role"
+    LAKE_ROLE = "lake role"
 
 
 class When(StrEnum):
@@ -60,7 +64,12 @@ class When(StrEnum):
     AT_REST_ENCRYPTED = "fleet.min_workers of 0, and a stream that is encrypted with a key of yours"
     TABLE_KEY = "tables that are encrypted with a key of yours"
     LAKE_KEY = "a lake that is encrypted with a key of yours"
-    ROLES = "a role in the KclResource"
+    EXPORTS = "a folder of exports on S3"
+    STREAM_ROLE = "a role for Kinesis in the KclResource"
+    TABLE_ROLE = "a role for DynamoDB in the KclResource"
+    METRICS_ROLE = "a role for CloudWatch in the KclResource"
+    METRICS_AND_ROLE = "telemetry.cloudwatch, and a role for CloudWatch in the KclResource"
+    LAKE_ROLE = "a role for S3 in the KclResource, and a lake or a folder of exports on S3"
     LISTED = "kcl-dagster list"
 
 
@@ -165,7 +174,13 @@ RIGHTS: Final[tuple[Grant, ...]] = (
     ),
     *_grants(Target.LAKE_KEY, When.LAKE_KEY, ["kms:GenerateDataKey"], _W, _E, _O, checked_by=("s3:PutObject",)),
     *_grants(Target.LAKE_KEY, When.LAKE_KEY, ["kms:Decrypt"], _W, checked_by=("s3:GetObject",)),
-    *_grants(Target.ROLE, When.ROLES, ["sts:AssumeRole"], _L, _W, _E, _O, checked_by=("KclResource",)),
+    *_grants(Target.EXPORTS, When.EXPORTS, ["s3:GetObject", "s3:PutObject"], _O),
+    # The role of a service is for the components that the rights above give something of it.
+    *_grants(Target.STREAM_ROLE, When.STREAM_ROLE, ["sts:AssumeRole"], _L, _W, _E, _O, checked_by=("KclResource",)),
+    *_grants(Target.TABLE_ROLE, When.TABLE_ROLE, ["sts:AssumeRole"], _L, _W, _O, checked_by=("KclResource",)),
+    *_grants(Target.METRICS_ROLE, When.METRICS_AND_ROLE, ["sts:AssumeRole"], _L, _W, checked_by=("KclResource",)),
+    *_grants(Target.METRICS_ROLE, When.METRICS_ROLE, ["sts:AssumeRole"], _O, checked_by=("KclResource",)),
+    *_grants(Target.LAKE_ROLE, When.LAKE_ROLE, ["sts:AssumeRole"], _W, _E, _O, checked_by=("KclResource",)),
 )
 
 
@@ -185,8 +200,11 @@ class Deployment:
     stream_key: str | None = None
     table_key: str | None = None
     lake_key: str | None = None
-    roles: tuple[str, ...] = ()
-    """ARNs that the KclResource assumes."""
+    exports: str | None = None
+    """`s3://bucket/prefix` of the jobs `export` and `import`."""
+
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """ARNs that the KclResource assumes, by service: `kinesis`, `dynamodb`, `cloudwatch`, `s3`."""
 
     lists_applications: bool = False
     """Whether the operator looks for applications among all tables of the account and region."""
@@ -220,8 +238,18 @@ class Deployment:
                 return self.table_key is not None
             case When.LAKE_KEY:
                 return self.lake_key is not None
-            case When.ROLES:
-                return bool(self.roles)
+            case When.EXPORTS:
+                return self.exports is not None
+            case When.STREAM_ROLE:
+                return "kinesis" in self.roles
+            case When.TABLE_ROLE:
+                return "dynamodb" in self.roles
+            case When.METRICS_ROLE:
+                return "cloudwatch" in self.roles
+            case When.METRICS_AND_ROLE:
+                return "cloudwatch" in self.roles and self.needs(When.METRICS)
+            case When.LAKE_ROLE:
+                return "s3" in self.roles and (bool(self.lakes) or self.exports is not None)
             case When.LISTED:
                 return self.lists_applications
 
@@ -250,10 +278,7 @@ class Deployment:
             case Target.BUCKET:
                 return list(dict.fromkeys(f"arn:{self._partition}:s3:::{bucket}" for bucket, _ in self._places))
             case Target.OBJECTS:
-                return [
-                    f"arn:{self._partition}:s3:::{bucket}/{prefix}*".replace("//", "/")
-                    for bucket, prefix in self._places
-                ]
+                return [self._objects(bucket, prefix) for bucket, prefix in self._places]
             case Target.CATALOG:
                 database, _, table = (self.glue_table or ".").partition(".")
                 names = ("catalog", f"database/{database}", f"table/{database}/{table}")
@@ -264,20 +289,24 @@ class Deployment:
                 return [self.table_key or ""]
             case Target.LAKE_KEY:
                 return [self.lake_key or ""]
-            case Target.ROLE:
-                return list(self.roles)
+            case Target.EXPORTS:
+                return [self._objects(*_place(self.exports or ""))]
+            case Target.STREAM_ROLE:
+                return [self.roles["kinesis"]]
+            case Target.TABLE_ROLE:
+                return [self.roles["dynamodb"]]
+            case Target.METRICS_ROLE:
+                return [self.roles["cloudwatch"]]
+            case Target.LAKE_ROLE:
+                return [self.roles["s3"]]
 
     @property
     def _places(self) -> list[tuple[str, str]]:
         """Buckets and prefixes, the latter with a slash at the end unless they are empty."""
-        found = []
-        for lake in self.lakes:
-            parts = urlsplit(lake)
-            if parts.scheme not in ("s3", "s3a", "s3n") or not parts.netloc:
-                raise ConfigurationError(f"{lake!r} is not of the form s3://bucket/prefix")
-            prefix = parts.path.strip("/")
-            found.append((parts.netloc, f"{prefix}/" if prefix else ""))
-        return found
+        return [_place(lake) for lake in self.lakes]
+
+    def _objects(self, bucket: str, prefix: str) -> str:
+        return f"arn:{self._partition}:s3:::{bucket}/{prefix}*".replace("//", "/")
 
     @property
     def _partition(self) -> str:
@@ -289,6 +318,14 @@ class Deployment:
         return f"arn:{self._partition}:{service}:{self.region}:{self.account}:{name}"
 
 
+def _place(folder: str) -> tuple[str, str]:
+    parts = urlsplit(folder)
+    if parts.scheme not in ("s3", "s3a", "s3n") or not parts.netloc:
+        raise ConfigurationError(f"{folder!r} is not of the form s3://bucket/prefix")
+    prefix = parts.path.strip("/")
+    return parts.netloc, f"{prefix}/" if prefix else ""
+
+
 def rights_of(component: Component, deployment: Deployment) -> list[Grant]:
     """The grants that a component of a deployment needs."""
     return [grant for grant in RIGHTS if component in grant.to and deployment.needs(grant.when)]
@@ -298,13 +335,13 @@ def policy(component: Component, deployment: Deployment) -> dict[str, Any]:
     """The least IAM policy of a component, a statement for each kind of resource."""
     grants = rights_of(component, deployment)
     targets = dict.fromkeys(grant.target for grant in grants)
-    return {
-        "Version": "2012-10-17",
-        "Statement": [
-            _statement(target, [grant.action for grant in grants if grant.target is target], deployment)
-            for target in targets
-        ],
-    }
+    statements: list[dict[str, Any]] = []
+    for target in targets:
+        made = _statement(target, [grant.action for grant in grants if grant.target is target], deployment)
+        # Services may share a role: one statement is enough.
+        if not any(all(made[key] == other[key] for key in ("Action", "Resource")) for other in statements):
+            statements.append(made)
+    return {"Version": "2012-10-17", "Statement": statements}
 
 
 def _statement(target: Target, actions: Sequence[str], deployment: Deployment) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -23,7 +23,7 @@ from rich.text import Text
 
 from kcl_dagster.application import Application, Retrieval
 from kcl_dagster.aws import Client, call
-from kcl_dagster.errors import ConfigurationError, TableNotFound
+from kcl_dagster.errors import ConfigurationError, KclError, TableNotFound
 from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.applications import list_applications
 from kcl_dagster.operations.backup import export_leases, import_leases
@@ -80,6 +80,9 @@ class Names(argparse.Action):
         setattr(namespace, self.dest, [*getattr(namespace, self.dest), *names])
 
 
+_ACCOUNT: Final = re.compile(r"\d{12}", re.ASCII)
+_KEY: Final = re.compile(r"arn:aws[\w-]*:kms:[\w-]+:\d{12}:key/[\w-]+", re.ASCII)
+_GLUE_TABLE: Final = re.compile(r"[^.\s/]+\.[^.\s/]+")
 _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -92,8 +95,11 @@ class Verbs:
     stores: Callable[[Options], tuple[Mapping[str, Callable[[], Store]], str]] = lambda _: ({}, "")
     """What the application writes to, and why its sink is not among it."""
 
-    roles: Callable[[Options], Sequence[str]] = lambda _: ()
-    """ARNs of the roles that are assumed."""
+    roles: Callable[[Options], Mapping[str, str]] = lambda _: {}
+    """ARNs of the roles that are assumed, by service."""
+
+    exports: Callable[[Options], str | None] = lambda _: None
+    """The folder of exports that the project names."""
 
     def register(self, verb: AddVerb) -> None:
         doctor = verb("doctor", self._doctor, "whether all that the application depends on is as it should be")
@@ -110,6 +116,7 @@ class Verbs:
         for one in (rights, stack):
             one.add_argument("--lake", action="append", help="s3://bucket/prefix; left out: of the sink")
             one.add_argument("--glue-table", help="database.table of an Iceberg table in AWS Glue")
+            one.add_argument("--exports", help="s3://bucket/prefix of the jobs export and import; left out: theirs")
             one.add_argument("--stream-key", help="ARN of the KMS key of the stream")
             one.add_argument("--table-key", help="ARN of the KMS key of the tables")
             one.add_argument("--lake-key", help="ARN of the KMS key of the lake")
@@ -206,7 +213,14 @@ class Verbs:
         dynamodb = self.client(options, "dynamodb")
         account = options.account
         if account is None:
-            account = str(call(self.client(options, "sts"), "get_caller_identity")["Account"])
+            try:
+                account = str(call(self.client(options, "sts"), "get_caller_identity")["Account"])
+            except KclError as error:
+                raise ConfigurationError(
+                    f"the account is not known, because AWS was asked in vain: say --account NUMBER. {error}"
+                ) from error
+        elif not _ACCOUNT.fullmatch(account):
+            raise ConfigurationError(f"--account {account} is not the number of an account, which has 12 digits")
         deployment = self._deployment(options, application, dynamodb.meta.region_name, account)
         _tell(json.dumps(policy(Component(options.component), deployment), indent=2))
         return WELL
@@ -217,6 +231,16 @@ class Verbs:
         return WELL
 
     def _deployment(self, options: Options, application: Application, region: str, account: str) -> Deployment:
+        for name in ("stream_key", "table_key", "lake_key"):
+            key = getattr(options, name)
+            if key is not None and not _KEY.fullmatch(key):
+                raise ConfigurationError(
+                    f"--{name.replace('_', '-')} {key} is not the ARN of a key in KMS, such as "
+                    "arn:aws:kms:eu-west-1:123456789012:key/..."
+                )
+        if options.glue_table is not None and not _GLUE_TABLE.fullmatch(options.glue_table):
+            raise ConfigurationError(f"--glue-table {options.glue_table} is not of the form database.table")
+        exports = options.exports or self.exports(options)
         return Deployment(
             application,
             region,
@@ -226,7 +250,8 @@ class Verbs:
             stream_key=options.stream_key,
             table_key=options.table_key,
             lake_key=options.lake_key,
-            roles=tuple(self.roles(options)),
+            exports=exports if exports is not None and exports.startswith(("s3://", "s3a://", "s3n://")) else None,
+            roles=self.roles(options),
             lists_applications=options.list_applications,
         )
 

@@ -1,9 +1,11 @@
 """`KclApplicationComponent`: an application described in YAML."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
+from enum import Enum
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from zoneinfo import ZoneInfoNotFoundError
 
 import dagster as dg
@@ -31,6 +33,8 @@ from kcl_dagster.orchestration.scaffolding import KclApplicationScaffolder
 from kcl_dagster.orchestration.sinks import SinkChoice, Transform
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.worker.kclpy import install_stand_in
+
+M = TypeVar("M", bound=Enum)
 
 _BATCH, _FAILURE = BatchSettings(), FailurePolicy()  # what is left out in YAML is as in Python
 
@@ -79,6 +83,8 @@ class SinkModel(Described):
                 return sinks.iceberg(
                     self.path, self.catalog, catalog_name=self.catalog_name, partition_by=self.partition_by
                 )
+        # Dagster does not insist on a Literal.
+        raise ConfigurationError(f"sink.kind: {self.kind!r} is none of parquet, delta, iceberg")
 
 
 @dataclass
@@ -160,7 +166,7 @@ class FailureModel(Described):
 
     def policy(self) -> FailurePolicy:
         return FailurePolicy(
-            action=FailureAction(self.action),
+            action=_member(FailureAction, "failure.action", self.action),
             attempts=self.attempts,
             outage_attempts=self.outage_attempts,
             max_age=self.max_age,
@@ -229,7 +235,7 @@ class TelemetryModel(Described):
             openmetrics_port=self.openmetrics_port,
             openmetrics_port_by_slot=self.openmetrics_port_by_slot,
             openmetrics_host=self.openmetrics_host,
-            cloudwatch=MetricsLevel(self.cloudwatch),
+            cloudwatch=_member(MetricsLevel, "telemetry.cloudwatch", self.cloudwatch),
             cloudwatch_namespace=self.cloudwatch_namespace,
         )
 
@@ -340,6 +346,8 @@ class KclApplicationComponent(Component, Described):
             found: Transform = getattr(import_module(module), function)
         except (ImportError, AttributeError) as error:
             raise ConfigurationError(f"transform {self.transform} cannot be loaded: {error}") from None
+        if not callable(found):
+            raise ConfigurationError(f"transform {self.transform} is neither a function nor a class")
         return found
 
     def consumer(self) -> Consumer:
@@ -354,9 +362,11 @@ class KclApplicationComponent(Component, Described):
             owners=self.owners,
             lag_target=self.lag_target,
             freshness=None if self.freshness_minutes is None else timedelta(minutes=self.freshness_minutes),
-            start=StartAt(position=Position(self.start)),
+            start=StartAt(position=_member(Position, "start", self.start, ("TRIM_HORIZON", "LATEST"))),
             batch=BatchSettings(
-                **asdict(self.batch), retrieval=Retrieval(self.retrieval), failure=self.failure.policy()
+                **asdict(self.batch),
+                retrieval=_member(Retrieval, "retrieval", self.retrieval),
+                failure=self.failure.policy(),
             ),
             telemetry=None if self.telemetry is None else self.telemetry.settings(),
             processes=self.processes,
@@ -382,6 +392,14 @@ class KclApplicationComponent(Component, Described):
         kcl_key = f"{identifier(self.application)}_kcl"
         connection = KclResource(**asdict(self.connection))
         return build_kcl_definitions(self.consumer(), resources={kcl_key: connection}, kcl_key=kcl_key, **common)
+
+
+def _member(kind: type[M], attribute: str, value: str, allowed: Sequence[str] = ()) -> M:
+    """A member of an enumeration by its value. Dagster does not insist on a Literal."""
+    names = allowed or [str(one.value) for one in kind]
+    if value not in names:
+        raise ConfigurationError(f"{attribute}: {value!r} is none of {', '.join(names)}")
+    return kind(value)
 
 
 def _unchanged(records: Any) -> Any:

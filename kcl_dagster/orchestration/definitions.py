@@ -62,6 +62,11 @@ def build_kcl_definitions(
     """
     if not consumers:
         raise ConfigurationError("build_kcl_definitions needs at least one consumer: @kcl_consumer makes one")
+    whatever: Sequence[Any] = consumers
+    others = [one for one in whatever if not isinstance(one, Consumer)]
+    if others:
+        name = getattr(others[0], "__qualname__", repr(others[0]))
+        raise ConfigurationError(f"{name} is not a consumer: decorate it with @kcl_consumer(...)")
     _refuse_clashes(consumers)
     reason = None if exports is None else misspelt(exports)
     if reason is not None:
@@ -100,7 +105,7 @@ def build_kcl_definitions(
     }
     for consumer in consumers:
         _BUILT[sensors[consumer.application.name]] = Built(
-            consumer, given.get(kcl_key), given, kcl_key, spark_key, translator
+            consumer, given.get(kcl_key), given, kcl_key, spark_key, translator, exports
         )
     return Definitions(
         assets=[
@@ -127,6 +132,7 @@ class Built:
     kcl_key: str = "kcl"
     spark_key: str = "spark"
     translator: KclTranslator = field(default_factory=KclTranslator)
+    exports: str | None = None
 
 
 # By the leader sensor. An application's name does not identify definitions: a module may make several of one

@@ -1,6 +1,9 @@
 """`KclResource`: how to reach Kinesis, DynamoDB, CloudWatch and S3, as a Dagster resource."""
 
 import functools
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, Final
 
 from dagster import EnvVar
@@ -14,6 +17,8 @@ from kcl_dagster.orchestration.secret_options import SecretsResource, is_literal
 SECRETS: Final = {"aws_secret_access_key": "AWS_SECRET_ACCESS_KEY", "aws_session_token": "AWS_SESSION_TOKEN"}
 """Fields that must not be literals, and the variable that a refusal proposes."""
 
+_ROLES: Final = ("role_arn", "kinesis_role_arn", "dynamodb_role_arn", "cloudwatch_role_arn")
+_ROLE: Final = re.compile(r"arn:aws[\w-]*:iam::\d{12}:role/.", re.ASCII)
 _IS_SECRET: Final[dict[str, Any]] = {"dagster__is_secret": True}
 
 
@@ -69,6 +74,8 @@ class KclResource(SecretsResource):
                     f"{name} of KclResource is a literal, which Dagster stores and shows: say "
                     f'EnvVar("{variable}"), or leave it out and boto3 takes it from the environment'
                 )
+        _refuse_unknown(values, type(self).model_fields)
+        _refuse_halves(values)
         addresses = {name: value for name, value in values.items() if name.endswith("endpoint_url") and value}
         refuse_literals(addresses, "KclResource", "leave the user and the password out of it", prefix="kcl")
         super().__init__(**values)
@@ -102,6 +109,35 @@ class KclResource(SecretsResource):
     def client(self, service: str, application: Application | str | None = None) -> Any:
         """A low-level client: `kinesis`, `dynamodb`, `s3`. Cheap after the first call; safe on any thread."""
         return _client(service, tuple(sorted(self.connection(service, application).items())))
+
+
+def _refuse_unknown(values: Mapping[str, Any], known: Iterable[str]) -> None:
+    for name in values:
+        if name not in known:
+            near = get_close_matches(name, known, 1) or [one for one in known if one.startswith(name)]
+            hint = f": do you mean {near[0]}?" if near else ""
+            raise ConfigurationError(f"KclResource has no field {name}{hint}")
+
+
+def _refuse_halves(values: Mapping[str, Any]) -> None:
+    """Settings that would have no effect, or fail with the first request."""
+    given = {name for name, value in values.items() if value is not None}
+    if ("aws_access_key_id" in given) != ("aws_secret_access_key" in given):
+        raise ConfigurationError(
+            "aws_access_key_id and aws_secret_access_key of KclResource belong together: one of them is missing"
+        )
+    if "aws_session_token" in given and "aws_access_key_id" not in given:
+        raise ConfigurationError("aws_session_token of KclResource belongs to an access key, which is missing")
+    if "external_id" in given and given.isdisjoint(_ROLES):
+        raise ConfigurationError(f"external_id of KclResource has no effect without a role: {', '.join(_ROLES)}")
+    if "s3_external_id" in given and "s3_role_arn" not in given:
+        raise ConfigurationError("s3_external_id of KclResource has no effect without s3_role_arn")
+    for name in (*_ROLES, "s3_role_arn"):
+        role = values.get(name)
+        if role is not None and not isinstance(role, EnvVar) and not _ROLE.match(str(role)):
+            raise ConfigurationError(
+                f"{name} of KclResource is {role!r}, and not an ARN such as arn:aws:iam::123456789012:role/reader"
+            )
 
 
 def _plain(value: str) -> str:

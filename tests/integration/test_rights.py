@@ -4,6 +4,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
@@ -23,6 +24,7 @@ from kcl_dagster.operations.doctor import diagnose
 from kcl_dagster.operations.doctor.diagnosis import Patient
 from kcl_dagster.operations.rights import RIGHTS, Component, Grant
 from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.operations.worktop import Worktop
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.drafts import write_drafts
 from kcl_dagster.spark.executors import check_stream
@@ -39,7 +41,7 @@ from kcl_dagster.testing.sink import RecordingSink
 from kcl_dagster.worker.batch import Budget, Progress, Range
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
-from tests.integration.wiretap import Asked, ComponentsResource, tapped
+from tests.integration.wiretap import EXPORTS, Asked, ComponentsResource, tapped
 
 pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -226,6 +228,22 @@ def operator_does_everything(aws: Emulator, name: str, folder: Path) -> None:
     )
     desk = Desk.open(application, clients["dynamodb"], clients["kinesis"], system(), "olga")
     lines = list(export_leases(desk))
+    exports = Worktop(
+        application=application,
+        sink=kcl.parquet(f"s3://{name}/lake"),
+        kcl=kcl.KclResource(
+            region_name="us-east-1",
+            endpoint_url=aws.endpoint_url,
+            aws_access_key_id="operator",
+            aws_secret_access_key=dg.EnvVar("AWS_SECRET_ACCESS_KEY"),
+        ),
+        instance=dg.DagsterInstance.ephemeral(),
+        runtime=system(),
+        by="olga",
+        exports=f"s3://{name}/{EXPORTS}",
+    )
+    exports.put("leases.jsonl", "\n".join(lines))
+    assert exports.get("leases.jsonl").splitlines() == lines
     copy = application.model_copy(update={"name": f"{name}-copy"})
     desk = Desk.open(copy, clients["dynamodb"], clients["kinesis"], system(), "olga")
     import_leases(desk, [line.replace(f'"{name}"', f'"{name}-copy"') for line in lines], force=True)

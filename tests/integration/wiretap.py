@@ -25,6 +25,7 @@ S3_RIGHTS = {
     "DeleteObjects": {"s3:DeleteObject"},
     "ListObjectsV2": {"s3:ListBucket"},
 }
+EXPORTS = "exports"  # the folder of a bucket
 IN_TRANSACTIONS = {"Put": "dynamodb:PutItem", "Update": "dynamodb:UpdateItem", "Delete": "dynamodb:DeleteItem"}
 
 
@@ -73,7 +74,8 @@ def rights(service: str, request: Request, application: str) -> Iterator[tuple[s
     elif service == "s3":
         operation = _s3_operation(request)
         for right in S3_RIGHTS.get(operation, {f"s3:{operation}"}):
-            yield right, Target.BUCKET if right == "s3:ListBucket" else Target.OBJECTS
+            objects = Target.EXPORTS if f"/{EXPORTS}/" in urlsplit(request.target).path else Target.OBJECTS
+            yield right, Target.BUCKET if right == "s3:ListBucket" else objects
     elif service != "sts":
         raise AssertionError(f"a request to {service} that the wiretap does not know: {request.target}")
 

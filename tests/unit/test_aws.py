@@ -138,7 +138,9 @@ def test_denied_access_names_the_action_to_add() -> None:
 
 
 def test_a_role_that_cannot_be_assumed_is_said_to_be() -> None:
-    assert "lack sts:AssumeRole" in str(raised_for(refusal("AccessDenied", 403, "AssumeRole")))
+    of_role = str(raised_for(refusal("AccessDenied", 403, "AssumeRole")))
+    assert "lack sts:AssumeRole" in of_role
+    assert "its trust policy" in of_role
 
 
 def test_an_unreachable_endpoint_is_named() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kcl_dagster import cli
-from kcl_dagster.emulator import Emulator
+from kcl_dagster.emulator import Emulator, FaultRule
 
 PROJECT = """
     import dagster as dg
@@ -78,6 +78,18 @@ TWICE = """
     one = kcl.build_kcl_definitions(shared, resources=here("eu-north-1"))
     other = kcl.build_kcl_definitions(shared, resources=here("us-east-2"))
     again = kcl.build_kcl_definitions(shared, resources=other.resources)
+    roles = kcl.build_kcl_definitions(
+        consumer("s3://staging/orders"),
+        exports="s3://ops/leases",
+        resources={{
+            "kcl": EmulatorResource(
+                endpoint_url="{endpoint}",
+                role_arn="arn:aws:iam::123456789012:role/reader",
+                kinesis_role_arn="arn:aws:iam::123456789012:role/kinesis",
+                s3_role_arn="arn:aws:iam::123456789012:role/lake",
+            )
+        }},
+    )
     alone = kcl.build_kcl_definitions(consumer("s3://alone/orders", "{unique}"), resources=here("eu-west-3"))
 
 
@@ -179,3 +191,67 @@ def test_the_doctor_opens_the_sink_of_the_project(
     findings = {one["check"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
     assert findings["sink"]["verdict"] == "fail"
     assert "s3://lake/orders" in findings["sink"]["says"]  # there is no such bucket
+
+
+def statements(capsys: pytest.CaptureFixture[str], component: str) -> dict[str, list[str]]:
+    """The resources of the printed policy, by the name of the statement."""
+    account = ["--account", "123456789012"]
+    assert cli.main(["rights", "cli_twice:roles", "--component", component, *account]) == 0
+    return {one["Sid"]: one["Resource"] for one in json.loads(capsys.readouterr().out)["Statement"]}
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("component", "roles"),
+    [
+        ("leader", {"kinesis", "reader"}),
+        ("worker", {"kinesis", "reader", "lake"}),
+        ("executor", {"kinesis", "lake"}),
+        ("operator", {"kinesis", "reader", "lake"}),
+    ],
+)
+def test_a_component_may_assume_the_roles_that_it_uses(
+    capsys: pytest.CaptureFixture[str], component: str, roles: set[str]
+) -> None:
+    found = statements(capsys, component)
+    assumed = {arn.rpartition("/")[2] for sid, arns in found.items() if sid.endswith("Role") for arn in arns}
+    assert assumed == roles
+
+
+@pytest.mark.usefixtures("project")
+def test_the_operator_may_read_and_write_the_folder_of_exports(capsys: pytest.CaptureFixture[str]) -> None:
+    assert statements(capsys, "operator")["Exports"] == ["arn:aws:s3:::ops/leases/*"]
+    assert "Exports" not in statements(capsys, "worker")
+
+
+@pytest.mark.usefixtures("project")
+def test_a_role_can_be_assumed_at_the_emulator(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["rights", "cli_twice:roles", "--component", "leader"]) == 0
+    assert "stream/orders" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("project")
+def test_rights_without_an_account_say_how_to_name_it(capsys: pytest.CaptureFixture[str], aws: Emulator) -> None:
+    aws.faults.add(FaultRule(service="sts", error="AccessDenied", status=403))
+    try:
+        assert cli.main(["rights", "cli_twice:staging", "--component", "leader"]) == 2
+    finally:
+        aws.faults.clear()
+    assert "say --account NUMBER" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--account", "abc"], "--account abc is not the number"),
+        (["--stream-key", "notanarn"], "--stream-key notanarn is not the ARN of a key"),
+        (["--lake-key", "arn:aws:s3:::lake"], "--lake-key arn:aws:s3:::lake is not the ARN of a key"),
+        (["--glue-table", "orders"], "--glue-table orders is not of the form database.table"),
+    ],
+)
+def test_rights_check_their_arguments(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert cli.main(["rights", "cli_twice:staging", "--component", "worker", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,8 +1,11 @@
-"""STS, as far as SDKs and health checks ask: who am I?"""
+"""STS, as far as SDKs and health checks ask: who am I, and temporary credentials of a role."""
 
 from __future__ import annotations
 
+import re
+from datetime import datetime, timedelta
 from urllib.parse import parse_qs
+from xml.sax.saxutils import escape
 
 from kcl_dagster.emulator.http.messages import Request, Response
 
@@ -16,8 +19,15 @@ def handles(request: Request) -> bool:
     )
 
 
-def handle(request: Request, account: str) -> Response:
-    action = parse_qs(request.body.decode()).get("Action", [""])[0]
+def operation(request: Request) -> str:
+    return parse_qs(request.body.decode()).get("Action", [""])[0]
+
+
+def handle(request: Request, account: str, now: datetime) -> Response:
+    """Any role can be assumed: neither its existence nor its trust policy is checked."""
+    action = operation(request)
+    if action == "AssumeRole":
+        return _assumed({name: values[0] for name, values in parse_qs(request.body.decode()).items()}, now)
     if action != "GetCallerIdentity":
         body = (
             f"<ErrorResponse><Error><Code>InvalidAction</Code><Message>{action}</Message></Error></ErrorResponse>"
@@ -28,5 +38,31 @@ def handle(request: Request, account: str) -> Response:
         f"<Arn>arn:aws:iam::{account}:user/emulator</Arn><UserId>AIDAEMULATOR</UserId><Account>{account}</Account>"
         "</GetCallerIdentityResult><ResponseMetadata><RequestId>0</RequestId></ResponseMetadata>"
         "</GetCallerIdentityResponse>"
+    )
+    return Response(200, body.encode(), _XML)
+
+
+DEFAULT_SECONDS = 3600
+_ROLE = re.compile(r"arn:aws[\w-]*:iam::(\d{12}):role/(.+)", re.ASCII)
+
+
+def _assumed(asked: dict[str, str], now: datetime) -> Response:
+    role, session = _ROLE.fullmatch(asked.get("RoleArn", "")), asked.get("RoleSessionName", "")
+    seconds = asked.get("DurationSeconds", str(DEFAULT_SECONDS))
+    if role is None or not session or not seconds.isdecimal():
+        told = "RoleArn must be the ARN of a role, RoleSessionName given, and DurationSeconds a number"
+        body = (
+            f"<ErrorResponse><Error><Code>ValidationError</Code><Message>{told}</Message></Error></ErrorResponse>"
+        )
+        return Response(400, body.encode(), _XML)
+    account, name = role[1], role[2].rpartition("/")[2]
+    until = (now + timedelta(seconds=int(seconds))).strftime("%Y-%m-%dT%H:%M:%SZ")
+    arn = escape(f"arn:aws:sts::{account}:assumed-role/{name}/{session}")
+    body = (
+        '<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult>'
+        f"<AssumedRoleUser><AssumedRoleId>AROAEMULATOR:{escape(session)}</AssumedRoleId><Arn>{arn}</Arn>"
+        "</AssumedRoleUser><Credentials><AccessKeyId>ASIAEMULATOR</AccessKeyId><SecretAccessKey>emulator"
+        f"</SecretAccessKey><SessionToken>emulator</SessionToken><Expiration>{until}</Expiration></Credentials>"
+        "</AssumeRoleResult><ResponseMetadata><RequestId>0</RequestId></ResponseMetadata></AssumeRoleResponse>"
     )
     return Response(200, body.encode(), _XML)

@@ -207,6 +207,12 @@ def _judged(action: str, resource: str, probe: Probe) -> Finding:
                 f"{resource} is encrypted and its key may not be used ({error})",
                 "allow kms:Decrypt on the stream's key",
             )
+        if "sts:AssumeRole" in str(error):
+            return fail(
+                "credentials",
+                str(error),
+                "allow sts:AssumeRole on the role, and name these credentials in its trust policy",
+            )
         return fail(check, f"denied on {resource}", f"allow {action} on {resource} in the policy")
     except CredentialsRefused as error:
         return fail("credentials", str(error), "correct the credentials")

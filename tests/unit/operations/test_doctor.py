@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from botocore.exceptions import ClientError
@@ -14,7 +15,7 @@ from kcl_dagster.operations.doctor import Diagnosis, Verdict, diagnose
 from kcl_dagster.operations.doctor import examine as findings_of
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
 from kcl_dagster.operations.doctor.machine import judge_clock
-from kcl_dagster.operations.doctor.rights import PROBED
+from kcl_dagster.operations.doctor.rights import PROBED, probed
 from kcl_dagster.spark.java import Java
 from kcl_dagster.spark.storage import is_hidden, open_store
 from tests.unit.operations.conftest import ANNA, MADE_BY_OTHERS, STREAM, Shop
@@ -368,6 +369,15 @@ def test_a_sink_is_probed_under_a_name_that_readers_pass_over_and_left_as_it_was
 def test_a_local_sink_is_probed_the_same_way(tmp_path: Path) -> None:
     examine(healthy(), stores={"sink": lambda: open_store(str(tmp_path))})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_role_that_cannot_be_assumed_is_no_missing_right_of_a_table() -> None:
+    client = Mock()
+    refused: Any = {"Error": {"Code": "AccessDenied", "Message": "not authorized"}}
+    client.describe_table.side_effect = ClientError(refused, "AssumeRole")
+    finding = probed(client, "dynamodb", "describe_table", "orders", TableName="orders")
+    assert (finding.check, finding.verdict) == ("credentials", Verdict.FAIL)
+    assert "trust policy" in finding.do
 
 
 def test_a_probe_leaves_no_folder_behind(tmp_path: Path) -> None:

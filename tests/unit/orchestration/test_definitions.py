@@ -4,7 +4,7 @@ import warnings
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 import pytest
@@ -377,6 +377,11 @@ def test_a_name_that_nobody_knows_is_refused(part: str) -> None:
         ),
         ({"sink": {"path": "s3:/lake/x"}}, r"kcl\.parquet: s3:/lake/x is no address"),
         ({"sink": {"path": "s3:lake", "kind": "delta"}}, r"kcl\.delta: s3:lake is no address"),
+        ({"sink": {"path": "/x", "kind": "csv"}}, "sink.*kind"),
+        ({"start": "latest"}, "start"),
+        ({"retrieval": "push"}, "retrieval"),
+        ({"failure": {"action": "deadletter"}}, "failure.*action"),
+        ({"transform": "os.path.sep"}, r"transform os\.path\.sep is neither a function nor a class"),
         ({"batch": {"max_seconds": 0}}, "max_seconds"),
         ({"batch": {"on_data_loss": "shrug"}}, "on_data_loss"),
     ],
@@ -386,9 +391,35 @@ def test_what_cannot_work_is_refused_in_yaml_too(attributes: dict[str, Any], say
         in_yaml(**attributes).consumer()
 
 
-def test_a_folder_of_exports_whose_address_is_misspelt_is_refused(consumer: Consumer) -> None:
+@pytest.mark.parametrize(
+    ("of", "value", "says"),
+    [
+        ("kind", "csv", "sink.kind: 'csv' is none of parquet, delta, iceberg"),
+        ("action", "deadletter", "failure.action: 'deadletter' is none of stop, bisect"),
+        ("cloudwatch", "ALL", "telemetry.cloudwatch: 'ALL' is none of NONE, SUMMARY"),
+        ("start", "latest", "start: 'latest' is none of TRIM_HORIZON, LATEST"),
+        ("retrieval", "push", "retrieval: 'push' is none of polling, fanout"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_refused_with_those_that_are(of: str, value: Any, says: str) -> None:
+    made = KclApplicationComponent("app", "stream", SinkModel("x"), telemetry=TelemetryModel())
+    owner = {"kind": made.sink, "action": made.failure, "cloudwatch": made.telemetry}.get(of, made)
+    setattr(owner, of, value)
+    with pytest.raises(ConfigurationError, match=says):
+        made.consumer()
+
+
+def test_a_function_that_is_no_consumer_is_refused() -> None:
+    def orders(records: Any) -> Any:
+        return records
+
+    with pytest.raises(ConfigurationError, match=r"orders is not a consumer: decorate it with @kcl_consumer"):
+        kcl.build_kcl_definitions(cast("Any", orders))
+
+
+def test_a_folder_of_exports_whose_address_is_misspelt_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="exports: s3:/ops is no address"):
-        kcl.build_kcl_definitions(consumer, exports="s3:/ops")
+        kcl.build_kcl_definitions(consumer(), exports="s3:/ops")
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,25 @@ def test_a_literal_secret_is_refused_with_what_to_say_instead(name: str, monkeyp
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"region": "eu-west-1"}, "no field region: do you mean region_name"),
+        ({"rolearn": READER}, "no field rolearn: do you mean role_arn"),
+        ({"external_id": "x"}, "external_id of KclResource has no effect without a role"),
+        ({"external_id": "x", "s3_role_arn": WRITER}, "external_id of KclResource has no effect without a role"),
+        ({"s3_external_id": "x", "role_arn": READER}, "no effect without s3_role_arn"),
+        ({"aws_access_key_id": "AKIA"}, "one of them is missing"),
+        ({"aws_session_token": dg.EnvVar("T")}, "belongs to an access key"),
+        ({"role_arn": "reader"}, "role_arn of KclResource is 'reader', and not an ARN"),
+        ({"s3_role_arn": "arn:aws:iam::1:user/x"}, "and not an ARN"),
+    ],
+)
+def test_settings_that_would_have_no_effect_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        kcl.KclResource(**settings)
+
+
 @pytest.mark.filterwarnings("ignore:Property `ScheduleDefinition:DeprecationWarning")  # Dagster's own
 @pytest.mark.audit("D2")
 def test_the_serialised_repository_holds_no_secret(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
