@@ -235,8 +235,7 @@ class DeclaredWindows:
 
     def _starts(self, instance: DagsterInstance) -> list[int]:
         """The newest windows that have a materialization, whoever reported it."""
-        keys = instance.get_materialized_partitions(self._key)
-        return sorted(start for key in keys if (start := self._start_of(key)) is not None)[-REMEMBERED:]
+        return self.consumer.windows.newest(instance.get_materialized_partitions(self._key), REMEMBERED)
 
     def _refresh(self, instance: DagsterInstance) -> None:
         """Another process may have declared windows since this one looked, and an operator may have wiped some."""

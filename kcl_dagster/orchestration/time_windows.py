@@ -5,9 +5,12 @@ bounds, because records arrive at any time: a moment is in exactly one window, a
 """
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from heapq import nlargest
 from itertools import pairwise
 from typing import Final
 from zoneinfo import ZoneInfo
@@ -20,8 +23,11 @@ DEFAULT_PARTITIONS: Final = HourlyPartitionsDefinition(start_date="2026-11-01-00
 """Hours of UTC, from the month in which the asset of the records was first partitioned by time. No application
 has counted windows before that. The start is fixed because Dagster compares definitions by it."""
 
+MINUTE: Final = 60
 HOUR: Final = 3600
 DAY: Final = 86_400
+
+EVERY_MINUTE: Final = "* * * * *"
 
 _REMEMBERED: Final = 10_000  # bounds of windows; a year of hours
 
@@ -42,6 +48,9 @@ class PartitionWindows:
     _bounds: dict[int, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
     """By minute, the window it is in."""
 
+    _moments: dict[str, int | None] = field(default_factory=dict, compare=False, repr=False)
+    """By key, the moment that it names; see `newest`."""
+
     def start_of(self, moment: float) -> int:
         """The start of the window that this moment is in; both in epoch seconds."""
         return self._window(moment)[0]
@@ -57,9 +66,12 @@ class PartitionWindows:
             return None
         if partitions.end_timestamp is not None and self.end_of(start) > partitions.end_timestamp:
             return None
-        if partitions.is_window_start_excluded(datetime.fromtimestamp(start, UTC)):
+        local = datetime.fromtimestamp(start, self._zone)
+        if partitions.is_window_start_excluded(local):
             return None
-        return partitions.get_partition_key_for_timestamp(start)
+        if local.fold:  # the clocks are set back: Dagster tells this hour from the one before
+            return partitions.get_partition_key_for_timestamp(start)
+        return local.strftime(partitions.fmt)
 
     def has_partition(self, start: int) -> bool:
         return self.key_of(start) is not None
@@ -71,11 +83,23 @@ class PartitionWindows:
     def start_of_key(self, key: str) -> int | None:
         """The start of the window that a partition's key names; None for any other text, such as the partition of
         a former definition."""
-        try:
-            start = round(self.partitions.start_time_for_partition_key(key).timestamp())
-        except ValueError:
-            return None
-        return start if self.key_of(start) == key else None
+        moment = self._moment_of(key)
+        return None if moment is None else self._start_at(moment, key)
+
+    def newest(self, keys: AbstractSet[str], count: int) -> list[int]:
+        """The starts of the newest windows that have these keys, oldest first, `count` at most.
+
+        For all keys that Dagster's storage has, again and again. A key is parsed once, in microseconds, and the
+        window is looked for only of the newest keys, because that may take a millisecond. Not for two threads at
+        once.
+        """
+        for key in self._moments.keys() - keys:
+            del self._moments[key]
+        for key in keys - self._moments.keys():
+            self._moments[key] = self._moment_of(key)
+        found = ((moment, key) for key, moment in self._moments.items() if moment is not None)
+        starts = (self._start_at(moment, key) for moment, key in nlargest(count, found))
+        return sorted(start for start in starts if start is not None)
 
     def ended(self, first: float, through: float) -> Iterator[int]:
         """The starts of windows that begin at `first` or later and end at `through` or earlier, in order."""
@@ -98,16 +122,18 @@ class PartitionWindows:
         return float(max(lengths))
 
     def _window(self, at: float) -> tuple[int, int]:
-        minute = int(at // 60)
+        minute = int(at // MINUTE)
         known = self._bounds.get(minute)
         if known is None:
             if len(self._bounds) >= _REMEMBERED:
                 self._bounds.clear()
-            known = self._bounds[minute] = self._computed(minute * 60)
+            known = self._bounds[minute] = self._computed(minute * MINUTE)
         return known
 
     def _computed(self, at: int) -> tuple[int, int]:
         """Cron has the granularity of minutes, so all moments of a minute are in one window."""
+        if self.partitions.cron_schedule == EVERY_MINUTE:  # for which Dagster takes six milliseconds
+            return at, at + MINUTE
         before = self._endless.get_prev_partition_window(datetime.fromtimestamp(at, UTC), respect_bounds=False)
         if before is None:
             msg = f"{self.partitions} has no window around {at}"
@@ -118,6 +144,27 @@ class PartitionWindows:
             msg = f"{self.partitions} has no window after {at}"
             raise ConfigurationError(msg)
         return round(start.timestamp()), round(after.end.timestamp())
+
+    def _start_at(self, moment: int, key: str) -> int | None:
+        """The start of the window that has this key, which names this moment."""
+        start = self.start_of(moment)
+        start = start if start == moment else self.end_of(start)  # a key of a day whose windows begin at seven
+        if self.key_of(start) != key and self.partitions.exclusions:
+            start = round(self.partitions.start_time_for_partition_key(key).timestamp())
+        return start if self.key_of(start) == key else None
+
+    def _moment_of(self, key: str) -> int | None:
+        """Epoch seconds that a key names by the definition's format, whether or not a window begins there."""
+        fmt = self.partitions.fmt
+        for one in (fmt, fmt if "%z" in fmt else f"{fmt}%z"):  # see `key_of` for the second one
+            with suppress(ValueError):
+                local = datetime.strptime(key, one)  # noqa: DTZ007 (the next line adds the zone)
+                return round((local if local.tzinfo else local.replace(tzinfo=self._zone)).timestamp())
+        return None
+
+    @cached_property
+    def _zone(self) -> ZoneInfo:
+        return ZoneInfo(self.partitions.timezone)
 
     @cached_property
     def _endless(self) -> TimeWindowPartitionsDefinition:

@@ -1,5 +1,6 @@
 """Windows over Dagster's partitions: time zones, daylight saving, cron, bounds and exclusions."""
 
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,6 +34,26 @@ DEFINITIONS: dict[str, dg.TimeWindowPartitionsDefinition] = {
 
 def at(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+
+
+def schedules_computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often Dagster computes by a cron schedule, which takes it up to six milliseconds."""
+    calls: Counter[str] = Counter()
+
+    def count(name: str) -> None:
+        of = getattr(dg.TimeWindowPartitionsDefinition, name)
+
+        def counted(*args: Any, **more: Any) -> Any:
+            calls[name] += 1
+            return of(*args, **more)
+
+        monkeypatch.setattr(dg.TimeWindowPartitionsDefinition, name, counted)
+
+    count("get_prev_partition_window")
+    count("get_next_partition_window")
+    count("get_partition_key_for_timestamp")
+    count("start_time_for_partition_key")
+    return calls
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)
@@ -79,6 +100,7 @@ def test_the_hour_that_comes_twice_is_two_windows_with_keys_of_their_own() -> No
         "2026-10-25-02:00",
         "2026-10-25-02:00+0100",
     ]
+    assert [windows.start_of_key(key) for key in ("2026-10-25-02:00", "2026-10-25-02:00+0100")] == [first, second]
 
 
 def test_a_window_before_the_start_or_after_the_end_has_no_partition() -> None:
@@ -100,6 +122,48 @@ def test_an_excluded_window_has_no_partition_and_is_a_window_all_the_same() -> N
 @pytest.mark.parametrize("key", ["worker-000", "2026-11-22", "2026-11-22-10:30", "2020-01-01-00:00", ""])
 def test_a_key_that_is_no_partition_names_no_window(key: str) -> None:
     assert PartitionWindows(DEFAULT_PARTITIONS).start_of_key(key) is None
+
+
+def test_of_all_keys_that_are_stored_each_is_parsed_once_and_the_newest_are_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = schedules_computed(monkeypatch)
+    windows = PartitionWindows(DEFAULT_PARTITIONS)
+    keys = [f"2026-12-{day:02}-{hour:02}:00" for day in range(1, 29) for hour in range(24)]
+    parsed: list[str] = []
+
+    def counted(of: PartitionWindows, key: str) -> int | None:
+        parsed.append(key)
+        return moment_of(of, key)
+
+    moment_of = PartitionWindows._moment_of
+    monkeypatch.setattr(PartitionWindows, "_moment_of", counted)
+    first = windows.newest({*keys[:-1], "worker-000"}, 10)
+    assert [windows.key_of(start) for start in first] == keys[-11:-1]
+    assert (len(parsed), calls.total()) == (len(keys), 20)
+    assert [windows.key_of(start) for start in windows.newest(set(keys), 10)] == keys[-10:]
+    assert (parsed[len(keys) :], calls.total()) == (keys[-1:], 22)
+    assert windows.newest(set(keys[:2]), 10) == [at("2026-12-01"), at("2026-12-01T01:00")], "others were wiped"
+    assert len(parsed) == len(keys) + 1
+
+
+def test_a_key_of_another_kind_of_window_is_its_own_or_none() -> None:
+    from_seven = PartitionWindows(
+        dg.TimeWindowPartitionsDefinition(cron_schedule="0 7 * * *", start="2026-11-01", fmt="%Y-%m-%d")
+    )
+    assert from_seven.start_of_key("2026-11-22") == at("2026-11-22T07:00")
+    zoned = PartitionWindows(
+        dg.TimeWindowPartitionsDefinition(
+            cron_schedule="0 * * * *", start="2026-10-01-00:00+0200", fmt="%Y-%m-%d-%H:%M%z", timezone=BERLIN
+        )
+    )
+    assert zoned.start_of_key("2026-10-25-02:00+0100") == at("2026-10-25T01:00")
+    twice = PartitionWindows(
+        dg.TimeWindowPartitionsDefinition(
+            cron_schedule="0 6,18 * * *", start="2026-11-01", fmt="%Y-%m-%d", exclusions=["0 6 * * *"]
+        )
+    )
+    assert twice.start_of_key("2026-11-22") == at("2026-11-22T18:00")
 
 
 def test_windows_that_ended_are_those_between_two_moments() -> None:
