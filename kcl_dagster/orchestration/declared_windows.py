@@ -125,10 +125,11 @@ class DeclaredWindows:
         before = self._look_up(instance, start)
         if before is None and self.first is not None and start < self.first:
             return None
-        late, end = late_batches(leases).get(start, {}), self.consumer.windows.end_of(start)
+        late = late_batches(leases).get(start, {})
+        deadline = self.consumer.windows.end_of(start) + self.consumer.allowed_lateness.total_seconds()
         resets = _with_places(resets or _last_reset(completeness), leases)
         known = self._declared.get(start)
-        reason = reason_to_declare(end, known, late, resets)
+        reason = reason_to_declare(deadline, known, late, resets)
         if before is not None and reason is None:
             told = KclWindowMetadataSet(reason=Reason.ASKED)
             return before.with_metadata({**before.metadata, **told})
@@ -203,7 +204,7 @@ class DeclaredWindows:
         created: Callable[[], float | None],
     ) -> None:
         self._progress = self._recall(instance, completeness, leases, created)
-        self.first = self._progress.frontier
+        self.first = self._progress.first
 
     def _recall(
         self,
@@ -217,12 +218,22 @@ class DeclaredWindows:
         for start in self._starts(instance):
             if start not in by_hand:
                 self._declared.setdefault(start, NOT_LOOKED_UP)
-        for start in sorted(self._declared):
-            if self._declared[start] is NOT_LOOKED_UP:
+        frontier = self._oldest(instance, sorted(self._declared))
+        if frontier is None:
+            first = self._first(completeness, leases, created())
+            return Progress(first, first=first)
+        keys = instance.get_materialized_partitions(self._key)
+        oldest = self._oldest(instance, self.consumer.windows.oldest_first(keys))
+        return Progress(frontier, first=frontier if oldest is None else min(oldest, frontier))
+
+    def _oldest(self, instance: DagsterInstance, starts: Iterable[int]) -> int | None:
+        """The first of these windows that was declared when it was complete, and not for its late rows alone."""
+        for start in starts:
+            if self._declared.get(start, NOT_LOOKED_UP) is NOT_LOOKED_UP:
                 self._look_up(instance, start)
             if start in self._declared and not self._declared[start].is_alone:
-                return Progress(start)
-        return Progress(self._first(completeness, leases, created()))
+                return start
+        return None
 
     def _read_newest(self, instance: DagsterInstance) -> set[int]:
         """Note the newest declarations. Returns the windows that have other materializations among them only."""

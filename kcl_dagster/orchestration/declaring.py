@@ -1,14 +1,15 @@
 """Which windows are declared: reported to Dagster as one materialization of their partition, once complete.
 
 A window is complete when the application is complete through its end and the allowed lateness. It is declared again
-when late rows came for it, and when a reset or an import went back to before its end. A window before the first one
-is declared when late rows came for it, and is then *alone*: those between it and the first one are not declared.
+when late rows came for it, and when a reset or an import went back to before that moment. A window before the first
+one is declared when late rows came for it, and is then *alone*: those between it and the first one are not
+declared.
 
 Pure. The memory of what was declared is Dagster's own storage; see `declared_windows`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -69,10 +70,13 @@ Span = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Where to begin looking, so that a look costs as much as there is to declare, and not as the application is
-    old: all windows before `frontier` are declared in `epoch`."""
+    old: all windows from `first` until `frontier` are declared in `epoch`. Of windows before `first` it is not
+    known whether everything that reached the stream was stored, and a reset does not change that: it may concern
+    one shard of many, and records of that time may have left the stream."""
 
     frontier: int
     epoch: int = 0
+    first: int = 0
 
 
 def due(
@@ -94,7 +98,7 @@ def due(
     them.
     """
     resets = resets or (SetBack(completeness.epoch, completeness.back_to),)
-    progress = _gone_back(windows, completeness.epoch, resets, progress)
+    progress = _gone_back(windows, completeness.epoch, resets, lateness, progress)
     if completeness.through is None:
         return [], progress
     through = completeness.through - lateness
@@ -104,7 +108,7 @@ def due(
     start = start if start == frontier else windows.end_of(start)
     while len(found) < limit and windows.end_of(start) <= through:
         if windows.key_of(start) is not None:
-            reason = _reason(resets, windows.end_of(start), declared.get(start))
+            reason = _reason(resets, windows.end_of(start) + lateness, declared.get(start))
             if reason is not None:
                 is_gapless = False
                 if not _is_held(start, held):
@@ -117,15 +121,15 @@ def due(
             break
         if all(other.start != one.start for other in found) and not _is_held(one.start, held):
             found.append(one)
-    return sorted(found, key=lambda one: one.start), Progress(frontier, completeness.epoch)
+    return sorted(found, key=lambda one: one.start), replace(progress, frontier=frontier)
 
 
 def reason_to_declare(
-    end: int, known: Declared | None, late: Mapping[str, int], resets: Sequence[SetBack] = ()
+    deadline: float, known: Declared | None, late: Mapping[str, int], resets: Sequence[SetBack] = ()
 ) -> Reason | None:
-    """Why a complete window is to be declared that ends at `end` and has late rows of these batches. None: it was
-    declared, and nothing has changed since."""
-    reason = _reason(resets, end, known)
+    """Why a complete window is to be declared that has late rows of these batches. `deadline`: its end and the
+    allowed lateness. None: it was declared, and nothing has changed since."""
+    reason = _reason(resets, deadline, known)
     return Reason.LATE if reason is None and known is not None and not known.has_late(late) else reason
 
 
@@ -133,19 +137,22 @@ def _is_held(start: int, held: Sequence[Span]) -> bool:
     return any(first <= start <= last for first, last in held)
 
 
-def _gone_back(windows: KeyedWindows, epoch: int, resets: Sequence[SetBack], progress: Progress) -> Progress:
-    """After a reset, windows from there on are looked at again."""
+def _gone_back(
+    windows: KeyedWindows, epoch: int, resets: Sequence[SetBack], lateness: float, progress: Progress
+) -> Progress:
+    """After a reset, windows from there on are looked at again, and those that still waited for rows then."""
     if epoch == progress.epoch:
         return progress
-    backs = [windows.start_of(one.back_to) for one in resets if one.back_to is not None]
-    return Progress(min([progress.frontier, *backs]), epoch)
+    backs = [windows.start_of(int(one.back_to - lateness)) for one in resets if one.back_to is not None]
+    frontier = max(progress.first, min(backs, default=progress.frontier))
+    return replace(progress, frontier=min(progress.frontier, frontier), epoch=epoch)
 
 
-def _reason(resets: Sequence[SetBack], end: int, known: Declared | None) -> Reason | None:
+def _reason(resets: Sequence[SetBack], deadline: float, known: Declared | None) -> Reason | None:
     if known is None:
         return Reason.COMPLETE
     was_read_again = any(
-        one.back_to is not None and end > one.back_to and known.epoch < one.epoch for one in resets
+        one.back_to is not None and deadline > one.back_to and known.epoch < one.epoch for one in resets
     )
     return Reason.AGAIN if was_read_again else None
 

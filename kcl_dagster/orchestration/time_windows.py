@@ -93,13 +93,23 @@ class PartitionWindows:
         window is looked for only of the newest keys, because that may take a millisecond. Not for two threads at
         once.
         """
+        starts = (self._start_at(moment, key) for moment, key in nlargest(count, self._parsed(keys)))
+        return sorted(start for start in starts if start is not None)
+
+    def oldest_first(self, keys: AbstractSet[str]) -> Iterator[int]:
+        """The starts of all windows that have these keys. Each window is looked for when it is its turn; the rest
+        is as for `newest`."""
+        for moment, key in sorted(self._parsed(keys)):
+            start = self._start_at(moment, key)
+            if start is not None:
+                yield start
+
+    def _parsed(self, keys: AbstractSet[str]) -> list[tuple[int, str]]:
         for key in self._moments.keys() - keys:
             del self._moments[key]
         for key in keys - self._moments.keys():
             self._moments[key] = self._moment_of(key)
-        found = ((moment, key) for key, moment in self._moments.items() if moment is not None)
-        starts = (self._start_at(moment, key) for moment, key in nlargest(count, found))
-        return sorted(start for start in starts if start is not None)
+        return [(moment, key) for key, moment in self._moments.items() if moment is not None]
 
     def ended(self, first: float, through: float) -> Iterator[int]:
         """The starts of windows that begin at `first` or later and end at `through` or earlier, in order."""

@@ -188,6 +188,27 @@ def test_after_a_reset_the_windows_from_there_on_are_materialized_again(instance
     ] * 2
 
 
+def test_a_reset_to_before_the_first_window_makes_none_of_those_before_it_complete(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The application began at LATEST, within the hour before its first window."""
+    ours = process()
+    stored(instance, ours.events(instance, complete("15:00"), [lease(0, rows("13:00"), rows("14:00"))]))
+    again = [lease(0, *(rows(f"{hour}:00") for hour in range(10, 16)), since="10:30")]
+    for ready in (ours, process()):
+        assert keys(ready.events(instance, complete("15:30", 1, "10:30"), again)) == ["14:00"]
+
+
+def test_after_a_restart_a_reset_reaches_windows_that_are_not_remembered(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(declared_windows, "REMEMBERED", 3)
+    created = lambda: float(at("04:00"))  # noqa: E731
+    assert len(all_of(instance, process(), complete("12:00"), LEASES, created)) == 8
+    told = all_of(instance, process(), complete("12:00", 1, "02:30"), LEASES, created)
+    assert told == [f"{hour:02}:00" for hour in range(4, 12)]
+
+
 def test_after_an_import_the_windows_that_are_counted_are_materialized_again(instance: dg.DagsterInstance) -> None:
     """From when on records are read again is not known."""
     ours = process()

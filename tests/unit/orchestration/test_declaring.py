@@ -118,6 +118,23 @@ def test_after_a_reset_windows_from_there_on_are_declared_again() -> None:
     assert found == [Due(FIRST + 2 * HOUR, Reason.AGAIN), Due(FIRST + 3 * HOUR, Reason.AGAIN)]
 
 
+def test_a_reset_to_before_the_first_window_declares_none_before_it() -> None:
+    """A window before it was never read, or in part, or by one shard of many."""
+    for back_to in (FIRST - HOUR, FIRST - 2 * HOUR + 1800):
+        progress = Progress(FIRST + HOUR, first=FIRST)
+        found = asked(at(FIRST + HOUR, 1, back_to), {FIRST: Declared()}, progress=progress)
+        assert found == [Due(FIRST, Reason.AGAIN)]
+
+
+def test_after_a_reset_windows_that_still_waited_for_rows_are_declared_again() -> None:
+    """Their rows arrived after the place of the reset, and in time."""
+    declared = {FIRST: Declared(), FIRST + HOUR: Declared()}
+    for back_to, again in ((FIRST + HOUR + 599, [FIRST, FIRST + HOUR]), (FIRST + HOUR + 600, [FIRST + HOUR])):
+        progress = Progress(FIRST + 2 * HOUR, first=FIRST)
+        found = asked(at(FIRST + 3 * HOUR, 1, back_to), declared, progress=progress, lateness=600)
+        assert found == [Due(start, Reason.AGAIN) for start in again]
+
+
 def test_a_window_that_nobody_has_looked_up_is_due_only_where_it_matters() -> None:
     declared = {FIRST: NOT_LOOKED_UP}
     assert asked(at(FIRST + HOUR), declared) == []
@@ -129,10 +146,10 @@ def test_looking_costs_as_much_as_there_is_to_declare() -> None:
     """A year of hours is not walked through at every tick."""
     declared = {FIRST + n * HOUR: Declared() for n in range(8760)}
     through = at(FIRST + 8760 * HOUR)
-    _, progress = due(Hours(), through, 0, declared, {}, Progress(FIRST), 10)
+    _, progress = due(Hours(), through, 0, declared, {}, Progress(FIRST, first=FIRST), 10)
     assert progress.frontier == FIRST + 8760 * HOUR
     _, gone_back = due(Hours(), at(FIRST, 1, FIRST), 0, declared, {}, progress, 10)
-    assert gone_back == Progress(FIRST, 1)
+    assert gone_back == Progress(FIRST, 1, FIRST)
 
 
 @dataclass
@@ -149,7 +166,7 @@ class World:
     """What Dagster stored, with the epoch."""
 
     known: dict[int, Declared] = field(default_factory=dict)
-    progress: Progress = field(default_factory=lambda: Progress(FIRST))
+    progress: Progress = field(default_factory=lambda: Progress(FIRST, first=FIRST))
 
     def look(self) -> list[Due]:
         completeness = at(self.through, self.epoch, self.back_to)
@@ -179,7 +196,8 @@ class World:
 
     def restart(self) -> None:
         self.known = dict.fromkeys(self.stored, NOT_LOOKED_UP)
-        self.progress = Progress(min(self.stored, default=FIRST))
+        first = min(self.stored, default=FIRST)
+        self.progress = Progress(first, first=first)
 
 
 STEPS = st.one_of(
