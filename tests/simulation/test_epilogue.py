@@ -49,6 +49,17 @@ def test_a_lock_that_was_given_up_is_acquired_while_the_report_is_denied(monkeyp
     assert violations(with_a_free_lock, monkeypatch, ONLY_A_LEADER_HELPS) == []
 
 
+def test_leases_of_a_stream_that_was_made_anew_need_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_a_former_stream(simulation: Simulation, random: Random) -> None:
+        lease = next(iter(simulation.ledger.leases.values()))
+        left = lease._replace(key="left", owner=None, giver=None, is_finished=False, stream="1:clicks:1")
+        simulation.ledger.leases[left.key] = left
+        simulation.lake.former["clicks", 1] = {}
+        epilogue.with_a_broken_stage(simulation, random)
+
+    assert violations(with_a_former_stream, monkeypatch) == []
+
+
 def test_workers_that_need_a_leader_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_a_leader(simulation: Simulation, random: Random) -> None:
         def refuse(*_: object) -> None:

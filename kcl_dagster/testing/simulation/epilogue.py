@@ -72,7 +72,8 @@ def with_a_broken_stage(simulation: "Simulation", random: Random) -> None:
     def is_served() -> bool:
         owners = {str(worker.run.worker) for worker in simulation.living()}
         owners |= {java.name for java in simulation.java.living()}
-        leases = simulation.ledger.leases.values()
+        # Leases of a stream that was made anew are kept, and no worker reads them any more.
+        leases = [row for row in simulation.ledger.leases.values() if not simulation.is_former(row.stream)]
         return all(lease.is_finished or lease.actual in owners for lease in leases)
 
     if not _wait(simulation, patience, is_served):
