@@ -172,8 +172,9 @@ class ShardPart:
 class WindowCounts:
     """What of a window was stored by all leases together.
 
-    `is_known` is False where a part was stored that was not counted, by a Java worker or a former version, or whose
-    counts were dropped. The numbers are then too small.
+    `is_known` is False where a part was stored that was not counted, by a Java worker or a former version, whose
+    counts were dropped, or that was counted by other rules, such as those of former partitions. The numbers are
+    then too small.
     """
 
     start: int
@@ -190,40 +191,49 @@ class WindowCounts:
     that is new, means that late rows came."""
 
 
-def late_batches(leases: Iterable[Lease]) -> dict[int, dict[str, int]]:
-    """Of each window that has late rows, by its start: see `WindowCounts`."""
+def late_batches(leases: Iterable[Lease], windows: Windows | None = None) -> dict[int, dict[str, int]]:
+    """Of each window that has late rows, by its start: see `WindowCounts`. With `windows`: late rows of a window of
+    other rules are those of the window in which it begins."""
     found: dict[int, dict[str, int]] = {}
     for lease in leases:
         for one in lease.stored.late_batches if lease.stored is not None else ():
-            found.setdefault(one.start, {})[str(lease.key)] = one.number
+            of_window = found.setdefault(one.start if windows is None else windows.start_of(one.start), {})
+            of_window[str(lease.key)] = max(one.number, of_window.get(str(lease.key), 0))
     return found
 
 
-def window_counts(leases: Iterable[Lease], start: int) -> WindowCounts:
+def window_counts(
+    leases: Iterable[Lease], start: int, rules: int = 0, windows: Windows | None = None
+) -> WindowCounts:
     """The counts of the window that begins at `start`, from the leases of an application, finished ones
-    included."""
+    included. `rules`: see `model.stored.rules_of`; 0 for those that the leases were counted by."""
     every = list(leases)
     held = {(lease.stream, lease.shard_id): lease for lease in every}
-    found = [(lease, rows) for lease in every if lease.stored and (rows := lease.stored.at(start)) is not None]
+    counted = [(lease, lease.stored) for lease in every if lease.stored is not None and lease.stored.is_by(rules)]
+    found = [(lease, of_window) for lease, counts in counted if (of_window := counts.at(start)) is not None]
     return WindowCounts(
         start=start,
         rows=sum(rows.rows for _, rows in found),
         bytes=sum(rows.bytes for _, rows in found),
         files=sum(rows.files for _, rows in found),
         late=sum(rows.late for _, rows in found),
-        is_known=all(_counts_in_full(lease, start, held) for lease in every),
+        is_known=all(_counts_in_full(lease, start, rules, held) for lease in every),
         shards={str(lease.key): ShardPart(rows.first, rows.last) for lease, rows in found if rows.rows},
-        late_batches=late_batches(every).get(start, {}),
+        late_batches=late_batches(every, windows).get(start, {}),
     )
 
 
-def _counts_in_full(lease: Lease, start: int, held: Mapping[tuple[StreamIdentifier | None, str], Lease]) -> bool:
+def _counts_in_full(
+    lease: Lease, start: int, rules: int, held: Mapping[tuple[StreamIdentifier | None, str], Lease]
+) -> bool:
     """Whether this lease, or it and its parents, counted everything that was stored of a window."""
     counts = lease.stored
     if counts is None:
         return _is_untouched(lease)
     if not counts.is_of(lease.checkpoint):
         return False
+    if not counts.is_by(rules):  # nothing is known of its windows but when the last one is over
+        return start >= max(counts.since, counts.until)
     if start >= counts.since:
         return True
     return counts.whole and all((lease.stream, parent) in held for parent in lease.parents)

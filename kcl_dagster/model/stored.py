@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.windows import Windows
 
 FORMAT: Final = 1
 MOST_WINDOWS: Final = 32
@@ -28,7 +29,8 @@ MOST_LATE: Final = 32
 """Windows of a lease of which it is known that late rows came. Each takes 5 bytes beside MOST_BYTES. Those whose
 late rows came first are dropped."""
 
-_BEGUN: Final = 1  # flags of a packed window
+_BEGUN: Final = 1  # flag of a packed window with numbers; the other bits of the newest such window are the rules
+_RULES: Final = 1 << 20
 _LONGEST: Final = 64  # bits of a count; more was not written by a worker
 _LONGEST_SEQUENCE: Final = 432  # bits of 129 digits, the most that Kinesis allows
 
@@ -98,6 +100,11 @@ class StoredCounts:
     late_batches: tuple[LateBatch, ...] = ()
     """By start, MOST_LATE at most. Also of windows whose counts were dropped."""
 
+    rules: int = 0
+    """By which rules was counted, see `rules_of`. 0: not known, as in the rows of former versions; then the rules
+    are taken for the present ones. Kept with the sequence numbers of the newest window, where former versions read
+    the counts in spite of it."""
+
     def at(self, start: int) -> StoredRows | None:
         """The counts of the window that begins at `start`; None where nothing was counted."""
         return next((rows for rows in self.windows if rows.start == start), None)
@@ -105,6 +112,10 @@ class StoredCounts:
     def is_of(self, checkpoint: Checkpoint | None) -> bool:
         """Whether the counts are right for a lease that is at `checkpoint`."""
         return checkpoint is not None and self.mark == mark_of(checkpoint)
+
+    def is_by(self, rules: int) -> bool:
+        """Whether it was counted by these rules, as far as that is known."""
+        return 0 in (rules, self.rules) or rules == self.rules
 
     def plus(self, more: Collection[StoredRows], checkpoint: Checkpoint, batch: int = 0) -> "StoredCounts":
         """With what was stored on the way to `checkpoint`, by the batch of this number."""
@@ -168,6 +179,9 @@ class BatchCounts:
     outside: int = 0
     """See `StoredCounts`."""
 
+    rules: int = 0
+    """See `StoredCounts`."""
+
     def followed_by(self, other: "BatchCounts") -> "BatchCounts":
         """What this and the next commit add, if both are written at once."""
         rows = by_start([*self.rows, *other.rows])
@@ -182,7 +196,7 @@ class BatchCounts:
         self, known: StoredCounts | None, before: Checkpoint | None, after: Checkpoint, batch: int = 0
     ) -> StoredCounts:
         """The counts of a lease that goes on from `before` to `after` with the batch of this number."""
-        if known is not None and known.is_of(before):
+        if known is not None and known.is_of(before) and known.is_by(self.rules):
             base = known
         elif before is not None and before.is_initial_position:
             base = StoredCounts(since=self.shared_until, whole=True)
@@ -196,12 +210,19 @@ class BatchCounts:
                     late_batches=known.late_batches,
                 )
         until, outside = max(base.until, self.until), base.outside + self.outside
-        return replace(base, until=until, outside=outside).plus(self.rows, after, batch)
+        rules = self.rules or base.rules
+        return replace(base, until=until, outside=outside, rules=rules).plus(self.rows, after, batch)
 
 
 def mark_of(checkpoint: Checkpoint) -> int:
     """A short stand-in for a checkpoint."""
     return zlib.crc32(str(checkpoint).encode())
+
+
+def rules_of(windows: Windows, event_time: str | None = None, allowed_lateness: int = 0) -> int:
+    """A short stand-in for what decides of a row in which window it is, and whether it is late. Never 0."""
+    text = f"{windows.division}|{event_time or ''}|{allowed_lateness}"
+    return 1 + zlib.crc32(text.encode()) % (_RULES - 1)
 
 
 # --- packed ------------------------------------------------------------------------------------------------------
@@ -211,6 +232,7 @@ def packed(counts: StoredCounts) -> bytes:
     """Whole numbers of variable length: a window takes about 12 bytes, and 50 with its sequence numbers."""
     out = bytearray([FORMAT])
     before = 0
+    newest = max((rows.start for rows in counts.windows if None not in (rows.first, rows.last)), default=None)
     for number in (counts.since, counts.whole, counts.mark, counts.until, len(counts.windows)):
         out += _number(number)
     for rows in counts.windows:
@@ -223,7 +245,8 @@ def packed(counts: StoredCounts) -> bytes:
             out += _number(0)
         else:
             first, last = int(rows.first or 0), int(rows.last or 0)
-            out += _number(_BEGUN) + _number(first) + _number(max(0, last - first))
+            flag = _BEGUN | counts.rules << 1 if rows.start == newest else _BEGUN
+            out += _number(flag) + _number(first) + _number(max(0, last - first))
     if counts.outside or counts.late_uncounted or counts.late_batches:  # former versions cannot read these
         out += _number(counts.outside) + _number(counts.late_uncounted)
     if counts.late_batches:
@@ -252,18 +275,19 @@ def unpacked(data: bytes) -> StoredCounts | None:
         if count > MOST_WINDOWS or whole > 1:
             return None
         windows: list[StoredRows] = []
-        start = 0
+        start = rules = 0
         for _ in range(count):
             start += numbers.next()
             rows, size, files, late, flag = (numbers.next() for _ in range(5))
             first = last = None
             if flag:
+                rules = flag >> 1
                 number = numbers.next(_LONGEST_SEQUENCE)
                 first, last = str(number), str(number + numbers.next(_LONGEST_SEQUENCE))
             windows.append(StoredRows(start, rows, size, files, late, first, last))
         outside, late = (0, 0) if numbers.are_over else (numbers.next(), numbers.next())
         batches = () if numbers.are_over else _unpacked_late(numbers)
-        counts = StoredCounts(tuple(windows), since, bool(whole), mark, until, outside, late, batches)
+        counts = StoredCounts(tuple(windows), since, bool(whole), mark, until, outside, late, batches, rules)
         return counts if numbers.are_over else None
     except ValueError:
         return None

@@ -11,6 +11,10 @@ from typing import Protocol
 class Windows(Protocol):
     """Divides time without gaps. Pure, and safe to call from any thread. Used on the driver, never in executors."""
 
+    @property
+    def division(self) -> str:
+        """Equal for windows that divide time in the same way, in all processes and versions."""
+
     def start_of(self, moment: int) -> int:
         """The start of the window in which `moment` is; at most `moment`."""
 
@@ -31,6 +35,10 @@ class FixedWindows:
         if self.seconds < 1:
             msg = f"a window of {self.seconds} s is too short: it should have a second at least"
             raise ValueError(msg)
+
+    @property
+    def division(self) -> str:
+        return f"{self.seconds} s"
 
     def start_of(self, moment: int) -> int:
         return moment - moment % self.seconds

@@ -24,6 +24,7 @@ from kcl_dagster.application import (
     refusal,
 )
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.model.stored import rules_of
 from kcl_dagster.orchestration.code_version import code_version
 from kcl_dagster.orchestration.sinks import SinkChoice, Transform, processors
 from kcl_dagster.orchestration.time_windows import DEFAULT_PARTITIONS, PartitionWindows, refuse
@@ -89,6 +90,11 @@ class Consumer:
     def windows(self) -> PartitionWindows:
         """The windows of `partitions`."""
         return PartitionWindows(self.partitions)
+
+    @cached_property
+    def rules(self) -> int:
+        """By which rules workers count, see `rules_of`."""
+        return rules_of(self.windows, self.event_time, round(self.allowed_lateness.total_seconds()))
 
     @property
     def code(self) -> str:

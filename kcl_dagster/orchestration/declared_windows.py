@@ -100,7 +100,7 @@ class DeclaredWindows:
         resets = _with_places(resets or _last_reset(completeness), leases)
         if self._progress is None:
             self._begin(instance, completeness, leases, created)
-        late = late_batches(leases)
+        late = late_batches(leases, self.consumer.windows)
         found = self._due(completeness, late, resets)
         if found:
             self._refresh(instance)
@@ -125,7 +125,7 @@ class DeclaredWindows:
         before = self._look_up(instance, start)
         if before is None and self.first is not None and start < self.first:
             return None
-        late = late_batches(leases).get(start, {})
+        late = late_batches(leases, self.consumer.windows).get(start, {})
         deadline = self.consumer.windows.end_of(start) + self.consumer.allowed_lateness.total_seconds()
         resets = _with_places(resets or _last_reset(completeness), leases)
         known = self._declared.get(start)
@@ -312,7 +312,7 @@ class DeclaredWindows:
         leases: Sequence[Lease],
         about_table: Mapping[str, Any],
     ) -> AssetMaterialization:
-        counts = window_counts(leases, one.start)
+        counts = window_counts(leases, one.start, self.consumer.rules, self.consumer.windows)
         told = KclWindowMetadataSet(
             reason=one.reason,
             bytes=counts.bytes if counts.is_known else None,
@@ -342,7 +342,8 @@ class DeclaredWindows:
 
 
 NOT_COUNTED: Final = (
-    "not known: a part of the window was stored by another version or by a Java worker, or it is too long ago"
+    "not known: a part of the window was stored by another version, by a Java worker or under other partitions, or "
+    "it is too long ago"
 )
 
 

@@ -51,6 +51,11 @@ class PartitionWindows:
     _moments: dict[str, int | None] = field(default_factory=dict, compare=False, repr=False)
     """By key, the moment that it names; see `newest`."""
 
+    @property
+    def division(self) -> str:
+        """See `model.windows.Windows`. Not the definition's start and end: they move no window."""
+        return f"{self.partitions.cron_schedule} {self.partitions.timezone}"
+
     def start_of(self, moment: float) -> int:
         """The start of the window that this moment is in; both in epoch seconds."""
         return self._window(moment)[0]
@@ -61,7 +66,7 @@ class PartitionWindows:
 
     def key_of(self, start: int) -> str | None:
         """The key of the window's partition; None where the definition has no partition for it."""
-        partitions = self.partitions
+        partitions, start = self.partitions, self.start_of(start)
         if start < partitions.start_timestamp:
             return None
         if partitions.end_timestamp is not None and self.end_of(start) > partitions.end_timestamp:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kcl_dagster.model.lease import Lease
-from kcl_dagster.model.stored import BatchCounts, StoredRows, by_start
+from kcl_dagster.model.stored import BatchCounts, StoredRows, by_start, rules_of
 from kcl_dagster.model.windows import Windows
 from kcl_dagster.worker.batch import FileCounts, MinuteRecords, MinuteRows, PartCounts, Progress
 
@@ -39,6 +39,10 @@ class WindowRules:
     @property
     def time_column(self) -> str:
         return self.event_time or ARRIVAL
+
+    @property
+    def _rules(self) -> int:
+        return rules_of(self.windows, self.event_time, self.allowed_lateness)
 
     def counts(self, lease: Lease, progress: Progress, stored: PartCounts | None) -> BatchCounts | None:
         """What `progress` adds to the counts of `lease`, as it was before. `stored`: what the sink says of the
@@ -79,7 +83,8 @@ class WindowRules:
 
     def nothing(self, lease: Lease, progress: Progress) -> BatchCounts:
         """Of a range of which nothing is stored: its records were set aside, or it has none."""
-        return BatchCounts((), self._shared_until(lease, progress), self._restart(lease, progress))
+        shared_until, restart = self._shared_until(lease, progress), self._restart(lease, progress)
+        return BatchCounts((), shared_until, restart, rules=self._rules)
 
     def _of_records(self, read: Iterable[MinuteRecords], stored: PartCounts) -> list[StoredRows]:
         """Rows are the records, as far as is known. Bytes are those of the files, or of the payloads where no file

@@ -17,6 +17,7 @@ from kcl_dagster.model.stored import (
     StoredRows,
     mark_of,
     packed,
+    rules_of,
     unpacked,
 )
 from kcl_dagster.model.windows import FixedWindows
@@ -48,6 +49,29 @@ def test_what_was_packed_is_unpacked(windows: list[StoredRows], since: int, whol
         assert unpacked(packed(one)) == one
         late = tuple(LateBatch(rows.start, rows.rows + 1) for rows in ordered)
         assert unpacked(packed(replace(one, late_batches=late))) == replace(one, late_batches=late)
+
+
+def test_the_rules_are_kept_where_former_versions_read_the_rest() -> None:
+    """They take any number but 0 there for a window with sequence numbers."""
+    older = StoredRows(NOON - HOUR, 3, 30, 1)
+    counts = StoredCounts((older, StoredRows(NOON, 3, 30, 1, 0, "7", "9")), 5, True, 77, rules=0xFFFFF)
+    assert unpacked(packed(counts)) == counts
+    plain = packed(replace(counts, rules=0))
+    assert packed(counts).replace(b"\xff\xff\x7f", b"\x01") == plain
+    assert unpacked(packed(StoredCounts((older,), rules=9))) == StoredCounts((older,)), "then they are not known"
+
+
+@given(st.sampled_from([1, 60, 3600, 86_400]), st.sampled_from([None, "", "at"]), st.integers(0, 9))
+def test_rules_are_equal_where_rows_are_counted_alike(seconds: int, event_time: str | None, lateness: int) -> None:
+    rules = rules_of(FixedWindows(seconds), event_time, lateness)
+    assert rules == rules_of(FixedWindows(seconds), event_time, lateness)
+    assert 0 < rules < 2**20
+    others = {
+        rules_of(FixedWindows(seconds + 1), event_time, lateness),
+        rules_of(FixedWindows(seconds), "then", lateness),
+        rules_of(FixedWindows(seconds), event_time, lateness + 1),
+    }
+    assert rules not in others
 
 
 @given(st.binary(max_size=60))
@@ -119,12 +143,22 @@ BATCH = BatchCounts((StoredRows(NOON, 2, 20, 1, 0, "11", "20"),), shared_until=N
             BEFORE,
             StoredCounts(BATCH.rows, NOON + HOUR, False, mark_of(AFTER)),
         ),
+        (  # counted by other rules
+            StoredCounts((StoredRows(NOON, 1, 10, 1),), 5, True, mark_of(BEFORE), rules=8, outside=3),
+            BEFORE,
+            StoredCounts(BATCH.rows, NOON + HOUR, False, mark_of(AFTER), rules=9, outside=3),
+        ),
+        (  # by a former version: it does not say by which rules
+            StoredCounts((StoredRows(NOON, 1, 10, 1, 0, "9", "10"),), 5, True, mark_of(BEFORE)),
+            BEFORE,
+            StoredCounts((StoredRows(NOON, 3, 30, 2, 0, "9", "20"),), 5, True, mark_of(AFTER), rules=9),
+        ),
     ],
 )
 def test_what_a_commit_makes_of_the_counts(
     known: StoredCounts | None, before: Checkpoint, expected: StoredCounts
 ) -> None:
-    assert BATCH.added_to(known, before, AFTER) == expected
+    assert replace(BATCH, rules=expected.rules).added_to(known, before, AFTER) == expected
 
 
 @given(st.integers(-(10**6), 10**12), st.integers(1, 10**6))

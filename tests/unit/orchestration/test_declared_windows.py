@@ -11,13 +11,17 @@ import pytest
 import kcl_dagster as kcl
 from kcl_dagster.leader.completeness import Completeness
 from kcl_dagster.leader.report import TickReport
-from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
-from kcl_dagster.model.stored import LateBatch, StoredCounts, StoredRows
+from kcl_dagster.model.stored import LateBatch, StoredCounts, StoredRows, packed, unpacked
+from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.orchestration import declared_windows
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declared_windows import MOST_AT_ONCE, DeclaredWindows, declare
+from kcl_dagster.orchestration.time_windows import PartitionWindows
 from kcl_dagster.tables.completeness_row import SetBack
+from kcl_dagster.worker.batch import MinuteRecords, PartCounts, Progress, Range
+from kcl_dagster.worker.stored_counts import WindowRules
 from tests.unit.orchestration.test_time_windows import schedules_computed
 
 THINGS = dg.AssetKey("things")
@@ -157,6 +161,69 @@ def test_counts_that_are_not_known_are_left_out_and_said(instance: dg.DagsterIns
     assert "dagster/row_count" not in event.metadata
     assert "kcl/bytes" not in event.metadata
     assert str(event.metadata["kcl/counts"].value).startswith("not known: a part of the window")
+
+
+DAYS = dg.DailyPartitionsDefinition("2026-11-22")
+
+
+def minute(text: str, records: int) -> MinuteRecords:
+    return MinuteRecords(at(text), records, 70, "11", "12")
+
+
+def committed(lease: Lease, to: str, partitions: dg.TimeWindowPartitionsDefinition, *read: MinuteRecords) -> Lease:
+    """The lease with what its worker counts for records by the minute in which they arrived."""
+    assert lease.checkpoint is not None
+    progress = Progress(
+        Range(lease.key, StreamIdentifier.single("stream"), lease.shard_id or "", lease.checkpoint, 7),
+        Checkpoint(to),
+        records=sum(one.records for one in read),
+        first_arrival_ms=read[0].minute * 1000,
+        last_arrival_ms=read[-1].minute * 1000,
+        minutes=read,
+    )
+    counts = WindowRules(PartitionWindows(partitions)).counts(lease, progress, PartCounts(None, 100, 1))
+    assert counts is not None
+    after = counts.added_to(lease.stored, lease.checkpoint, Checkpoint(to), 8)
+    kept = unpacked(packed(after))
+    return replace(lease, checkpoint=Checkpoint(to), stored_through=read[-1].minute, stored=kept)
+
+
+def counted(event: dg.AssetMaterialization) -> tuple[str, Any, bool]:
+    number = event.metadata.get("dagster/row_count")
+    return str(event.partition), None if number is None else number.value, "kcl/counts" in event.metadata
+
+
+def test_numbers_are_unknown_until_windows_begin_that_were_counted_by_changed_partitions(
+    instance: dg.DagsterInstance,
+) -> None:
+    begun = Lease(LeaseKey("shard"), shard_id="shard", checkpoint=TRIM_HORIZON)
+    hourly = committed(begun, "910", HOURS, minute("00:10", 100), minute("11:10", 20))
+    daily = committed(hourly, "920", DAYS, minute("12:10", 7))
+    end = at("00:00") + 86_400
+    for one in (hourly, daily):  # deployed with days, before and after its first batch by days
+        [event] = process(partitions=DAYS).events(instance, Completeness(end), [one], lambda: float(at("00:00")))
+        assert counted(event) == ("2026-11-22", None, True)
+    next_day = replace(minute("00:10", 9), minute=end + 600)
+    stored(instance, [event])
+    on = committed(daily, "930", DAYS, next_day)
+    [event] = process(partitions=DAYS).events(instance, Completeness(end + 86_400), [on])
+    assert counted(event) == ("2026-11-23", 9, False)
+
+
+def test_numbers_of_days_are_not_those_of_their_first_hour(instance: dg.DagsterInstance) -> None:
+    begun = Lease(LeaseKey("shard"), shard_id="shard", checkpoint=TRIM_HORIZON)
+    daily = committed(begun, "910", DAYS, minute("00:10", 1200))
+    hourly = committed(daily, "920", HOURS, minute("02:10", 7), minute("03:10", 8))
+    events = process().events(instance, complete("04:00"), [hourly], lambda: float(at("00:00")))
+    assert [counted(event)[1:] for event in events] == [(None, True)] * 3 + [(8, False)]
+
+
+def test_late_rows_of_former_windows_are_declared_once_by_those_of_now(instance: dg.DagsterInstance) -> None:
+    late = {"event_time": "at", "partitions": DAYS}
+    end = at("00:00") + 86_400
+    ours, leases = process(**late), [lease(0, rows("13:00", late=4))]
+    assert len(stored(instance, ours.events(instance, Completeness(end), leases, lambda: float(at("00:00"))))) == 1
+    assert [ours.events(instance, Completeness(end), leases) for _ in range(3)] == [[], [], []]
 
 
 def test_late_rows_materialize_their_window_again(instance: dg.DagsterInstance) -> None:
