@@ -33,7 +33,14 @@ from kcl_dagster.spark.sinks.record import (
     table_errors,
 )
 from kcl_dagster.spark.sinks.target import nullable
-from kcl_dagster.spark.sinks.writing import Written, WrittenFile, file_stem, write_files
+from kcl_dagster.spark.sinks.writing import (
+    Written,
+    WrittenFile,
+    file_stem,
+    has_own_times,
+    write_files,
+    written_before,
+)
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
@@ -104,7 +111,8 @@ class DeltaSink:
         """See `worker.batch.Sink.write`."""
         self._written = None
         with self._on_table():
-            if self._compare(batch.parts).is_stored:
+            is_stored = self._compare(batch.parts).is_stored
+            if is_stored and not has_own_times(batch.time_column):
                 return
             table = self._open()
             rules = None if table is None else DeltaRules.of(table, self._name)
@@ -113,6 +121,9 @@ class DeltaSink:
         with write_failures(self._name):
             transform = self._transform if rules is None else rules.applied(self._transform)
             layout, target = (self._layout, None) if rules is None else (rules.layout, rules.target)
+            if is_stored:
+                self._written = written_before(data, transform, names, layout, target, batch.time_column)
+                return
             written = write_files(data, transform, self._store, names, layout, target, batch.time_column)
         self._as_read = written.as_read
         with self._on_table():
@@ -120,7 +131,8 @@ class DeltaSink:
         self._written = written
 
     def counted(self, part: Part) -> PartCounts | None:
-        """See `worker.batch.Counting`. Of a batch that was stored by an earlier attempt, records are known."""
+        """See `worker.batch.Counting`. Of a batch that was stored by an earlier attempt, the records are known, and
+        rows if they have times of their own."""
         if self._written is not None:
             return self._written.counts(part.lease)
         return PartCounts(None) if self._is_unchanged else None

@@ -40,8 +40,10 @@ from kcl_dagster.spark.sinks.writing import (
     Written,
     WrittenFile,
     file_stem,
+    has_own_times,
     output_schema,
     write_files,
+    written_before,
 )
 from kcl_dagster.spark.storage import S3Options, Store
 from kcl_dagster.spark.transform import Transform, unchanged
@@ -125,7 +127,8 @@ class IcebergSink:
         self._written = None
         with table_errors(self._name):
             table = self._load()
-            if table is not None and _compare(table, batch.parts).is_stored:
+            is_stored = table is not None and _compare(table, batch.parts).is_stored
+            if is_stored and not has_own_times(batch.time_column):
                 return
         if table is None:
             schema = output_schema(data, self._transform, [part.lease for part in batch.parts])
@@ -139,16 +142,19 @@ class IcebergSink:
         attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
         names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
         with write_failures(self._name):
-            written = write_files(
-                data, self._transform_for(table), store, names, partitions, target, batch.time_column
-            )
+            transform = self._transform_for(table)
+            if is_stored:
+                self._written = written_before(data, transform, names, partitions, target, batch.time_column)
+                return
+            written = write_files(data, transform, store, names, partitions, target, batch.time_column)
         self._drafts_into = store if written.as_read and not isinstance(store, TableFiles) else None
         with table_errors(self._name):
             self._commit(batch, written.files, root, partitions)
         self._written = written
 
     def counted(self, part: Part) -> PartCounts | None:
-        """See `worker.batch.Counting`. Of a batch that was stored by an earlier attempt, records are known."""
+        """See `worker.batch.Counting`. Of a batch that was stored by an earlier attempt, the records are known, and
+        rows if they have times of their own."""
         if self._written is not None:
             return self._written.counts(part.lease)
         return PartCounts(None) if self._is_unchanged else None

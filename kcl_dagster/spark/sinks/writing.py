@@ -157,6 +157,47 @@ def write_files(
     return Written(files, as_read, has_times)
 
 
+@dataclass(frozen=True, slots=True)
+class _NoStore:
+    """A `FileWriter` that keeps nothing."""
+
+    root: str = ""
+
+    def too_long(self, path: str) -> str | None:  # noqa: ARG002
+        return None
+
+    def put(self, path: str, content: memoryview | bytes) -> None:
+        pass
+
+
+def has_own_times(time_column: str | None) -> bool:
+    """Whether rows are counted by a time of their own, and may be late."""
+    return time_column not in (None, ARRIVAL)
+
+
+def written_before(
+    data: DataFrame,
+    transform: Transform,
+    names: Mapping[LeaseKey, str],
+    layout: Layout,
+    target: Target | None,
+    time_column: str | None,
+) -> Written | None:
+    """What `write_files` stored of a batch whose former attempt ended before its rows were counted: from the same
+    records, with one Spark job at most, and without storing anything. Late rows among them materialize their
+    windows again. None: not known, because the transform fails by now. Does not raise: the batch is stored.
+    """
+    try:
+        return write_files(data, transform, _NoStore(), names, layout, target, time_column)
+    except Exception:
+        log.warning(
+            "the rows of a batch that was stored before are not counted, and if some are late, their windows are "
+            "not materialized again",
+            exc_info=True,
+        )
+        return None
+
+
 def warn_of_many_files(root: str, files: Sequence[WrittenFile]) -> None:
     """At most once an hour: each file is one request to the store, and one more for readers."""
     most = max(Counter(file.lease_key for file in files).values(), default=0)

@@ -539,6 +539,35 @@ def test_sinks_count_the_rows_that_they_store_by_minute(place: Place, spark: Spa
     assert len(place.read()) == 4
 
 
+def test_event_times_of_a_batch_that_an_earlier_attempt_stored_are_counted(
+    place: Place, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That attempt ended between commit and checkpoint. Late rows among them belong to windows that may have
+    been materialized."""
+
+    def transform(frame: DataFrame) -> DataFrame:
+        number = F.col("sequence_number").cast("long")
+        return frame.where(number % 2 == 0).withColumn("at", F.timestamp_seconds(number % 1000 * 20))
+
+    def failing(frame: DataFrame) -> DataFrame:
+        raise ValueError(frame)
+
+    first = part(0, 1000, 1007, 1)
+    whole = replace(batch(first), time_column="at")
+    place.open(transform=transform).write(records(spark, whole), whole)
+    again = place.open(transform=transform)
+    again.write(records(spark, whole), whole)
+    found = counted(again, first)
+    assert found is not None
+    assert [(minute, rows) for minute, _, rows in found] == [(0, 2), (60, 1), (120, 1)]
+    assert len(place.read()) == 4
+    if place.kind != "parquet":  # whose files are stored again
+        again = place.open(transform=failing)
+        again.write(records(spark, whole), whole)
+        assert again.counted(first) is None
+        assert "of a batch that was stored before are not counted" in caplog.text
+
+
 def test_rows_without_a_time_count_as_the_records_that_were_read(place: Place, spark: SparkSession) -> None:
     first = part(0, 1000, 1003, 1)
     sink = place.open(transform=lambda frame: frame.drop("arrival_timestamp"))
