@@ -158,12 +158,16 @@ class WindowRules:
         Where the row does not say when it arrived, the first record of the batch decides. No window is declared
         before this shard is stored through its end and the allowed lateness, and everything that arrived before
         the batch is stored. So if the first record is in time, the window is declared after this batch only, with
-        all of its rows."""
+        all of its rows.
+
+        Arrivals are known by their minute. So rows are late from the beginning of the minute in which the allowed
+        lateness ends: too many count as late rather than too few, which would leave their window as it is."""
         if self.event_time is None:
             return False
         if arrived is None:
             arrived = (progress.first_arrival_ms or 0) // 1000
-        return arrived >= self.windows.end_of(start) + self.allowed_lateness
+        deadline = self.windows.end_of(start) + self.allowed_lateness
+        return arrived >= deadline - deadline % MINUTE
 
     def _shared_until(self, lease: Lease, progress: Progress) -> int:
         """A child has the moment of its parents until it is read: they have records of that moment's window. If a

@@ -77,6 +77,16 @@ def test_a_row_is_late_when_its_record_arrived_after_its_window_and_the_lateness
     assert counts.until == NOON + 2 * HOUR + 120
 
 
+@pytest.mark.parametrize(("lateness", "late"), [(0, 2), (30, 2), (59, 2), (60, 0), (90, 0)])
+def test_a_row_is_late_from_the_minute_in_which_the_lateness_ends(lateness: int, late: int) -> None:
+    """Its record may have arrived in the last second of the minute that is known."""
+    minutes = (MinuteRows(NOON, NOON + HOUR, 2),)
+    rules = replace(BY_EVENT, allowed_lateness=lateness)
+    counts = rules.counts(LEASE, PROGRESS, PartCounts((FileCounts(90, minutes),)))
+    assert counts is not None
+    assert [rows.late for rows in counts.rows] == [late]
+
+
 def test_a_lease_with_late_rows_is_kept_until_they_can_have_been_declared() -> None:
     then = NOON + 10 * HOUR
     minutes = (MinuteRows(NOON, then, 2),)
