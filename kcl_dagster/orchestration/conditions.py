@@ -31,18 +31,25 @@ def on_complete(lookback: timedelta = timedelta(days=1)) -> "AndAutomationCondit
             @dg.asset(deps=["clicks"], partitions_def=clicks.partitions, automation_condition=kcl.on_complete())
             def sessions(context): ...
     """
-    to_do = AutomationCondition.newly_missing() | AutomationCondition.any_deps_updated()
-    # What was materialized between the evaluation that asked for a run and this one is not an answer to that run.
-    asked = (AutomationCondition.newly_requested() & ~to_do) | AutomationCondition.initial_evaluation()
+    first = AutomationCondition.initial_evaluation()
+    done = AutomationCondition.newly_requested() | AutomationCondition.newly_updated()
+    updated = AutomationCondition.any_deps_updated()
+    # Dagster tells the memory of one `since` from that of another by the operators of its two arguments alone, AND,
+    # OR and so on: they must differ here.
+    # A run answers what was materialized before it began, whoever launched it.
+    before = (updated & ~AutomationCondition.in_progress()).since((done & ~updated) | first)
+    # What was materialized between the evaluation that asked for a run and this one is not an answer to that run,
+    # and neither is what was materialized while a run went on.
+    during = (updated & AutomationCondition.in_progress()).since(AutomationCondition.newly_requested() & ~updated)
     missing_at_first = (
-        AutomationCondition.initial_evaluation()
+        first
         & AutomationCondition.missing()
         & AutomationCondition.in_latest_time_window(lookback)
         & AutomationCondition.any_deps_match(~AutomationCondition.missing())
     )
-    done = AutomationCondition.newly_requested() | AutomationCondition.newly_updated()
+    missing = ((AutomationCondition.newly_missing() & ~first) | missing_at_first).since(done)
     return (
-        (to_do.since(asked) | missing_at_first.since(done))
+        (before | during | missing)
         & ~AutomationCondition.any_deps_missing()
         & ~AutomationCondition.any_deps_in_progress()
         & ~AutomationCondition.in_progress()

@@ -10,6 +10,13 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.events import (
+    AssetMaterializationPlannedData,
+    DagsterEvent,
+    DagsterEventType,
+    StepMaterializationData,
+)
+from dagster._core.test_utils import create_run_for_test
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
@@ -87,12 +94,38 @@ class Day:
             self.ends(asked)
         return asked
 
+    def _report(self, run: dg.DagsterRun, asset: dg.AssetKey, data: Any) -> None:
+        planned = isinstance(data, AssetMaterializationPlannedData)
+        kind = DagsterEventType.ASSET_MATERIALIZATION_PLANNED if planned else DagsterEventType.ASSET_MATERIALIZATION
+        event = DagsterEvent(kind.value, run.job_name, step_key=asset.to_user_string(), event_specific_data=data)
+        self.instance.report_dagster_event(event, run.run_id)
+
     def ends(self, asked: Mapping[str, Sequence[str | None]]) -> None:
         """The runs that were asked for end."""
         for name, keys in asked.items():
             for key in keys:
                 self.ran.setdefault(name, []).append(key)
                 self.instance.report_runless_asset_event(dg.AssetMaterialization(name, partition=key))
+
+    def launch(self, hour: int, name: str, partition: str | None = None, meanwhile: tuple[int, ...] = ()) -> None:
+        """One run, launched by hand, that materializes the hour of the records and this asset. `meanwhile`: hours
+        that the leader declares before the asset is materialized; Dagster evaluates then."""
+        key = f"2026-11-22-{hour:02}:00"
+        planned = [dg.AssetKey("clicks_table"), dg.AssetKey(name)]
+        going_on = dg.DagsterRunStatus.STARTED
+        run = create_run_for_test(self.instance, asset_selection=frozenset(planned), status=going_on)
+        keys = dict(zip(planned, (key, partition or key), strict=True))
+        for asset, of in keys.items():
+            self._report(run, asset, AssetMaterializationPlannedData(asset, partition=of))
+        self._report(run, planned[0], StepMaterializationData(dg.AssetMaterialization(planned[0], partition=key)))
+        if meanwhile:
+            self.declare(*meanwhile)
+            assert self.evaluate(f"{hour + 1}:06") == {}, "its run goes on"
+        of = keys[planned[1]]
+        self._report(run, planned[1], StepMaterializationData(dg.AssetMaterialization(planned[1], partition=of)))
+        self.instance.report_dagster_event(
+            DagsterEvent(DagsterEventType.RUN_SUCCESS.value, run.job_name), run.run_id
+        )
 
 
 def hours(*numbers: int) -> list[str]:
@@ -210,6 +243,55 @@ def test_a_window_that_is_materialized_again_while_its_run_goes_on_runs_once_mor
     world.ends(both)
     assert world.evaluate("11:03") == {"sessions": hours(10)}
     assert [world.evaluate("11:04"), world.evaluate("11:05")] == [{}, {}]
+
+
+def test_a_run_by_hand_of_the_records_and_what_depends_on_them_is_the_only_one() -> None:
+    world = day(below("eager", EAGER), below("sessions", kcl.on_complete()))
+    for moment in ("10:58", "11:01"):  # the partition exists, and is missing, before the run
+        world.evaluate(moment)
+    for minute in (15, 25):
+        world.launch(10, "sessions")
+        assert world.evaluate(f"11:{minute}").get("sessions") is None
+        assert world.evaluate(f"11:{minute + 1}").get("sessions") is None
+    world.declare(10)  # late rows
+    assert world.evaluate("11:30")["sessions"] == hours(10)
+    assert world.evaluate("11:31") == {}
+
+
+def test_a_run_by_hand_of_the_last_hour_and_the_day_is_the_only_one_of_the_day() -> None:
+    world = day(below("daily", kcl.on_complete(), DAYS))
+    world.evaluate("00:01")
+    world.declare(*range(23))
+    assert world.evaluate("23:01") == {}
+    assert world.evaluate("23T00:01") == {}
+    world.launch(23, "daily", "2026-11-22")
+    assert [world.evaluate("23T00:05"), world.evaluate("23T00:06")] == [{}, {}]
+    world.declare(4)  # late rows
+    assert world.evaluate("23T00:07") == {"daily": ["2026-11-22"]}
+    assert world.evaluate("23T00:08") == {}
+
+
+def test_late_rows_while_a_run_by_hand_goes_on_run_what_depends_on_them_once_more() -> None:
+    mapping = dg.TimeWindowPartitionMapping(start_offset=-1)
+    world = day(below("sessions", kcl.on_complete(), HOURS, mapping))
+    world.declare(9)
+    world.evaluate("10:58")
+    world.evaluate("11:01")
+    world.launch(10, "sessions", meanwhile=(9,))
+    assert world.evaluate("11:07") == {"sessions": hours(10)}, "the run may have read the hour before already"
+    assert world.evaluate("11:08") == {}
+
+
+def test_dagster_keeps_the_memories_of_the_condition_apart() -> None:
+    """Two that Dagster cannot tell apart would overwrite each other."""
+
+    def found(condition: Any) -> list[str]:
+        own = [condition.get_node_unique_id(parent_unique_id=None, index=0, target_key=None)]
+        below = [one for child in condition.children for one in found(child)]
+        return (own if condition.name == "SINCE" else []) + below
+
+    ids = found(kcl.on_complete())
+    assert len(ids) == len(set(ids)) == 3
 
 
 @pytest.mark.audit("F10")
