@@ -91,8 +91,8 @@ class StoredCounts:
     kept until then, although its shard is finished."""
 
     outside: int = 0
-    """All rows of the lease that count for no window: their own time is too far from their record's arrival, or its
-    window has no partition."""
+    """All rows of the lease that count for no window: they have no time of their own, it is too far from their
+    record's arrival, or its window has no partition."""
 
     late_uncounted: int = 0
     """All late rows of the lease that came when the counts of their window had been dropped, or made them drop."""

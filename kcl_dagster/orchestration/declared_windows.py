@@ -322,7 +322,7 @@ class DeclaredWindows:
             is_alone=one.is_alone or None,
             shards=_shards(counts),
             complete_through=MetadataValue.timestamp(float(completeness.through or 0)),
-            counts=None if counts.is_known else MetadataValue.text(NOT_COUNTED),
+            counts=None if counts.is_known else MetadataValue.text(self._why_unknown),
             rows_without_window=_sum(leases, "outside") if self.consumer.event_time else None,
             late_rows_uncounted=_sum(leases, "late_uncounted") if self.consumer.event_time else None,
         )
@@ -335,6 +335,11 @@ class DeclaredWindows:
             metadata=metadata,
             tags={EPOCH_TAG: str(completeness.epoch)},
         )
+
+    @property
+    def _why_unknown(self) -> str:
+        column = self.consumer.event_time
+        return NOT_COUNTED if column is None else f"{NOT_COUNTED}, or the rows have no timestamp column {column}"
 
     @property
     def _key(self) -> Any:

@@ -71,8 +71,8 @@ class KclWindowMetadataSet(KclMetadataSet):
 
     `table_version` (Delta) and `snapshot` (Iceberg): a version of the table that has the whole window, where the
     process that wrote this may read the table. With an event time, `rows_without_window` and `late_rows_uncounted`
-    are sums of the leases that there are, of all windows until then: rows whose time is too far from their arrival,
-    and late rows of windows whose counts are no longer kept."""
+    are sums of the leases that there are, of all windows until then: rows without a time or with one far from
+    their arrival, and late rows of windows whose counts are no longer kept."""
 
     reason: str | None = None
     bytes: int | None = None

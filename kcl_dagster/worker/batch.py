@@ -284,10 +284,11 @@ class MinuteRows:
 
 @dataclass(frozen=True, slots=True)
 class FileCounts:
-    """What a sink stored in one file. `minutes` leaves out rows without a time."""
+    """What a sink stored in one file. `minutes` leaves out rows without a time, whose number is `timeless`."""
 
     bytes: int
     minutes: tuple[MinuteRows, ...]
+    timeless: int = 0
 
 
 @dataclass(frozen=True, slots=True)

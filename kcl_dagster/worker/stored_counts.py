@@ -102,13 +102,14 @@ class WindowRules:
         ]
 
     def _of_files(self, files: Iterable[FileCounts], progress: Progress) -> tuple[list[StoredRows], int]:
-        """Rows by their own times, and how many have a time too far from their arrival. A file's bytes are
+        """Rows by their own times, and how many have no time or one too far from their arrival. A file's bytes are
         shared out by rows, and it counts for each window that it has rows of. Sequence numbers are those of the
         records that arrived in the window, or, with times of events, those between which the rows' records are."""
         counted: list[StoredRows] = []
         outside = 0
         for file in files:
             every = sum(one.rows for one in file.minutes)
+            outside += file.timeless
             rows: Counter[int] = Counter()
             late: Counter[int] = Counter()
             for one in file.minutes:

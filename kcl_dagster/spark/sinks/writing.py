@@ -94,6 +94,11 @@ class WrittenFile:
     minutes: tuple[MinuteRows, ...] | None = None
     """Of its rows; None where they were not counted, or have no column of times."""
 
+    @property
+    def counts(self) -> FileCounts:
+        minutes = self.minutes or ()
+        return FileCounts(self.bytes, minutes, self.rows - sum(one.rows for one in minutes))
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -112,7 +117,7 @@ class Written:
         if not self.has_times:
             rows = None if self.as_read else sum(file.rows for file in mine)
             return PartCounts(None, sum(file.bytes for file in mine), len(mine), rows)
-        return PartCounts(tuple(FileCounts(file.bytes, file.minutes or ()) for file in mine))
+        return PartCounts(tuple(file.counts for file in mine))
 
 
 def write_files(
@@ -130,6 +135,21 @@ def write_files(
     are there already are replaced. Rows are counted by the minutes of `time_column`. Every row of the output is in
     exactly one of the files, or nothing is stored. Raises what Spark raises; see `spark.failures`.
     """
+    written = _written(data, transform, store, names, layout, target, time_column)
+    if has_own_times(time_column) and not written.has_times and any(file.rows for file in written.files):
+        _warn_of_no_times(store.root, str(time_column))
+    return written
+
+
+def _written(
+    data: DataFrame,
+    transform: Transform,
+    store: FileWriter,
+    names: Mapping[LeaseKey, str],
+    layout: Layout,
+    target: Target | None,
+    time_column: str | None,
+) -> Written:
     origin = origin_of(data)
     if transform is unchanged and _stores_as_read(layout, target) and _is_drafted(origin, store):
         return Written(_published(origin, names), as_read=True)
@@ -196,6 +216,17 @@ def written_before(
             exc_info=True,
         )
         return None
+
+
+def _warn_of_no_times(root: str, column: str) -> None:
+    """At most once an hour. It fails no batch: a policy could then set all records aside, which are good ones."""
+    if _warned.is_due(f"{root} {column}"):
+        log.warning(
+            "the output for %s has no timestamp column %s, which event_time names: its rows count for no window, "
+            "and late ones materialize none. Correct event_time, or cast the column to a timestamp",
+            root,
+            column,
+        )
 
 
 def warn_of_many_files(root: str, files: Sequence[WrittenFile]) -> None:

@@ -539,6 +539,28 @@ def test_sinks_count_the_rows_that_they_store_by_minute(place: Place, spark: Spa
     assert len(place.read()) == 4
 
 
+def test_rows_without_an_event_time_are_counted_as_such(place: Place, spark: SparkSession) -> None:
+    first = part(0, 1000, 1003, 1)
+    at = F.when(F.col("sequence_number") == "1000", F.timestamp_seconds(F.lit(60)))
+    sink = place.open(transform=lambda frame: frame.withColumn("at", at))
+    whole = replace(batch(first), time_column="at")
+    sink.write(records(spark, whole), whole)
+    assert [(len(file.minutes), file.timeless) for file in sink.counted(first).files] == [(1, 3)]
+
+
+@pytest.mark.parametrize("column", ["misspelled", "text"])
+def test_an_event_time_that_is_no_timestamp_of_the_output_is_a_warning(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, column: str
+) -> None:
+    first = part(0, 1000, 1003, 1)
+    path = str(tmp_path / column)
+    whole = replace(batch(first), time_column=column)
+    for _ in range(2):
+        write = ParquetSink(path, transform=lambda frame: frame.withColumn("text", F.lit("2026-11-22"))).write
+        write(records(spark, whole), whole)
+    assert caplog.text.count(f"has no timestamp column {column}, which event_time names") == 1
+
+
 def test_event_times_of_a_batch_that_an_earlier_attempt_stored_are_counted(
     place: Place, spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -149,6 +149,13 @@ def test_a_time_far_from_the_arrival_counts_for_no_window(time: int, what: str, 
     assert (counts.outside, counts.until) == (3, NOON + HOUR + 120)
 
 
+def test_rows_without_a_time_count_for_no_window() -> None:
+    file = FileCounts(70, (MinuteRows(NOON, NOON, 4),), timeless=3)
+    counts = BY_EVENT.counts(LEASE, PROGRESS, PartCounts((file,)))
+    assert counts is not None
+    assert ([rows.rows for rows in counts.rows], counts.outside) == ([4], 3)
+
+
 def test_a_time_a_bit_ahead_of_the_arrival_counts_for_its_window() -> None:
     minutes = (MinuteRows(NOON + 8 * HOUR, NOON, 4), MinuteRows(NOON - 364 * 86_400, NOON, 3))
     counts = BY_EVENT.counts(LEASE, PROGRESS, PartCounts((FileCounts(70, minutes),)))
