@@ -105,6 +105,12 @@ def parser() -> argparse.ArgumentParser:
     status = verb("status", _status, "who reads what, how far, and whether anything is unserved")
     status.add_argument("--json", action="store_true", help="for machines; with --watch a document a line")
     status.add_argument(
+        "--complete-within",
+        type=_seconds,
+        metavar="SECONDS",
+        help="of an application that bounded runs read: well while complete through a moment within this time",
+    )
+    status.add_argument(
         "--watch",
         nargs="?",
         type=_seconds,
@@ -375,7 +381,8 @@ def _status(options: argparse.Namespace) -> int:
     unread = Unread(_client(options, "kinesis"), runtime)
 
     def look() -> Status:
-        return read_status(application, dynamodb, runtime, unread)
+        found = read_status(application, dynamodb, runtime, unread)
+        return replace(found, complete_within=options.complete_within)
 
     if options.watch is not None:
         if options.json:

@@ -50,6 +50,18 @@ class Status:
     complete: WrittenThrough = field(default_factory=WrittenThrough)
     """The moment through which every record is stored, as the leader recorded it."""
 
+    complete_within: float | None = None
+    """Seconds. With it, the application is read by bounded runs: a lease without an owner is at rest while the
+    application is complete through a moment that is no longer ago than that."""
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the application is not complete through a moment that is recent enough."""
+        if self.complete_within is None:
+            return False
+        through = self.complete.through
+        return through is None or self.at - through > self.complete_within
+
     @property
     def complete_through(self) -> str | None:
         """ISO 8601 in UTC; None where it is not known."""
@@ -76,7 +88,10 @@ class Status:
         return [lease for lease in self.without_worker if not self.is_paused(lease) and not self.is_at_rest(lease)]
 
     def is_at_rest(self, lease: Lease) -> bool:
-        """Whether the fleet has no worker for it because its records may wait."""
+        """Whether it has no worker because its records may wait, or because the next bounded run reads
+        them."""
+        if self.complete_within is not None and lease.actual_owner is None and not lease.is_finished:
+            return not self.is_overdue
         fleet = self.application.fleet
         if fleet.min_workers > 0 or lease.actual_owner is not None or lease.is_finished:
             return False
@@ -125,7 +140,7 @@ class Status:
     def is_well(self) -> bool:
         """No shard is unserved or stopped, the consumer's code does not hang, and every row can be read. An attempt
         that failed and is repeated is no reason to be called."""
-        return not (self.unserved or self.why_stopped or self.slow_since or self.unreadable)
+        return not (self.is_overdue or self.unserved or self.why_stopped or self.slow_since or self.unreadable)
 
     def behind_ms(self, lease: Lease) -> int | None:
         """As its worker last reported. A worker reports only its shards that are furthest behind, and one of the

@@ -98,7 +98,7 @@ def _heading(status: Status) -> Text:
         f"{counted(len(status.living), 'worker')}{furthest} "
         f"({datetime.fromtimestamp(status.at, UTC):%H:%M:%S} UTC)"
     )
-    if not status.is_well or status.leader is None:
+    if not status.is_well or (status.leader is None and status.complete_within is None):
         text.stylize("bold red")
     if status.complete_through is not None:
         text.append(f"\ncomplete through {status.complete_through}")

@@ -22,6 +22,7 @@ from kcl_dagster.operations.pausing import pause
 from kcl_dagster.operations.status import Status, read_status
 from kcl_dagster.operations.unread import Unread
 from kcl_dagster.operations.watching import view, watch
+from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.tables.places import LayoutKind
 from tests.unit.operations.conftest import ANNA, STREAM, Shop
 
@@ -52,6 +53,20 @@ def test_it_shows_who_reads_what_and_how_far_behind_the_worst_first(shop: Shop) 
     assert text.index(B) < text.index(A)
     assert ANNA in text
     assert "0.2" in text
+
+
+def test_between_bounded_runs_leases_are_at_rest_until_the_next_run_is_overdue(shop: Shop) -> None:
+    shop.serve()
+    for key in (A, B):
+        shop.desk.leases.release(shop.leases()[key])
+    status = replace(status_of(shop), complete_within=7200.0)
+    recent = replace(status, complete=WrittenThrough(through=int(status.at) - 7190))
+    assert (recent.is_well, recent.unserved) == (True, [])
+    assert {recent.state_of(lease) for lease in recent.leases} == {"at rest"}
+    overdue = replace(status, complete=WrittenThrough(through=int(status.at) - 7210))
+    assert (overdue.is_well, len(overdue.unserved)) == (False, 2)
+    assert not replace(status, complete=WrittenThrough()).is_well, "it was never complete"
+    assert not replace(recent, complete_within=None).is_well, "a fleet that always runs"
 
 
 def test_a_shard_that_nobody_serves_comes_first(shop: Shop) -> None:
