@@ -317,7 +317,7 @@ class DeclaredWindows:
             reason=one.reason,
             bytes=counts.bytes if counts.is_known else None,
             files=counts.files if counts.is_known else None,
-            late_rows=counts.late,
+            late_rows=counts.late if counts.is_known else None,
             late_batches=MetadataValue.json(dict(counts.late_batches)) if counts.late_batches else None,
             is_alone=one.is_alone or None,
             shards=_shards(counts),
