@@ -9,7 +9,7 @@ it is emptied first.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from kcl_dagster import aws
 from kcl_dagster.errors import ConfigurationError, Unsafe
@@ -56,6 +56,11 @@ class StreamReset:
     start: StartPosition | None = None
 
 
+STORED_WITH_THE_DATA: Final = (
+    "the moment that is stored with the data remains the former one until the next worker or bounded run stores it"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ResetReport:
     """What was done, or with `dry` what would be done. `overtaken`: leases that another process wrote meanwhile."""
@@ -86,6 +91,7 @@ class ResetReport:
             *(f"{key}: created" for key in self.created),
             *(f"{key}: forgotten" for key in self.forgotten),
             f"complete through: {'goes' if not self.dry else 'would go'} back to {self._moment or 'unknown'}",
+            STORED_WITH_THE_DATA,
         ]
 
     @property

@@ -9,7 +9,7 @@ from kcl_dagster.application import Position
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.checkpoint import LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.operations.reset import reset
+from kcl_dagster.operations.reset import STORED_WITH_THE_DATA, reset
 from kcl_dagster.operations.target import Target
 from kcl_dagster.streams.arrivals import MOST_SECONDS, Span
 from kcl_dagster.tables.completeness_row import WrittenThrough
@@ -315,7 +315,7 @@ def test_a_reset_sets_back_through_when_the_application_is_complete(shop: Shop, 
     assert row.epoch > before.epoch
     assert row.through == row.back_to == report.complete_through == now + expected
     said = datetime.fromtimestamp(now + expected, UTC).isoformat()
-    assert report.lines()[-1] == f"complete through: goes back to {said}"
+    assert report.lines()[-2:] == [f"complete through: goes back to {said}", STORED_WITH_THE_DATA]
     # A leader that read the leases before does not go on from there.
     assert shop.desk.completeness.advance(before, now) == row
 
