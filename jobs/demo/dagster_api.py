@@ -17,6 +17,10 @@ EVENTS = """
 query ($run: ID!) { logsForRun(runId: $run) { ... on EventConnection { events {
   ... on EngineEvent { metadataEntries { label ... on TextMetadataEntry { text } } } } } } }
 """
+UNFINISHED = """
+{ runsOrError(filter: {statuses: [QUEUED, NOT_STARTED, STARTING, STARTED]}) { ... on Runs { results {
+  assetSelection { path } tags { key value } } } } }
+"""
 MATERIALIZATIONS = """
 query ($asset: AssetKeyInput!) { assetOrError(assetKey: $asset) {
   ... on Asset { assetMaterializations(limit: 1000) {
@@ -35,6 +39,17 @@ class DagsterApi:
         """Tags of the runs that are going on, by run id."""
         found = self._ask(RUNS, {}).get("runsOrError", {}).get("results", ())
         return {run["runId"]: {tag["key"]: tag["value"] for tag in run["tags"]} for run in found}
+
+    def unfinished(self) -> set[tuple[str, str]]:
+        """Assets and partitions of which a run is queued or goes on."""
+        found = self._ask(UNFINISHED, {}).get("runsOrError", {}).get("results", ())
+        return {
+            (asset["path"][-1], tag["value"])
+            for run in found
+            for asset in run["assetSelection"] or ()
+            for tag in run["tags"]
+            if tag["key"] == "dagster/partition"
+        }
 
     def pid_of(self, run_id: str) -> int | None:
         """The process a run executes in, as the in-process executor reports it."""

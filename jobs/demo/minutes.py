@@ -1,6 +1,6 @@
 """What Dagster was told of each minute, judged against what the stream received in it. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,14 +34,22 @@ class MinutesVerdict:
         return f"minutes {self.minutes}: clicks and sessions materialized once each, with what arrived in them"
 
 
-def judge_minutes(finished: Iterable[str], arrived: Mapping[str, int], told: Iterable[Told]) -> MinutesVerdict:
-    """`finished`: the minutes that ended before the last click was produced."""
+def judge_minutes(
+    finished: Iterable[str],
+    arrived: Mapping[str, int],
+    told: Iterable[Told],
+    waiting: Collection[tuple[str, str]] = (),
+) -> MinutesVerdict:
+    """`finished`: the minutes that ended before the last click was produced. `waiting`: assets and minutes of which
+    a run is queued or goes on."""
     every, problems = list(told), []
     minutes = sorted(finished)
     for minute in minutes:
         for asset in ASSETS:
             mine = [one for one in every if (one.asset, one.minute) == (asset, minute)]
-            if len(mine) != 1:
+            if not mine and (asset, minute) in waiting:
+                problems.append(f"{asset} of {minute} is not materialized yet: its run is queued or goes on")
+            elif len(mine) != 1:
                 problems.append(f"{asset} of {minute} was materialized {len(mine)} times")
             elif mine[0].clicks != arrived.get(minute, 0):
                 problems.append(f"{asset} of {minute} has {mine[0].clicks} of {arrived.get(minute, 0)} clicks")

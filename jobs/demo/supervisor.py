@@ -270,7 +270,7 @@ class Supervisor:
             told = [one for asset, name in ASSETS.items() for one in self._api.materializations(asset, name)]
             verdict = judge_minutes(finished, arrived, told)
             if verdict.holds or time.monotonic() - moved > DRAIN_PATIENCE_SECONDS:
-                return verdict
+                return verdict if verdict.holds else judge_minutes(finished, arrived, told, self._api.unfinished())
             if len(told) != seen:
                 seen, moved = len(told), time.monotonic()
             self._wake.wait(LOOK_SECONDS)

@@ -30,6 +30,14 @@ def test_a_minute_that_was_told_wrong_spoils_the_verdict(told: list[Told], says:
     assert str(verdict) == says
 
 
+def test_a_minute_whose_run_is_queued_is_told_apart_from_one_that_was_left_out() -> None:
+    verdict = judge_minutes(FINISHED, ARRIVED, ALL[:2], {("sessions", "10:01")})
+    assert str(verdict) == (
+        "sessions of 10:00 was materialized 0 times; "
+        "sessions of 10:01 is not materialized yet: its run is queued or goes on"
+    )
+
+
 def test_a_minute_without_clicks_is_told_too() -> None:
     nothing = [Told(asset, "10:03", 0) for asset in ("clicks", "sessions")]
     assert judge_minutes(["10:03"], ARRIVED, nothing).holds
