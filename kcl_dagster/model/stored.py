@@ -214,6 +214,11 @@ class BatchCounts:
         return replace(base, until=until, outside=outside, rules=rules).plus(self.rows, after, batch)
 
 
+def nothing_since(moment: int, checkpoint: Checkpoint) -> StoredCounts:
+    """The counts of a lease that was put to `checkpoint`, and has all records behind it from `moment` on."""
+    return StoredCounts(since=moment, mark=mark_of(checkpoint))
+
+
 def mark_of(checkpoint: Checkpoint) -> int:
     """A short stand-in for a checkpoint."""
     return zlib.crc32(str(checkpoint).encode())

@@ -6,6 +6,7 @@ Records that were read before are delivered again, under new batch numbers: they
 it is emptied first.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.leader.sync import in_order, new_lease
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import Shard
+from kcl_dagster.model.stored import nothing_since
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.operations.desk import Desk
@@ -38,6 +40,8 @@ class StreamView:
     shards: tuple[Shard, ...]
     created: int
     start: StartPosition | None = None
+    retention: float = 0.0
+    """Seconds."""
 
     @property
     def is_recreated(self) -> bool:
@@ -258,7 +262,8 @@ def _plan_stream(
 ) -> StreamReset:
     identifier, facts = desk.stream(name)
     listed = tuple(list_shards(desk.kinesis, name, runtime=desk.runtime))
-    view = StreamView(identifier, listed, int(facts.created), desk.starts.get(str(identifier)))
+    start, retention = desk.starts.get(str(identifier)), 3600.0 * facts.retention_hours
+    view = StreamView(identifier, listed, int(facts.created), start, retention)
     mine = [lease for lease in leases if lease.stream == (identifier if identifier.is_multi else None)]
     if target.is_record:
         _find_record(desk, facts, next(iter(chosen)), target)
@@ -357,17 +362,28 @@ def _carry_out(
     for plan in plans:
         if plan.start is not None:
             desk.starts.replace(plan.start)
+        since = counted_since(plan.view, target, desk.runtime.clock.now())
         for lease in plan.rewind:
             free = _freed(desk, lease) if lease.key in dead else lease
-            if free is None or desk.leases.rewind(free, target.checkpoint) is None:
+            if free is None or desk.leases.rewind(free, target.checkpoint, since) is None:
                 overtaken.append(lease.key)
-        overtaken += [lease.key for lease in plan.create if not desk.leases.create(lease)]
+        stored = None if since is None else nothing_since(since, target.checkpoint)
+        overtaken += [lease.key for lease in plan.create if not desk.leases.create(replace(lease, stored=stored))]
         for lease in plan.forget:
             free = _freed(desk, lease) if lease.key in dead else lease
             if free is None or not desk.leases.delete(free, forced=True):
                 overtaken.append(lease.key)
     written = desk.completeness.set_back(back_to)
     return replace(planned, overtaken=tuple(overtaken), complete_through=written.through)
+
+
+def counted_since(view: StreamView, target: Target, now: float) -> int | None:
+    """From when on everything that arrived is read again. None: it is found with the first batch. If records may
+    have left the stream, or leave it before they are read, that is now: nothing says how many."""
+    if not target.checkpoint.is_initial_position:
+        return None
+    place = 0 if target.timestamp_ms is None else -(-target.timestamp_ms // 1000)
+    return math.ceil(now) if max(place, view.created) <= now - view.retention else place
 
 
 def _complete_through(desk: Desk, plans: Sequence[StreamReset], target: Target) -> int | None:
@@ -378,7 +394,7 @@ def _complete_through(desk: Desk, plans: Sequence[StreamReset], target: Target) 
         return None
     margin = int(desk.application.timings.arrival_margin)
     if target.timestamp_ms is not None:
-        return min(known, target.timestamp_ms // 1000 - margin)
+        return min(known, target.timestamp_ms // 1000)
     if target.checkpoint.is_shard_end:
         return known
     names = [plan.view.identifier.name for plan in plans]

@@ -190,9 +190,11 @@ class LeaseTable(LeaseReader):
         """Ask the owner to hand over. None: the owner changed, or a handoff is under way."""
         return self._moved(requests.initiate_handoff(self._table, lease, to), outcomes.handoff_begun(lease, to))
 
-    def rewind(self, lease: Lease, checkpoint: Checkpoint) -> Lease | None:
-        """Move a lease without an owner to any position. For audited resets only. None: a worker owns it."""
-        return self._moved(requests.rewind(self._table, lease, checkpoint), outcomes.rewound(lease, checkpoint))
+    def rewind(self, lease: Lease, checkpoint: Checkpoint, counted_since: int | None = None) -> Lease | None:
+        """Move a lease without an owner to any position. For audited resets only. None: a worker owns it.
+        `counted_since`: see `requests.rewind`."""
+        request = requests.rewind(self._table, lease, checkpoint, counted_since)
+        return self._moved(request, outcomes.rewound(lease, checkpoint))
 
     def update_children(self, key: LeaseKey, children: frozenset[str]) -> bool:
         """False: the lease is gone. Raises UnreadableItem without writing."""

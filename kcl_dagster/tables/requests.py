@@ -23,7 +23,7 @@ from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
 from kcl_dagster.model.claim import Claim
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
-from kcl_dagster.model.stored import StoredCounts, packed
+from kcl_dagster.model.stored import StoredCounts, nothing_since, packed
 from kcl_dagster.tables import attributes as a
 from kcl_dagster.tables.attributes import n, names, s
 from kcl_dagster.tables.expressions import Request, Update, guarded
@@ -181,15 +181,21 @@ def prepare_checkpoint(
     return update.request()
 
 
-def rewind(table: str, lease: Lease, checkpoint: Checkpoint) -> Request:
+def rewind(table: str, lease: Lease, checkpoint: Checkpoint, counted_since: int | None = None) -> Request:
     """Put an unowned lease to another position, whatever was pending. Fails if another process owns or wrote it.
+
+    `counted_since`: all records that arrived then (epoch seconds) or later are behind the position. What is stored
+    of windows that begin earlier is not known from then on. None: it is found with the first batch.
 
     The chain that may have entries for the lease remains named, so its next owner settles it: they are no progress.
     """
     update = _by_counter(table, lease).remove(a.ENDED_PARENT, a.CLAIM)
     update.require_equal(a.OWNER, "owner", None).require_equal(a.CHECKPOINT_OWNER, "checkpointOwner", None)
     update.set(checkpoint_values(checkpoint))
-    return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.STORED_THROUGH, a.STORED).request()
+    update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.STORED_THROUGH)
+    if counted_since is None:
+        return update.remove(a.STORED).request()
+    return update.set({a.STORED: {"B": packed(nothing_since(counted_since, checkpoint))}}).request()
 
 
 def update_children(table: str, key: LeaseKey, children: frozenset[str]) -> Request:

@@ -7,8 +7,10 @@ import pytest
 
 from kcl_dagster.application import Position
 from kcl_dagster.errors import ConfigurationError, Unsafe
+from kcl_dagster.leader.completeness import window_counts
 from kcl_dagster.model.checkpoint import LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stored import BatchCounts, StoredRows
 from kcl_dagster.operations.reset import STORED_WITH_THE_DATA, reset
 from kcl_dagster.operations.target import Target
 from kcl_dagster.streams.arrivals import MOST_SECONDS, Span
@@ -302,7 +304,7 @@ def test_a_recreated_stream_is_begun_anew(shop: Shop) -> None:
     assert len(shop.leases()) == 3
 
 
-@pytest.mark.parametrize(("to", "expected"), [("trim_horizon", -86_410), ("latest", -60), ("moment", -7210)])
+@pytest.mark.parametrize(("to", "expected"), [("trim_horizon", -86_410), ("latest", -60), ("moment", -7200)])
 def test_a_reset_sets_back_through_when_the_application_is_complete(shop: Shop, to: str, expected: int) -> None:
     progressed(shop)
     shop.clock.advance(10_000)
@@ -325,3 +327,29 @@ def test_a_reset_that_is_dry_sets_nothing_back(shop: Shop) -> None:
     before = shop.desk.completeness.advance(WrittenThrough(), int(shop.clock.now()))
     reset(shop.desk, target(shop, "trim_horizon"), dry=True)
     assert shop.desk.completeness.load() == before
+
+
+def test_after_a_reset_windows_before_its_place_and_around_it_have_no_known_numbers(shop: Shop) -> None:
+    progressed(shop)
+    shop.clock.advance(10_000)
+    place = int(shop.clock.now()) - 3000
+    reset(shop.desk, target(shop, datetime.fromtimestamp(place, UTC).isoformat()))
+    lease = shop.leases()[FIRST]
+    after = Checkpoint("49587497311274533994574834252742144236107130636007899138")
+    stored = BatchCounts((StoredRows(place - 60, 5),)).added_to(lease.stored, lease.checkpoint, after)
+    for reset_lease in (
+        lease,
+        replace(lease, stored=stored, checkpoint=after),
+    ):  # before the first batch, and after
+        known = [window_counts([reset_lease], start).is_known for start in (place - 3600, place - 60, place)]
+        assert known == [False, False, True]
+
+
+def test_after_a_reset_to_the_beginning_numbers_are_known_if_the_beginning_is_still_there(shop: Shop) -> None:
+    progressed(shop)
+    for later, since in ((100, 0), (90_000, None)):
+        shop.clock.advance(later)
+        reset(shop.desk, target(shop, "trim_horizon"))
+        stored = shop.leases()[FIRST].stored
+        assert stored is not None
+        assert stored.since == (int(shop.clock.now()) if since is None else since)
