@@ -66,7 +66,8 @@ class DeclaredWindows:
     Dagster's storage is read when the process looks for the first time, and again whenever a window is to be
     declared: so a materialization that was not stored, because a tick was cut off or only previewed, or that was
     wiped since, is returned again, and one that was stored is not, whichever process declared it. A materialization
-    without our tags was reported by hand and declares nothing.
+    without our tags was reported by hand and declares nothing, nor does that of a window with another end, by
+    former partitions.
     """
 
     consumer: Consumer
@@ -76,6 +77,9 @@ class DeclaredWindows:
 
     _declared: dict[int, Declared] = field(default_factory=dict)
     _progress: Progress | None = None
+    _former: list[int] = field(default_factory=list)
+    """The ends of windows that were declared by former partitions."""
+
     first: int | None = None
     """The start of the first window that was declared or will be. None before the first look."""
 
@@ -242,6 +246,7 @@ class DeclaredWindows:
             start = self._start_of(record.partition_key)
             if start is not None and not self._note(start, record.asset_materialization):
                 by_hand.add(start)
+            self._note_former(start, record.asset_materialization)
         return by_hand - self._declared.keys()
 
     def _starts(self, instance: DagsterInstance) -> list[int]:
@@ -268,6 +273,10 @@ class DeclaredWindows:
         windows = self.consumer.windows
         if created is not None:  # the first record may belong to a window that ended before, and not be late
             return windows.start_of(int(created - self.consumer.allowed_lateness.total_seconds()))
+        if self._former:
+            began = min(self._former)
+            start = windows.start_of(began)
+            return start if start == began else windows.end_of(start)
         began = min(_counted(leases), default=completeness.through or 0)
         return windows.end_of(windows.start_of(began))
 
@@ -289,10 +298,20 @@ class DeclaredWindows:
     def _note(self, start: int, materialization: AssetMaterialization | None) -> bool:
         """Whether it declares the window."""
         declared = None if materialization is None else _declared_by(materialization)
-        if declared is None:
+        if materialization is None or declared is None:
+            return False
+        if not _may_end(materialization, self.consumer.windows.end_of(start)):
             return False
         self._declared[start] = declared
         return True
+
+    def _note_former(self, start: int | None, materialization: AssetMaterialization | None) -> None:
+        declared = None if materialization is None else _declared_by(materialization)
+        if materialization is None or declared is None or declared.is_alone:
+            return
+        told = KclWindowMetadataSet.extract(materialization.metadata).window_end
+        if told is not None and (start is None or told.value != self.consumer.windows.end_of(start)):
+            self._former.append(int(told.value))
 
     def _about_table(self, instance: DagsterInstance) -> Mapping[str, Any]:
         """Metadata that all windows have which are declared at one time: the version of the table, and its columns
@@ -322,6 +341,7 @@ class DeclaredWindows:
             is_alone=one.is_alone or None,
             shards=_shards(counts),
             complete_through=MetadataValue.timestamp(float(completeness.through or 0)),
+            window_end=MetadataValue.timestamp(float(self.consumer.windows.end_of(one.start))),
             counts=None if counts.is_known else MetadataValue.text(self._why_unknown),
             rows_without_window=_sum(leases, "outside") if self.consumer.event_time else None,
             late_rows_uncounted=_sum(leases, "late_uncounted") if self.consumer.event_time else None,
@@ -379,6 +399,15 @@ def _declared_by(event: AssetMaterialization) -> Declared | None:
     return Declared(_whole(tags.get(EPOCH_TAG)), batches, bool(told.is_alone))
 
 
+def _may_end(declaration: AssetMaterialization, end: int) -> bool:
+    """Whether it is of a window that ends then. Former versions did not note the end; what they declared was
+    complete."""
+    told = KclWindowMetadataSet.extract(declaration.metadata)
+    if told.window_end is not None:
+        return told.window_end.value == end
+    return told.complete_through is None or told.complete_through.value >= end
+
+
 def _sum(leases: Iterable[Lease], of_lease: Literal["outside", "late_uncounted"]) -> int:
     """Of rows that leases count, and windows do not; see `StoredCounts`."""
     return sum(getattr(lease.stored, of_lease) for lease in leases if lease.stored is not None)
@@ -417,13 +446,14 @@ def declare(
     """
     application = consumer.application
     created = partial(created_within_retention, kcl.client("kinesis", application.name), application, system())
-    declared, told = DeclaredWindows(consumer, translator, kcl), set[str]()
+    declared, told, written = DeclaredWindows(consumer, translator, kcl), set[str](), set[str]()
     while (tick := lead()) is not None and tick.completeness is not None:
         found = declared.events(instance, tick.completeness, tick.leases, created, tick.resets)
         if not found:
             break
         keys = {str(event.partition) for event in found}
-        if keys <= told:
+        news = {str((event.partition, _declared_by(event))) for event in found}
+        if news <= written:
             raise KclError(
                 f"application {application.name}: Dagster's storage did not keep that {keys} are complete"
             )
@@ -434,4 +464,5 @@ def declare(
             if not declared.has(instance, event):
                 write(event)
         told |= keys
+        written |= news
     return told

@@ -66,8 +66,9 @@ class KclRecordsMetadataSet(KclMetadataSet):
 class KclWindowMetadataSet(KclMetadataSet):
     """Of a materialization of the records: one window, which is complete. Its rows are `dagster/row_count`.
     `shards`: the first and last sequence number of each. `late_batches`: by lease, the newest batch with late rows.
-    `is_alone`: it is before the first window, and late rows came for it. Numbers that are not known are left out,
-    and `counts` says why.
+    `is_alone`: it is before the first window, and late rows came for it. `window_end`: the window's end; a
+    window of other partitions that begins at the same time may have the same key. Numbers that are not known are
+    left out, and `counts` says why.
 
     `table_version` (Delta) and `snapshot` (Iceberg): a version of the table that has the whole window, where the
     process that wrote this may read the table. With an event time, `rows_without_window` and `late_rows_uncounted`
@@ -82,6 +83,7 @@ class KclWindowMetadataSet(KclMetadataSet):
     is_alone: bool | None = None
     shards: TableMetadataValue | None = None
     complete_through: TimestampMetadataValue | None = None
+    window_end: TimestampMetadataValue | None = None
     counts: TextMetadataValue | None = None
     table_version: int | None = None
     snapshot: str | None = None

@@ -502,3 +502,39 @@ def test_what_another_leader_declares_just_before_a_write_is_not_lost(
     [newest] = instance.fetch_materializations(THINGS, limit=1).records
     assert newest.asset_materialization is not None
     assert newest.asset_materialization.metadata["dagster/row_count"].value == 10 + late
+
+
+def test_longer_windows_are_not_declared_by_shorter_ones_that_begin_at_the_same_time(
+    instance: dg.DagsterInstance,
+) -> None:
+    longer = dg.TimeWindowPartitionsDefinition(
+        cron_schedule="0 */6 * * *", start="2026-11-22-00:00", fmt="%Y-%m-%d-%H:%M"
+    )
+    leases = [lease(0, *(rows(f"{hour:02}:00") for hour in range(8)))]
+    assert len(all_of(instance, process(), complete("07:30"), leases, lambda: float(at("00:00")))) == 7
+    for ready in (process(partitions=longer), process(partitions=longer)):
+        assert ready.events(instance, complete("11:59"), leases) == [], "of the first one an hour may be missing"
+        assert keys(ready.events(instance, complete("12:00"), [lease(0)])) == ["06:00"]
+    assert all_of(instance, process(partitions=longer), complete("12:00"), [lease(0)]) == ["06:00"]
+    assert process(partitions=longer).events(instance, complete("12:00"), [lease(0)]) == []
+
+
+def test_late_rows_that_come_while_a_run_declares_are_declared_once_more(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(declared_windows, "created_within_retention", lambda *_: float(at("10:01")))
+    ticks: list[int] = []
+
+    def lead() -> TickReport:
+        ticks.append(len(ticks))
+        late = (LateBatch(at("10:00"), min(7 + len(ticks), 10)),)
+        first = lease(0, rows("10:00"))
+        assert first.stored is not None
+        leases = (replace(first, stored=replace(first.stored, late_batches=late)),)
+        return TickReport(leading=True, completeness=complete("11:01"), leases=leases)
+
+    resource = kcl.KclResource(region_name="us-east-1")
+    write = instance.report_runless_asset_event
+    told = declare(instance, consumer_of(**BY_EVENT), kcl.KclTranslator(), resource, lead, write)
+    assert [key[-5:] for key in told] == ["10:00"]
+    assert len(ticks) == 4, "three with more late rows each, and one without"
