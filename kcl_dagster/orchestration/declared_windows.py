@@ -367,8 +367,8 @@ class DeclaredWindows:
 
 
 NOT_COUNTED: Final = (
-    "not known: a part of the window was stored by another version, by a Java worker or under other partitions, or "
-    "it is too long ago"
+    "not known: a part of the window was stored by another version, by a Java worker or under other partitions, "
+    "before or around the place of a reset, or it is too long ago"
 )
 
 
