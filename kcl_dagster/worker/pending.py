@@ -67,6 +67,8 @@ def pin_of(lease: Lease) -> Pin | None:
     """The batch that `lease` is pinned to, if it is pinned to one of ours."""
     if lease.pending_checkpoint is None or lease.pending_state is None:
         return None
+    if lease.checkpoint is not None and lease.pending_checkpoint <= lease.checkpoint:
+        return None  # the batch is done, and there is nothing to read again
     try:
         mark = msgspec.json.decode(lease.pending_state, type=_Mark)
     except msgspec.DecodeError:

@@ -21,6 +21,7 @@ from typing import Generic
 
 from kcl_dagster.errors import BatchError, KclError
 from kcl_dagster.model.checkpoint import SHARD_END
+from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, Counting, D, Fetched, Part, PartCounts, Progress, Sink
@@ -140,14 +141,17 @@ class BatchProtocol(Generic[D]):
     def _pin(self, holding: Holding, progress: Progress) -> None:
         code = self.reading.settings.code
         if progress.range.is_pinned:
-            # The answer to the last write of a pin may have been lost, and the row may hold another one.
-            pin = pin_of(self.holdings.settled(holding.key, holding.token))
+            # The answer to the last write may have been lost, and the row may hold another pin or be past the batch.
+            lease = self.holdings.settled(holding.key, holding.token)
+            pin = pin_of(lease)
             if pin is not None and pin.number == progress.range.number:
                 if not self.poison.own.has(holding.key, holding.token, pin.number):
                     self._write_pin(holding, progress, pin.inherited(code))
                 return
             if pin is not None:
                 raise BatchError(f"{holding.key} is pinned to batch {pin.number}, not to {progress.range.number}")
+            if not lease.is_finished and _is_behind(progress, lease):
+                raise BatchError(f"batch {progress.range.number} of {holding.key} is checkpointed already")
         losses = LOSSES_TO_NARROW - 1 if self.reading.failures.is_lost(holding.key) else 0
         arrived = None if progress.first_arrival_ms is None else progress.first_arrival_ms // 1000
         pin = Pin(progress.range.number, progress.first, losses=losses, code=code, arrived=arrived)
@@ -306,3 +310,9 @@ class BatchProtocol(Generic[D]):
         self.reading.failures.succeeded(key, SHARD_END)
         this.report(key, Outcome.FINISHED, progress)
         self.reading.tell(EventKind.SHARD_FINISHED, f"children {', '.join(sorted(children)) or 'none'}", key)
+
+
+def _is_behind(progress: Progress, lease: Lease) -> bool:
+    """Whether the lease says that all of the batch is done."""
+    through, done = progress.through, lease.checkpoint
+    return through is not None and done is not None and through <= done

@@ -8,6 +8,7 @@ import pytest
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.pending import Pin
 from kcl_dagster.worker.reading import FIRST_SECONDS
 from kcl_dagster.worker.report import Outcome
 from tests.unit.worker.failing import away_after
@@ -231,3 +232,39 @@ def test_the_first_batch_after_a_lease_has_come_is_closed_early(monkeypatch: pyt
         run.round()
     usual = world.application.batch.max_seconds
     assert budgets == [FIRST_SECONDS, usual, FIRST_SECONDS, usual]
+
+
+def test_a_batch_whose_checkpoint_had_no_answer_is_not_pinned_again() -> None:
+    """A pin behind its own checkpoint has no records: a shard with one was never read again."""
+    world = World()
+    world.stream.put(A, "a", "b")
+    run = world.worker("w1")
+    world.assign(run)
+    with away_after(run, "REMOVE pendingCheckpoint"):
+        run.round()
+    again = run.round()
+
+    assert [lease.outcome for lease in again.leases] == [Outcome.DROPPED]
+    assert world.lease(A).pending_checkpoint is None
+    world.stream.put(A, "c")
+    run.until_idle()
+    world.check_exactly_once()
+
+
+def test_a_pin_behind_its_own_checkpoint_holds_nothing_back() -> None:
+    world = World()
+    world.stream.put(A, "a", "b")
+    run = world.worker("w1")
+    world.assign(run)
+    run.until_idle()
+    lease, holdings = world.lease(A), run.worker.holdings
+    assert lease.checkpoint is not None
+    holding = holdings.get(lease.key)
+    assert holding is not None
+    holdings.prepare(lease.key, holding.token, lease.checkpoint, Pin(lease.batch).to_state(), lease.batch)
+    world.stream.put(A, "c")
+
+    run.until_idle()
+
+    assert world.lease(A).pending_checkpoint is None
+    world.check_exactly_once()
