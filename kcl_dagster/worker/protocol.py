@@ -141,7 +141,7 @@ class BatchProtocol(Generic[D]):
     def _pin(self, holding: Holding, progress: Progress) -> None:
         code = self.reading.settings.code
         if progress.range.is_pinned:
-            # The answer to the last write may have been lost, and the row may hold another pin or be past the batch.
+            # The answer to the last write may have been lost: the row may hold another pin, or be past the batch.
             lease = self.holdings.settled(holding.key, holding.token)
             pin = pin_of(lease)
             if pin is not None and pin.number == progress.range.number:

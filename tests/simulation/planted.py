@@ -346,8 +346,8 @@ MUTANTS: Final = (
     Mutant(
         "a lease in handoff is acquired",
         _HOLDINGS,
-        "        if lease.owner != self._worker or lease.in_handoff:\n            return None",
-        "        if lease.owner != self._worker:\n            return None",
+        "        if lease.owner != self._worker or lease.in_handoff:\n            self._expired",
+        "        if lease.owner != self._worker:\n            self._expired",
     ),
     Mutant(
         "a worker that lost a lease goes on renewing it",
