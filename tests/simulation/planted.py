@@ -486,8 +486,8 @@ MUTANTS: Final = (
         "a reset keeps the pin",
         _REQUESTS,
         "    update.set(checkpoint_values(checkpoint))\n"
-        "    return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.STORED_THROUGH, a.STORED)",
-        "    update.set(checkpoint_values(checkpoint))\n    return update.remove(a.STORED_THROUGH, a.STORED)",
+        "    update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.STORED_THROUGH)",
+        "    update.set(checkpoint_values(checkpoint))\n    update.remove(a.STORED_THROUGH)",
     ),
     # Through when everything is stored
     Mutant(
@@ -518,8 +518,8 @@ MUTANTS: Final = (
     Mutant(
         "a reset leaves through when its shards are stored",
         _REQUESTS,
-        "a.PENDING_STATE, a.STORED_THROUGH, a.STORED)",
-        "a.PENDING_STATE, a.STORED)",
+        "    update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.STORED_THROUGH)",
+        "    update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE)",
     ),
     Mutant(
         "a shard counts as stored through now whatever was read of it",

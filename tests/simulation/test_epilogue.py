@@ -17,7 +17,7 @@ from kcl_dagster.testing.simulation.scenario import draw
 from kcl_dagster.worker.taking import Taker
 
 Act = Callable[[Simulation, Random], None]
-ONLY_A_LEADER_HELPS = 17  # with a worker killed, its leases need a leader to be served again
+ONLY_A_LEADER_HELPS = 19  # with a worker killed, its leases need a leader to be served again
 BESIDE_JAVA = 18  # Java workers stay to the end
 SEED = 16  # one daemon, unstretched, an application whose policy may be held to rest
 
