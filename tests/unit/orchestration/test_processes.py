@@ -24,6 +24,19 @@ time.sleep(60)
 """
 
 
+def wait_for(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def _has_begun(pid: int) -> bool:
+    """Whether the process runs its program: between fork and exec the kernel knows no arguments for it."""
+    found = processes.find(pid)
+    return found is not None and bool(found.arguments)
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts Python processes and ends them with the test."""
@@ -32,19 +45,13 @@ def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     def start_one(code: str, *arguments: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen([sys.executable, "-c", code, *arguments])
         started.append(process)
+        wait_for(lambda: _has_begun(process.pid) or process.poll() is not None)
         return process
 
     yield start_one
     for process in started:
         process.kill()
         process.wait()
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_a_child_is_found_below_its_parent(start: Callable[..., subprocess.Popen[bytes]]) -> None:
