@@ -26,7 +26,7 @@ from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.worker.batch import Batch, D, Fetched, Part, Progress, Range
+from kcl_dagster.worker.batch import D, Fetched, Progress, Range
 from kcl_dagster.worker.claims import Claims
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
 from kcl_dagster.worker.error_class import class_of, depends_on_records
@@ -37,7 +37,7 @@ from kcl_dagster.worker.holdings import Holding, Holdings, Unwritten
 from kcl_dagster.worker.pending import pin_of
 from kcl_dagster.worker.poison import middle_of
 from kcl_dagster.worker.protocol import never, nothing_complete
-from kcl_dagster.worker.ranges import Planner, next_range
+from kcl_dagster.worker.ranges import Planner
 from kcl_dagster.worker.reading import Reading, Round, stored_through
 from kcl_dagster.worker.report import BatchReport, Outcome
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
@@ -142,7 +142,7 @@ class ChainProtocol(Generic[D]):
     def _store(
         self, this: Round, fetched: Fetched[D], found: Sequence[Progress], abandon: Callable[[], bool]
     ) -> None:
-        ours = [progress for progress in found if self._is_still_ours(this, progress)]
+        ours = self.reading.still_ours(this, found)
         if not ours:
             return
         chain = self.claims.chain
@@ -174,47 +174,18 @@ class ChainProtocol(Generic[D]):
         with suppress(KclError):  # the next batch tidies up as well
             self.claims.tidy()
 
-    def _is_still_ours(self, this: Round, progress: Progress) -> bool:
-        key = progress.range.lease
-        if self.holdings.is_ours(key, this.holdings[key].token):
-            return True
-        this.report(key, Outcome.DROPPED, progress)
-        return False
-
     def _stage(
         self, this: Round, fetched: Fetched[D], found: Sequence[Progress], abandon: Callable[[], bool]
     ) -> StagedBatch | None:
-        settings = self.reading.settings
-        time_column = None if self.rules is None else self.rules.time_column
-        parts = tuple(self._part(progress) for progress in found)
-        batch = Batch(settings.application, settings.worker, parts, time_column, self.complete())
-        for progress in found:
-            self.holdings.delivered(progress.range.lease, progress.bytes)
-        if settings.prefetch and not abandon():
-            ahead = [following for progress in found if (following := next_range(progress)) is not None]
-            self.reading.engine.prefetch(ahead, settings.budget)
+        batch = self.reading.begin_batch(found, self.rules, self.complete(), abandon)
         self._batches += 1
-        leases = [part.lease for part in parts]
+        leases = [part.lease for part in batch.parts]
         try:
             with self.reading.timed(this, "write"), self.reading.processing.running(leases):
                 return self.sink.stage(fetched.data(leases), batch, self.claims.chain.id, self._batches)
         except Exception as error:
             self._failed(this, fetched, found, error)
             return None
-
-    def _part(self, progress: Progress) -> Part:
-        this = progress.range
-        return Part(
-            application=self.reading.settings.application,
-            lease=this.lease,
-            stream=this.stream,
-            shard_id=this.shard_id,
-            after=this.after,
-            through=progress.through or this.after,
-            number=this.number,
-            records=progress.records,
-            bytes=progress.bytes,
-        )
 
     def _stored_range(self, this: Round, progress: Progress, staged: StagedBatch, claim: ClaimId) -> StoredRange:
         key = progress.range.lease
@@ -348,7 +319,7 @@ class ChainProtocol(Generic[D]):
         for record in fetched.records(key):
             letter = dead_letter(
                 record,
-                self._part(progress),
+                self.reading.part(progress),
                 worker=str(self.reading.settings.worker),
                 attempts=self.reading.failures.attempts(key),
                 failed_at_ms=round(self.reading.clock.now() * 1000),

@@ -17,7 +17,7 @@ from kcl_dagster.application import FailureAction
 from kcl_dagster.errors import Unavailable
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.worker.batch import Part, PoisonRecord, Progress, Range, Read
+from kcl_dagster.worker.batch import PoisonRecord, Progress, Range, Read
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
 from kcl_dagster.worker.error_class import depends_on_records
 from kcl_dagster.worker.error_text import brief, full
@@ -201,7 +201,7 @@ class ProcessorProtocol:
         if action is FailureAction.DEAD_LETTER:
             letter = dead_letter(
                 record,
-                self._part(progress),
+                self.reading.part(progress),
                 worker=str(holding.lease.actual_owner),
                 attempts=self.reading.failures.attempts(holding.key),
                 failed_at_ms=round(self.reading.clock.now() * 1000),
@@ -212,20 +212,6 @@ class ProcessorProtocol:
         else:
             self.reading.tell(EventKind.RECORD_SKIPPED, full(error), holding.key, sequence=sequence)
         return True
-
-    def _part(self, progress: Progress) -> Part:
-        this = progress.range
-        return Part(
-            application=self.reading.settings.application,
-            lease=this.lease,
-            stream=this.stream,
-            shard_id=this.shard_id,
-            after=this.after,
-            through=progress.through or this.after,
-            number=this.number,
-            records=progress.records,
-            bytes=progress.bytes,
-        )
 
     def _finish(self, this: Round, process: ShardProcess, progress: Progress, holding: Holding) -> None:
         """Whatever hinders the end of the shard, its processor lives on and is asked again."""

@@ -24,7 +24,7 @@ from kcl_dagster.model.checkpoint import SHARD_END
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.worker.batch import Batch, Counting, D, Fetched, Part, PartCounts, Progress, Sink
+from kcl_dagster.worker.batch import Counting, D, Fetched, PartCounts, Progress, Sink
 from kcl_dagster.worker.concurrency import ForEach, errors_of, one_by_one
 from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.events import EventKind
@@ -32,7 +32,7 @@ from kcl_dagster.worker.failure import LOSSES_TO_NARROW
 from kcl_dagster.worker.holdings import EndWasWritten, Holding, Holdings
 from kcl_dagster.worker.pending import Pin, pin_of
 from kcl_dagster.worker.poison import PoisonHandling
-from kcl_dagster.worker.ranges import Planner, next_range
+from kcl_dagster.worker.ranges import Planner
 from kcl_dagster.worker.reading import Reading, Round, stored_through
 from kcl_dagster.worker.report import BatchReport, Outcome
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
@@ -109,7 +109,7 @@ class BatchProtocol(Generic[D]):
         full = [progress for progress in full if not self._is_treated_for_losses(this, fetched, progress)]
         with self.reading.timed(this, "prepare"):
             prepared = self._prepare(this, full)
-        ours = [progress for progress in prepared if self._is_still_ours(this, progress)]
+        ours = self.reading.still_ours(this, prepared)
         if ours and self._write(this, fetched, ours, abandon):
             with self.reading.timed(this, "commit"):
                 self._commit(this, ours)
@@ -117,7 +117,7 @@ class BatchProtocol(Generic[D]):
     def _is_treated_for_losses(self, this: Round, fetched: Fetched[D], progress: Progress) -> bool:
         """Whether the batch is not written now, because it has ended the processes of former owners."""
         outcome = self.poison.treat_lost(
-            fetched, progress, this.holdings[progress.range.lease], self._part(progress)
+            fetched, progress, this.holdings[progress.range.lease], self.reading.part(progress)
         )
         if outcome is not None:
             this.report(progress.range.lease, outcome, progress)
@@ -171,51 +171,20 @@ class BatchProtocol(Generic[D]):
         except KclError as error:
             self.reading.tell(EventKind.BATCH_FAILED, f"its losses still count: {error}", holding.key)
 
-    def _is_still_ours(self, this: Round, progress: Progress) -> bool:
-        key = progress.range.lease
-        if self.holdings.is_ours(key, this.holdings[key].token):
-            return True
-        this.report(key, Outcome.DROPPED, progress)
-        return False
-
     # Write
 
     def _write(
         self, this: Round, fetched: Fetched[D], found: Sequence[Progress], abandon: Callable[[], bool]
     ) -> bool:
-        parts = tuple(self._part(progress) for progress in found)
-        time_column = None if self.rules is None else self.rules.time_column
-        settings, complete = self.reading.settings, self.complete()
-        batch = Batch(settings.application, settings.worker, parts, time_column, complete)
-        for progress in found:
-            self.holdings.delivered(progress.range.lease, progress.bytes)
-        if self.reading.settings.prefetch and not abandon():
-            ahead = [following for progress in found if (following := next_range(progress)) is not None]
-            self.reading.engine.prefetch(ahead, self.reading.settings.budget)
+        batch = self.reading.begin_batch(found, self.rules, self.complete(), abandon)
         try:
-            leases = [part.lease for part in parts]
+            leases = [part.lease for part in batch.parts]
             with self.reading.timed(this, "write"), self.reading.processing.running(leases):
                 self.sink.write(fetched.data(leases), batch)
         except Exception as error:
             self._failed(this, fetched, found, error)
             return False
         return True
-
-    def _part(self, progress: Progress) -> Part:
-        this = progress.range
-        return Part(
-            application=self.reading.settings.application,
-            lease=this.lease,
-            stream=this.stream,
-            shard_id=this.shard_id,
-            after=this.after,
-            through=progress.through or this.after,
-            number=this.number,
-            records=progress.records,
-            bytes=progress.bytes,
-            instead_of=this.instead_of,
-            is_repeated=this.is_pinned,
-        )
 
     def _failed(self, this: Round, fetched: Fetched[D], found: Sequence[Progress], error: Exception) -> None:
         keys = [progress.range.lease for progress in found]
@@ -229,7 +198,7 @@ class BatchProtocol(Generic[D]):
             return
         progress = found[0]
         self.reading.tell(EventKind.BATCH_FAILED, this.error, progress.range.lease, number=progress.range.number)
-        holding, part = this.holdings[progress.range.lease], self._part(progress)
+        holding, part = this.holdings[progress.range.lease], self.reading.part(progress)
         outcome = self.poison.treat(fetched, progress, holding, part, error)
         this.report(progress.range.lease, outcome, progress, error)
 
@@ -276,7 +245,7 @@ class BatchProtocol(Generic[D]):
         if not progress.records:
             return self.rules.nothing(lease, progress)
         sink = self.sink
-        stored = sink.counted(self._part(progress)) if isinstance(sink, Counting) else PartCounts(None)
+        stored = sink.counted(self.reading.part(progress)) if isinstance(sink, Counting) else PartCounts(None)
         return self.rules.counts(lease, progress, stored)
 
     def _finish(self, this: Round, progress: Progress) -> bool:

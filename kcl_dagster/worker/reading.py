@@ -11,7 +11,8 @@ from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
-from kcl_dagster.worker.batch import Budget, Progress, R, Range, Read, Reader
+from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.batch import Batch, Budget, Part, Progress, R, Range, Read, Reader
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
@@ -20,8 +21,10 @@ from kcl_dagster.worker.holdings import Holding, Holdings
 from kcl_dagster.worker.parents import Parents
 from kcl_dagster.worker.pending import pin_of
 from kcl_dagster.worker.processing_watch import ProcessingWatch
+from kcl_dagster.worker.ranges import next_range
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 from kcl_dagster.worker.retention import RetentionWatch, loss_in
+from kcl_dagster.worker.stored_counts import WindowRules
 
 PlanRange = Callable[[Holding], Range]
 """May raise a ServiceError."""
@@ -312,6 +315,50 @@ class Reading(Generic[R]):
             return True
         this.report(key, Outcome.DROPPED)
         return False
+
+    def still_ours(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
+        """What was read of leases that this worker still has; of the others, it is dropped."""
+        ours: list[Progress] = []
+        for progress in found:
+            key = progress.range.lease
+            if self.holdings.is_ours(key, this.holdings[key].token):
+                ours.append(progress)
+            else:
+                this.report(key, Outcome.DROPPED, progress)
+        return ours
+
+    def begin_batch(
+        self,
+        found: Sequence[Progress],
+        rules: WindowRules | None,
+        complete: WrittenThrough | None,
+        abandon: Callable[[], bool],
+    ) -> Batch:
+        """The batch that a sink is given. The engine reads on meanwhile, unless the worker is about to stop."""
+        settings, time_column = self.settings, None if rules is None else rules.time_column
+        for progress in found:
+            self.holdings.delivered(progress.range.lease, progress.bytes)
+        if settings.prefetch and not abandon():
+            ahead = [following for progress in found if (following := next_range(progress)) is not None]
+            self.engine.prefetch(ahead, settings.budget)
+        parts = tuple(self.part(progress) for progress in found)
+        return Batch(settings.application, settings.worker, parts, time_column, complete)
+
+    def part(self, progress: Progress) -> Part:
+        this = progress.range
+        return Part(
+            application=self.settings.application,
+            lease=this.lease,
+            stream=this.stream,
+            shard_id=this.shard_id,
+            after=this.after,
+            through=progress.through or this.after,
+            number=this.number,
+            records=progress.records,
+            bytes=progress.bytes,
+            instead_of=this.instead_of,
+            is_repeated=this.is_pinned,
+        )
 
     def done(self, this: Round, progress: Progress) -> None:
         """The range is behind the checkpoint, or held nothing: remember through when the shard is stored.

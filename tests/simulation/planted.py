@@ -311,9 +311,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "nobody asks whether a lease is held still before the sink is written",
-        _PROTOCOL,
-        "        if self.holdings.is_ours(key, this.holdings[key].token):\n            return True",
-        "        if key:\n            return True",
+        _READING,
+        "            if self.holdings.is_ours(key, this.holdings[key].token):\n                ours",
+        "            if key:\n                ours",
     ),
     Mutant(
         "what is delivered is counted when nobody writes the lease",
@@ -446,7 +446,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a batch that is repeated is not marked as one",
-        _PROTOCOL,
+        _READING,
         "is_repeated=this.is_pinned,",
         "is_repeated=False,",
     ),
