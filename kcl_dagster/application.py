@@ -382,8 +382,8 @@ class BatchSettings(_Settings):
     """Fan-out consumer; the application's name when left out."""
 
     deaggregate: bool = True
-    """Open what the Kinesis Producer Library packed into one record. May be changed at any time: an aggregate that
-    was processed in part is opened to its end, one that was stored unopened is not opened later."""
+    """Open what the Kinesis Producer Library packed into one record. It may be changed at any time. Afterwards, an
+    aggregate of which a part was stored is opened to its end, and one that was stored unopened stays unopened."""
 
     prefetch: bool = True
     """Read the next batch while this one is written."""

@@ -24,8 +24,8 @@ class StagedFile(msgspec.Struct, frozen=True):
 class StoredRange(msgspec.Struct, frozen=True):
     """What an entry stores of one lease: the records after `after` and through `through`.
 
-    `claim`: under which the records were read. Entries of another claim than the one that the row of the lease
-    names do not count as progress: an operator may have put the lease back since. `stored_through`: see `Lease`.
+    `claim`: the claim under which the records were read. The range is progress only while the row of the lease
+    names the same claim: an operator may have put the lease back since. `stored_through`: see `Lease`.
     `counts`: what the checkpoint adds to the counts of the lease, None where they are not known.
     """
 

@@ -30,14 +30,15 @@ class Settlement:
     entries: tuple[PublishingEntry, ...]
 
     def progress(self, lease: LeaseKey, claim: ClaimId | None, after: Checkpoint) -> list[StoredRange]:
-        """What is stored of a lease whose row is at `after`, beyond that, in order. `claim`: the one that the row
-        names; without one there is no progress. Raises OutcomeUnknown where a part is missing in between."""
+        """The ranges of a lease that are stored behind `after`, the checkpoint of its row, in order. `claim`: the
+        claim in the row; without one there is no progress. Raises OutcomeUnknown where a part is missing between
+        two of them."""
         found = [one for entry in self.entries if (one := entry.range_of(lease, claim)) is not None]
         return progress_beyond(found, after)
 
 
 def progress_beyond(ranges: Sequence[StoredRange], after: Checkpoint) -> list[StoredRange]:
-    """Those of the ranges, in the order of their entries, that a row does not have yet that is at `after`.
+    """The ranges, in the order of their entries, that lie behind the checkpoint `after`.
 
     A Java worker may have stored part of a range again before it lost the lease: then the rest of the range counts.
     """

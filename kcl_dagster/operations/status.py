@@ -309,9 +309,9 @@ def read_status(
 
 
 def former_streams(application: Application, leases: Sequence[Lease]) -> frozenset[StreamIdentifier]:
-    """Streams whose leases are kept for their checkpoints alone: those that the application does not read, and of
-    several that had one name all but the one that has it now. That is the one of which a lease has an owner,
-    because the leader releases the leases of the others; if there is none, or more than one, the youngest."""
+    """Streams whose leases are kept for their checkpoints alone. The application does not read them, or a younger
+    stream has their name. Of several streams of one name, the current one has leases with owners, because the
+    leader releases those of the others. If none has, or more than one, the youngest counts as current."""
     streams: dict[tuple[str, str | None], dict[StreamIdentifier, bool]] = {}
     for lease in leases:
         if lease.stream is not None:

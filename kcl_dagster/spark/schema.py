@@ -6,8 +6,8 @@
 | `partition_key`       | string    |                                                                     |
 | `explicit_hash_key`   | string    | of an aggregated record that has one, else null                     |
 | `sequence_number`     | string    | of the Kinesis record                                               |
-| `sub_sequence_number` | long      | place inside the aggregate, 0 for a plain record; of one that was   |
-|                       |           | left closed, the place of the last record in it                     |
+| `sub_sequence_number` | long      | place inside the aggregate, 0 for a plain record; an unopened       |
+|                       |           | aggregate has the place of its last record                          |
 | `arrival_timestamp`   | timestamp | when Kinesis received it                                            |
 | `stream`              | string    |                                                                     |
 | `shard_id`            | string    |                                                                     |

@@ -271,7 +271,10 @@ def test_after_a_restart_a_reset_reaches_windows_that_are_not_remembered(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(declared_windows, "REMEMBERED", 3)
-    created = lambda: float(at("04:00"))  # noqa: E731
+
+    def created() -> float:
+        return float(at("04:00"))
+
     assert len(all_of(instance, process(), complete("12:00"), LEASES, created)) == 8
     told = all_of(instance, process(), complete("12:00", 1, "02:30"), LEASES, created)
     assert told == [f"{hour:02}:00" for hour in range(4, 12)]
