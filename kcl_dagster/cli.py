@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -358,9 +358,10 @@ def _exports(options: argparse.Namespace) -> str | None:
 def _init(options: argparse.Namespace) -> int:
     name: str = options.name
     python = PYTHONS.get(f"{sys.version_info[0]}.{sys.version_info[1]}", PYTHONS["3.12"])
-    today = datetime.now(UTC).date()
+    # An hour of yesterday is over, whenever the project's tests run.
+    day = datetime.now(UTC).date() - timedelta(days=1)
     try:
-        project = Project(name, options.stream or name, options.lake or f"s3://{name}-lake/{name}", python, today)
+        project = Project(name, options.stream or name, options.lake or f"s3://{name}-lake/{name}", python, day)
     except ValidationError as error:
         raise ConfigurationError(f"project {name}: {refusal(error)}") from None
     folder = options.directory or Path(name)

@@ -70,7 +70,7 @@ class Project:
     lake: str
     python: str = PYTHONS["3.12"]
     day: date = date(2026, 11, 1)
-    """The first with partitions: the one on which the application begins."""
+    """The first with partitions: the one before the application begins, so that it has hours that are over."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or len(self.name) > LONGEST_NAME:

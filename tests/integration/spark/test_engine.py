@@ -81,8 +81,9 @@ def test_a_pinned_range_is_read_exactly_through_its_end(stream: Stream, engine: 
 
 def test_a_budget_ends_the_fetch(stream: Stream, engine: SparkEngine) -> None:
     stream.produce(900)
-    fetched = engine.fetch(stream.ranges(), replace(GENEROUS, records=90))
-    assert all(0 < progress.records <= 60 for progress in fetched.progress.values())
+    fetched = engine.fetch(stream.ranges(), replace(GENEROUS, records=90, seconds=60.0))
+    # Shards of one task share its part: the first may use it up.
+    assert 0 < sum(progress.records for progress in fetched.progress.values()) <= 90
 
 
 def test_a_shard_that_cannot_be_read_does_not_stop_the_others(stream: Stream, engine: SparkEngine) -> None:
