@@ -34,7 +34,7 @@ class WorkerState(StrEnum):
 class WorkerRow:
     """A row of worker metrics. `averages` and `operating_range` are the KCL's `sts` and `opr`.
 
-    Everything from `slot` to `slow_since` is ours; the KCL ignores and preserves it.
+    Everything from `slot` to `held_since` is ours; the KCL ignores and preserves it.
     """
 
     id: WorkerId
@@ -68,6 +68,10 @@ class WorkerRow:
     slow_since: Mapping[LeaseKey, int] | None = None
     """Since when, in epoch seconds, the consumer's code has been working on a batch of these shards, where it works
     for long. SHARDS_TOLD at most."""
+
+    held_since: Mapping[str, int] | None = None
+    """Background threads of the worker that do not go on with their steps, and since when, in epoch seconds. While
+    its renewals do not go on, its leases expire."""
 
     properties: Mapping[str, str] = field(default_factory=dict)
 

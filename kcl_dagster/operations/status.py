@@ -132,15 +132,30 @@ class Status:
         return {key: at for row in self.living.values() for key, at in (row.slow_since or {}).items()}
 
     @property
+    def held_since(self) -> dict[WorkerId, Mapping[str, int]]:
+        """Of workers with background threads that do not go on: which ones, and since when, in epoch seconds."""
+        return {row.id: row.held_since for row in self.living.values() if row.held_since}
+
+    @property
+    def held_threads(self) -> list[str]:
+        """The same in a line each."""
+        return [
+            f"{worker}: its thread of {thread} has not gone on since {datetime.fromtimestamp(at, UTC):%H:%M} UTC"
+            for worker, threads in sorted(self.held_since.items())
+            for thread, at in threads.items()
+        ]
+
+    @property
     def failing(self) -> dict[LeaseKey, str]:
         """Shards whose last attempt failed, and which attempt that was ("3 of 5", or empty: not known)."""
         return {key: (row.attempts or {}).get(key, "") for row in self.living.values() for key in row.failing or ()}
 
     @property
     def is_well(self) -> bool:
-        """No shard is unserved or stopped, the consumer's code does not hang, and every row can be read. An attempt
-        that failed and is repeated is no reason to be called."""
-        return not (self.is_overdue or self.unserved or self.why_stopped or self.slow_since or self.unreadable)
+        """No shard is unserved or stopped, neither the consumer's code nor a thread of a worker hangs, and every
+        row can be read. An attempt that failed and is repeated is no reason to be called."""
+        hangs = self.slow_since or self.held_since
+        return not (self.is_overdue or self.unserved or self.why_stopped or hangs or self.unreadable)
 
     def behind_ms(self, lease: Lease) -> int | None:
         """As its worker last reported. A worker reports only its shards that are furthest behind, and one of the
@@ -263,6 +278,7 @@ class Status:
             "run": row.run_id,
             "state": row.state.value if row.id in self.living else GONE,
             "alive": row.id in self.living,
+            "held_since": dict(row.held_since or {}) if row.id in self.living else {},
             "leases": sum(lease.actual_owner == row.id for lease in self.open_leases),
             "behind_ms": row.lag_ms,
             "seconds_since_heartbeat": None if row.last_update is None else round(self.at - row.last_update, 1),

@@ -70,7 +70,11 @@ class KclCheck:
 
 
 def _unserved(seen: Observation, _: Consumer) -> str | None:
-    return f"No worker reads {_some(seen.unserved)}." if seen.unserved else None
+    found = [f"No worker reads {_some(seen.unserved)}."] if seen.unserved else []
+    held = [row.id for row in seen.workers if row.held_since]
+    if held:
+        found.append(f"Threads that keep the leases of {_some(held)} do not go on: terminate the runs.")
+    return " ".join(found) or None
 
 
 def _paused(seen: Observation) -> str | None:

@@ -1,6 +1,7 @@
 """The leader as a Dagster sensor: reads Dagster's runs, ticks, asks for runs, tells what it saw."""
 
 import json
+import logging
 import socket
 import threading
 from collections.abc import Iterable
@@ -54,6 +55,9 @@ from kcl_dagster.telemetry.leader import LeaderTelemetry, open_leader_telemetry
 
 RETENTION_ASKED_SECONDS = 600.0  # it changes once in a stream's life
 UNKNOWN_RETENTION_ASKED_SECONDS = 30.0  # until it is known, a check warns
+TICK_HELD_SECONDS = 120.0  # a tick of a large application takes ten; each request in it has a deadline
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -68,6 +72,9 @@ class _Seat:
     leader: Leader | None = None
     telemetry: LeaderTelemetry = field(default_factory=LeaderTelemetry)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    began: float = 0.0
+    """The tick that is going on; monotonic."""
+
     epoch: int = 0
     ticks: int = 0
     kept: dict[str, float] = field(default_factory=dict)
@@ -161,7 +168,8 @@ def build_kcl_leader_sensor(
         kcl: KclResource = getattr(context.resources, kcl_key)
         seat = _seat(consumer, kcl, translator, instance)
         if not seat.lock.acquire(blocking=False):
-            return SkipReason("the previous tick is still going on")
+            return SkipReason(_still_going_on(seat))
+        seat.began = seat.runtime.clock.monotonic()
         try:
             leader = seat.open(kcl, _deployment(instance))
         except KclError as error:
@@ -315,6 +323,17 @@ def _request(application: Application, launch: Launch, code: LoadedCode) -> RunR
             CODE_TAG: code.version,
         },
     )
+
+
+def _still_going_on(seat: _Seat) -> str:
+    """Why a tick is skipped while the one before it has not ended. A tick that is held is written to the log, too:
+    skipped ticks are easily overlooked."""
+    seconds = seat.runtime.clock.monotonic() - seat.began
+    text = f"the previous tick is still going on, for {seconds:.0f} s"
+    if seconds < TICK_HELD_SECONDS:
+        return text
+    log.warning("the leader of %s: %s; nothing is led meanwhile", seat.application.name, text)
+    return f"{text}: see what holds it, or restart the code location"
 
 
 def _summary(report: TickReport) -> str:

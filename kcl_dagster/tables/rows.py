@@ -27,6 +27,7 @@ WHY_STOPPED: Final = "kdWhyStopped"
 FAILING: Final = "kdFailing"
 ATTEMPTS: Final = "kdAttempts"
 SLOW_SINCE: Final = "kdSlowSince"
+HELD_SINCE: Final = "kdHeldSince"
 
 OLDEST_REPORT: Final = 60  # seconds; the KCL refuses to write a row that its readers would call dead
 
@@ -63,6 +64,7 @@ def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> Wo
         failing=_leases(reader, FAILING),
         attempts=_read_texts(reader, ATTEMPTS),
         slow_since=_by_lease(reader, SLOW_SINCE),
+        held_since=_whole_numbers(reader, HELD_SINCE),
         properties=_properties(reader),
     )
 
@@ -92,6 +94,9 @@ def worker_row_values(row: WorkerRow) -> dict[str, Value]:
         SLOW_SINCE: None
         if row.slow_since is None
         else {"M": {lease: n(at) for lease, at in row.slow_since.items()}},
+        HELD_SINCE: None
+        if row.held_since is None
+        else {"M": {thread: n(at) for thread, at in row.held_since.items()}},
     }
     return {name: value for name, value in values.items() if value is not None}
 
@@ -164,12 +169,17 @@ def _ranges(reader: Reader) -> dict[str, tuple[int, ...]] | None:
     return {metric: tuple(int(v) for v in values) for metric, values in series.items()}
 
 
-def _by_lease(reader: Reader, attribute: str) -> dict[LeaseKey, int] | None:
+def _whole_numbers(reader: Reader, attribute: str) -> dict[str, int] | None:
     members = reader.mapping(attribute)
     if members is None:
         return None
-    shards = Reader({**members, LEASE_KEY: s(reader.key)}, LEASE_KEY)
-    return {LeaseKey(lease): shards.required_whole(lease) for lease in members}
+    named = Reader({**members, LEASE_KEY: s(reader.key)}, LEASE_KEY)
+    return {name: named.required_whole(name) for name in members}
+
+
+def _by_lease(reader: Reader, attribute: str) -> dict[LeaseKey, int] | None:
+    numbers = _whole_numbers(reader, attribute)
+    return None if numbers is None else {LeaseKey(lease): number for lease, number in numbers.items()}
 
 
 def _leases(reader: Reader, attribute: str) -> tuple[LeaseKey, ...] | None:

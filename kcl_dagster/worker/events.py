@@ -38,6 +38,8 @@ class EventKind(StrEnum):
     LEASE_TAKEN = "lease taken without a leader"
     STOPPING = "stopping"
     HUNG = "hung"
+    THREAD_HELD = "thread held"
+    LEADER_SILENT = "leader silent"
 
 
 # Kinds that an operator should examine; the others belong to normal operation.
@@ -57,6 +59,8 @@ TROUBLE = frozenset(
         EventKind.RETENTION_NEAR,
         EventKind.COMPLETENESS_NOT_STORED,
         EventKind.HUNG,
+        EventKind.THREAD_HELD,
+        EventKind.LEADER_SILENT,
     }
 )
 

@@ -51,7 +51,7 @@ class Unmeasured:
 
 class Heartbeat:
     """One thread calls `step` every `timings.heartbeat` seconds; another may set `state`, `lag_ms`,
-    `behind`, `stopped`, `why_stopped`, `failing`, `attempts` and `slow_since`."""
+    `behind`, `stopped`, `why_stopped`, `failing`, `attempts`, `slow_since` and `held_since`."""
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class Heartbeat:
         self.failing: tuple[LeaseKey, ...] = ()
         self.attempts: Mapping[LeaseKey, str] = {}
         self.slow_since: Mapping[LeaseKey, int] = {}
+        self.held_since: Mapping[str, int] = {}
         self.drain_requested = False
 
     def measure(self) -> None:
@@ -101,6 +102,7 @@ class Heartbeat:
             failing=self.failing,
             attempts=self.attempts,
             slow_since=self.slow_since,
+            held_since=self.held_since,
         )
         self._row = row
         written = self._table.beat(row) if self._is_written else None

@@ -54,6 +54,7 @@ from kcl_dagster.worker.stored_counts import WindowRules
 from kcl_dagster.worker.succession import Succession
 from kcl_dagster.worker.surroundings import Surroundings
 from kcl_dagster.worker.taking import Taker
+from kcl_dagster.worker.thread_watch import HOUSEKEEPING, RENEWALS, ThreadWatch
 from kcl_dagster.worker.threads import Steps, Threads
 
 STOP_POLL_SECONDS = 0.1  # how soon an idle worker notices that it should stop or has a new lease
@@ -137,6 +138,7 @@ class Worker(Generic[D]):
         self._completeness_writer = self._make_completeness_writer()
         self.protocol = self._make_protocol(runtime)
         self._bound = self._make_bound()
+        self.threads = ThreadWatch(self._clock, self.tell)
         self._lag = Lag(self._clock, self.settings.round_patience)
         self._beat_due = Every(self.settings.heartbeat)
         self._discovery_due = Every(self.settings.discovery)
@@ -155,6 +157,7 @@ class Worker(Generic[D]):
         self._draining_since: float | None = None
         self._stop_seen: float | None = None
         self._is_ended = False
+        self._is_leader_silent = False
         self._fatal: ConfigurationError | None = None
 
     def _make_bound(self) -> BoundWatch | None:
@@ -343,11 +346,13 @@ class Worker(Generic[D]):
 
     def step_renewal(self) -> float:
         """Renew what is due; seconds until the next lease is. Renewal thread."""
+        self.threads.begins(RENEWALS)
         self.renewer.step()
         return self.renewer.seconds_until_due()
 
     def step_housekeeping(self) -> None:
         """Whatever else is due. Housekeeping thread."""
+        self.threads.begins(HOUSEKEEPING)
         now = self._clock.monotonic()
         if self.stop.is_requested():
             self.step_leaving()
@@ -379,6 +384,7 @@ class Worker(Generic[D]):
         slow_since = self.processing.slow_since()
         self._measure_lag(tuple(sorted(slow_since)))
         self.heartbeat.slow_since = dict(sorted(slow_since.items())[:SHARDS_TOLD])
+        self.heartbeat.held_since = self.threads.held_since()
         return self.heartbeat.step()
 
     def _has_become_ready(self) -> bool:
@@ -410,7 +416,9 @@ class Worker(Generic[D]):
         if leader is None or self._draining_since is not None or self.stop.is_requested():
             return []
         try:
-            if leader.silent_for() >= self.settings.leaderless:
+            silent = leader.silent_for()
+            self._see_leader(silent)
+            if silent >= self.settings.leaderless:
                 if not self.is_ready():  # others may be able to read at once what this worker would have to keep
                     self.taker.look()
                     return []
@@ -420,6 +428,14 @@ class Worker(Generic[D]):
             return []
         self.taker.forget()
         return []
+
+    def _see_leader(self, silent: float) -> None:
+        """One event for each episode of a leader that does not write its lock, as when its tick does not end."""
+        is_silent = silent >= self.settings.leaderless
+        if is_silent and not self._is_leader_silent:
+            message = f"no leader has written the leader lock for {silent:.0f} s; workers take unserved leases"
+            self.tell(WorkerEvent(EventKind.LEADER_SILENT, message, facts={"seconds": round(silent, 1)}))
+        self._is_leader_silent = is_silent
 
     def step_drain(self) -> None:
         """Begin to leave when asked to, or when no leader has replaced this worker long after its lifetime; end

@@ -204,6 +204,7 @@ def _rows(patient: Patient, layout: Layout, *, is_allowed: bool) -> Generator[Fi
     yield judge_leases(before, after)
     yield judge_stopped(after)
     yield from judge_code(after)
+    yield from judge_threads(after)
     do = "correct or delete the row; nothing writes to it until then"
     for problem in after.unreadable:
         yield fail("rows", problem, do)
@@ -256,6 +257,17 @@ def judge_code(seen: Status) -> Iterator[Finding]:
         yield warn("code", f"batches fail and are tried again: {_each(failing)}", "the run's log has the errors")
     if not hung and not failing:
         yield ok("code", "no batch fails or takes long")
+
+
+def judge_threads(seen: Status) -> Iterator[Finding]:
+    """Whether the threads of the workers that keep leases go on. Nothing is said if they do."""
+    lines = seen.held_threads
+    if lines:
+        yield fail(
+            "threads",
+            "; ".join(lines),
+            "the `thread held` event in the run's log names the line of code; terminate the run: it is replaced",
+        )
 
 
 def _each(texts: Mapping[LeaseKey, str]) -> str:

@@ -65,6 +65,7 @@ def look_status(top: Worktop, _: None) -> Answer:
             *(f"{key} is unserved" for key in unserved),
             *(f"{key} is stopped: {why}" for key, why in sorted(status.why_stopped.items())),
             *(f"{key} hangs in the consumer's code" for key in sorted(status.slow_since)),
+            *status.held_threads,
             *status.unreadable,
         ],
         {

@@ -472,6 +472,11 @@ def test_findings_come_before_the_doctor_has_watched_the_leader() -> None:
             f"keeps the consumer's code busy for long: {FIRST}: since 13:47 UTC",
         ),
         (
+            {"held_since": {"renewals": 1_700_056_020}},
+            ("threads", "fail"),
+            "its thread of renewals has not gone on since 13:47 UTC",
+        ),
+        (
             {"failing": (FIRST,), "attempts": {FIRST: "3 of 5"}},
             ("code", "warn"),
             f"batches fail and are tried again: {FIRST}: attempt 3 of 5",

@@ -379,6 +379,20 @@ def test_each_shard_has_a_state_and_those_that_do_not_go_on_end_status_with_1(
     assert cli.main([*arguments, "--json"]) == (0 if is_well else 1)
 
 
+def test_a_worker_whose_renewals_do_not_go_on_is_named_and_ends_status_with_1() -> None:
+    shop = Shop()
+    shop.serve()
+    assert status_of(shop).is_well
+    shop.beat(held_since={"renewals": AT_13_47})
+    status = status_of(shop)
+    [line] = status.held_threads
+    assert line.endswith("its thread of renewals has not gone on since 13:47 UTC")
+    assert line in shown(view(status), 200)
+    document = status.to_document()
+    assert document["well"] is False
+    assert [row["held_since"] for row in document["workers"]] == [{"renewals": AT_13_47}]
+
+
 def test_names_of_shards_and_workers_are_whole_at_80_columns(shop: Shop) -> None:
     shop.serve()
     worker = WorkerId("worker-000:1a2b3c4d")

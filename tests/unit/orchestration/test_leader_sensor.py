@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -270,8 +271,22 @@ def test_a_tick_that_overlaps_another_one_does_nothing(bench: Bench, monkeypatch
         thread.join()
     (answer,) = answers
     assert isinstance(answer, SkipReason)
-    assert answer.skip_message == "the previous tick is still going on"
+    assert str(answer.skip_message).startswith("the previous tick is still going on, for ")
     assert isinstance(bench.evaluate(), SensorResult)
+
+
+def test_a_tick_that_does_not_end_is_in_the_log(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leader_sensor, "_seats", {})
+    bench.tick()
+    (seat,) = leader_sensor._seats.values()
+    seat.began = seat.runtime.clock.monotonic() - 121
+    with seat.lock, ThreadPoolExecutor() as pool:
+        answer = pool.submit(bench.evaluate).result()
+    assert isinstance(answer, SkipReason)
+    assert "still going on, for 121 s" in str(answer.skip_message)
+    assert "nothing is led meanwhile" in caplog.text
 
 
 @pytest.mark.audit("B13")

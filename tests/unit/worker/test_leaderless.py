@@ -57,6 +57,13 @@ def test_workers_share_the_leases_when_no_leader_shows_up() -> None:
     assert fleet.owners() == before  # and then stand still
 
 
+def test_workers_tell_once_that_no_leader_writes_its_lock() -> None:
+    fleet = Fleet(shards=2, workers=1)
+    fleet.go_on(300)
+    [run] = fleet.runs
+    assert run.kinds().count(EventKind.LEADER_SILENT) == 1
+
+
 def test_leases_of_a_dead_worker_are_taken_by_the_others() -> None:
     fleet = Fleet(shards=4, workers=2)
     for shard in fleet.world.stream.shards:

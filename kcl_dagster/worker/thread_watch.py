@@ -1,0 +1,82 @@
+"""Whether the background threads of a worker go on with their steps. Each of them looks at the other one.
+
+A step ends soon by design, but a lock, an extension that does not return, or a defect may hold a thread for ever.
+If it is the renewal thread, the leases expire; if it is the housekeeping thread, heartbeats end.
+
+Only the time counts in which the thread that looks went on itself. A process that was paused as a whole is no such
+case: after the pause both threads go on.
+"""
+
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Final
+
+from kcl_dagster.runtime import Clock
+from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
+
+RENEWALS: Final = "renewals"
+HOUSEKEEPING: Final = "housekeeping"
+PATIENCE_SECONDS: Final[Mapping[str, float]] = {
+    RENEWALS: 15.0,  # a step waits for three seconds at most, and the next one follows in half a second
+    HOUSEKEEPING: 45.0,  # a step may have several requests, each of which has a deadline of its own
+}
+LONGEST_LOOK = 5.0  # seconds between two looks that count; of a longer time, the rest may have been a pause
+
+
+@dataclass(slots=True)
+class _Thread:
+    ident: int
+    began: float  # the last step; monotonic
+    at: float  # the same by the clock on the wall
+    held_for: float = 0.0  # while the other thread went on
+    is_told: bool = False
+
+
+class ThreadWatch:
+    """Each thread calls `begins` with its name before each of its steps."""
+
+    def __init__(self, clock: Clock, on_event: OnEvent = ignore) -> None:
+        self._clock = clock
+        self._on_event = on_event
+        self._threads: dict[str, _Thread] = {}  # each thread replaces its own
+
+    def begins(self, name: str) -> None:
+        """A step of a thread begins. One event for each episode of another thread that does not go on."""
+        now = self._clock.monotonic()
+        mine = self._threads.get(name)
+        looked = min(now - mine.began, LONGEST_LOOK) if mine is not None else 0.0
+        self._threads[name] = _Thread(threading.get_ident(), now, self._clock.now())
+        for other, seen in list(self._threads.items()):
+            if other != name:
+                self._look(other, seen, looked)
+
+    def _look(self, name: str, seen: _Thread, looked: float) -> None:
+        seen.held_for += looked
+        if seen.held_for < PATIENCE_SECONDS[name] or seen.is_told:
+            return
+        seen.is_told = True
+        since = datetime.fromtimestamp(seen.at, UTC)
+        message = f"the thread of {name} has not gone on since {since:%H:%M:%S} UTC{_place_of(seen.ident)}"
+        facts = {"seconds": round(self._clock.monotonic() - seen.began, 1)}
+        self._on_event(WorkerEvent(EventKind.THREAD_HELD, message, facts=facts))
+
+    def held_since(self) -> dict[str, int]:
+        """The threads that do not go on, and since when, in epoch seconds. Any thread."""
+        return {name: round(seen.at) for name, seen in sorted(self._threads.items()) if seen.is_told}
+
+
+def _place_of(ident: int) -> str:
+    """Where a thread is: the innermost line, and the innermost one of this package."""
+    frames: dict[int, FrameType] = sys._current_frames()  # noqa: SLF001 (documented in spite of its name)
+    frame = None if ident == threading.get_ident() else frames.get(ident)
+    if frame is None:
+        return ""
+    lines = traceback.extract_stack(frame)
+    ours = next((line for line in reversed(lines) if "kcl_dagster" in line.filename), lines[-1])
+    places = dict.fromkeys(f"{line.filename}:{line.lineno} in {line.name}" for line in (lines[-1], ours))
+    return f": it is at {', called from '.join(places)}"
