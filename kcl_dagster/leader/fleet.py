@@ -9,8 +9,12 @@ longer than `scale_up_lag`.
 The number follows the open shards, and lag and throughput within `min` and `max`, one step per cool-down; never
 more workers than shards that can be read, but for the moment in which one replaces another.
 A worker beyond its lifetime, or with older code than the leader's, is replaced, one at a time: its successor is up
-before it is asked to leave. Workers with older code whose shards are stopped, or whose batch hangs, are replaced
-all at the same time, and do not wait for their successors as long as another worker reads.
+before it is asked to leave, which means that it can read: its row says so once its Spark has started. Workers with
+older code whose shards are stopped, or whose batch hangs, are replaced all at the same time, and do not wait for
+their successors as long as another worker reads.
+
+A worker that does not come to read in time is given up while another one reads: it drains, and its slot is launched
+again. So it holds back neither a deploy nor a smaller fleet for ever, and the workers that read stay.
 """
 
 import math
@@ -21,8 +25,9 @@ from typing import Final
 from kcl_dagster.application import FleetSettings
 from kcl_dagster.leader.liveness import WorkerSight
 from kcl_dagster.leader.runs import LoadedCode, SlotRun
+from kcl_dagster.leader.start_watch import START_SECONDS
 from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import slot_name
+from kcl_dagster.model.worker import WorkerState, slot_name
 
 # One step of scaling up, as a part of the fleet: a large fleet that lags needs more than one worker more.
 HANGS_SECONDS: Final = 120.0  # a batch that takes longer is not worth waiting for when there is newer code
@@ -35,6 +40,9 @@ ABANDONED_SECONDS: Final = 120.0
 # A run that waits in the queue for longer does not count as a worker: the queue may be another deployment's, or
 # stuck.
 QUEUED_SECONDS: Final = 120.0
+# A worker that is not up after this long, or after so many cool-downs if that is longer, will never be.
+NEVER_UP_SECONDS: Final = START_SECONDS
+NEVER_UP_COOLDOWNS: Final = 5
 # A worker that was launched this recently is expected to report soon.
 EXPECTED_SECONDS: Final = 60.0
 # Room above the configured throughput of a worker before another is asked for.
@@ -102,12 +110,14 @@ def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker
     unwanted = [*surplus, *slots.held, *slots.overtaken, *(slots.waiting if enough else ())]
     cancel = tuple(slot for slot in unwanted if slots.is_queued(slot))
     if not launch:
+        drain |= {slots.worker(slot).id: slots.why_given_up(slot) for slot in slots.given_up}
         drain |= {slots.worker(slot).id: slots.why_leave(slot) for slot in _of_stuck(stuck, keep, target, slots)}
     if all(slots.is_up(slot) for slot in keep):
         for slot in surplus:
             if slots.is_up(slot):
                 drain[slots.worker(slot).id] = slots.why_leave(slot) or f"{_enough(target)}: {why}"
-        if not surplus and not stuck and not launch and not slots.leaving and sight.unserved == 0:
+        leaves = slots.leaving or slots.given_up
+        if not surplus and not stuck and not launch and not leaves and sight.unserved == 0:
             old = next((slot for slot in reversed(keep) if slots.why_leave(slot)), None)
             if old is not None and slots.free:
                 launch[slots.free[0]] = f"it replaces {old}: {slots.why_leave(old)}"
@@ -121,7 +131,7 @@ def _of_stuck(stuck: Sequence[str], keep: Sequence[str], target: int, slots: "_S
     there is no slot for one, the workers are replaced one after the other."""
     if target <= 0 or any(slots.is_up(slot) for slot in keep):
         return stuck
-    return stuck[:1] if not keep and not slots.leaving else ()
+    return stuck[:1] if not keep and not slots.leaving and not slots.given_up else ()
 
 
 def _enough(workers: int) -> str:
@@ -187,7 +197,8 @@ class _Slots:
 
     `serving`: has a worker or soon will, the ones to keep first. `leaving`: its worker drains. `silent`: is said to
     run, but its worker does not write its row; it holds its slot and is otherwise not counted on. `waiting`: its
-    run has been queued for too long to count on it. `held`: would serve, but an operator paused the slot.
+    run has been queued for too long to count on it. `given_up`: its worker did not come to read in time, and
+    another one reads. `held`: would serve, but an operator paused the slot.
     `overtaken`: its run is queued although a worker that this instance did not launch serves the slot.
     """
 
@@ -206,6 +217,9 @@ class _Slots:
         self.held = sorted(others & set(sight.paused))
         self.waiting = sorted(slot for slot in others - set(self.held) if self._is_waiting(slot))
         serving = others - set(self.held) - set(self.waiting)
+        reads = any(self.is_up(slot) for slot in serving)
+        self.given_up = sorted(slot for slot in serving if reads and self._is_never_up(slot))
+        serving -= set(self.given_up)
         self.serving = sorted(serving, key=lambda slot: (bool(self.why_leave(slot)), slot))
         names = (slot_name(index) for index in range(settings.max_workers))
         self.free = [slot for slot in names if slot not in taken and slot not in sight.paused]
@@ -231,6 +245,9 @@ class _Slots:
         if self._age(slot) > self._settings.lifetime:
             return f"it has run for {self._age(slot) / 3600:.1f} hours"
         return ""
+
+    def why_given_up(self, slot: str) -> str:
+        return f"it has not come to read in {self._age(slot) / 60:.0f} minutes"
 
     def is_stuck(self, slot: str) -> bool:
         """Its worker has older code, and shards that are stopped or hang, which newer code may read on."""
@@ -268,6 +285,7 @@ class _Slots:
             f"run {self._sight.slots[slot].run_id} of {slot} is said to run, but its worker does not write its row"
             for slot in self.silent
         ]
+        notes += [f"{self.worker(slot).id} is not waited for: {self.why_given_up(slot)}" for slot in self.given_up]
         if queued:
             notes.append(f"runs wait in the queue: {', '.join(queued)}; the instance may allow too few at once")
         return tuple(notes)
@@ -284,6 +302,14 @@ class _Slots:
         run = self._sight.slots.get(slot)
         started = run is not None and run.status in {"starting", "running"}
         return started and slot not in self._workers and self._age(slot) > _SILENT_SECONDS
+
+    def _is_never_up(self, slot: str) -> bool:
+        """Only of the run's own worker, whose age is known."""
+        run, worker = self._sight.slots.get(slot), self._workers.get(slot)
+        if run is None or run.status != "running" or worker is None or worker.row.run_id != run.run_id:
+            return False
+        patience = max(NEVER_UP_SECONDS, NEVER_UP_COOLDOWNS * self._settings.cooldown)
+        return worker.row.state is WorkerState.STARTING and self._age(slot) > patience
 
     def _is_waiting(self, slot: str) -> bool:
         return self.is_queued(slot) and slot not in self._workers and self._age(slot) > QUEUED_SECONDS

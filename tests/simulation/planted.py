@@ -63,6 +63,7 @@ _SYNCING: Final = "kcl_dagster.leader.syncing"
 _SYNC: Final = "kcl_dagster.leader.sync"
 _CLEANUP: Final = "kcl_dagster.leader.cleanup"
 _LOCK: Final = "kcl_dagster.tables.lock"
+_POLICIES: Final = "kcl_dagster.leader.assignment.policies"
 _FLEET: Final = "kcl_dagster.leader.fleet"
 _TABLE_READING: Final = "kcl_dagster.tables.reading"
 _STAGES: Final = "kcl_dagster.leader.stages"
@@ -481,6 +482,18 @@ MUTANTS: Final = (
                 "        foreign = _by_slot((), own)",
             ),
         ),
+    ),
+    Mutant(
+        "a worker drains before its successor can read",
+        _FLEET,
+        "        return slot in self._workers and self._workers[slot].ready",
+        "        return slot in self._workers",
+    ),
+    Mutant(
+        "by the KCL's rules, leases go to workers that cannot read yet",
+        _POLICIES,
+        "        return ReadersFirst(Variance(random.shuffle))",
+        "        return Variance(random.shuffle)",
     ),
     Mutant(
         "a reset keeps the pin",

@@ -6,6 +6,7 @@ from typing import Final
 from kcl_dagster.application import Application
 from kcl_dagster.leader.assignment import balanced
 from kcl_dagster.leader.assignment.policy import Policy
+from kcl_dagster.leader.assignment.readiness import ReadersFirst
 from kcl_dagster.leader.assignment.taker import TakerPolicy
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.model.taking import TakingRules
@@ -26,9 +27,9 @@ def configured(application: Application, random: Random) -> Policy:
     """The policy that `policy.name` asks for."""
     name = application.policy.name
     if name == "kcl":
-        return Variance(random.shuffle)
+        return ReadersFirst(Variance(random.shuffle))
     if name == "taker":
-        return TakerPolicy(TakingRules(application.timings.lease_duration), random)
+        return ReadersFirst(TakerPolicy(TakingRules(application.timings.lease_duration), random))
     return _OURS[name]
 
 

@@ -26,7 +26,7 @@ from kcl_dagster.testing.simulation.network import Line, Service
 from kcl_dagster.testing.simulation.operators import Operators
 from kcl_dagster.testing.simulation.processes import EVENTS, NAP_SECONDS, QUESTION, Daemon, WorkerProcess
 from kcl_dagster.testing.simulation.properties import Violation, Violations
-from kcl_dagster.testing.simulation.reading import ReadingWatch
+from kcl_dagster.testing.simulation.reading import ReadingWatch, check_readers
 from kcl_dagster.testing.simulation.scenario import EPOCH, Scenario
 from kcl_dagster.testing.simulation.streams import MoodyKinesis, Streams
 from kcl_dagster.testing.simulation.trace import Trace
@@ -445,6 +445,7 @@ class Simulation:
     def _reported(self, daemon: str, report: TickReport) -> None:
         self.reports.append((self.kernel.now, report))
         liveness.check_stages(self.violations, daemon, report)
+        check_readers(self.violations, daemon, report)
         if report.retire or report.launches or any(sight.drains for sight in report.workers):
             self.fleet_changed = self.kernel.now
         for loss in report.data_loss:

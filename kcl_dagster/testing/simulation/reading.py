@@ -6,7 +6,10 @@ started, or may have stopped. Here the fetches count.
 
 from typing import TYPE_CHECKING, Final
 
+from kcl_dagster.leader.report import TickReport
+from kcl_dagster.model.worker import WorkerState
 from kcl_dagster.testing.simulation.liveness import LAUNCH_SECONDS, java_seconds, may_rest
+from kcl_dagster.testing.simulation.properties import Violations
 
 if TYPE_CHECKING:
     from kcl_dagster.testing.simulation.fleet import Simulation
@@ -16,6 +19,27 @@ if TYPE_CHECKING:
 LOOK_SECONDS: Final = 15.0
 # Ticks until the end of a worker is detected, its successor launched, its leases assigned, and those found.
 TICKS: Final = 6
+
+
+def check_readers(violations: Violations, daemon: str, report: TickReport) -> None:
+    """Of one tick, by what it had read: it gives no lease to a worker that cannot read yet while another can, and
+    does not drain the last one that can while its successor starts. No scenario limits the leases of a worker."""
+    can_read = [seen for seen in report.workers if seen.alive and seen.ready]
+    readers = {seen.id for seen in can_read if seen.accepts}
+    begun = {lease.key for lease in report.leases if lease.in_handoff}  # which ends as an earlier tick decided
+    for move in report.moves:
+        if readers and move.to not in readers and move.lease not in begun:
+            violations.add("L7", f"{daemon} gives {move.lease} to {move.to}, and {sorted(readers)} read")
+    starting = [
+        seen.id
+        for seen in report.workers
+        if seen.alive and not seen.drains and seen.row.state is WorkerState.STARTING
+    ]
+    retired = {slot for slot, why in report.retire.items() if not why.startswith("an operator paused")}
+    drained = [seen.id for seen in can_read if seen.drains and seen.row.slot in retired]
+    stays = [seen for seen in can_read if not seen.drains and not seen.row.is_bounded]
+    if drained and starting and not stays and report.target_workers:
+        violations.add("L7", f"{daemon} drains {drained}, and the others start only: {starting}")
 
 
 class ReadingWatch:

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_dagster.application import FleetSettings
-from kcl_dagster.leader.fleet import QUEUED_SECONDS, FleetSight, decide_fleet, decide_target
+from kcl_dagster.leader.fleet import (
+    NEVER_UP_COOLDOWNS,
+    NEVER_UP_SECONDS,
+    QUEUED_SECONDS,
+    FleetSight,
+    decide_fleet,
+    decide_target,
+)
 from kcl_dagster.leader.launches import FIRST_PAUSE, LONGEST_PAUSE, LaunchBook
 from kcl_dagster.leader.liveness import WorkerSight, scalable_lag_of
 from kcl_dagster.leader.memory import Memory
@@ -291,6 +298,53 @@ def test_the_only_worker_with_older_code_reads_until_its_successor_is_up() -> No
     assert (decide_fleet(SETTINGS, starting).launch, decide_fleet(SETTINGS, starting).drain) == ({}, {})
     up = replace(starting, workers=[*starting.workers, worker(1)])
     assert list(decide_fleet(SETTINGS, up).drain) == ["worker-000:run-0"]
+
+
+def with_successor(age: float, settings: FleetSettings = SETTINGS) -> FleetSight:
+    """A fleet of one with older code, and its successor, whose Spark has not started."""
+    sight = fleet(1, open_leases=4, code=MENDED)
+    (slot,) = decide_fleet(settings, sight).launch
+    successor = {slot: replace(run(1, age=age), code="mended")}
+    starting = worker(1, state=WorkerState.STARTING)
+    return replace(sight, slots={**sight.slots, **successor}, workers=[*sight.workers, starting])
+
+
+def test_a_successor_that_does_not_come_to_read_is_given_up_and_the_worker_that_reads_stays() -> None:
+    patience = max(NEVER_UP_SECONDS, NEVER_UP_COOLDOWNS * SETTINGS.cooldown)
+    waits = decide_fleet(SETTINGS, with_successor(patience))
+    assert (waits.launch, waits.drain, waits.notes) == ({}, {}, ())
+    over = decide_fleet(SETTINGS, with_successor(patience + 60.0))
+    why = "it has not come to read in 11 minutes"
+    assert (over.launch, over.drain) == ({}, {WorkerId("worker-001:run-1"): why})
+    assert over.notes == (f"worker-001:run-1 is not waited for: {why}",)
+
+
+def test_slow_changes_wait_longer_for_a_successor() -> None:
+    slow = SETTINGS.model_copy(update={"cooldown": 600.0})
+    assert decide_fleet(slow, with_successor(NEVER_UP_COOLDOWNS * 600.0, slow)).drain == {}
+
+
+def test_another_successor_is_launched_for_one_that_was_given_up() -> None:
+    sight = with_successor(3000.0)
+    leaving = replace(sight.workers[1], row=replace(sight.workers[1].row, drain_requested=True))
+    assert decide_fleet(SETTINGS, replace(sight, workers=[sight.workers[0], leaving])).launch == {}
+    gone = replace(sight, slots={"worker-000": run(0)}, workers=sight.workers[:1])
+    assert list(decide_fleet(SETTINGS, gone).launch) == ["worker-001"]
+
+
+def test_a_worker_that_starts_for_long_is_waited_for_where_no_other_one_reads() -> None:
+    sight = with_successor(3000.0)
+    starting = [replace(seen, row=replace(seen.row, state=WorkerState.STARTING)) for seen in sight.workers]
+    plan = decide_fleet(SETTINGS, replace(sight, workers=starting, code=None))
+    assert (plan.launch, plan.drain) == ({}, {})
+
+
+def test_a_smaller_fleet_does_not_wait_for_a_worker_that_does_not_come_to_read() -> None:
+    sight = fleet(3, target=2)
+    sight = replace(sight, workers=[worker(0, state=WorkerState.STARTING), *sight.workers[1:]])
+    assert decide_fleet(SETTINGS, sight).drain == {}
+    old = {**sight.slots, "worker-000": run(0, age=1000.0)}
+    assert list(decide_fleet(SETTINGS, replace(sight, slots=old)).drain) == ["worker-000:run-0"]
 
 
 @pytest.mark.audit("F4")

@@ -1,0 +1,78 @@
+"""By the KCL's own rules, too, leases go to workers that can read."""
+
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+import pytest
+
+from kcl_dagster.application import Application, PolicySettings
+from kcl_dagster.leader.assignment.policies import configured
+from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
+from kcl_dagster.leader.assignment.variance import Variance
+from kcl_dagster.model.lease import LeaseKey, WorkerId
+
+READS: Final = WorkerLoad(WorkerId("reads"))
+STARTS: Final = WorkerLoad(WorkerId("starts"), ready=False)
+SLOW: Final = replace(STARTS, starts_slowly=True)
+
+
+@pytest.fixture(params=["kcl", "taker"])
+def policy(request: pytest.FixtureRequest) -> Policy:
+    application = Application(name="app", streams=("clicks",), policy=PolicySettings(name=request.param))
+    return configured(application, Random(0))
+
+
+def leases(number: int, owner: WorkerId | None = None) -> list[LeaseLoad]:
+    why = "no worker owns it" if owner is None else None
+    return [LeaseLoad(LeaseKey(f"{owner or 'l'}-{n}"), owner, kbps=10.0, unserved=why) for n in range(number)]
+
+
+def given(decided: Assignment) -> set[tuple[WorkerId, str]]:
+    return {(move.to, move.kind) for move in decided.moves}
+
+
+def test_leases_without_a_worker_go_to_one_that_reads(policy: Policy) -> None:
+    decided = policy(leases(4), [STARTS, READS], Limits())
+    assert (len(decided.moves), given(decided)) == (4, {(READS.id, "unserved")})
+
+
+def test_where_no_worker_reads_one_that_starts_gets_them(policy: Policy) -> None:
+    assert given(policy(leases(4), [STARTS], Limits())) == {(STARTS.id, "unserved")}
+
+
+def test_where_no_worker_that_reads_has_room_one_that_starts_gets_them(policy: Policy) -> None:
+    held = [*leases(2, READS.id), *leases(2)]
+    assert (STARTS.id, "unserved") in given(policy(held, [READS, STARTS], Limits(max_leases=2)))
+
+
+@pytest.mark.parametrize("limits", [Limits(max_kbps=20.0), Limits(max_leases=2)])
+def test_a_worker_that_reads_and_is_full_gets_no_more(limits: Limits) -> None:
+    policy = configured(Application(name="app", streams=("clicks",), policy=PolicySettings(name="kcl")), Random(0))
+    assert {to for to, _ in given(policy([*leases(2, READS.id), *leases(1)], [READS, STARTS], limits))} == {
+        STARTS.id
+    }
+
+
+def test_nothing_is_balanced_to_a_worker_that_starts(policy: Policy) -> None:
+    assert policy(leases(6, READS.id), [READS, STARTS], Limits()).moves == ()
+
+
+def test_leases_of_a_worker_that_starts_slowly_are_handed_over(policy: Policy) -> None:
+    decided = policy(leases(3, SLOW.id), [READS, SLOW], Limits())
+    assert (len(decided.moves), given(decided)) == (3, {(READS.id, "drain")})
+    assert {move.because for move in decided.moves} == {"starts has not started yet"}
+    soon = policy(leases(3, STARTS.id), [READS, STARTS], Limits())
+    assert "drain" not in {move.kind for move in soon.moves}, "it will read in a moment"
+
+
+def test_leases_in_handoff_stay(policy: Policy) -> None:
+    held = [replace(lease, pinned=True) for lease in leases(3, SLOW.id)]
+    assert policy(held, [READS, SLOW], Limits()).moves == ()
+
+
+def test_a_fleet_that_reads_is_assigned_as_the_kcl_does_it() -> None:
+    kcl = configured(Application(name="app", streams=("clicks",), policy=PolicySettings(name="kcl")), Random(0))
+    fleet = [READS, replace(READS, id=WorkerId("other")), replace(READS, id=WorkerId("leaves"), accepts=False)]
+    held = [*leases(9, READS.id), *leases(5)]
+    assert kcl(held, fleet, Limits()) == Variance(Random(0).shuffle)(held, fleet, Limits())
