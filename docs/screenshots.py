@@ -44,7 +44,7 @@ class Picture:
 
 
 PICTURES = (
-    Picture("lineage", GROUPS, ("clickstream", "sessions", "decisions", "partitions", "Passed"), (1600, 1150)),
+    Picture("lineage", GROUPS, ("clickstream", "sessions", "decisions", "partitions", "Passed"), (1900, 1200)),
     Picture(
         "leases",
         f"{APPLICATION}/leases",
