@@ -179,13 +179,13 @@ class Failures:
         """Try the lease apart from the others."""
         self._troubles.setdefault(key, _Trouble(group=self._new_group()))
 
-    def verdict_of_loss(self, key: LeaseKey, losses: int, can_narrow: bool) -> Verdict:
+    def verdict_of_loss(self, key: LeaseKey, losses: int, can_narrow: bool, can_set_aside: bool = True) -> Verdict:
         """Before a batch of one lease is written that `losses` owners were lost to. RETRY: it may be written."""
         self.suspect(key)
         trouble = self._troubles[key]
         if can_narrow:
             return Verdict.NARROW
-        final = _FINAL.get(self._policy.action, Verdict.STOP)
+        final = _FINAL.get(self._policy.action, Verdict.STOP) if can_set_aside else Verdict.STOP
         if final is not Verdict.STOP:
             return final
         if trouble.has_waited:

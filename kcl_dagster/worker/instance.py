@@ -71,7 +71,7 @@ class Instance:
     def _deliver_alone(self, record: Record, millis_behind: int | None, attendant: Attendant) -> None:
         try:
             self._deliver([record], millis_behind, attendant)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not attendant.set_aside(poison_of(record), kind_of(error), told(error)):
                 raise
 

@@ -23,6 +23,7 @@ from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.model.worker import SHARDS_TOLD, STOPPED_TOLD, WorkerState
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control
+from kcl_dagster.worker.attempts import unfinished
 from kcl_dagster.worker.batch import D, KeepingCompleteness, R, Reader
 from kcl_dagster.worker.bound import Activity, BoundWatch
 from kcl_dagster.worker.chain_protocol import ChainProtocol
@@ -396,7 +397,9 @@ class Worker(Generic[D]):
     def _measure_lag(self, hung: tuple[LeaseKey, ...]) -> None:
         self.holdings.expire()  # here, too: the renewal thread may wait
         leases = self.holdings.to_be_read()
-        behind = self._lag.measure(leases, unstored_of(leases.values(), self._last_round.failing))
+        delivered = self.protocol.delivered() if isinstance(self.protocol, ProcessorProtocol) else {}
+        unstored = unstored_of(unfinished(leases, delivered), self._last_round.failing)
+        behind = self._lag.measure(leases, unstored)
         if behind or self.heartbeat.lag_ms is not None:
             # A worker whose leases have all gone is not behind any more.
             self.heartbeat.lag_ms = max(behind.values(), default=0)

@@ -5,7 +5,8 @@ ahead of the checkpoint, for as long as this worker has the lease and the proces
 delivered and not checkpointed is delivered again to the next instance: at least once, in order, as in the KCL.
 
 Other than in the KCL, a processor that raises does not lose its records: it is replaced by a new instance, which
-begins at the checkpoint, until the failure policy decides.
+begins at the checkpoint, until the failure policy decides. Records that end the processes of several workers stop
+their shard, under every policy, and are tried again at long intervals; see `kcl_dagster.worker.attempts`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,15 +15,16 @@ from functools import partial
 from typing import Any
 
 from kcl_dagster.application import FailureAction
-from kcl_dagster.errors import Unavailable
+from kcl_dagster.errors import LeaseLost, ProcessLost, Unavailable
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.worker.attempts import Attempts
 from kcl_dagster.worker.batch import PoisonRecord, Progress, Range, Read
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
 from kcl_dagster.worker.error_class import depends_on_records
 from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.failure import Verdict
+from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Verdict
 from kcl_dagster.worker.holdings import Holding, Holdings
 from kcl_dagster.worker.protocol import never
 from kcl_dagster.worker.ranges import Planner
@@ -50,6 +52,7 @@ class ProcessorProtocol:
     rules: WindowRules | None = None
     """By which windows records are counted; None: they are not."""
 
+    _attempts: Attempts = field(init=False)
     _processes: dict[LeaseKey, ShardProcess] = field(default_factory=dict)
     _careful: set[LeaseKey] = field(default_factory=set)
     """Shards that get their records one by one, to find the one that fails."""
@@ -64,6 +67,13 @@ class ProcessorProtocol:
     _failed_through: dict[LeaseKey, Checkpoint] = field(default_factory=dict)
     """Up to where the records reached at which each shard failed. The next processor begins at the checkpoint, so
     what it is given before this place is no success: every failure would be counted as the first one."""
+
+    def __post_init__(self) -> None:
+        self._attempts = Attempts(self.holdings, self.reading.settings.code)
+
+    def delivered(self) -> dict[LeaseKey, Checkpoint]:
+        """Through which records the processors that live were given their shards. Any thread."""
+        return {key: process.position for key, process in list(self._processes.items())}
 
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
         """One round. Raises nothing that AWS or a processor can cause; that is in the report and in the events."""
@@ -134,13 +144,15 @@ class ProcessorProtocol:
                 this.report(key, Outcome.ABANDONED, progress)
             elif not self.holdings.is_ours(key, this.holdings[key].token):
                 this.report(key, Outcome.DROPPED, progress)
-            else:
+            elif not self._is_stopped_by_losses(this, progress):
                 tasks[key] = partial(self._deliver, progress, this.holdings[key])
         with self.reading.timed(this, "write"), self.reading.processing.running(sorted(tasks)):
             failed = self.seats.side_by_side(tasks)
         for progress in found:
             key = progress.range.lease
-            if key in failed:
+            if isinstance(failed.get(key), LeaseLost):
+                this.report(key, Outcome.DROPPED, progress, failed[key])
+            elif key in failed:
                 self._failed(this, progress, failed[key])
             elif key in tasks:
                 self._delivered(this, progress)
@@ -152,14 +164,33 @@ class ProcessorProtocol:
         if process.position != progress.range.after:
             raise SeatLost(f"the processor of {key} was lost while its records were read")
         if progress.records:
+            self._attempts.begin(progress, holding, process.start)
             self.holdings.delivered(key, progress.bytes)
             put_aside = partial(self._set_aside, progress, holding)
             process.process(progress, put_aside, one_by_one=key in self._careful)
+
+    def _is_stopped_by_losses(self, this: Round, progress: Progress) -> bool:
+        """Whether the records are not delivered now, because they have ended the processes of former owners. Which
+        record it is cannot be found out without ending more of them, so none is set aside."""
+        key, failures = progress.range.lease, self.reading.failures
+        losses = self._attempts.losses(progress, this.holdings[key])
+        if not progress.records or losses < LOSSES_TO_NARROW:
+            return False
+        verdict = failures.verdict_of_loss(key, losses, can_narrow=False, can_set_aside=False)
+        if verdict is Verdict.RETRY:
+            return False
+        error = ProcessLost(f"the processes of {losses} workers ended while a processor had the next records")
+        if failures.announce(key, brief(error)):
+            after = str(progress.range.after)
+            self.reading.tell(EventKind.SHARD_STOPPED, f"tried at long intervals: {full(error)}", key, after=after)
+        this.report(key, Outcome.FAILED, progress, error)
+        return True
 
     def _delivered(self, this: Round, progress: Progress) -> None:
         key = progress.range.lease
         process, holding = self._processes[key], this.holdings[key]
         process.position = progress.through or process.position
+        self._attempts.survived(holding, process.position)
         failed_through = self._failed_through.get(key)
         if failed_through is None or process.position >= failed_through:
             self._failed_through.pop(key, None)
@@ -237,6 +268,7 @@ class ProcessorProtocol:
         this.error = full(error)
         self.reading.tell(EventKind.BATCH_FAILED, this.error, key)
         self.reading.failed(this, [key], error)
+        self._attempts.survived(this.holdings[key])
         reached = progress.through or progress.range.after
         self._failed_through[key] = max(reached, self._failed_through.get(key, reached))
         this.report(key, Outcome.FAILED, progress, error)

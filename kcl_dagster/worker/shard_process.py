@@ -104,7 +104,9 @@ class ShardProcess:
         """Everything through here was delivered."""
 
         self._shard_id = holding.lease.shard_id
-        self._start = start
+        self.start = start
+        """The checkpoint at which the processor began."""
+
         self._processor = processor
         self._store = _LeaseStore(holdings, holding.key, holding.token, holding.lease.batch, holding.lease, rules)
         self._places = Checkpointer(self._store, last=start, largest=start)
@@ -115,7 +117,7 @@ class ShardProcess:
         return self._processor.is_gone
 
     def initialize(self) -> None:
-        self._processor.initialize(self._start)
+        self._processor.initialize(self.start)
 
     def process(self, progress: Progress, set_aside: SetAside, *, one_by_one: bool) -> None:
         """Deliver the records that were read. They may be checkpointed from within the call."""

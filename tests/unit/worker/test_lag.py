@@ -1,6 +1,7 @@
 """How far behind a worker says it is."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,9 @@ from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.discovery import LONGEST_PAUSE
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.lag import Lag, LagReport, Unstored
+from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from kcl_dagster.worker.report import LeaseReport, Outcome
-from tests.unit.worker.kit import World
+from tests.unit.worker.kit import Killed, World
 
 A, B = LeaseKey("a"), LeaseKey("b")
 READ = LeaseReport(A, StreamIdentifier.single("s"), "a", Outcome.COMMITTED, 1, TRIM_HORIZON, millis_behind=100)
@@ -140,6 +142,62 @@ def test_the_lag_of_a_batch_that_hangs_goes_on_with_the_next_owner() -> None:
     assert [report.hung for report in first if report.hung] != []
     world.clock.advance(1000)
     assert hangs("second")[0].behind == {SHARD: 1_100_000}, "known before the batch is read again"
+
+
+def test_the_lag_of_a_record_processor_that_hangs_goes_on_with_the_next_owner() -> None:
+    world = World()
+    world.stream.put(SHARD, "!")
+    world.stream.arrival_ms = round(world.clock.now() * 1000)
+
+    class Hangs(RecordProcessorBase):
+        def __init__(self, hang: Callable[[], None]) -> None:
+            self._hang = hang
+
+        def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+            self._hang()
+
+    def hangs(name: str) -> list[LagReport]:
+        reports: list[LagReport] = []
+
+        def hang() -> None:
+            for _second in range(100):
+                world.clock.advance(1)
+                run.worker.step_renewal()
+                run.worker.step_housekeeping()
+            raise Killed
+
+        run = world.worker(name, on_lag=reports.append, processors=lambda: Hangs(hang))
+        run.worker.start()
+        world.assign(run)
+        run.worker.step_discovery()
+        run.worker.step_heartbeat()
+        with suppress(Killed):
+            run.worker.step_batch()
+        return reports
+
+    assert hangs("first")[0].behind == {}
+    world.clock.advance(1000)
+    assert hangs("second")[0].behind == {SHARD: 1_100_000}, "known before the records are read again"
+
+
+def test_records_that_a_processor_has_and_does_not_checkpoint_are_no_lag() -> None:
+    world = World()
+    world.stream.put(SHARD, "a")
+    world.stream.arrival_ms = round(world.clock.now() * 1000)
+
+    class Keeps(RecordProcessorBase):
+        def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+            return
+
+    run = world.worker("w1", processors=Keeps)
+    run.worker.start()
+    world.assign(run)
+    for _ in range(300):
+        run.round()
+        run.worker.step_housekeeping()
+        world.clock.advance(1)
+    assert world.lease(SHARD).pending_checkpoint is not None
+    assert run.worker.heartbeat.lag_ms == 0
 
 
 def test_a_shard_whose_lease_expires_and_cannot_be_acquired_again_falls_behind_by_the_clock() -> None:

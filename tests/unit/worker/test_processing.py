@@ -15,6 +15,9 @@ from kcl_dagster.worker import kclpy
 from kcl_dagster.worker.batch import PoisonRecord
 from kcl_dagster.worker.dead_letter import DeadLetter
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.failure import LOSS_PAUSE
+from kcl_dagster.worker.instance import Instance
+from kcl_dagster.worker.pending import pin_of
 from kcl_dagster.worker.processing import is_processor
 from kcl_dagster.worker.processor import (
     CheckpointError,
@@ -27,7 +30,7 @@ from kcl_dagster.worker.processor import (
     record_of,
 )
 from kcl_dagster.worker.seating import SeatLost
-from tests.unit.worker.kit import MemoryDeadLetters, Run, World
+from tests.unit.worker.kit import Killed, MemoryDeadLetters, Run, World
 
 A, B = "shardId-000000000000", "shardId-000000000001"
 
@@ -533,3 +536,97 @@ def test_where_the_original_is_installed_its_own_errors_are_raised(
     monkeypatch.syspath_prepend(tmp_path)
     assert not kclpy.install_stand_in()
     assert kclpy.checkpoint_error().__module__ == "amazon_kclpy.kcl"
+
+
+def owners(
+    world: World, diary: Diary, count: int, rounds: int = 12, *, limit: int = 2, **options: Any
+) -> tuple[list[Run], list[float]]:
+    """Workers follow each other; each has the lease until a record ends it, or for `rounds`, and then it is lost.
+    Returns the workers, and when records ended one."""
+    runs, ends = [], []
+    for number in range(count):
+        runs.append(worker(world, diary, f"owner-{number}-{world.clock.now():.0f}", **options))
+        runs[-1].engine.limit = limit
+        world.assign(runs[-1])
+        try:
+            work(world, runs[-1], rounds)
+        except Killed:
+            ends.append(world.clock.monotonic())
+    return runs, ends
+
+
+def ends_the_worker(text: str) -> bool:
+    if text == "!":
+        raise Killed("out of memory")
+    return False
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_a_record_that_ends_the_worker_of_its_processor_stops_the_shard(action: str, checkpoints: bool) -> None:
+    world, diary = World(batch={"failure": {"action": action}}), Diary()
+    world.stream.put(A, *"abcde!z")
+    runs, ends = owners(world, diary, 8, poison=ends_the_worker, checkpoints=checkpoints)
+    assert len(ends) == (4 if checkpoints else 3), "the first owner checkpoints before it pins anything"
+    assert runs[-1].kinds().count(EventKind.SHARD_STOPPED) == 1
+    assert runs[-1].worker.step_batch().stopped == (A,)
+    _, ends = owners(world, diary, 2, 4000, poison=ends_the_worker, checkpoints=checkpoints)
+    assert len(ends) == 2
+    assert ends[1] - ends[0] >= LOSS_PAUSE
+    [healed], _ = owners(world, diary, 1, 4000)
+    assert diary.data[-1] == "z"
+    assert healed.worker.step_batch().stopped == ()
+    assert pin_of(world.lease(A)) is None
+
+
+def test_owners_that_end_by_chance_while_nothing_is_checkpointed_stop_no_shard() -> None:
+    world, diary = World(), Diary()
+    world.stream.put(A, *"abcdefgh")
+    runs, _ = owners(world, diary, 8, checkpoints=False)
+    assert [run.kinds().count(EventKind.SHARD_STOPPED) for run in runs] == [0] * 8
+    assert "".join(diary.data) == "abcdefgh" * 8
+
+
+def test_an_attempt_costs_a_processor_that_checkpoints_one_write() -> None:
+    world, diary = World(), Diary()
+    world.stream.put(A, *"abcdefgh")
+    before = world.lease(A).counter
+    runs, _ = owners(world, diary, 1, 4, limit=1)
+    assert len(diary.data) == 4
+    writes = world.lease(A).counter - before
+    assert writes == 1 + 1 + 4 + 1, "it is assigned and acquired, four checkpoints, one attempt"
+    assert runs[0].worker.holdings.keys() == {A}
+
+
+def test_the_pending_checkpoint_of_another_program_is_left_alone() -> None:
+    world, diary = World(), Diary()
+    world.stream.put(A, *"ab")
+    other = Checkpoint(str(world.stream.shards[A].records[1][0]))
+    lease = world.lease(A)
+    world.leases.prepare(lease, other, state=b"theirs", batch=lease.batch)
+    run = worker(world, diary, checkpoints=False)
+    world.assign(run)
+    work(world, run, 3)
+    assert "".join(diary.data) == "ab"
+    assert world.lease(A).pending_state == b"theirs"
+
+
+def test_a_record_for_which_a_processor_exits_is_offered_to_the_failure_policy() -> None:
+    class Exits(RecordProcessorBase):
+        def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+            sys.exit(3)
+
+    offered: list[str] = []
+
+    class SetsAside:
+        def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
+            return None
+
+        def set_aside(self, record: PoisonRecord, error_type: str, error: str) -> bool:
+            offered.append(error_type)
+            return True
+
+    record = record_of(PoisonRecord(b"x", "key", "100", 0))
+    instance = Instance(Exits(), A, CheckpointError)
+    assert instance.process([[record]], 0, SetsAside(), one_by_one=True) == Checkpoint("100", 0)
+    assert offered == ["SystemExit"]
