@@ -25,7 +25,7 @@ from rich.console import Console
 
 from kcl_dagster import __version__, aws
 from kcl_dagster.application import Application, refusal
-from kcl_dagster.errors import ConfigurationError, KclError
+from kcl_dagster.errors import ConfigurationError, KclError, TableNotFound
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.leader.runs import RunView
@@ -382,7 +382,10 @@ def _status(options: argparse.Namespace) -> int:
     unread = Unread(_client(options, "kinesis"), runtime)
 
     def look() -> Status:
-        found = read_status(application, dynamodb, runtime, unread)
+        try:
+            found = read_status(application, dynamodb, runtime, unread)
+        except TableNotFound as error:
+            raise TableNotFound(f"{error}{_whose(options)}") from error
         return replace(found, complete_within=options.complete_within)
 
     if options.watch is not None:
@@ -397,6 +400,15 @@ def _status(options: argparse.Namespace) -> int:
     else:
         Console().print(view(status))
     return WELL if status.is_well else WRONG
+
+
+def _whose(options: argparse.Namespace) -> str:
+    """The account in which a table was looked for, for a message; empty if AWS does not say."""
+    try:
+        caller = aws.call(_client(options, "sts"), "get_caller_identity")
+    except KclError:
+        return ""
+    return f" The account is {caller.get('Account')}, as {caller.get('Arn')}."
 
 
 # --- plan, lead ---

@@ -7,6 +7,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.errors import TableNotFound
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.operations.no_table import no_table
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.listing import StreamDescription, describe
 from kcl_dagster.tables.audit import AuditTable
@@ -69,10 +70,7 @@ class Desk:
         try:
             return self.leases.scan()
         except TableNotFound:
-            name = self.application.name
-            raise TableNotFound(
-                f"application {name} has no lease table: is this its region, and has its leader run once?"
-            ) from None
+            raise no_table(self.application, self.dynamodb) from None
 
     def stream(self, name: str) -> tuple[StreamIdentifier, StreamDescription]:
         """A stream of the application as its leases name it."""

@@ -12,6 +12,7 @@ from kcl_dagster.leader.liveness import is_recent
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.operations.no_table import no_table
 from kcl_dagster.operations.unread import Unread
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.completeness_row import CompletenessRow, WrittenThrough
@@ -305,8 +306,7 @@ def read_status(
         row = CompletenessRow(dynamodb, application, layout, runtime)
         complete = _unless_unreadable(row.load, WrittenThrough(), problems)
     except TableNotFound as error:
-        msg = f"application {application.name} has no lease table yet: has its leader run, and is this its region?"
-        raise TableNotFound(msg) from error
+        raise no_table(application, dynamodb) from error
     found = Status(
         application=application,
         layout=layout.kind,

@@ -1,16 +1,17 @@
 """`KclApplicationComponent`: an application described in YAML."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 from zoneinfo import ZoneInfoNotFoundError
 
 import dagster as dg
 from dagster.components import Component, ComponentLoadContext, Resolvable, scaffold_with
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model, model_validator
 
 from kcl_dagster.application import (
     BatchSettings,
@@ -28,7 +29,7 @@ from kcl_dagster.orchestration import sinks
 from kcl_dagster.orchestration.consumer import Consumer, kcl_consumer
 from kcl_dagster.orchestration.definitions import build_kcl_definitions
 from kcl_dagster.orchestration.docstrings import field_docstrings
-from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.resources import SECRETS, KclResource
 from kcl_dagster.orchestration.scaffolding import KclApplicationScaffolder
 from kcl_dagster.orchestration.sinks import SinkChoice, Transform
 from kcl_dagster.orchestration.translator import identifier
@@ -36,6 +37,7 @@ from kcl_dagster.worker.kclpy import install_stand_in
 
 M = TypeVar("M", bound=Enum)
 
+_KEYS = frozenset({"aws_access_key_id", *SECRETS})
 _BATCH, _FAILURE = BatchSettings(), FailurePolicy()  # what is left out in YAML is as in Python
 
 
@@ -90,6 +92,15 @@ class SinkModel(Described):
 @dataclass
 class ConnectionModel(Described):
     """How to reach AWS; left out, as boto3 finds it."""
+
+    @classmethod
+    @cache
+    def model(cls) -> type[BaseModel]:
+        """A model that refuses keys with a message of its own: pydantic would say that they are not permitted, and
+        nothing about where they belong."""
+        derived = super().model()
+        validators = {"without_keys": model_validator(mode="before")(_without_keys)}
+        return create_model(derived.__name__, __base__=derived, __validators__=validators)
 
     region_name: str | None = None
     """Region of streams and tables."""
@@ -392,6 +403,21 @@ class KclApplicationComponent(Component, Described):
         kcl_key = f"{identifier(self.application)}_kcl"
         connection = KclResource(**asdict(self.connection))
         return build_kcl_definitions(self.consumer(), resources={kcl_key: connection}, kcl_key=kcl_key, **common)
+
+
+def _without_keys(values: Any) -> Any:
+    """Raises ConfigurationError, which pydantic lets through, and does not show the value."""
+    keys = sorted(_KEYS & set(values)) if isinstance(values, Mapping) else []
+    if keys:
+        variables = ", ".join(key.upper() for key in keys)
+        fields = ", ".join(f'{key}=EnvVar("{key.upper()}")' for key in keys)
+        raise ConfigurationError(
+            f"connection: {', '.join(keys)} cannot be in YAML, where all who can read the code see it. Set "
+            f"{variables} in the environment of Dagster's processes, or name a profile with profile_name or a role "
+            "with role_arn: boto3 finds the keys. If only this application has such keys, leave out "
+            f"connection and define the resource kcl in Python: KclResource({fields})"
+        )
+    return values
 
 
 def _member(kind: type[M], attribute: str, value: str, allowed: Sequence[str] = ()) -> M:

@@ -57,7 +57,7 @@ CASES = {
     "no Java": Case("jobs.demo", ("Spark needs Java 17 or newer", "kcl-dagster[java]"), NO_JAVA),
     "an application that never ran": Case(
         f"{CLI} status --application never-ran --stream nothing --endpoint-url {{endpoint}}",
-        ("has no lease table yet", "has its leader run"),
+        ("there is no table never-ran in region", "at {endpoint}", "Has its leader run", "account"),
     ),
     "no credentials": Case(
         f"{CLI} status {NAMED} --endpoint-url {{endpoint}}", ("no AWS credentials", "set AWS_PROFILE"), NO_KEYS

@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -377,6 +377,24 @@ def test_each_shard_has_a_state_and_those_that_do_not_go_on_end_status_with_1(
     arguments = ["status", "--application", "orders-app", "--stream", STREAM]
     assert cli.main(arguments) == (0 if is_well else 1)
     assert cli.main([*arguments, "--json"]) == (0 if is_well else 1)
+
+
+def test_status_of_an_application_without_tables_names_where_it_looked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop = Shop()
+    dynamodb = cast("Any", shop.dynamodb)
+    monkeypatch.setattr(dynamodb, "meta", SimpleNamespace(region_name="eu-west-1", endpoint_url=""), raising=False)
+    sts = SimpleNamespace(
+        get_caller_identity=lambda: {"Account": "123456789012", "Arn": "arn:aws:iam::1:user/olga"}
+    )
+    clients = {"dynamodb": dynamodb, "kinesis": shop.kinesis, "sts": sts}
+    monkeypatch.setattr(aws, "client", lambda service, **_: clients[service])
+    monkeypatch.setattr(cli, "system", lambda: shop.runtime)
+    assert cli.main(["status", "--application", "others", "--stream", STREAM]) != 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "there is no table others in region eu-west-1" in told
+    assert "The account is 123456789012, as arn:aws:iam::1:user/olga" in told
 
 
 def test_a_worker_whose_renewals_do_not_go_on_is_named_and_ends_status_with_1() -> None:

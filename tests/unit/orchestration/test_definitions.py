@@ -360,6 +360,20 @@ def test_what_yaml_leaves_out_is_as_in_python() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`parse_obj_as`")  # Dagster's own
+@pytest.mark.parametrize("key", ["aws_secret_access_key", "aws_session_token", "aws_access_key_id"])
+def test_keys_in_yaml_are_refused_with_where_they_belong(key: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        in_yaml(connection={"region_name": "eu-west-1", key: "hush-hush"})
+    text = str(refused.value)
+    assert f"{key} cannot be in YAML" in text
+    assert f"Set {key.upper()} in the environment" in text
+    assert "profile_name" in text
+    assert "role_arn" in text
+    assert f'EnvVar("{key.upper()}")' in text
+    assert "hush-hush" not in text
+
+
+@pytest.mark.filterwarnings("ignore:`parse_obj_as`")  # Dagster's own
 @pytest.mark.parametrize("part", ["batch", "failure"])
 def test_a_name_that_nobody_knows_is_refused(part: str) -> None:
     with pytest.raises(ValidationError, match=rf"{part}\..*\.max_secs at .*\n +Extra inputs are not permitted"):
