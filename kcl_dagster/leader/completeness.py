@@ -19,6 +19,7 @@ from typing import Final
 
 from kcl_dagster.leader.audit import find_hole
 from kcl_dagster.leader.cleanup import has_started
+from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.windows import Windows
@@ -70,6 +71,10 @@ class Completeness:
     reached: int | None = None
     seconds_ago: float | None = None
     """How long ago `through` is, by the clock of the leader."""
+
+    first: FirstMoment | None = None
+    """No window that begins earlier is complete. None: it is not known, in applications that former versions or
+    Java workers began."""
 
 
 def complete_through(

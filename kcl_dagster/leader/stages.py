@@ -227,7 +227,8 @@ class Tick:
         )
         if found.through is not None and not self.dry and self.leading:
             try:
-                leader.written = leader.tables.completeness.advance(leader.written, found.through)
+                first = leader.syncer.first_moment() if leader.written.awaits_first else None
+                leader.written = leader.tables.completeness.advance(leader.written, found.through, first)
             except KclError as problem:
                 self.notes.append(f"that everything is stored through {found.through} is not written: {problem}")
         written = leader.written
@@ -237,6 +238,7 @@ class Tick:
             through=written.through,
             epoch=written.epoch,
             back_to=written.back_to,
+            first=written.first,
             reached=found.through,
             seconds_ago=None if written.through is None else max(0.0, now - written.through),
         )

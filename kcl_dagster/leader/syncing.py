@@ -5,7 +5,7 @@ Modelled in spec/Reshard.tla; RootsAreFenced is `guard`.
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -17,6 +17,7 @@ from kcl_dagster.leader.report import DataLossEvent, StreamSight
 from kcl_dagster.leader.streams import Streams
 from kcl_dagster.leader.sync import SyncPlan, plan_first_sync, plan_sync
 from kcl_dagster.model.checkpoint import LATEST
+from kcl_dagster.model.first_moment import FirstMoment, ReadFrom, first_moment
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier
@@ -48,6 +49,9 @@ class StreamState:
 
     newer: dict[StreamIdentifier, float] = field(default_factory=dict)
     """Since when (monotonic) there are leases of a stream of this name that was created later."""
+
+    retention: float = 0.0
+    """Seconds."""
 
     horizon: float = 0.0
     """Epoch seconds: the stream has no older record, or not for long."""
@@ -181,6 +185,23 @@ class Syncer:
         """The streams that were described in this process, by name."""
         return {name: state.identifier for name, state in self._states.items() if state.identifier is not None}
 
+    def first_moment(self) -> FirstMoment | None:
+        """The first moment of an application of which all shards were begun. None: other workers have read a part.
+
+        Reads the recorded starts, which a reset may have changed. Raises a StreamError while it is not known.
+        """
+        found = []
+        for state in self._states.values():
+            start = None if state.identifier is None else self._starts.get(str(state.identifier))
+            if start is None:
+                raise StreamError(f"stream {state.settings.name} was not described yet")
+            if start.is_adopted:
+                return None
+            begins = start.position is not Position.TRIM_HORIZON and start.timestamp_ms is not None
+            moment = (start.timestamp_ms or 0) / 1000 if begins else None
+            found.append(ReadFrom(start.stream_created, state.retention, moment))
+        return first_moment(found, self._clock.now())
+
     def _state_of(self, lease: Lease) -> StreamState | None:
         if lease.stream is None:
             return next(iter(self._states.values()))
@@ -248,16 +269,18 @@ class Syncer:
         state.asked_at = self._clock.monotonic()
         self._refuse_disputed(state, identifier, epoch, grouped)
         now = facts.answered if facts.answered is not None else self._clock.now()
-        oldest = now - facts.retention_hours * _SECONDS_PER_HOUR
-        state.horizon = max(facts.created, oldest + HORIZON_SECONDS)
+        state.retention = facts.retention_hours * _SECONDS_PER_HOUR
+        state.horizon = max(facts.created, now - state.retention + HORIZON_SECONDS)
         # Read again each time: a reset decides anew where a stream starts.
         state.start = self._starts.get(str(identifier)) or state.start
         self._refuse_other(state, identifier, grouped)
         if state.start is not None:
             self._refuse_remade(state.start, epoch)
         else:
-            tip = min(now, _last_read_by_java(grouped.get(_group_of(identifier), []), workers) or now)
-            state.start = _start_now(identifier, settings.start, epoch, now, tip)
+            leases = grouped.get(_group_of(identifier), [])
+            tip = min(now, _last_read_by_java(leases, workers) or now)
+            start = _start_now(identifier, settings.start, epoch, now, tip)
+            state.start = replace(start, is_adopted=bool(leases))
         return state
 
     def _refuse_remade(self, start: StartPosition, epoch: int) -> None:

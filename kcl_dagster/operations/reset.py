@@ -15,6 +15,7 @@ from typing import Any, Final
 from kcl_dagster import aws
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.leader.sync import in_order, new_lease
+from kcl_dagster.model.first_moment import FirstMoment, ReadFrom, first_moment
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stored import nothing_since
@@ -24,6 +25,7 @@ from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.target import Target
 from kcl_dagster.streams.arrivals import Arrivals, Span
 from kcl_dagster.streams.listing import StreamDescription, list_shards, retentions
+from kcl_dagster.tables.completeness_row import first_after
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.coordination import LEADER_KEY
 from kcl_dagster.tables.starts import StartPosition
@@ -83,6 +85,11 @@ class ResetReport:
     complete_through: int | None = None
     """The moment (epoch seconds) through which the application is complete afterwards. None: it is not known."""
 
+    first: FirstMoment | None = None
+    """The first moment of the application afterwards. None: it is not known."""
+
+    first_before: FirstMoment | None = None
+
     def lines(self) -> list[str]:
         """The report as text."""
         moved = (
@@ -94,14 +101,26 @@ class ResetReport:
             *moved,
             *(f"{key}: created" for key in self.created),
             *(f"{key}: forgotten" for key in self.forgotten),
+            *self._about_first(),
             f"complete through: {'goes' if not self.dry else 'would go'} back to {self._moment or 'unknown'}",
             STORED_WITH_THE_DATA,
         ]
 
+    def _about_first(self) -> list[str]:
+        """Only where the reset goes back to before the first moment."""
+        first, before = _iso(self.first), self.first_before
+        if first is None or before is None:
+            return []
+        if self.first != before:
+            verb = "goes" if not self.dry else "would go"
+            return [f"first moment: {verb} back to {first}: windows that begin then or later can be materialized"]
+        if self.complete_through is not None and self.complete_through < before.moment:
+            return [f"first moment: remains {first}: windows that begin earlier are not materialized"]
+        return []
+
     @property
     def _moment(self) -> str | None:
-        through = self.complete_through
-        return None if through is None else datetime.fromtimestamp(through, UTC).isoformat()
+        return _iso(self.complete_through)
 
     def to_document(self) -> dict[str, Any]:
         spans = {key: span.to_document() for key, span in self.spans.items()}
@@ -113,8 +132,14 @@ class ResetReport:
             "forgotten": list(self.forgotten),
             "overtaken": list(self.overtaken),
             "complete_through": self._moment,
+            "first_moment": _iso(self.first),
             **({"spans": spans} if self.dry else {}),
         }
+
+
+def _iso(moment: int | FirstMoment | None) -> str | None:
+    seconds = moment.moment if isinstance(moment, FirstMoment) else moment
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 # --- decisions ---------------------------------------------------------------------------------------------------
@@ -245,7 +270,8 @@ def reset(
     problems = refusals(affected, control, None if wait_for_dead else leader, dead)
     if problems:
         raise Unsafe(f"{'; '.join(problems[:5])}{'; ...' if len(problems) > 5 else ''}. {_what_to_do(control)}")
-    return _carry_out(desk, plans, target, dead, dry=dry)
+    is_whole = not streams and not shards
+    return _carry_out(desk, plans, target, dead, is_whole=is_whole, dry=dry)
 
 
 def _what_to_do(control: Control) -> str:
@@ -335,8 +361,15 @@ def _beats(desk: Desk) -> dict[str, Any] | None:
 
 
 def _carry_out(
-    desk: Desk, plans: Sequence[StreamReset], target: Target, dead: Collection[LeaseKey], *, dry: bool
+    desk: Desk,
+    plans: Sequence[StreamReset],
+    target: Target,
+    dead: Collection[LeaseKey],
+    *,
+    is_whole: bool,
+    dry: bool,
 ) -> ResetReport:
+    """`is_whole`: whether all leases of the application are reset."""
     before = {
         lease.key: None if lease.checkpoint is None else str(lease.checkpoint)
         for plan in plans
@@ -345,6 +378,11 @@ def _carry_out(
     created = [lease for plan in plans for lease in plan.create]
     forgotten = [lease for plan in plans for lease in plan.forget]
     back_to = _complete_through(desk, plans, target)
+    now = desk.runtime.clock.now()
+    all_from = _first_moment(plans, target, now) if is_whole else None
+    # The shards that are not reset are all read from here on, at least.
+    unless_known = FirstMoment(math.ceil(now))
+    known = desk.completeness.load()
     planned = ResetReport(
         target,
         dry,
@@ -352,13 +390,15 @@ def _carry_out(
         tuple(lease.key for lease in created),
         tuple(lease.key for lease in forgotten),
         complete_through=back_to,
+        first=first_after(known, unless_known=unless_known, all_from=all_from),
+        first_before=known.first,
     )
     if dry:
         return replace(planned, spans=_spans(desk, plans, target))
     desk.audit.write("reset", desk.by, planned.to_document())
     overtaken: list[LeaseKey] = []
     # Before, so that it is done whatever becomes of this process; and after, for a leader that advances in between.
-    desk.completeness.set_back(back_to)
+    desk.completeness.set_back(back_to, unless_known=unless_known)
     for plan in plans:
         if plan.start is not None:
             desk.starts.replace(plan.start)
@@ -373,8 +413,18 @@ def _carry_out(
             free = _freed(desk, lease) if lease.key in dead else lease
             if free is None or not desk.leases.delete(free, forced=True):
                 overtaken.append(lease.key)
-    written = desk.completeness.set_back(back_to)
-    return replace(planned, overtaken=tuple(overtaken), complete_through=written.through)
+    written = desk.completeness.set_back(back_to, all_from=None if overtaken else all_from)
+    return replace(planned, overtaken=tuple(overtaken), complete_through=written.through, first=written.first)
+
+
+def _first_moment(plans: Sequence[StreamReset], target: Target, now: float) -> FirstMoment | None:
+    """The first moment if all leases go to `target`. Until they are read there, records may leave the streams.
+    None: a stream was created anew, and what the former one had is not read."""
+    if target.is_record or target.checkpoint.is_shard_end or any(plan.view.is_recreated for plan in plans):
+        return None
+    start = None if target.timestamp_ms is None else target.timestamp_ms / 1000
+    found = first_moment([ReadFrom(plan.view.created, plan.view.retention, start) for plan in plans], now)
+    return replace(found, is_settled=False)
 
 
 def counted_since(view: StreamView, target: Target, now: float) -> int | None:

@@ -46,7 +46,8 @@ def look(consumer: Consumer, kcl: KclResource, runtime: Runtime) -> Stored:
     layout = detect_layout(dynamodb, application, runtime)
     row = CompletenessRow(dynamodb, application, layout, runtime).load()
     scan = LeaseTable(dynamodb, application, layout, runtime).scan()
-    return Stored(Completeness(row.through, epoch=row.epoch, back_to=row.back_to), scan.leases, row.resets)
+    completeness = Completeness(row.through, epoch=row.epoch, back_to=row.back_to, first=row.first)
+    return Stored(completeness, scan.leases, row.resets)
 
 
 @dataclass(frozen=True, slots=True)

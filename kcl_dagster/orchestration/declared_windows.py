@@ -20,6 +20,7 @@ from dagster import (
 from kcl_dagster.errors import KclError
 from kcl_dagster.leader.completeness import Completeness, WindowCounts, late_batches, window_counts
 from kcl_dagster.leader.report import TickReport
+from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declaring import (
@@ -83,6 +84,9 @@ class DeclaredWindows:
     first: int | None = None
     """The start of the first window that was declared or will be. None before the first look."""
 
+    _first_moment: FirstMoment | None = None
+    """Of the application, at the first look; see `Completeness`. A reset may change it."""
+
     def events(
         self,
         instance: DagsterInstance,
@@ -97,13 +101,13 @@ class DeclaredWindows:
 
         `leases`: those that `completeness` was found from. `created`: when the streams were created (the first of
         several), where everything that ever arrived has been read; epoch seconds. It is asked for where Dagster's
-        storage has no window, and then decides with which one to begin. `resets`: see `TickReport`.
+        storage has no window and the application no first moment, and then decides with which window to begin.
+        `resets`: see `TickReport`.
         """
         if completeness.through is None:
             return []
         resets = _with_places(resets or _last_reset(completeness), leases)
-        if self._progress is None:
-            self._begin(instance, completeness, leases, created)
+        self._begin(instance, completeness, leases, created)
         late = late_batches(leases, self.consumer.windows)
         found = self._due(completeness, late, resets)
         if found:
@@ -124,8 +128,7 @@ class DeclaredWindows:
         """The materialization of a complete window that a run was launched for. If the window was declared and
         nothing has changed since, it repeats the declaration. None for a window that was not declared and begins
         before the first one: it is not known whether everything of it is stored. The rest is as for `events`."""
-        if self._progress is None:
-            self._begin(instance, completeness, leases, created)
+        self._begin(instance, completeness, leases, created)
         before = self._look_up(instance, start)
         if before is None and self.first is not None and start < self.first:
             return None
@@ -207,8 +210,11 @@ class DeclaredWindows:
         leases: Sequence[Lease],
         created: Callable[[], float | None],
     ) -> None:
-        self._progress = self._recall(instance, completeness, leases, created)
-        self.first = self._progress.first
+        """At the first look, and when the application has another first moment."""
+        if self._progress is None or self._first_moment != completeness.first:
+            self._progress = self._recall(instance, completeness, leases, created)
+            self._first_moment = completeness.first
+            self.first = self._progress.first
 
     def _recall(
         self,
@@ -218,14 +224,19 @@ class DeclaredWindows:
         created: Callable[[], float | None],
     ) -> Progress:
         """What Dagster's storage says, when a process begins."""
-        by_hand = self._read_newest(instance)
-        for start in self._starts(instance):
+        by_hand, starts = self._read_newest(instance), self._starts(instance)
+        for start in starts:
             if start not in by_hand:
                 self._declared.setdefault(start, NOT_LOOKED_UP)
         frontier = self._oldest(instance, sorted(self._declared))
+        earliest = None if completeness.first is None else self._earliest(completeness.first)
         if frontier is None:
-            first = self._first(completeness, leases, created())
+            first = self._first(completeness, leases, created) if earliest is None or self._former else earliest
+            first = first if earliest is None else max(first, earliest)
             return Progress(first, first=first)
+        if earliest is not None:
+            has_older = len(starts) == REMEMBERED or bool(self._former)
+            return Progress(max(frontier, earliest) if has_older else earliest, first=earliest)
         keys = instance.get_materialized_partitions(self._key)
         oldest = self._oldest(instance, self.consumer.windows.oldest_first(keys))
         return Progress(frontier, first=frontier if oldest is None else min(oldest, frontier))
@@ -268,15 +279,28 @@ class DeclaredWindows:
         frontier = min([self._progress.frontier, *missing])
         self._progress = replace(self._progress, frontier=frontier)
 
-    def _first(self, completeness: Completeness, leases: Sequence[Lease], created: float | None) -> int:
-        """The first window that the application has from its beginning on."""
+    def _earliest(self, first: FirstMoment) -> int:
+        """The first window that is in full behind the first moment of the application."""
         windows = self.consumer.windows
-        if created is not None:  # the first record may belong to a window that ended before, and not be late
-            return windows.start_of(int(created - self.consumer.allowed_lateness.total_seconds()))
+        if first.is_creation:  # the first record may belong to a window that ended before, and not be late
+            start = windows.start_of(int(first.moment - self.consumer.allowed_lateness.total_seconds()))
+        else:
+            start = windows.next_start(first.moment)
+        return max(start, windows.next_start(int(windows.partitions.start_timestamp)))
+
+    def _first(
+        self,
+        completeness: Completeness,
+        leases: Sequence[Lease],
+        find_created: Callable[[], float | None],
+    ) -> int:
+        """The first window that the application has from its beginning on, where its first moment is not known."""
+        windows = self.consumer.windows
+        created = None if completeness.first is not None else find_created()
+        if created is not None:
+            return self._earliest(FirstMoment(int(created), is_creation=True))
         if self._former:
-            began = min(self._former)
-            start = windows.start_of(began)
-            return start if start == began else windows.end_of(start)
+            return windows.next_start(min(self._former))
         began = min(_counted(leases), default=completeness.through or 0)
         return windows.end_of(windows.start_of(began))
 

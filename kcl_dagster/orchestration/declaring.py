@@ -71,8 +71,7 @@ Span = tuple[int, int]
 class Progress:
     """Where to begin looking, so that a look costs as much as there is to declare, and not as the application is
     old: all windows from `first` until `frontier` are declared in `epoch`. Of windows before `first` it is not
-    known whether everything that reached the stream was stored, and a reset does not change that: it may concern
-    one shard of many, and records of that time may have left the stream."""
+    known whether everything that reached the stream was stored. Only a reset of all leases changes that."""
 
     frontier: int
     epoch: int = 0

@@ -64,6 +64,11 @@ class PartitionWindows:
         """The end of the window that starts then, which is the start of the next one."""
         return self._window(start)[1]
 
+    def next_start(self, moment: int) -> int:
+        """The start of the first window that begins at `moment` or later."""
+        start = self.start_of(moment)
+        return start if start == moment else self.end_of(start)
+
     def key_of(self, start: int) -> str | None:
         """The key of the window's partition; None where the definition has no partition for it."""
         partitions, start = self.partitions, self.start_of(start)

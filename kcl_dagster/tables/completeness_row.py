@@ -5,15 +5,19 @@ writer read before it read the leases, and on an earlier moment in the row. What
 are reset, so an advance does not require the leader lock. A reset or an import raises the epoch, before and after
 it changes leases: an advance that was calculated from the former leases is refused, or the second raise corrects
 it.
+
+The row also has the first moment of the application. The first advance stores it, and only a reset of all leases
+changes it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kcl_dagster import aws
 from kcl_dagster.application import Application
 from kcl_dagster.errors import OutcomeUnknown
+from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, Reader, n, s
 from kcl_dagster.tables.expressions import Request, Update
@@ -28,6 +32,7 @@ EPOCH: Final = "kdEpoch"
 BACK_TO: Final = "kdBackTo"  # epoch seconds
 RESETS: Final = "kdResets"  # such as 1795000000:1794990000,1795000900: with one entry for each epoch
 MOST_RESETS: Final = 16  # each takes 22 bytes of the row
+FIRST: Final = "kdFirst"  # such as 1795000000, or 1795000000:created; see FirstMoment
 RAISES: Final = 5  # attempts to raise the epoch, of which one is refused for each leader that advances meanwhile
 
 
@@ -50,6 +55,16 @@ class WrittenThrough:
     resets: tuple[SetBack, ...] = field(default=(), compare=False)
     """Those that a later one does not include, oldest first. An epoch has one list, so it is not compared."""
 
+    first: FirstMoment | None = None
+    """None before the first advance, and in applications that former versions or Java workers began."""
+
+    @property
+    def awaits_first(self) -> bool:
+        """Whether the next advance is to store the first moment."""
+        if self.first is not None:
+            return not self.first.is_settled
+        return self.through is None and self.epoch == 0
+
 
 class CompletenessRow:
     """Reads, advances and sets back the moment. Stateless: any thread may call it."""
@@ -71,25 +86,37 @@ class CompletenessRow:
         """Raises UnreadableItem."""
         return self._parsed(self._sender.get(self._place.table, {self._place.key: s(COMPLETENESS_KEY)}))
 
-    def advance(self, known: WrittenThrough, through: int) -> WrittenThrough:
-        """Write a later moment. `known`: the row as it was read before the leases were. Returns the row afterwards.
-        If another writer was faster, that is another epoch or a later moment."""
+    def advance(self, known: WrittenThrough, through: int, first: FirstMoment | None = None) -> WrittenThrough:
+        """Write a later moment. `known`: the row as it was read before the leases were. `first`: stored if `known`
+        awaits it. Returns the row afterwards. If another writer was faster, that is another epoch, a later moment
+        or another first moment."""
         if known.through is not None and through <= known.through:
             return known
-        wanted = WrittenThrough(through, known.epoch, known.back_to, known.resets)
+        settled = first if known.awaits_first else None
+        wanted = replace(known, through=through, first=settled or known.first)
 
         def judge(item: Item | None) -> Verdict:
             now = self._parsed(item)
             if now == wanted:
                 return Verdict.APPLIED
             is_possible = now.epoch == known.epoch and (now.through is None or now.through < through)
+            is_possible &= settled is None or now.first == known.first
             return Verdict.STANDING if is_possible else Verdict.SUPERSEDED
 
-        outcome = self._sender.write(advance_completeness(self._place, known.epoch, through), judge)
+        outcome = self._sender.write(advance_completeness(self._place, known, through, settled), judge)
         return wanted if isinstance(outcome, Applied) else self._parsed(outcome.item)
 
-    def set_back(self, to: int | None) -> WrittenThrough:
+    def set_back(
+        self,
+        to: int | None,
+        *,
+        unless_known: FirstMoment | None = None,
+        all_from: FirstMoment | None = None,
+    ) -> WrittenThrough:
         """Begin another epoch, complete through `to` at most. None: the moment is not known.
+
+        `unless_known`: the first moment of an application that has not stored it yet. `all_from`: the first moment
+        if all leases were put back; stored if the known one is later.
 
         The epoch is the present time, so that none is used again if the row is lost and made anew.
         """
@@ -98,7 +125,8 @@ class CompletenessRow:
             back_to = None if to is None or known.through is None else min(to, known.through)
             epoch = max(known.epoch + 1, int(self._clock.now()))
             resets = with_reset(known.resets, SetBack(epoch, back_to))
-            wanted = WrittenThrough(back_to, epoch, back_to, resets)
+            first = first_after(known, unless_known=unless_known, all_from=all_from)
+            wanted = WrittenThrough(back_to, epoch, back_to, resets, first)
 
             def judge(item: Item | None, wanted: WrittenThrough = wanted, known: WrittenThrough = known) -> Verdict:
                 now = self._parsed(item)
@@ -123,7 +151,20 @@ class CompletenessRow:
             resets = _unpacked(text) if text is not None else (SetBack(epoch, back_to),) if epoch else ()
         except ValueError:
             reader.refuse(RESETS, f"should be pairs of numbers, is {text!r}")
-        return WrittenThrough(through, epoch, back_to, resets)
+        packed = reader.text(FIRST)
+        try:
+            first = None if packed is None else FirstMoment.unpacked(packed)
+        except ValueError:
+            reader.refuse(FIRST, f"should be a number and what is known of it, is {packed!r}")
+        return WrittenThrough(through, epoch, back_to, resets, first)
+
+
+def first_after(
+    known: WrittenThrough, *, unless_known: FirstMoment | None = None, all_from: FirstMoment | None = None
+) -> FirstMoment | None:
+    """The first moment after a reset or an import; see `CompletenessRow.set_back`."""
+    first = unless_known if known.awaits_first and unless_known is not None else known.first
+    return all_from if first is not None and all_from is not None and all_from.is_before(first) else first
 
 
 def with_reset(known: Sequence[SetBack], new: SetBack) -> tuple[SetBack, ...]:
@@ -154,12 +195,20 @@ def _unpacked(text: str) -> tuple[SetBack, ...]:
     return tuple(SetBack(int(epoch), int(back_to) if back_to else None) for epoch, back_to in pairs)
 
 
-def advance_completeness(place: Place, epoch: int, through: int) -> Request:
-    """Fails in another epoch, and if the row has a moment as late. Creates the row of the first epoch."""
+def advance_completeness(
+    place: Place, before: WrittenThrough, through: int, first: FirstMoment | None = None
+) -> Request:
+    """Fails in another epoch, and if the row has a moment as late. Creates the row of the first epoch. With
+    `first`: fails if the first moment is not the known one any more."""
     update = Update(place.table, place.key, s(COMPLETENESS_KEY))
-    update.set({ENTITY_TYPE: s(COMPLETENESS), THROUGH: n(through), EPOCH: n(epoch)})
+    update.set({ENTITY_TYPE: s(COMPLETENESS), THROUGH: n(through), EPOCH: n(before.epoch)})
     known = f"{EPOCH} = :{EPOCH} AND (attribute_not_exists({THROUGH}) OR {THROUGH} < :{THROUGH})"
-    return update.require(f"attribute_not_exists(#key) OR ({known})" if epoch == 0 else known).request()
+    if first is not None:
+        update.set({FIRST: s(first.packed)})
+        known += f" AND attribute_not_exists({FIRST})" if before.first is None else f" AND {FIRST} = :first"
+    values = {":first": s(before.first.packed)} if first is not None and before.first is not None else {}
+    condition = f"attribute_not_exists(#key) OR ({known})" if before.epoch == 0 else known
+    return update.require(condition, values).request()
 
 
 def set_completeness_back(place: Place, known_epoch: int, wanted: WrittenThrough) -> Request:
@@ -170,6 +219,8 @@ def set_completeness_back(place: Place, known_epoch: int, wanted: WrittenThrough
         update.remove(THROUGH, BACK_TO)
     else:
         update.set({THROUGH: n(wanted.back_to), BACK_TO: n(wanted.back_to)})
+    if wanted.first is not None:
+        update.set({FIRST: s(wanted.first.packed)})
     known = f"{EPOCH} = :known"
     return update.require(
         f"attribute_not_exists(#key) OR {known}" if known_epoch == 0 else known, {":known": n(known_epoch)}

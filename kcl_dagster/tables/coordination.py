@@ -167,6 +167,7 @@ START_STREAM: Final = "stream"
 START_POSITION: Final = "position"
 START_TIMESTAMP: Final = "startsAt"  # epoch milliseconds
 START_CREATED: Final = "streamCreated"  # epoch seconds
+START_ADOPTED: Final = "isAdopted"
 
 
 def save_memory(place: Place, document: bytes, layout_version: int) -> Request:

@@ -16,7 +16,13 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables import coordination
 from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, Reader, Value, n, s
 from kcl_dagster.tables.attributes import START_POSITION as START_ENTITY
-from kcl_dagster.tables.coordination import START_CREATED, START_POSITION, START_STREAM, START_TIMESTAMP
+from kcl_dagster.tables.coordination import (
+    START_ADOPTED,
+    START_CREATED,
+    START_POSITION,
+    START_STREAM,
+    START_TIMESTAMP,
+)
 from kcl_dagster.tables.outcomes import Verdict
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.tables.scanning import scan_items
@@ -34,6 +40,9 @@ class StartPosition:
     timestamp_ms: int | None
     stream_created: int
     """Epoch seconds. Another value under the same name is another stream."""
+
+    is_adopted: bool = False
+    """The stream had leases before: other workers have read a part of it, and it is not known which."""
 
 
 class StartTable:
@@ -122,6 +131,7 @@ class StartTable:
             position=Position(position),
             timestamp_ms=reader.whole(START_TIMESTAMP),
             stream_created=reader.required_whole(START_CREATED),
+            is_adopted=reader.flag(START_ADOPTED) or False,
         )
 
 
@@ -129,4 +139,6 @@ def _values(start: StartPosition) -> dict[str, Value]:
     values = {START_POSITION: s(start.position), START_CREATED: n(start.stream_created)}
     if start.timestamp_ms is not None:
         values[START_TIMESTAMP] = n(start.timestamp_ms)
+    if start.is_adopted:
+        values[START_ADOPTED] = {"BOOL": True}
     return values

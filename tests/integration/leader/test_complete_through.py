@@ -41,7 +41,10 @@ def test_an_application_is_complete_once_every_shard_says_so(town: Town) -> None
     assert (complete.through, complete.reached, complete.epoch) == (now - 30 - MARGIN, now - 30 - MARGIN, 0)
     assert complete.held_by is not None
     assert complete.held_by.lease == shard_id(1)
-    assert town.leader.tables.completeness.load() == WrittenThrough(now - 30 - MARGIN)
+    row = town.leader.tables.completeness.load()
+    assert (row.through, row.first) == (now - 30 - MARGIN, complete.first)
+    assert complete.first is not None
+    assert complete.first.is_creation
 
 
 def test_the_next_leader_goes_on_with_what_was_written(town: Town) -> None:
@@ -72,7 +75,8 @@ def test_after_a_reset_the_leader_does_not_go_on_from_what_it_knew(town: Town) -
     assert report.completeness is not None
     assert (report.completeness.through, report.completeness.epoch) == (now - 500, now)
     assert [reset.back_to for reset in report.resets] == [now - 500]
-    assert town.leader.tables.completeness.load() == WrittenThrough(now - 500, now, now - 500)
+    row = town.leader.tables.completeness.load()
+    assert (row.through, row.epoch, row.back_to) == (now - 500, now, now - 500)
 
 
 def test_a_lease_without_a_worker_holds_the_application_back(town: Town) -> None:

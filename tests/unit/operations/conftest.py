@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from kcl_dagster.application import Application, TableSettings
+from kcl_dagster.application import Application, Position, StartAt, StreamSettings, TableSettings
 from kcl_dagster.emulator.kinesis import Limits
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import TickReport
@@ -62,11 +62,12 @@ class Denying:
 class Shop:
     """One application whose leader ticks when a test says so."""
 
-    def __init__(self, shards: int = 2, **settings: Any) -> None:
+    def __init__(self, shards: int = 2, start: Position = Position.TRIM_HORIZON, **settings: Any) -> None:
         self.clock = FakeClock()
         numbers = itertools.count()
         self.runtime = Runtime(clock=self.clock, new_id=lambda: f"id-{next(numbers)}", random=random.Random(3))
-        self.application = Application(name="orders-app", streams=STREAM, **settings)
+        stream = StreamSettings(name=STREAM, start=StartAt(position=start))
+        self.application = Application(name="orders-app", streams=(stream,), **settings)
         self.dynamodb = Denying(FakeDynamoDB(self.clock))
         self.kinesis = Denying(FakeKinesis(self.clock, limits=Limits.none()))
         self.kinesis.create_stream(StreamName=STREAM, ShardCount=shards)

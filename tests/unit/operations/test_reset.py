@@ -3,16 +3,20 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import dagster as dg
 import pytest
 
+import kcl_dagster as kcl
 from kcl_dagster.application import Position
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.leader.completeness import window_counts
+from kcl_dagster.leader.report import TickReport
 from kcl_dagster.model.checkpoint import LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
-from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import BatchCounts, StoredRows
 from kcl_dagster.operations.reset import STORED_WITH_THE_DATA, reset
 from kcl_dagster.operations.target import Target
+from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.streams.arrivals import MOST_SECONDS, Span
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.tables.control import Control
@@ -353,3 +357,106 @@ def test_after_a_reset_to_the_beginning_numbers_are_known_if_the_beginning_is_st
         stored = shop.leases()[FIRST].stored
         assert stored is not None
         assert stored.since == (int(shop.clock.now()) if since is None else since)
+
+
+def stored_through(shop: Shop, moment: float) -> TickReport:
+    """All shards are stored through a moment, and the leader finds it out."""
+    for lease in shop.leases().values():
+        shop.desk.leases.renew(lease, stored_through=int(moment))
+    return shop.tick()
+
+
+def begun_at_latest() -> tuple[Shop, int]:
+    """An application that began a while ago and has no complete window yet, paused; and when it began."""
+    shop = Shop(start=Position.LATEST)
+    shop.clock.advance(10_000)
+    shop.serve()
+    began = shop.desk.starts.get(STREAM)
+    assert began is not None
+    assert began.timestamp_ms is not None
+    for lease in shop.leases().values():
+        shop.desk.leases.checkpoint(lease, Checkpoint("8" * 56), batch=7)
+    stored_through(shop, shop.clock.now())
+    released(shop)
+    return shop, -(-began.timestamp_ms // 1000)
+
+
+def released(shop: Shop) -> None:
+    for lease in shop.leases().values():
+        shop.desk.leases.release(lease)
+    worker = shop.desk.workers.get(ANNA)
+    assert worker is not None
+    assert shop.desk.workers.delete(worker)
+    shop.desk.control.save(Control(paused=True, changed_by="olga"))
+
+
+def declared(report: TickReport) -> list[int]:
+    """The starts of windows of ten minutes that are declared."""
+    tens = dg.TimeWindowPartitionsDefinition(
+        cron_schedule="*/10 * * * *", start="2026-11-01-00:00", fmt="%Y-%m-%d-%H:%M"
+    )
+    make = kcl.kcl_consumer(application="orders-app", stream=STREAM, partitions=tens, sink=kcl.parquet("s3://a/b"))
+    consumer = make(lambda records: records)
+    assert report.completeness is not None
+    with dg.DagsterInstance.ephemeral() as instance:
+        windows = DeclaredWindows(consumer, kcl.KclTranslator())
+        events = windows.events(instance, report.completeness, report.leases, resets=report.resets)
+    return [start for event in events if (start := consumer.windows.start_of_key(str(event.partition))) is not None]
+
+
+def read_again(shop: Shop, shards: list[str]) -> TickReport:
+    """Shards that were put back are read from there on, to the present; an hour later."""
+    place = int(shop.clock.now()) - 7200
+    reset(shop.desk, target(shop, datetime.fromtimestamp(place, UTC).isoformat()), shards=shards)
+    assert declared(shop.tick()) == []
+    for lease in shop.leases().values():
+        if lease.shard_id in (shards or [FIRST, SECOND]):
+            counts = BatchCounts(
+                tuple(StoredRows(start, 5) for start in range(place - place % 600, place + 7200, 600))
+            )
+            shop.desk.leases.checkpoint(lease, Checkpoint("9" * 56), batch=8, counts=counts)
+    shop.clock.advance(3600)
+    stored_through(shop, shop.clock.now())  # refused: the leader had read the row before the reset
+    return stored_through(shop, shop.clock.now())
+
+
+def test_a_reset_of_one_shard_to_before_the_start_completes_no_window_that_others_did_not_read() -> None:
+    shop, began = begun_at_latest()
+    found = declared(read_again(shop, [FIRST]))
+    assert found
+    assert began <= min(found) < began + 600
+
+
+def test_a_reset_of_all_shards_to_before_the_start_completes_windows_from_there_on() -> None:
+    shop, _ = begun_at_latest()
+    place = int(shop.clock.now()) - 7200
+    found = declared(read_again(shop, []))
+    assert place <= min(found) < place + 600
+
+
+@pytest.mark.parametrize(
+    ("shards", "says"), [([FIRST], "remains {began}"), ([], "goes back to {place}")], ids=["one shard", "all"]
+)
+def test_a_reset_to_before_the_first_moment_says_what_becomes_of_it(shards: list[str], says: str) -> None:
+    shop, began = begun_at_latest()
+    place = int(shop.clock.now()) - 7200
+    to = target(shop, datetime.fromtimestamp(place, UTC).isoformat())
+    texts = {"began": datetime.fromtimestamp(began, UTC), "place": datetime.fromtimestamp(place, UTC)}
+    wanted = "first moment: " + says.format(**{name: text.isoformat() for name, text in texts.items()})
+    dry = reset(shop.desk, to, shards=shards, dry=True)
+    report = reset(shop.desk, to, shards=shards)
+    assert [line for line in report.lines() if line.startswith(wanted)]
+    assert [line for line in dry.lines() if line.startswith(wanted.replace("goes", "would go"))]
+    assert report.to_document()["first_moment"] == dry.to_document()["first_moment"]
+
+
+def test_leases_of_other_workers_leave_the_first_moment_unknown(shop: Shop) -> None:
+    assert shop.leader.tables.leases.create(Lease(LeaseKey(FIRST), shard_id=FIRST, checkpoint=Checkpoint("17")))
+    shop.tick()
+    start = shop.desk.starts.get(STREAM)
+    assert start is not None
+    assert start.is_adopted
+    report = stored_through(shop, shop.clock.now())
+    assert report.completeness is not None
+    assert report.completeness.through is not None
+    assert report.completeness.first is None

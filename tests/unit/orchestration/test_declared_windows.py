@@ -12,6 +12,7 @@ import kcl_dagster as kcl
 from kcl_dagster.leader.completeness import Completeness
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import LateBatch, StoredCounts, StoredRows, packed, unpacked
 from kcl_dagster.model.stream import StreamIdentifier
@@ -265,6 +266,57 @@ def test_a_reset_to_before_the_first_window_makes_none_of_those_before_it_comple
     again = [lease(0, *(rows(f"{hour}:00") for hour in range(10, 16)), since="10:30")]
     for ready in (ours, process()):
         assert keys(ready.events(instance, complete("15:30", 1, "10:30"), again)) == ["14:00"]
+
+
+def from_moment(text: str, first: FirstMoment, *reset: Any) -> Completeness:
+    return replace(complete(text, *reset), first=first)
+
+
+def test_windows_that_are_not_counted_any_more_are_declared_from_the_first_moment_on(
+    instance: dg.DagsterInstance,
+) -> None:
+    """A lease keeps the counts of 32 windows."""
+    quarters = dg.TimeWindowPartitionsDefinition(
+        cron_schedule="*/15 * * * *", start="2026-11-22-00:00", fmt="%Y-%m-%d-%H:%M"
+    )
+    day, first = at("00:00") + 86_400, FirstMoment(at("00:10"))
+    counted = [StoredRows(start, 10) for start in range(at("00:00"), day, 900)]
+    one = replace(lease(0), stored=StoredCounts((), 0, whole=True).plus(counted, CHECKPOINT))
+    told = all_of(instance, process(partitions=quarters), Completeness(day, first=first), [one])
+    assert (len(told), told[0], told[-1]) == (95, "00:15", "23:45")
+
+
+def test_no_window_before_the_first_moment_is_declared_although_rows_of_it_are_counted(
+    instance: dg.DagsterInstance,
+) -> None:
+    """One shard was put back to before the start at LATEST, and nothing had been declared by then."""
+    first, again = FirstMoment(at("13:30")), [lease(0, rows("10:00"), rows("11:00")), lease(1, rows("14:00"))]
+    later = from_moment("15:30", first, 1, "10:30")
+    for ready in (process(), process()):
+        assert keys(ready.events(instance, later, again)) == ["14:00"]
+    assert process().asked(instance, at("13:00"), later, again) is None
+
+
+def test_a_first_moment_that_a_reset_moved_back_counts_at_once(instance: dg.DagsterInstance) -> None:
+    ours, leases = process(), [lease(0, rows("14:00"))]
+    first, earlier = FirstMoment(at("13:30")), FirstMoment(at("11:00"))
+    assert all_of(instance, ours, from_moment("15:00", first), leases) == ["14:00"]
+    for ready in (process(), ours):
+        events = ready.events(instance, from_moment("15:30", earlier, 1, "11:00"), leases)
+        assert keys(events) == ["11:00", "12:00", "13:00", "14:00"]
+        assert [event.metadata["kcl/reason"].value for event in events[2:]] == [
+            "complete",
+            "read again after a reset",
+        ]
+
+
+def test_a_first_moment_before_the_first_partition_costs_no_look_at_each_window(
+    instance: dg.DagsterInstance,
+) -> None:
+    ours = process(partitions=MINUTES)
+    created = FirstMoment(at("00:00") - 365 * 86_400, is_creation=True)
+    assert all_of(instance, ours, from_moment("00:02", created), LEASES) == ["00:00", "00:01"]
+    assert ours.first == at("00:00")
 
 
 def test_after_a_restart_a_reset_reaches_windows_that_are_not_remembered(

@@ -3,6 +3,7 @@
 import pytest
 
 from kcl_dagster.errors import UnreadableItem
+from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.tables.completeness_row import (
     COMPLETENESS_KEY,
     MOST_RESETS,
@@ -146,5 +147,66 @@ def test_a_row_of_a_former_version_has_its_last_reset(row: CompletenessRow, tabl
     tables.put(former | {"kdBackTo": {"N": "200"}})
     assert row.load().resets == (SetBack(4, 200),)
     tables.put(former | {"kdResets": {"S": "nonsense"}})
+    with pytest.raises(UnreadableItem):
+        row.load()
+
+
+FIRST = FirstMoment(50)
+
+
+def test_the_first_moment_is_stored_once(row: CompletenessRow) -> None:
+    known = row.advance(NOTHING, 100, FIRST)
+    assert known == row.load() == WrittenThrough(100, first=FIRST)
+    assert row.advance(NOTHING, 200, FirstMoment(60)) == row.load() == known, "another leader was faster"
+    assert row.advance(known, 200, FirstMoment(60)) == row.load() == WrittenThrough(200, first=FIRST)
+
+
+def test_the_first_moment_is_stored_once_although_an_answer_is_lost(
+    row: CompletenessRow, client: FaultyClient
+) -> None:
+    client.fail("update_item", answer_lost)
+    assert row.advance(NOTHING, 100, FIRST) == row.load() == WrittenThrough(100, first=FIRST)
+
+
+def test_an_application_that_is_complete_already_gets_no_first_moment(row: CompletenessRow) -> None:
+    known = row.advance(NOTHING, 100)
+    assert row.advance(known, 200, FIRST).first is None
+    assert row.set_back(150, unless_known=FIRST, all_from=FirstMoment(10)).first is None
+
+
+def test_a_reset_of_a_part_leaves_the_first_moment(row: CompletenessRow) -> None:
+    row.advance(NOTHING, 100, FIRST)
+    assert row.set_back(20, unless_known=FirstMoment(70)).first == row.load().first == FIRST
+
+
+def test_a_reset_of_all_moves_the_first_moment_back_and_never_forward(row: CompletenessRow) -> None:
+    row.advance(NOTHING, 100, FIRST)
+    assert row.set_back(70, all_from=FirstMoment(70, is_settled=False)).first == FIRST
+    anew = FirstMoment(20, is_settled=False)
+    known = row.set_back(20, all_from=anew)
+    assert known.first == row.load().first == anew
+    settled = FirstMoment(25)
+    assert row.advance(known, 200, settled).first == row.load().first == settled, "records have left meanwhile"
+    assert row.set_back(30, all_from=FirstMoment(40, is_creation=True)).first == FirstMoment(40, is_creation=True)
+
+
+def test_a_reset_of_a_part_before_the_first_advance_decides_the_first_moment(row: CompletenessRow) -> None:
+    known = row.set_back(None, unless_known=FIRST)
+    assert row.advance(known, 100, FirstMoment(20)).first == row.load().first == FIRST
+
+
+@pytest.mark.parametrize(
+    "first", [FIRST, FirstMoment(50, is_creation=True), FirstMoment(50, is_creation=True, is_settled=False)]
+)
+def test_a_first_moment_is_read_as_it_was_written(first: FirstMoment) -> None:
+    assert FirstMoment.unpacked(first.packed) == first
+
+
+@pytest.mark.parametrize("packed", ["", "soon", "50:", "50:later"])
+def test_a_first_moment_that_no_leader_wrote_is_not_believed(
+    row: CompletenessRow, tables: Tables, packed: str
+) -> None:
+    item = {"leaseKey": {"S": "kdComplete"}, "entityType": {"S": "KD_COMPLETE"}, "kdEpoch": {"N": "4"}}
+    tables.put(item | {"kdFirst": {"S": packed}})
     with pytest.raises(UnreadableItem):
         row.load()

@@ -12,6 +12,7 @@ import pytest
 from kcl_dagster.application import Position
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON
 from kcl_dagster.model.claim import ChainId, Claim, ClaimId
+from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.stored import StoredCounts, StoredRows, mark_of
@@ -137,13 +138,25 @@ COORDINATION: dict[str, Request] = {
     "save memory": c.save_memory(SINGLE.coordinator, b"packed", 1),
     "record start": c.record_start(SINGLE.coordinator, "orders", _START),
     "replace start": c.replace_start(LEGACY.coordinator, "orders", _START),
-    "advance completeness, first": advance_completeness(SINGLE.coordinator, 0, 1_800_000_000),
-    "advance completeness": advance_completeness(LEGACY.coordinator, 2, 1_800_000_000),
+    "advance completeness, first": advance_completeness(SINGLE.coordinator, WrittenThrough(), 1_800_000_000),
+    "advance completeness": advance_completeness(LEGACY.coordinator, WrittenThrough(None, 2), 1_800_000_000),
+    "advance completeness, with the first moment": advance_completeness(
+        SINGLE.coordinator, WrittenThrough(), 1_800_000_000, FirstMoment(1_799_000_000)
+    ),
+    "advance completeness, with another first moment": advance_completeness(
+        SINGLE.coordinator,
+        WrittenThrough(None, 2, first=FirstMoment(1_799_000_000, is_settled=False)),
+        1_800_000_000,
+        FirstMoment(1_799_000_060),
+    ),
     "set completeness back, first": set_completeness_back(
         SINGLE.coordinator, 0, WrittenThrough(None, 1_800_000_900, None, (SetBack(1_800_000_900),))
     ),
     "set completeness back": set_completeness_back(
         LEGACY.coordinator, 2, WrittenThrough(1_800_000_000, 3, 1_800_000_000, RESETS)
+    ),
+    "set completeness back, with the first moment": set_completeness_back(
+        LEGACY.coordinator, 2, WrittenThrough(None, 3, None, RESETS, FirstMoment(1_799_000_000, is_creation=True))
     ),
 }
 
