@@ -99,7 +99,7 @@ class ConnectionModel(Described):
         """A model that refuses keys with a message of its own: pydantic would say that they are not permitted, and
         nothing about where they belong."""
         derived = super().model()
-        validators = {"without_keys": model_validator(mode="before")(_without_keys)}
+        validators: dict[str, Any] = {"without_keys": model_validator(mode="before")(_without_keys)}
         return create_model(derived.__name__, __base__=derived, __validators__=validators)
 
     region_name: str | None = None
