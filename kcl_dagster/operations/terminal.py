@@ -42,6 +42,7 @@ from kcl_dagster.operations.deregistration import Deregistration, deregister
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.doctor import Diagnosis, Finding, Verdict, diagnose, examine
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
+from kcl_dagster.operations.forgetting import Forgetting, forget
 from kcl_dagster.operations.pausing import PauseReport, drain, pause, resume
 from kcl_dagster.operations.peek import peek
 from kcl_dagster.operations.printable import printable
@@ -150,6 +151,10 @@ class Verbs:
         off.add_argument("--consumer", help="its name, if it is not the application's")
         off.add_argument("--of-stream", action="append", default=[], help="only from this one of several streams")
         off.add_argument("--force", action="store_true", help="although a worker may be reading under it")
+        forgotten = verb("forget", self._forget, "delete the leases of former streams")
+        forgotten.add_argument(
+            "--former", action="append", default=[], help="only of this former stream, account:name:epoch"
+        )
         cost = verb("cost", self._cost, "what the tables cost a month, estimated or measured")
         cost.add_argument("--shards", type=_positive, help="left out: as many as there are")
         cost.add_argument("--workers", type=_positive, help="left out: as many as there are")
@@ -171,9 +176,9 @@ class Verbs:
         look.add_argument("--first", action="store_true", help="the first records instead of the last")
         over = verb("take-over-2x", self._take_over, "go on with the leases of KCL 1.x or 2.x, for good")
         over.add_argument("--workers-are-stopped", action="store_true", help="you have stopped all of its workers")
-        for one in (stop, go, away, back, into, off, over):
+        for one in (stop, go, away, back, into, off, forgotten, over):
             one.add_argument("--dry-run", action="store_true", help="say what would be done, and do not do it")
-        for one in (doctor, whole, back, off, cost):
+        for one in (doctor, whole, back, off, forgotten, cost):
             one.add_argument("--json", action="store_true", help="for machines")
 
     def _desk(self, options: Options) -> Desk:
@@ -338,6 +343,11 @@ class Verbs:
         _tell_report(options, report)
         return WELL
 
+    def _forget(self, options: Options) -> int:
+        report = forget(self._desk(options), options.former, dry=options.dry_run)
+        _tell_report(options, report)
+        return WRONG if report.overtaken else WELL
+
     def _cost(self, options: Options) -> int:
         prices = Prices(options.write_price, options.read_price, options.hour_price)
         if options.measured is not None:
@@ -494,7 +504,7 @@ def _tell_pauses(report: PauseReport) -> int:
     return WELL
 
 
-def _tell_report(options: Options, report: ResetReport | Deregistration) -> None:
+def _tell_report(options: Options, report: ResetReport | Deregistration | Forgetting) -> None:
     if options.json:
         _tell(json.dumps(report.to_document(), indent=2))
         return

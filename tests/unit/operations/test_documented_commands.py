@@ -32,7 +32,7 @@ def press_ctrl_c() -> None:
     raise KeyboardInterrupt
 
 
-NEEDS_A_PAUSE = {"reset", "import", "export", "resume", "deregister"}
+NEEDS_A_PAUSE = {"reset", "import", "export", "resume", "deregister", "forget"}
 
 
 def prepared(verb: str, text: str) -> Shop:

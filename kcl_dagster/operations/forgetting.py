@@ -1,0 +1,107 @@
+"""Delete the leases of former streams: those that the application does not read any more, or whose name another
+stream has now.
+
+The leader only releases such leases, because a wrong region, account or endpoint looks the same to it. An operator
+knows. It is refused while a worker owns one of the leases, while a leader may give them away, and for a stream that
+still exists and that the application reads.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kcl_dagster.errors import ConfigurationError, StreamNotFound, Unsafe
+from kcl_dagster.model.counting import counted
+from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.operations.desk import Desk
+from kcl_dagster.operations.reset import refusals
+from kcl_dagster.operations.status import former_streams
+from kcl_dagster.streams.listing import describe
+
+
+@dataclass(frozen=True, slots=True)
+class Forgetting:
+    """What was deleted, or with `dry` what would be. `overtaken`: leases that another process wrote meanwhile."""
+
+    dry: bool
+    leases: Mapping[str, tuple[LeaseKey, ...]]
+    """By the identifiers of former streams."""
+
+    overtaken: tuple[LeaseKey, ...] = ()
+
+    def lines(self) -> list[str]:
+        """The report as text."""
+        done = "would be deleted" if self.dry else "deleted"
+        return [
+            *(f"{stream}: {counted(len(keys), 'lease')} {done}" for stream, keys in self.leases.items()),
+            *(f"{key}: kept, because another process wrote it" for key in self.overtaken),
+        ] or ["there are no leases of former streams"]
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "dry_run": self.dry,
+            "streams": {stream: list(keys) for stream, keys in self.leases.items()},
+            "overtaken": list(self.overtaken),
+        }
+
+
+def forget(desk: Desk, streams: Collection[str] = (), *, dry: bool = False) -> Forgetting:
+    """Delete the leases of all former streams, or of those that are named by `account:name:epoch`.
+
+    Raises Unsafe and ConfigurationError with nothing changed.
+    """
+    scan = desk.scan()
+    if scan.unreadable:
+        raise Unsafe(f"the lease table has rows that cannot be parsed: {scan.unreadable[0]}")
+    former = {str(stream): stream for stream in former_streams(desk.application, scan.leases)}
+    if others := sorted(set(streams) - set(former)):
+        known = f"those are {', '.join(sorted(former))}" if former else "there is none"
+        raise ConfigurationError(f"{', '.join(others)} is no former stream of the application: {known}")
+    chosen = {name: former[name] for name in sorted(former) if not streams or name in streams}
+    affected = {
+        name: sorted((lease for lease in scan.leases if lease.stream == stream), key=lambda lease: lease.key)
+        for name, stream in chosen.items()
+    }
+    _refuse(desk, chosen.values(), [lease for leases in affected.values() for lease in leases])
+    deleted = {name: tuple(lease.key for lease in leases) for name, leases in affected.items()}
+    if dry or not affected:
+        return Forgetting(dry, deleted)
+    desk.audit.write("forget", desk.by, {"streams": {name: len(keys) for name, keys in deleted.items()}})
+    overtaken = tuple(
+        lease.key for leases in affected.values() for lease in leases if not desk.leases.delete(lease, forced=True)
+    )
+    kept = set(overtaken)
+    gone = {name: tuple(key for key in keys if key not in kept) for name, keys in deleted.items()}
+    return Forgetting(dry, gone, overtaken)
+
+
+def _refuse(desk: Desk, streams: Collection[StreamIdentifier], affected: Sequence[Lease]) -> None:
+    """Raise Unsafe if the leases may be in use, or may be needed again."""
+    if not affected:
+        return
+    for stream in streams:
+        if _is_read(desk, stream):
+            raise Unsafe(
+                f"{stream} still exists, and the application reads a stream of that name: its leases are those "
+                "that count, and the others were made by a leader that asked another region, account or endpoint"
+            )
+    control = desk.control.load()
+    problems = refusals(affected, control, None if control.paused else desk.leader())
+    if problems:
+        more = "; ..." if len(problems) > 5 else ""
+        raise Unsafe(
+            f"{'; '.join(problems[:5])}{more}. Pause the application (kcl-dagster pause), and wait until its "
+            "workers have ended"
+        )
+
+
+def _is_read(desk: Desk, stream: StreamIdentifier) -> bool:
+    """Whether the stream that has the name now is this one."""
+    if stream.name not in {settings.name for settings in desk.application.streams}:
+        return False
+    try:
+        facts = describe(desk.kinesis, stream.name, runtime=desk.runtime)
+    except StreamNotFound:
+        return False
+    return int(facts.created) == stream.creation_epoch
