@@ -63,6 +63,12 @@ def staged(files: FileStore, chain: ChainId) -> list[str]:
     return [file.path for file in [*files.files(prefix, hidden=True), *files.unfinished(prefix)]]
 
 
+def staged_of_batch(files: FileStore, chain: ChainId, batch: int) -> list[str]:
+    """All that is staged for one batch of a chain, finished or not, by whichever attempt of a task."""
+    beginning = f"{chain}.{batch}_"
+    return [path for path in staged(files, chain) if path.rpartition("/")[2].lstrip(".").startswith(beginning)]
+
+
 def left_behind(files: FileStore, beginning: str, before: float, known: Collection[ChainId]) -> list[str]:
     """What was staged until `before` (epoch seconds by the store's clock) for chains whose ids begin so, other than
     `known`: those of the chains that have entries."""

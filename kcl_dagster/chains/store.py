@@ -6,11 +6,13 @@ Readers pass over names that begin with an underscore. Nothing is cached.
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kcl_dagster.aws import RequestRefused
 from kcl_dagster.chains.entry import Entry, decoded, encoded
+from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.claim import ChainId
 
 FOLDER: Final = "_chains"
@@ -97,6 +99,23 @@ class Entries:
             if match:
                 found[ChainId(match[1])].append((int(match[2]), file.modified))
         return {chain: max(entries) for chain, entries in found.items()}
+
+
+def check_store(files: FileStore, unique: str) -> None:
+    """Raise ConfigurationError if the store replaces a file that must be created only once: some that imitate S3
+    ignore the condition of a put. `unique`: never the same again."""
+    path = f"{FOLDER}/check-{unique}"
+    try:
+        files.create(path, b"")
+        is_replaced = files.create(path, b"")
+    finally:
+        with suppress(KclError, OSError):
+            files.delete([path])
+    if is_replaced:
+        raise ConfigurationError(
+            f"{files.root}: the store ignores If-None-Match and replaces files that exist, so two workers could "
+            "decide the same batch: chains of entries need a store that refuses such a put"
+        )
 
 
 def _path(chain: ChainId, number: int) -> str:

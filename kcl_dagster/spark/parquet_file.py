@@ -39,6 +39,11 @@ class ParquetFile:
         if self._bytes >= ROW_GROUP_BYTES:
             self._flush()
 
+    @property
+    def size(self) -> int:
+        """About as large as the file will be: rows that are not compressed yet count as they are."""
+        return int(self._output.tell()) + self._bytes
+
     def finish(self) -> memoryview:
         """The file. Nothing can be written afterwards."""
         self._flush()

@@ -41,18 +41,19 @@ def guarded(transform: Transform) -> Transform:
 
 def apply(transform: Transform, records: DataFrame, leases: Sequence[LeaseKey]) -> list[DataFrame]:
     """The output, in one piece if it keeps `lease_key`, else one piece for each lease, with `lease_key` added."""
-    whole = _checked(transform(records))
+    whole = checked(transform(records))
     if LEASE_KEY in whole.columns:
         return [whole]
     if len(leases) == 1:
         return [whole.withColumn(LEASE_KEY, F.lit(leases[0]))]
     return [
-        _checked(transform(records.where(F.col(LEASE_KEY) == lease))).withColumn(LEASE_KEY, F.lit(lease))
+        checked(transform(records.where(F.col(LEASE_KEY) == lease))).withColumn(LEASE_KEY, F.lit(lease))
         for lease in leases
     ]
 
 
-def _checked(output: object) -> DataFrame:
+def checked(output: object) -> DataFrame:
+    """What a transform returned. Raises TransformError for what cannot be an output."""
     if not hasattr(output, "columns") or not hasattr(output, "mapInArrow"):
         raise TransformError(f"a transform must return a DataFrame, this one returned {type(output).__name__}")
     frame: DataFrame = output  # type: ignore[assignment]  # Classic and Connect frames have no common base at run time

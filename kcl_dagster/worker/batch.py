@@ -284,11 +284,13 @@ class MinuteRows:
 
 @dataclass(frozen=True, slots=True)
 class FileCounts:
-    """What a sink stored in one file. `minutes` leaves out rows without a time, whose number is `timeless`."""
+    """What a sink stored of a part in one file. `minutes` leaves out rows without a time, whose number is
+    `timeless`. `files`: 0 if the file holds rows of several parts and is counted with another one."""
 
     bytes: int
     minutes: tuple[MinuteRows, ...]
     timeless: int = 0
+    files: int = 1
 
 
 @dataclass(frozen=True, slots=True)

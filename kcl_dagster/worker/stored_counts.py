@@ -123,7 +123,7 @@ class WindowRules:
                 rows[start] += one.rows
                 late[start] += one.rows if self._is_late(start, one.arrived, progress) else 0
             for start, count in rows.items():
-                counted.append(StoredRows(start, count, file.bytes * count // every, 1, late[start]))
+                counted.append(StoredRows(start, count, file.bytes * count // every, file.files, late[start]))
         between = self._numbers(progress)
         whole = progress.first, None if progress.through is None else progress.through.sequence
         found = [

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from kcl_dagster.errors import ConfigurationError, RecordRefused
 from kcl_dagster.spark.sinks.split import distinct
+from kcl_dagster.spark.storage import is_hidden
 
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and Athena expect
 
@@ -106,6 +107,14 @@ class TextPartitions:
 @dataclass(frozen=True, slots=True)
 class Folders(TextPartitions):
     """For files without a catalog: the folders' names are all that says what the values are."""
+
+    @classmethod
+    def of(cls, columns: Sequence[str]) -> Self:
+        """Raises ConfigurationError for columns whose folders readers pass over."""
+        hidden = [name for name in columns if is_hidden(name)]
+        if hidden:
+            raise ConfigurationError(f"readers pass over folders that begin with {hidden}: rename the columns")
+        return cls(tuple(columns))
 
     def folder(self, key: Sequence[Any]) -> str:
         return "/".join(hive_folder(name, text) for name, text in zip(self.columns, key, strict=True))

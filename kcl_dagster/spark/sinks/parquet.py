@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 
 from pyspark.sql import DataFrame
 
+from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
@@ -27,7 +28,7 @@ from kcl_dagster.spark.sinks.writing import (
     stems_replaced,
     write_files,
 )
-from kcl_dagster.spark.storage import S3Options, Store, is_hidden, open_store
+from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, Part, PartCounts
@@ -53,10 +54,7 @@ class ParquetSink:
             raise ConfigurationError(f"files are named by shard already: leave {LEASE_KEY} out of partition_by")
         self._store = open_store(path, s3)
         self._transform, columns = partitioned(transform, partition_by)
-        self._layout = Folders(columns)
-        hidden = [name for name in columns if is_hidden(name)]
-        if hidden:
-            raise ConfigurationError(f"readers pass over folders that begin with {hidden}: rename the columns")
+        self._layout = Folders.of(columns)
         self._as_read = transform is unchanged and not partition_by
         self._claimed: str | None = None
         self._is_marked = False
@@ -70,6 +68,11 @@ class ParquetSink:
     def stores_into(self) -> Store:
         """See `spark.storage.StoringSink`."""
         return self._store
+
+    @property
+    def entries(self) -> Entries:
+        """See `worker.staging.BesideChains`."""
+        return Entries(self._store)
 
     @property
     def drafts_into(self) -> Store | None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeGuard
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
@@ -24,6 +23,7 @@ from kcl_dagster.spark.schema import LEASE_KEY, RECORDS, ddl
 from kcl_dagster.spark.sealing import Sealed, Unseal
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.sinks.layout import UNPARTITIONED, Layout
+from kcl_dagster.spark.sinks.minutes import MinuteCounts, minute_rows
 from kcl_dagster.spark.sinks.split import split
 from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.transform import Transform, apply, gathered, unchanged
@@ -76,7 +76,6 @@ _MANIFEST: Final = pa.schema(
         ("minutes", pa.string()),
     ]
 )
-_MINUTE_MICROS: Final = 60_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ def write_files(
     """
     written = _written(data, transform, store, names, layout, target, time_column)
     if has_own_times(time_column) and not written.has_times and any(file.rows for file in written.files):
-        _warn_of_no_times(store.root, str(time_column))
+        warn_of_no_times(store.root, str(time_column))
     return written
 
 
@@ -218,7 +217,7 @@ def written_before(
         return None
 
 
-def _warn_of_no_times(root: str, column: str) -> None:
+def warn_of_no_times(root: str, column: str) -> None:
     """At most once an hour. It fails no batch: a policy could then set all records aside, which are good ones."""
     if _warned.is_due(f"{root} {column}"):
         log.warning(
@@ -241,6 +240,17 @@ def warn_of_many_files(root: str, files: Sequence[WrittenFile]) -> None:
         )
 
 
+def warn_of_large_batch(root: str, files: int) -> None:
+    """At most once an hour; of a batch whose files are those of all its shards."""
+    if files > MANY_FILES and _warned.is_due(root):
+        log.warning(
+            "a batch wrote %d files into %s, one for each task and partition value: partition by a column with "
+            "fewer values, such as a day, or store larger batches",
+            files,
+            root,
+        )
+
+
 def _written_file(row: Mapping[str, Any]) -> WrittenFile:
     return WrittenFile(
         LeaseKey(row["lease_key"]),
@@ -250,7 +260,7 @@ def _written_file(row: Mapping[str, Any]) -> WrittenFile:
         json.loads(row["partition"]),
         pa.ipc.read_schema(pa.BufferReader(bytes(row["schema"]))),
         bytes(row["footer"]),
-        None if row["minutes"] is None else tuple(MinuteRows(*one) for one in json.loads(row["minutes"])),
+        None if row["minutes"] is None else minute_rows(json.loads(row["minutes"])),
     )
 
 
@@ -358,8 +368,8 @@ class _WriteFiles:
         schema: pa.Schema | None = None
         rows_in = 0
         for batch in self.unseal(batches) if self.unseal is not None else batches:
-            _refuse_invalid(batch)
-            rows = self._cast(_in_utc(batch))
+            refuse_invalid(batch)
+            rows = self._cast(in_utc(batch))
             schema = schema or rows.schema
             rows_in += rows.num_rows
             for group in split(rows, [rows.column(LEASE_KEY), *self.layout.keys(rows)]):
@@ -368,10 +378,11 @@ class _WriteFiles:
                 file = files.get(path)
                 if file is None:
                     partition = json.dumps(self.layout.values(values))
-                    file = files[path] = _OpenFile(lease, partition, ParquetFile(body.schema))
+                    minutes = None if self.time_column is None else MinuteCounts(self.time_column)
+                    file = files[path] = _OpenFile(lease, partition, ParquetFile(body.schema), minutes)
                 file.content.write(body)
-                if self.time_column is not None:
-                    file.count(group.rows, self.time_column)
+                if file.minutes is not None:
+                    file.minutes.add(group.rows)
         rows_out = sum(file.content.rows for file in files.values())
         if rows_out != rows_in:  # nothing is stored yet
             raise SinkError(f"{rows_in} rows came in and {rows_out} would be stored")
@@ -384,7 +395,7 @@ class _WriteFiles:
                 "partition": file.partition,
                 "footer": file.content.footer,
                 "schema": schema.serialize().to_pybytes() if schema is not None else b"",
-                "minutes": file.counted if self.time_column is not None else None,
+                "minutes": file.counted,
             }
             for path, file in files.items()
         ]
@@ -415,7 +426,7 @@ class _WriteFiles:
         return path
 
 
-def _refuse_invalid(batch: pa.RecordBatch) -> None:
+def refuse_invalid(batch: pa.RecordBatch) -> None:
     """Spark's strings may hold any bytes; a Parquet file with such a text cannot be read by others, compacted, or
     added to a table."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -430,46 +441,16 @@ class _OpenFile:
     lease: str
     partition: str
     content: ParquetFile
-    minutes: Counter[tuple[int, int | None]] | None = field(default_factory=Counter)
-
-    def count(self, rows: pa.RecordBatch, time_column: str) -> None:
-        """Count rows by the minutes of their time, and of their arrival where that is another."""
-        if self.minutes is None:
-            return
-        times = _minutes_in(rows, time_column)
-        if times is None:
-            self.minutes = None
-            return
-        arrived = None if time_column == ARRIVAL else _minutes_in(rows, ARRIVAL)
-        if arrived is None:
-            found, sizes = np.unique(times[~np.isnan(times)], return_counts=True)
-            self.minutes.update({(int(at) * 60, None): int(size) for at, size in zip(found, sizes, strict=True)})
-            return
-        both = np.stack([times, arrived])[:, ~np.isnan(times)]
-        pairs, sizes = np.unique(both, axis=1, return_counts=True)
-        for (at, came), size in zip(pairs.T, sizes, strict=True):
-            self.minutes[int(at) * 60, None if np.isnan(came) else int(came) * 60] += int(size)
+    minutes: MinuteCounts | None
 
     @property
     def counted(self) -> str | None:
-        """JSON; None where the column has no times."""
-        if self.minutes is None:
-            return None
-        return json.dumps([[at, came, rows] for (at, came), rows in self.minutes.items()])
+        """JSON; None where rows are not counted, or the column has no times."""
+        counted = None if self.minutes is None else self.minutes.counted
+        return None if counted is None else json.dumps(counted)
 
 
-def _minutes_in(rows: pa.RecordBatch, column: str) -> "np.ndarray[Any, np.dtype[np.float64]] | None":
-    """Minutes of the epoch, NaN for null; None where the column is missing or is no timestamp. One without a zone
-    is taken for UTC."""
-    place = rows.schema.get_field_index(column)
-    if place < 0 or not pa.types.is_timestamp(rows.schema.field(place).type):
-        return None
-    micros = rows.column(place).cast(pa.timestamp("us"), safe=False).cast(pa.int64())
-    minutes: np.ndarray[Any, np.dtype[np.float64]] = micros.to_numpy(zero_copy_only=False).astype(np.float64)
-    return np.floor(minutes / _MINUTE_MICROS)
-
-
-def _in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
     schema = _utc(batch.schema)
     return batch if schema == batch.schema else batch.cast(schema)
 

@@ -1,13 +1,11 @@
 """Rows that a sink writes are counted by the minutes of a column."""
 
-import json
 from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
 
-from kcl_dagster.spark.parquet_file import ParquetFile
-from kcl_dagster.spark.sinks.writing import _OpenFile
+from kcl_dagster.spark.sinks.minutes import MinuteCounts
 
 NOON = int(datetime(2026, 11, 22, 12, tzinfo=UTC).timestamp())
 
@@ -19,10 +17,10 @@ def moments(*seconds: float | None, zone: str | None = "UTC", unit: str = "us") 
 
 
 def counted(column: str, *batches: dict[str, pa.Array]) -> object:
-    file = _OpenFile("lease", "{}", ParquetFile(pa.schema([])))
+    minutes = MinuteCounts(column)
     for batch in batches:
-        file.count(pa.RecordBatch.from_pydict(batch), column)
-    return None if file.counted is None else sorted(json.loads(file.counted), key=str)
+        minutes.add(pa.RecordBatch.from_pydict(batch))
+    return None if minutes.counted is None else sorted(minutes.counted, key=str)
 
 
 def test_rows_count_by_the_minute_of_their_arrival() -> None:

@@ -1,0 +1,216 @@
+"""The files of a whole batch, as executors stage them: by partition value and size, whatever shards rows are of.
+
+Each attempt of a task writes files with names of its own. Those of an attempt whose result did not reach the
+driver, such as one whose executor was lost, do not belong to the batch.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from kcl_dagster.chains.publication import file_name, staged_path
+from kcl_dagster.errors import KclError, RecordRefused, SinkError
+from kcl_dagster.model.claim import ChainId
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.failures import Marks
+from kcl_dagster.spark.parquet_file import ParquetFile, read_footer
+from kcl_dagster.spark.schema import ddl
+from kcl_dagster.spark.sealing import Unseal
+from kcl_dagster.spark.settling import settle
+from kcl_dagster.spark.sinks.layout import Layout
+from kcl_dagster.spark.sinks.minutes import MinuteCounts, minute_rows
+from kcl_dagster.spark.sinks.split import split
+from kcl_dagster.spark.sinks.writing import FileWriter, in_utc, refuse_invalid
+from kcl_dagster.worker.batch import MinuteRows
+
+_MANIFEST: Final = pa.schema(
+    [
+        ("task", pa.int64()),
+        ("attempt", pa.int64()),
+        ("path", pa.string()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("parts", pa.string()),
+    ]
+)
+MANIFEST_DDL: Final = ddl(_MANIFEST)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfLease:
+    """What a file holds of one lease. `minutes`: None where its rows have no column of times."""
+
+    rows: int
+    minutes: tuple[MinuteRows, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFile:
+    """A file that an attempt of a task has staged. `path`: its final one. `leases`: whose rows it holds, by the
+    column of the output; None where that is not known."""
+
+    task: int
+    attempt: int
+    path: str
+    rows: int
+    bytes: int
+    leases: Mapping[LeaseKey, RowsOfLease] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StageFiles:
+    """Function for `mapInArrow` over the output of the transform: stores the rows of a task, and yields a row for
+    each of its files, see `batch_files`."""
+
+    store: FileWriter
+    layout: Layout
+    chain: ChainId
+    batch: int
+    target_bytes: int
+    """A file that is as large is closed, and the next one begun."""
+
+    unseal: Unseal | None = None
+    """Set where the rows come sealed."""
+
+    time_column: str | None = None
+    """By whose minutes rows are counted; None: they are not."""
+
+    lease_column: str | None = None
+    """The column that says for which lease a row is counted; None: the output has none."""
+
+    only_lease: LeaseKey | None = None
+    """The lease of all rows, where the batch has one lease only."""
+
+    marks: Marks = field(default_factory=Marks)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
+        with self.marks.errors():
+            context = TaskContext.get()
+            task, attempt = (0, 0) if context is None else (context.partitionId(), context.taskAttemptId())
+            files = _TaskFiles(self, attempt)
+            rows_in = 0
+            for batch in batches if self.unseal is None else self.unseal(batches):
+                refuse_invalid(batch)
+                rows = in_utc(batch)
+                rows_in += rows.num_rows
+                for group in split(rows, self.layout.keys(rows)):
+                    files.write(group.key, group.rows)
+            written = files.finish()
+            rows_out = sum(row["rows"] for row in written)
+            if rows_out != rows_in:
+                raise SinkError(f"a task was given {rows_in} rows, and its files hold {rows_out}")
+        manifest = [{"task": task, "attempt": attempt, **row} for row in written]
+        yield pa.RecordBatch.from_pylist(manifest, schema=_MANIFEST)
+
+
+@dataclass(slots=True)
+class _LeaseCounts:
+    minutes: MinuteCounts
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class _OpenBatchFile:
+    path: str
+    content: ParquetFile
+    leases: dict[str, _LeaseCounts] = field(default_factory=dict)
+
+    def count(self, lease: str, rows: pa.RecordBatch, time_column: str) -> None:
+        counts = self.leases.setdefault(lease, _LeaseCounts(MinuteCounts(time_column)))
+        counts.rows += rows.num_rows
+        counts.minutes.add(rows)
+
+    @property
+    def parts(self) -> str:
+        """JSON."""
+        return json.dumps({lease: [one.rows, one.minutes.counted] for lease, one in self.leases.items()})
+
+
+@dataclass(slots=True)
+class _TaskFiles:
+    """The files of one attempt of a task: one for each partition value is open at a time."""
+
+    of: StageFiles
+    attempt: int
+    _open: dict[tuple[Any, ...], _OpenBatchFile] = field(default_factory=dict)
+    _written: list[dict[str, Any]] = field(default_factory=list)
+    _number: int = 0
+
+    def write(self, key: tuple[Any, ...], rows: pa.RecordBatch) -> None:
+        body = self.of.layout.body(rows)
+        file = self._open.get(key)
+        if file is None:
+            file = self._open[key] = _OpenBatchFile(self._new_path(key), ParquetFile(body.schema))
+        file.content.write(body)
+        self._count(file, rows)
+        if file.content.size >= self.of.target_bytes:
+            self._store(self._open.pop(key))
+
+    def _count(self, file: _OpenBatchFile, rows: pa.RecordBatch) -> None:
+        if self.of.time_column is None:
+            return
+        if self.of.only_lease is not None:
+            file.count(self.of.only_lease, rows, self.of.time_column)
+        elif self.of.lease_column is not None:
+            for group in split(rows, [rows.column(self.of.lease_column)]):
+                file.count(str(group.key[0]), group.rows, self.of.time_column)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Rows of the manifest."""
+        while self._open:
+            self._store(self._open.pop(next(iter(self._open))))
+        return self._written
+
+    def _new_path(self, key: tuple[Any, ...]) -> str:
+        folder = self.of.layout.folder(key)
+        name = file_name(self.of.chain, self.of.batch, self.attempt, self._number)
+        self._number += 1
+        path = f"{folder}/{name}" if folder else name
+        for longer in (path, staged_path(self.of.chain, path)):
+            reason = self.of.store.too_long(longer)
+            if reason is not None:
+                raise RecordRefused(f"a value of the partition columns would need {reason}")
+        return path
+
+    def _store(self, file: _OpenBatchFile) -> None:
+        content = file.content.finish()
+        try:
+            self.of.store.put(staged_path(self.of.chain, file.path), content)
+        except (OSError, KclError) as error:
+            raise SinkError(f"{file.path} could not be staged: {error}") from error
+        self._written.append(
+            {
+                "path": file.path,
+                "rows": read_footer(file.content.footer).num_rows,  # what readers will find
+                "bytes": len(content),
+                "parts": file.parts if file.leases else None,
+            }
+        )
+
+
+def batch_files(manifest: list[dict[str, Any]]) -> list[BatchFile]:
+    """The files of a batch, from what the tasks of its job have yielded. Raises SinkError if two attempts of a task
+    are among them: the rows of the task would be stored twice."""
+    files = [
+        BatchFile(row["task"], row["attempt"], row["path"], row["rows"], row["bytes"], _leases(row["parts"]))
+        for row in manifest
+    ]
+    attempts: dict[int, int] = {}
+    for file in files:
+        if attempts.setdefault(file.task, file.attempt) != file.attempt:
+            raise SinkError(f"two attempts of task {file.task} have staged rows of one batch")
+    return files
+
+
+def _leases(parts: str | None) -> dict[LeaseKey, RowsOfLease] | None:
+    if parts is None:
+        return None
+    return {
+        LeaseKey(lease): RowsOfLease(rows, minute_rows(minutes))
+        for lease, (rows, minutes) in json.loads(parts).items()
+    }
