@@ -75,10 +75,13 @@ class SinkModel(Described):
     catalog_name: str = "default"
     """Name of the catalog in pyiceberg's configuration; for iceberg only."""
 
+    commit: sinks.Commit = "leases"
+    """Where it is decided that a batch is stored: `leases` or `chains`; for parquet only."""
+
     def choice(self) -> SinkChoice:
         match self.kind:
             case "parquet":
-                return sinks.parquet(self.path, partition_by=self.partition_by)
+                return sinks.parquet(self.path, partition_by=self.partition_by, commit=self.commit)
             case "delta":
                 return sinks.delta(self.path, partition_by=self.partition_by)
             case "iceberg":

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.folder import misspelt
 from kcl_dagster.orchestration.metadata import TABLE_NAME, URI
 from kcl_dagster.orchestration.secret_options import refuse_literals, refuse_secret_in, resolved
 from kcl_dagster.worker.batch import Batch, Sink
+from kcl_dagster.worker.staging import StagingSink
 
 _DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
 
@@ -17,12 +18,19 @@ _TABLES = frozenset({"parquet", "deltalake", "iceberg"})
 
 Transform = Callable[..., Any]
 """From the records of a batch, a Spark DataFrame, to what the sink stores. May ask for Dagster's context and for
-resources, see `kcl_consumer`. Runs once per batch, in the driver;
-must be a pure function of its argument, because a batch that failed is transformed again."""
+resources, see `kcl_consumer`. Runs once per batch, in the driver. It must be a pure function of its argument,
+because a batch that failed is transformed again. With `kcl.parquet(..., commit="chains")` it may be any function.
+"""
 
 Connection = Mapping[str, str]
 OpenSink = Callable[[Transform, Connection], Sink[Any]]
 """Makes the sink, given the user's transform and the S3 connection. Called once per worker run, in its process."""
+
+OpenStagingSink = Callable[[Transform, Connection], StagingSink[Any]]
+"""As `OpenSink`, for batches that are decided in chains of entries."""
+
+Commit = Literal["leases", "chains"]
+"""Where it is decided that a batch is stored: in its leases, or in a chain of entries beside the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,10 @@ class SinkChoice:
     storage_options: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
     """Of a Delta table: what its compaction opens it with. EnvVars are not resolved yet."""
 
+    open_staging: OpenStagingSink | None = field(default=None, repr=False, compare=False)
+    """Where set, workers decide their batches in chains of entries. What `open` makes is then used for replays, and
+    for batches that were begun before this was set."""
+
     @property
     def is_table(self) -> bool:
         """Whether this package writes the rows, and so sees their columns."""
@@ -73,7 +85,7 @@ def place_of(sink: SinkChoice) -> dict[str, str]:
     return {URI: sink.place if is_remote else Path(sink.place).absolute().as_uri()}
 
 
-def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
+def parquet(path: str, *, partition_by: Sequence[str] = (), commit: Commit = "leases") -> SinkChoice:
     """Parquet files below a directory or an `s3://` prefix, each record in exactly one of them.
 
     Args:
@@ -81,6 +93,10 @@ def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
             each names its files after itself.
         partition_by: Columns of the output that become folders, such as `kind=buy/`; or the month, day or hour of
             one, in UTC: `day(arrival_timestamp)` gives `arrival_timestamp_day=2026-01-31/`.
+        commit: Where it is decided that a batch is stored. `leases`: in its leases; a file for each shard, and the
+            function must be deterministic. `chains`: in a chain of entries below the path; files for the batch as a
+            whole, and the function may be any, such as one that uses `rand()` or aggregates the batch. Needs a
+            store that knows conditional puts, or a file system with hard links.
 
     Example:
         .. code-block:: python
@@ -88,6 +104,8 @@ def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
             kcl.parquet("s3://lake/clicks", partition_by=["day"])
     """
     _refuse_path(path, "kcl.parquet")
+    if commit not in get_args(Commit):
+        raise ConfigurationError(f"commit of kcl.parquet: {commit!r} is none of {', '.join(get_args(Commit))}")
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
         from kcl_dagster.spark.sinks.parquet import ParquetSink
@@ -95,7 +113,13 @@ def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
 
         return ParquetSink(path, transform=transform, partition_by=partition_by, s3=S3Options(**s3))
 
-    return SinkChoice("parquet", path, open_sink)
+    def open_staging(transform: Transform, s3: Connection) -> StagingSink[Any]:
+        from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
+        from kcl_dagster.spark.storage import S3Options
+
+        return StagedParquetSink(path, transform=transform, partition_by=partition_by, s3=S3Options(**s3))
+
+    return SinkChoice("parquet", path, open_sink, open_staging=open_staging if commit == "chains" else None)
 
 
 def delta(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from kcl_dagster.application import Application
+from kcl_dagster.operations.doctor.rights import CHAINS
 from kcl_dagster.orchestration.sinks import SinkChoice
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 
@@ -24,6 +25,8 @@ def written_stores(
         why = f"a sink of the kind {sink.kind} cannot be asked without writing to it: {sink.place}"
         if sink.kind in ("parquet", "deltalake"):
             stores["sink"] = opener(sink.place)
+        if sink.open_staging is not None:
+            stores[CHAINS] = opener(sink.place)
     letters = application.batch.failure.dead_letter_path
     if letters is not None:
         stores["dead letters"] = opener(letters)

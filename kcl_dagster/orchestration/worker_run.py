@@ -29,6 +29,7 @@ from kcl_dagster.worker.dead_letter import DeadLetters, FiledDeadLetters
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.late import Late, LateEngine, LateSeats
 from kcl_dagster.worker.opening import open_surroundings
+from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.surroundings import EndProcess, Surroundings, Watch, cannot_end
 from kcl_dagster.worker.utilization.platform import measured
@@ -57,10 +58,10 @@ class WorkerRun:
         """
         runtime = system()
         application = self.consumer.application
-        sink = self._sink()
+        sink, chains = self._sink(), self._staging_sink()
         # The row is written and leases are assigned while Spark starts, which takes it five to ten seconds.
         interruption = Interruption()
-        late: Late[SparkEngine | SparkSeats] = Late(partial(self._open, sink, interruption))
+        late: Late[SparkEngine | SparkSeats] = Late(partial(self._open, chains or sink, interruption))
         identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
         try:
             with (
@@ -68,7 +69,7 @@ class WorkerRun:
                 open_telemetry(application, identity, runtime, self._client, self.diary) as telemetry,
                 queued_logs(),
             ):
-                worker = telemetry.worker(self._surroundings(late, sink, interruption), runtime)
+                worker = telemetry.worker(self._surroundings(late, sink, chains, interruption), runtime)
                 with interruption.installed():
                     reason = worker.run(stop)
             if late.why_failed() is not None:
@@ -89,8 +90,19 @@ class WorkerRun:
             return None
         return choice.open(self.diary.noting_columns(self.consumer.transform), self._connection("s3"))
 
+    def _staging_sink(self) -> StagingSink[Any] | None:
+        """None where batches are decided in the leases."""
+        open_staging = self.consumer.sink.open_staging
+        if open_staging is None:
+            return None
+        return open_staging(self.diary.noting_columns(self.consumer.transform), self._connection("s3"))
+
     def _surroundings(
-        self, late: "Late[SparkEngine | SparkSeats]", sink: Sink[Any] | None, interruption: Interruption
+        self,
+        late: "Late[SparkEngine | SparkSeats]",
+        sink: Sink[Any] | None,
+        chains: StagingSink[Any] | None,
+        interruption: Interruption,
     ) -> Surroundings[Any]:
         runtime = system()
 
@@ -105,6 +117,7 @@ class WorkerRun:
             kinesis=self._client("kinesis"),
             engine=None if sink is None else LateEngine[Any](opened),
             sink=sink,
+            chains=chains,
             processors=LateSeats[Any](opened) if sink is None else None,
             runtime=runtime,
             bound=self.bound,
@@ -125,7 +138,7 @@ class WorkerRun:
             allowed_lateness=round(self.consumer.allowed_lateness.total_seconds()),
         )
 
-    def _open(self, sink: Sink[Any] | None, interruption: Interruption) -> SparkEngine | SparkSeats:
+    def _open(self, sink: object, interruption: Interruption) -> SparkEngine | SparkSeats:
         choice, session = self.consumer.sink, self.open_session()
         interruption.session = session
         connection = Connection(**self._connection("kinesis"))

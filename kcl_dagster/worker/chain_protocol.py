@@ -20,7 +20,7 @@ from typing import Final, Generic
 from kcl_dagster.application import FailureAction
 from kcl_dagster.chains.deletion import MIN_AGE_SECONDS
 from kcl_dagster.chains.entry import StoredRange
-from kcl_dagster.errors import KclError, Unsafe
+from kcl_dagster.errors import KclError
 from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
 from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.model.lease import Lease, LeaseKey
@@ -49,7 +49,8 @@ DELETION_SECONDS: Final = 3600.0  # a list of the chains and a scan of the lease
 
 @dataclass(slots=True)
 class ChainProtocol(Generic[D]):
-    """Runs on the worker's main thread, one round after another."""
+    """Runs on the worker's main thread, one round after another. Leaves out leases that are pinned to a batch: see
+    `worker.pinned_first`."""
 
     reading: Reading[Fetched[D]]
     holdings: Holdings
@@ -78,7 +79,7 @@ class ChainProtocol(Generic[D]):
         Raises nothing that AWS, a sink or user code can cause; that is in the report and in the events.
         """
         this = Round()
-        self.reading.plan(this, self._range)
+        self.reading.plan(this, self._range, lambda lease: pin_of(lease) is None)
         if this.ranges:
             self.holdings.begin(this.ranges)
             try:
@@ -106,12 +107,6 @@ class ChainProtocol(Generic[D]):
             self.reading.tell(EventKind.BATCH_FAILED, f"former chains could not be deleted: {error}")
 
     def _range(self, holding: Holding) -> Range:
-        pin = pin_of(holding.lease)
-        if pin is not None:
-            raise Unsafe(
-                f"{holding.key} is pinned to batch {pin.number}, which may have been stored without a chain: let "
-                "workers with the former setting of the sink finish the batch first"
-            )
         lease = self.claims.claim(holding)
         until = self.reading.failures.until(holding.key)
         narrowed = self._narrowed.get(holding.key)

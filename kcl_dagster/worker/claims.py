@@ -10,25 +10,20 @@ and each lease is claimed again; the former chain is settled like that of anothe
 Modelled in spec/Chain.tla.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from typing import Final
 
 from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.deletion import delete_chains
 from kcl_dagster.chains.entry import PublishingEntry, StagedFile, StoredRange
 from kcl_dagster.chains.publication import chain_id, discard, publish
-from kcl_dagster.chains.settlement import Settlement, settle
 from kcl_dagster.chains.store import Entries
-from kcl_dagster.errors import SinkError
-from kcl_dagster.model.checkpoint import TRIM_HORIZON
+from kcl_dagster.errors import SinkError, Unsafe
 from kcl_dagster.model.claim import ChainId, Claim, ClaimId
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.worker.holdings import Holding, Holdings, Unwritten
-
-SETTLED_KEPT: Final = 8  # settlements: the leases of a worker that ended are mostly taken together
+from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.settlements import Settlements, store_errors, stored_after
 
 
 @dataclass(slots=True)
@@ -47,7 +42,10 @@ class Claims:
     _tried: dict[LeaseKey, Claim] = field(default_factory=dict)
     """Claims by this chain of which it is not known whether they were written."""
 
-    _settled: dict[ChainId, Settlement] = field(default_factory=dict)
+    _settlements: Settlements = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._settlements = Settlements(self.entries, self.worker, self.new_id)
 
     @property
     def chain(self) -> Chain:
@@ -65,37 +63,29 @@ class Claims:
         chain = self.chain.id  # if the former one is over, all leases are claimed again
         claimed = self._claimed.get(key)
         if claimed is None or claimed[0] != holding.token or claimed[1].chain != chain:
-            with self._errors("could not be settled"):
-                self._claim(holding)
+            self._claim(holding)
         held = self.holdings.get(key)
         lease = holding.lease if held is None else held.lease
         return replace(lease, checkpoint=self.holdings.stored_to(key) or lease.checkpoint)
 
     def _claim(self, holding: Holding) -> None:
         key, token = holding.key, holding.token
-        former = self.holdings.settled(key, token).claim
+        lease = self.holdings.settled(key, token)
+        pin, former = pin_of(lease), lease.claim
+        if pin is not None:
+            raise Unsafe(f"{key} is pinned to batch {pin.number}, which has to be finished first")
         tried = self._tried.pop(key, None)
         if former is None or former == tried:  # the answer to the claim was lost, and no entry was made under it
             settlement = None
         else:
             if former.chain == self.chain.id:  # the lease was lost, and came back
                 self.chain.is_over = True
-            settlement = self._settlement(former.chain)
+            settlement = self._settlements.of(former.chain)
         claim = Claim(self.chain.id, ClaimId(self.new_id()))
         self._tried[key] = claim
-        self.holdings.claim(key, token, claim, lambda lease: _stored(lease, settlement))
+        self.holdings.claim(key, token, claim, lambda lease: stored_after(lease, settlement))
         del self._tried[key]
         self._claimed[key] = token, claim
-
-    def _settlement(self, chain: ChainId) -> Settlement:
-        """A chain that was settled has no more entries, so that it need not be read again."""
-        found = self._settled.get(chain)
-        if found is None:
-            found = settle(self.entries, chain, self.worker, self.new_id)
-            while len(self._settled) >= SETTLED_KEPT:
-                del self._settled[next(iter(self._settled))]
-            self._settled[chain] = found
-        return found
 
     def claim_id(self, key: LeaseKey) -> ClaimId | None:
         """Under which the records of the lease are read."""
@@ -113,7 +103,7 @@ class Claims:
         ownerships under which its leases were read. False: the batch is void, its staged files are removed, and
         its records have to be read again. If this raises, the batch may have been decided: the leases are claimed
         again before they are read."""
-        with self._errors("could not be decided"):
+        with store_errors(self.entries, self.worker, "could not be decided"):
             refused = self.holdings.begin_decision(tokens, chain.id)
             # If this raises, the claims are not ended by a handoff: the next owner has to settle the chain.
             entry = None if refused else chain.decide(files, ranges)
@@ -140,30 +130,11 @@ class Claims:
         """Delete entries that no row waits for; returns how many. Costs no request if there are none."""
         chain = self.chain
         chain.written(self.holdings.written(chain.id))
-        with self._errors("could not be tidied"):
+        with store_errors(self.entries, self.worker, "could not be tidied"):
             return chain.delete_entries()
 
     def delete_former(self, named: Collection[ChainId], before: float) -> list[ChainId]:
         """Delete chains of the application, see `chains.deletion`. `named`: by the rows of all its leases."""
-        with self._errors("could not delete former chains"):
+        with store_errors(self.entries, self.worker, "could not delete former chains"):
             known = {*named, self.chain.id}
             return delete_chains(self.entries, self.application, known, before, self.worker, self.new_id)
-
-    @contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            root, owner = self.entries.files.root, self.worker
-            raise SinkError(f"{root}: the chain of {owner} {what}: {error}") from error
-
-
-def _stored(lease: Lease, settlement: Settlement | None) -> Unwritten:
-    """What is stored of a lease whose row is as it says."""
-    row = lease.checkpoint or TRIM_HORIZON
-    nothing = Unwritten(row)
-    if settlement is None or lease.claim is None or lease.claim.chain != settlement.chain:
-        return nothing
-    found = settlement.progress(lease.key, lease.claim.id, row)
-    parts = [Unwritten(one.through, one.stored_through, one.counts) for one in found]
-    return reduce(Unwritten.followed_by, parts) if parts else nothing

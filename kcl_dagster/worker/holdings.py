@@ -302,6 +302,14 @@ class Holdings:
                 self._ended_claims = {one for one in self._ended_claims if one[0] != key and one[1] == claim.chain}
             held.claimed, held.is_deciding = claim, False
 
+    def end_claim(self, key: LeaseKey, token: int, stored: Callable[[Lease], Unwritten]) -> None:
+        """Name no chain any more. `stored`: as for `claim`. Raises as `renew`, or EndWasWritten."""
+        held = self._find(key, token)
+        with held.lock:
+            self._ready_to_go_on(held, token)
+            held.unwritten = stored(held.lease)
+            self._write_down(held, ends_claim=True)
+
     def begin_decision(self, tokens: Mapping[LeaseKey, int], chain: ChainId) -> set[LeaseKey]:
         """Mark leases for which an entry of the chain is about to be made: until `end_decision`, or until they are
         claimed again, their claims are not ended. Returns those that are not ours any more, or not claimed by the

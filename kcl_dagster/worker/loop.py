@@ -12,6 +12,7 @@ Everything is a step: `run` and its threads call the steps in real time, a simul
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Generic, Protocol
 
@@ -37,8 +38,10 @@ from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.lag import Lag, LagReport, unstored_of
+from kcl_dagster.worker.left_claims import LeftClaims
 from kcl_dagster.worker.outage import Outage
 from kcl_dagster.worker.parents import Parents
+from kcl_dagster.worker.pinned_first import PinnedFirst, is_pinned
 from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.processing import ProcessorProtocol
 from kcl_dagster.worker.processing_watch import ProcessingWatch
@@ -49,7 +52,9 @@ from kcl_dagster.worker.renewal import Renewer
 from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.retention import RetentionWatch
 from kcl_dagster.worker.settings import WorkerSettings
+from kcl_dagster.worker.settlements import Settlements
 from kcl_dagster.worker.shard_end import ShardEnds
+from kcl_dagster.worker.staging import BesideChains
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.stored_counts import WindowRules
 from kcl_dagster.worker.succession import Succession
@@ -169,11 +174,12 @@ class Worker(Generic[D]):
 
     def _make_completeness_writer(self) -> CompletenessWriter | None:
         around, application = self._around, self._around.application
-        if not isinstance(around.sink, KeepingCompleteness):
+        sink = around.chains or around.sink
+        if not isinstance(sink, KeepingCompleteness):
             return None
         stream = application.streams[0].name
         return CompletenessWriter(
-            around.sink,
+            sink,
             application.name,
             self.completeness.last,
             lambda: is_writer((holding.lease for holding in self.holdings.holdings()), stream),
@@ -198,22 +204,8 @@ class Worker(Generic[D]):
             return ProcessorProtocol(
                 reading, self.holdings, around.processors, planner, shard_ends, around.dead_letters, rules
             )
-        if around.chains is not None:
-            claims = Claims(
-                around.chains.entries, self.holdings, application.name, str(self.identity.worker), runtime.new_id
-            )
-            return ChainProtocol(
-                self._reading(around.engine, failures),
-                self.holdings,
-                around.chains,
-                claims,
-                planner,
-                shard_ends,
-                around.dead_letters,
-                rules,
-                self.completeness.last,
-                lambda: around.leases.scan().leases,
-            )
+        chains = around.chains
+        reading_batches = self._reading(around.engine, failures)
         poison = PoisonHandling(
             self.holdings,
             failures,
@@ -224,17 +216,41 @@ class Worker(Generic[D]):
             rules,
             code=around.code,
         )
-        return BatchProtocol(
-            self._reading(around.engine, failures),
+        batches = BatchProtocol(
+            reading_batches,
             self.holdings,
             around.sink,
             planner,
             shard_ends,
             poison,
+            LeftClaims(self.holdings, self._settlements(runtime)),
             rules,
             self.for_each,
             self.completeness.last,
         )
+        if chains is None:
+            return batches
+        claims = Claims(chains.entries, self.holdings, application.name, str(self.identity.worker), runtime.new_id)
+        in_chains = ChainProtocol(
+            reading_batches,
+            self.holdings,
+            chains,
+            claims,
+            planner,
+            shard_ends,
+            around.dead_letters,
+            rules,
+            self.completeness.last,
+            lambda: around.leases.scan().leases,
+        )
+        return PinnedFirst(self.holdings, replace(batches, is_wanted=is_pinned), in_chains)
+
+    def _settlements(self, runtime: Runtime) -> Settlements | None:
+        """Of chains that workers with another setting of the sink have left."""
+        beside = self._around.chains or self._around.sink
+        if not isinstance(beside, BesideChains):
+            return None
+        return Settlements(beside.entries, str(self.identity.worker), runtime.new_id)
 
     def _is_listed(self, lease: Lease, shard_id: str) -> bool:
         stream = lease.stream or StreamIdentifier.single(self._around.application.streams[0].name)

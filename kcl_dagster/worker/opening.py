@@ -27,6 +27,7 @@ from kcl_dagster.worker.leader_watch import LockWatch
 from kcl_dagster.worker.processing_watch import Interrupt, cannot_interrupt
 from kcl_dagster.worker.seating import Seats
 from kcl_dagster.worker.settings import WorkerSettings
+from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.surroundings import (
     EndProcess,
     NoEngine,
@@ -142,6 +143,7 @@ def open_surroundings(
     kinesis: aws.Client,
     engine: Engine[D] | None = None,
     sink: Sink[D] | None = None,
+    chains: StagingSink[D] | None = None,
     runtime: Runtime,
     processors: Seats[Read] | None = None,
     layout: Layout | None = None,
@@ -158,8 +160,8 @@ def open_surroundings(
 ) -> Surroundings[D]:
     """Everything `Worker` needs, with the requests' deadlines that its lease duration allows.
 
-    Either an engine and a sink, or seats for record processors. `parallel` reads the segments of a scan, as `map`
-    does. Raises LayoutRefused for tables that must not be touched.
+    Either an engine and a sink, or seats for record processors. `chains`: see `Surroundings`. `parallel`
+    reads the segments of a scan, as `map` does. Raises LayoutRefused for tables that must not be touched.
     """
     if (sink is None) == (processors is None) or (sink is None) != (engine is None):
         raise ConfigurationError(f"application {application.name} needs a sink or record processors, not both")
@@ -174,6 +176,7 @@ def open_surroundings(
         list_shards=lookup.list_shards,
         engine=engine if engine is not None else NoEngine(),
         sink=sink if sink is not None else NoSink(),
+        chains=chains,
         processors=processors,
         retention_of=lookup.retention_of,
         confirm_stream=lookup.confirm,

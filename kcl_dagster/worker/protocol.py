@@ -24,16 +24,17 @@ from kcl_dagster.model.checkpoint import SHARD_END
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.worker.batch import Counting, D, Fetched, PartCounts, Progress, Sink
+from kcl_dagster.worker.batch import Counting, D, Fetched, PartCounts, Progress, Range, Sink
 from kcl_dagster.worker.concurrency import ForEach, errors_of, one_by_one
 from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import LOSSES_TO_NARROW
 from kcl_dagster.worker.holdings import EndWasWritten, Holding, Holdings
+from kcl_dagster.worker.left_claims import LeftClaims
 from kcl_dagster.worker.pending import Pin, pin_of
 from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.ranges import Planner
-from kcl_dagster.worker.reading import Reading, Round, stored_through
+from kcl_dagster.worker.reading import Reading, Round, every_lease, stored_through
 from kcl_dagster.worker.report import BatchReport, Outcome
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
 from kcl_dagster.worker.stored_counts import WindowRules
@@ -59,6 +60,7 @@ class BatchProtocol(Generic[D]):
     planner: Planner
     shard_ends: ShardEnds
     poison: PoisonHandling
+    claims: LeftClaims
     rules: WindowRules | None = None
     """By which windows stored rows are counted; None: they are not."""
 
@@ -68,24 +70,30 @@ class BatchProtocol(Generic[D]):
     complete: Callable[[], WrittenThrough | None] = nothing_complete
     """Through which moment the application is complete, as far as it is known. Must not block."""
 
+    is_wanted: Callable[[Lease], bool] = every_lease
+    """The other leases take no part."""
+
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
         """One round. `abandon` is asked before anything is pinned: True gives the batch up, at no cost.
 
         Raises nothing that AWS, a sink or user code can cause; that is in the report and in the events.
         """
         this = Round()
-        failures = self.reading.failures
-        self.reading.plan(this, lambda holding: self.planner.plan(holding.lease, failures.until(holding.key)))
+        self.reading.plan(this, self._range, self.is_wanted)
         if this.ranges:
             self.holdings.begin(this.ranges)
             try:
                 self._run(this, abandon)
             finally:
                 self.holdings.end(this.ranges)
-        return this.finished(failures)
+        return this.finished(self.reading.failures)
 
     def close(self) -> None:
         """Nothing is left between rounds."""
+
+    def _range(self, holding: Holding) -> Range:
+        lease = holding.lease if holding.lease.claim is None else self.claims.end(holding)
+        return self.planner.plan(lease, self.reading.failures.until(holding.key))
 
     def _run(self, this: Round, abandon: Callable[[], bool]) -> None:
         fetched = self.reading.fetch(this)

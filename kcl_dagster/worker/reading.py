@@ -116,6 +116,10 @@ def stored_through(progress: Progress) -> int | None:
     return None if progress.last_arrival_ms is None else progress.last_arrival_ms // 1000
 
 
+def every_lease(_: Lease) -> bool:
+    return True
+
+
 @dataclass(slots=True)
 class Reading(Generic[R]):
     """Keeps no progress, but what it costs to forget: who is blocked, failing, or close to retention."""
@@ -143,9 +147,9 @@ class Reading(Generic[R]):
     _told: dict[int, tuple[str, str | None]] = field(default_factory=dict)
     """From where to where the last loss was that was told of, by token."""
 
-    def plan(self, this: Round, plan_range: PlanRange) -> None:
+    def plan(self, this: Round, plan_range: PlanRange, is_wanted: Callable[[Lease], bool] = every_lease) -> None:
         """Choose the leases that may be read now: held, not finished, not on their way to another worker, parents
-        done, and not resting after a failure."""
+        done, and not resting after a failure. `is_wanted`: the others take no part in this round."""
         held = self.holdings.holdings()
         keys = {holding.key for holding in held}
         for memory in (self.failures, self.parents, self.retention):
@@ -154,7 +158,7 @@ class Reading(Generic[R]):
         tokens = {holding.token for holding in held}
         self._begun &= tokens
         self._told = {token: place for token, place in self._told.items() if token in tokens}
-        readable = {h.key: h for h in held if self._is_readable(h, this)}
+        readable = {h.key: h for h in held if is_wanted(h.lease) and self._is_readable(h, this)}
         for key, holding in readable.items():
             pin = pin_of(holding.lease)
             if pin is not None and pin.losses >= LOSSES_TO_ISOLATE:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kcl_dagster.chains.entry import StagedFile
 from kcl_dagster.chains.store import Entries
@@ -20,12 +20,17 @@ class StagedBatch:
     counts: Mapping[LeaseKey, PartCounts]
 
 
-class StagingSink(Protocol[D_contra]):
-    """Stages batches. Called on the worker's main thread, one batch at a time."""
+@runtime_checkable
+class BesideChains(Protocol):
+    """A sink whose data may have chains beside them, also those of workers with another setting of the sink."""
 
     @property
     def entries(self) -> Entries:
         """The chains beside the data."""
+
+
+class StagingSink(BesideChains, Protocol[D_contra]):
+    """Stages batches. Called on the worker's main thread, one batch at a time."""
 
     def stage(self, data: D_contra, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """Write the output of the batch below `chains.publication.staged_path` of the chain, durably, all of it,

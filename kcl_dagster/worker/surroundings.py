@@ -114,7 +114,8 @@ class Surroundings(Generic[D]):
     """Where set, shards are given to record processors, and neither the engine nor the sink is used."""
 
     chains: StagingSink[D] | None = None
-    """Where set, batches are decided in chains of entries, and the sink is not used."""
+    """Where set, batches are decided in chains of entries, and the sink only finishes batches that were begun
+    before."""
 
     windows: Windows | None = None
     """The partitions in time by which stored rows are counted; None: they are not counted."""

@@ -15,6 +15,8 @@ from kcl_dagster.operations.doctor.finding import Diagnosis, Finding, Verdict, f
 from kcl_dagster.operations.doctor.machine import FindJava, judge_clock, judge_machine
 from kcl_dagster.operations.doctor.orchestrator import judge_instance
 from kcl_dagster.operations.doctor.rights import (
+    CHAINS,
+    chains_right,
     creation_right,
     index_right,
     metrics_right,
@@ -57,7 +59,7 @@ class Patient:
     """Makes a client; asked only where the application publishes metrics."""
 
     stores: Mapping[str, Callable[[], Store]] = field(default_factory=dict)
-    """Opens what the application writes to: the sink, dead letters."""
+    """Opens what the application writes to: the sink, chains beside its data, dead letters."""
 
     why_no_sink: str = ""
     """Said where `stores` has no sink."""
@@ -316,7 +318,8 @@ def _sinks(patient: Patient) -> Iterator[Finding]:
         except KclError as error:
             yield fail(name, str(error), "see the message")
         else:
-            yield sink_right(name, store, patient.runtime.new_id())
+            right = chains_right if name == CHAINS else sink_right
+            yield right(name, store, patient.runtime.new_id())
 
 
 def _stream(patient: Patient, name: str, status: Status | None) -> Iterator[Finding]:

@@ -11,13 +11,22 @@ from typing import Any, Final
 
 from kcl_dagster import aws
 from kcl_dagster.application import Application
-from kcl_dagster.errors import AccessDenied, CredentialsRefused, EndpointUnreachable, KclError, Throttled
+from kcl_dagster.chains.store import FOLDER, check_store
+from kcl_dagster.errors import (
+    AccessDenied,
+    ConfigurationError,
+    CredentialsRefused,
+    EndpointUnreachable,
+    KclError,
+    Throttled,
+)
 from kcl_dagster.operations.doctor.finding import Finding, fail, not_looked, ok, warn
 from kcl_dagster.operations.rights import RIGHTS, Deployment, Target, When
 from kcl_dagster.spark.storage import LocalStore, Store
 from kcl_dagster.tables.attributes import OWNER, OWNER_INDEX
 from kcl_dagster.tables.places import Place
 
+CHAINS: Final = "chains"  # the name of a store in which chains of entries are kept
 PROBE_KEY: Final = "kdDoctor"  # no row has this key, and none gets it
 _NO_STATISTICS: Final = {"SampleCount": 0.0, "Sum": 0.0, "Minimum": 0.0, "Maximum": 0.0}
 _NEVER: Final = "attribute_exists(#key) AND attribute_not_exists(#key)"
@@ -99,11 +108,26 @@ def sink_right(name: str, store: Store, probe_id: str) -> Finding:
     return ok(name, f"{store.root} can be written")
 
 
-def _missing_folders(store: Store) -> list[Path]:
+def chains_right(name: str, store: Store, probe_id: str) -> Finding:
+    """Whether chains of entries can be kept beside the data: by a file that is created twice, and removed again."""
+    made = _missing_folders(store, FOLDER)
+    try:
+        check_store(store, probe_id)
+    except ConfigurationError as error:
+        return fail(name, str(error), 'use another store, or leave out commit="chains"')
+    except (KclError, OSError) as error:
+        do = f"allow this machine to write and delete files below {store.root}; kcl-dagster rights has the policy"
+        return fail(name, f"chains of entries cannot be kept at {store.root}: {error}", do)
+    finally:
+        _remove_empty(made)
+    return ok(name, f"chains of entries can be kept at {store.root}")
+
+
+def _missing_folders(store: Store, folder: str = "") -> list[Path]:
     """Folders that do not exist and that a first file would make, the deepest first."""
     if not isinstance(store, LocalStore):
         return []
-    root = Path(store.root)
+    root = Path(store.root, folder)
     return [folder for folder in (root, *root.parents) if not folder.exists()]
 
 

@@ -18,6 +18,7 @@ from kcl_dagster.operations.doctor.machine import judge_clock
 from kcl_dagster.operations.doctor.rights import PROBED, probed
 from kcl_dagster.spark.java import Java
 from kcl_dagster.spark.storage import is_hidden, open_store
+from tests.unit.chains.memory import MemoryFiles
 from tests.unit.operations.conftest import ANNA, MADE_BY_OTHERS, STREAM, Shop
 
 FIRST = LeaseKey("shardId-000000000000")
@@ -355,6 +356,26 @@ def test_a_sink_that_cannot_be_written_is_named(error: Exception) -> None:
     (finding,) = diagnosis.not_ok()
     assert str(error) in finding.says
     assert "s3://lake/orders" in finding.says
+
+
+class Imitation(MemoryFiles):
+    """Ignores the condition of a put, as some stores do that imitate S3."""
+
+    def create(self, path: str, content: bytes) -> bool:
+        super().create(path, content)
+        return True
+
+
+def test_a_store_is_asked_whether_chains_can_be_kept(tmp_path: Path) -> None:
+    local = open_store(f"{tmp_path}/lake")
+    found = examine(healthy(), stores={"sink": lambda: local, "chains": lambda: local}).findings
+    assert [f.verdict for f in found if f.check in ("sink", "chains")] == [Verdict.OK, Verdict.OK]
+    assert list(tmp_path.iterdir()) == []
+    imitation = Imitation()
+    (finding,) = examine(healthy(), stores={"sink": Lake, "chains": lambda: imitation}).not_ok()
+    assert (finding.check, finding.verdict) == ("chains", Verdict.FAIL)
+    assert "If-None-Match" in finding.says
+    assert imitation.content == {}
 
 
 @pytest.mark.audit("F5")

@@ -112,7 +112,7 @@ def test_a_worker_is_ready_when_spark_is(aws: Emulator, consumer: Consumer, reso
     run = WorkerRun(consumer, resource, lambda: None, "worker-000", "0123456789", diary)  # type: ignore[arg-type,return-value]
     is_up = threading.Event()
     late: Late[Any] = Late(lambda: is_up.wait(60))
-    surroundings = run._surroundings(late, run._sink(), Interruption())
+    surroundings = run._surroundings(late, run._sink(), run._staging_sink(), Interruption())
     assert not surroundings.is_ready()
     is_up.set()
     late.get()

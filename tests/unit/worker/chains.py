@@ -14,7 +14,7 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.staging import StagedBatch
 from tests.unit.chains.memory import MemoryFiles
-from tests.unit.worker.kit import Data, Fuse, Payload, Run, World
+from tests.unit.worker.kit import Data, Fuse, MemorySink, Payload, Run, World
 
 
 @dataclass
@@ -56,6 +56,17 @@ class MemoryStagingSink:
         return StagedBatch(tuple(staged), {})
 
 
+@dataclass
+class SinkBesideChains(MemorySink):
+    """The sink of a worker that decides its batches in the leases, where others may have left chains."""
+
+    files: WorkersFiles = field(default_factory=WorkersFiles)
+
+    @property
+    def entries(self) -> Entries:
+        return Entries(self.files)
+
+
 class ChainWorld(World):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -69,6 +80,18 @@ class ChainWorld(World):
         run = self.worker(name, chains=sink, **extra)
         files.fuse = run.fuse
         return run
+
+    def former_worker(self, name: str, **extra: Any) -> Run:
+        """A worker that decides its batches in the leases."""
+        files = WorkersFiles(content=self.shared.content, times=self.shared.times, clock=self.clock.now)
+        sink = SinkBesideChains(self.store, files=files)
+        run = self.worker(name, sink=sink, **extra)
+        files.fuse = sink.fuse = run.fuse
+        return run
+
+    def check_both(self) -> None:
+        """Everything is stored once, in a chain or not."""
+        assert Counter(self.stored()) + Counter(self.store.everything()) == Counter(self.stream.everything())
 
     def stored(self) -> list[Payload]:
         rows = [row for path in self.shared.published() for row in json.loads(self.shared.content[path])]

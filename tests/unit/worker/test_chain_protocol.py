@@ -388,20 +388,6 @@ def test_a_sink_that_fails_is_tried_again(world: ChainWorld) -> None:
     world.check()
 
 
-def test_a_lease_that_is_pinned_by_the_former_protocol_is_not_read(world: ChainWorld) -> None:
-    put(world)
-    former = world.worker("former")
-    world.assign(former)
-    former.fuse.burns_at = 14
-    with pytest.raises(Killed):
-        former.until_idle()
-    assert world.lease(A).pending_checkpoint is not None
-    run = working(world)
-    run.round()
-    assert world.stored() == []
-    assert "pinned to batch" in str(run.events[-1].message)
-
-
 def test_a_chain_that_cannot_be_read_is_not_passed_over(world: ChainWorld) -> None:
     put(world)
     run = working(world)

@@ -1,0 +1,39 @@
+"""Workers with chains whose leases are pinned to batches that were begun before: these are finished first."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic
+
+from kcl_dagster.model.lease import Lease
+from kcl_dagster.worker.batch import D
+from kcl_dagster.worker.chain_protocol import ChainProtocol
+from kcl_dagster.worker.holdings import Holdings
+from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.protocol import BatchProtocol, never
+from kcl_dagster.worker.report import BatchReport
+
+
+def is_pinned(lease: Lease) -> bool:
+    return pin_of(lease) is not None
+
+
+@dataclass(slots=True)
+class PinnedFirst(Generic[D]):
+    """Rounds of a worker. A pinned batch may have been stored without a chain. So it is read again exactly, and
+    stored by the protocol and under the names with which it was begun."""
+
+    holdings: Holdings
+    pinned: BatchProtocol[D]
+    chains: ChainProtocol[D]
+
+    def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
+        """See `ChainProtocol.run_once`."""
+        if any(is_pinned(holding.lease) for holding in self.holdings.holdings()):
+            report = self.pinned.run_once(abandon)
+            if report.leases:
+                return report
+        return self.chains.run_once(abandon)
+
+    def close(self) -> None:
+        self.pinned.close()
+        self.chains.close()

@@ -1,0 +1,57 @@
+"""The chains of former owners, settled, and what they have stored of a lease."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Final
+
+from kcl_dagster.chains.settlement import Settlement, settle
+from kcl_dagster.chains.store import Entries
+from kcl_dagster.errors import SinkError
+from kcl_dagster.model.checkpoint import TRIM_HORIZON
+from kcl_dagster.model.claim import ChainId
+from kcl_dagster.model.lease import Lease
+from kcl_dagster.worker.holdings import Unwritten
+
+SETTLED_KEPT: Final = 8  # settlements: the leases of a worker that ended are mostly taken together
+
+
+@dataclass(slots=True)
+class Settlements:
+    """Called on the worker's main thread. Errors of the store are raised as SinkError."""
+
+    entries: Entries
+    worker: str
+    new_id: Callable[[], str]
+    _settled: dict[ChainId, Settlement] = field(default_factory=dict)
+
+    def of(self, chain: ChainId) -> Settlement:
+        """A chain that was settled has no more entries, so that it need not be read again."""
+        found = self._settled.get(chain)
+        if found is None:
+            with store_errors(self.entries, self.worker, "could not be settled"):
+                found = settle(self.entries, chain, self.worker, self.new_id)
+            while len(self._settled) >= SETTLED_KEPT:
+                del self._settled[next(iter(self._settled))]
+            self._settled[chain] = found
+        return found
+
+
+@contextmanager
+def store_errors(entries: Entries, worker: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SinkError(f"{entries.files.root}: the chain of {worker} {what}: {error}") from error
+
+
+def stored_after(lease: Lease, settlement: Settlement | None) -> Unwritten:
+    """What is stored of a lease whose row is as it says, and whose chain was settled."""
+    row = lease.checkpoint or TRIM_HORIZON
+    nothing = Unwritten(row)
+    if settlement is None or lease.claim is None or lease.claim.chain != settlement.chain:
+        return nothing
+    found = settlement.progress(lease.key, lease.claim.id, row)
+    parts = [Unwritten(one.through, one.stored_through, one.counts) for one in found]
+    return reduce(Unwritten.followed_by, parts) if parts else nothing
