@@ -25,6 +25,10 @@ MOST_BYTES: Final = 400
 """Of the packed counts. With them a row has about a kilobyte, which is what DynamoDB charges one unit for. Sequence
 numbers go first, those of the oldest windows before others, but for NUMBERED_WINDOWS; then the oldest windows."""
 
+MOST_BYTES_BETWEEN_RUNS: Final = 2000
+"""The same in a bounded run: MOST_WINDOWS with their sequence numbers. A run declares its windows at its end only,
+when there are newer ones, and it writes a row too seldom for the second unit to matter."""
+
 MOST_LATE: Final = 32
 """Windows of a lease of which it is known that late rows came. Each takes 5 bytes beside MOST_BYTES. Those whose
 late rows came first are dropped."""
@@ -117,7 +121,9 @@ class StoredCounts:
         """Whether it was counted by these rules, as far as that is known."""
         return 0 in (rules, self.rules) or rules == self.rules
 
-    def plus(self, more: Collection[StoredRows], checkpoint: Checkpoint, batch: int = 0) -> "StoredCounts":
+    def plus(
+        self, more: Collection[StoredRows], checkpoint: Checkpoint, batch: int = 0, most_bytes: int = MOST_BYTES
+    ) -> "StoredCounts":
         """With what was stored on the way to `checkpoint`, by the batch of this number."""
         found = {rows.start: rows for rows in self.windows}
         for rows in more:
@@ -125,7 +131,7 @@ class StoredCounts:
             found[rows.start] = rows if known is None else known.plus(rows)
         windows = tuple(found[start] for start in sorted(found))
         late = self._late_with([rows.start for rows in more if rows.late], batch)
-        counts = replace(self, windows=windows, mark=mark_of(checkpoint), late_batches=late).fitted()
+        counts = replace(self, windows=windows, mark=mark_of(checkpoint), late_batches=late).fitted(most_bytes)
         unseen = sum(rows.late for rows in more if counts.at(rows.start) is None)
         return replace(counts, late_uncounted=self.late_uncounted + unseen) if unseen else counts
 
@@ -139,16 +145,16 @@ class StoredCounts:
         newest = sorted(found.values(), key=lambda one: (one.number, one.start))[-MOST_LATE:]
         return tuple(sorted(newest, key=lambda one: one.start))
 
-    def fitted(self) -> "StoredCounts":
+    def fitted(self, most_bytes: int = MOST_BYTES) -> "StoredCounts":
         """Without what a row has no room for."""
         counts = self.newest(MOST_WINDOWS)
         windows = list(counts.windows)
         for place, rows in enumerate(windows[:-NUMBERED_WINDOWS]):
-            if _size(counts) <= MOST_BYTES:
+            if _size(counts) <= most_bytes:
                 return counts
             windows[place] = replace(rows, first=None, last=None)
             counts = replace(counts, windows=tuple(windows))
-        while _size(counts) > MOST_BYTES:
+        while _size(counts) > most_bytes:
             counts = counts.newest(len(counts.windows) - 1)
         return counts
 
@@ -182,6 +188,8 @@ class BatchCounts:
     rules: int = 0
     """See `StoredCounts`."""
 
+    most_bytes: int = MOST_BYTES
+
     def followed_by(self, other: "BatchCounts") -> "BatchCounts":
         """What this and the next commit add, if both are written at once."""
         rows = by_start([*self.rows, *other.rows])
@@ -211,7 +219,9 @@ class BatchCounts:
                 )
         until, outside = max(base.until, self.until), base.outside + self.outside
         rules = self.rules or base.rules
-        return replace(base, until=until, outside=outside, rules=rules).plus(self.rows, after, batch)
+        return replace(base, until=until, outside=outside, rules=rules).plus(
+            self.rows, after, batch, self.most_bytes
+        )
 
 
 def nothing_since(moment: int, checkpoint: Checkpoint) -> StoredCounts:

@@ -18,6 +18,7 @@ from typing import Generic, Protocol
 
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.stored import MOST_BYTES, MOST_BYTES_BETWEEN_RUNS
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.taking import TakingRules
 from kcl_dagster.model.windows import FixedWindows
@@ -261,7 +262,8 @@ class Worker(Generic[D]):
         if around.windows is None:
             return None
         margin = around.application.timings.arrival_margin
-        return WindowRules(around.windows, around.event_time, around.allowed_lateness, margin)
+        most_bytes = MOST_BYTES if around.bound is None else MOST_BYTES_BETWEEN_RUNS
+        return WindowRules(around.windows, around.event_time, around.allowed_lateness, margin, most_bytes)
 
     def _reading(self, reader: Reader[R], failures: Failures) -> Reading[R]:
         around, application = self._around, self._around.application

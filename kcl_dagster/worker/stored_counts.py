@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kcl_dagster.model.lease import Lease
-from kcl_dagster.model.stored import BatchCounts, StoredRows, by_start, rules_of
+from kcl_dagster.model.stored import MOST_BYTES, BatchCounts, StoredRows, by_start, rules_of
 from kcl_dagster.model.windows import Windows
 from kcl_dagster.worker.batch import FileCounts, MinuteRecords, MinuteRows, PartCounts, Progress
 
@@ -29,12 +29,13 @@ the windows that are being stored, and its window would not be complete for year
 class WindowRules:
     """By which windows a worker counts. `event_time`: the column of the output that says when a row belongs to,
     None for the arrival of its record. `allowed_lateness`: seconds; later rows count as late. `margin`: see
-    `Timings.arrival_margin`."""
+    `Timings.arrival_margin`. `most_bytes`: what a lease has room for; see `model.stored`."""
 
     windows: Windows
     event_time: str | None = None
     allowed_lateness: int = 0
     margin: float = 10.0
+    most_bytes: int = MOST_BYTES
 
     @property
     def time_column(self) -> str:
@@ -84,7 +85,7 @@ class WindowRules:
     def nothing(self, lease: Lease, progress: Progress) -> BatchCounts:
         """Of a range of which nothing is stored: its records were set aside, or it has none."""
         shared_until, restart = self._shared_until(lease, progress), self._restart(lease, progress)
-        return BatchCounts((), shared_until, restart, rules=self._rules)
+        return BatchCounts((), shared_until, restart, rules=self._rules, most_bytes=self.most_bytes)
 
     def _of_records(self, read: Iterable[MinuteRecords], stored: PartCounts) -> list[StoredRows]:
         """Rows are the records, as far as is known. Bytes are those of the files, or of the payloads where no file

@@ -141,14 +141,14 @@ class MemoryStream:
         self.shards: dict[str, MemoryShard] = {}
         self.gone: set[str] = set()
         self.arrival_ms: int | None = None
-        self._sequences = count(100)
+        self.sequences = count(100)
         width = (MAX_HASH_KEY + 1) // shards
         for index in range(shards):
             self._add(HashRange(index * width, (index + 1) * width - 1 if index < shards - 1 else MAX_HASH_KEY))
 
     def put(self, shard: str, *data: str) -> None:
         assert not self.shards[shard].is_closed
-        self.shards[shard].records += [(next(self._sequences), text) for text in data]
+        self.shards[shard].records += [(next(self.sequences), text) for text in data]
 
     def split(self, shard: str) -> tuple[str, str]:
         old = self.shards[shard]

@@ -1,5 +1,6 @@
 """What workers count, by window, with the commit that stores it."""
 
+import itertools
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from dagster import HourlyPartitionsDefinition
 
-from kcl_dagster.leader.completeness import window_counts
+from kcl_dagster.leader.completeness import ShardPart, window_counts
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import BatchCounts, LateBatch, StoredRows
@@ -17,6 +18,7 @@ from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.orchestration.time_windows import DEFAULT_PARTITIONS, PartitionWindows
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.worker.batch import FileCounts, MinuteRecords, MinuteRows, PartCounts, Progress, Range
+from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.stored_counts import WindowRules
 from tests.unit.tables.kit import FaultyClient, Tables, answer_lost, application, at, new_lease
 from tests.unit.worker.kit import Killed, Run, World
@@ -284,6 +286,28 @@ def test_every_commit_counts_what_it_stores() -> None:
     put(world, "hi", NOON + HOUR)
     counting(world, "w2").until_idle()
     assert stored(world) == [(NOON, 7, True), (NOON + HOUR, 2, True)]
+
+
+def test_a_window_of_two_bounded_runs_has_its_first_and_last_sequence_number() -> None:
+    """It is declared at the end of the second run, when the lease has newer windows than it keeps numbers of
+    otherwise."""
+    world, minute = World(), 60
+    world.stream.sequences = itertools.count(49587497311274533994574834252742144236107130636007899138, 10**35)
+    world.clock.advance(NOON + HOUR - world.clock.now())
+    for run, starts in enumerate([range(12), range(11, 20)]):
+        bound = Bound(world.clock.now(), 10.0)
+        bounded = world.worker(f"w{run}", windows=FixedWindows(minute), bound=bound)
+        world.assign(bounded)
+        for number in starts:
+            put(world, "ab", NOON + minute * number + 20 * run)
+            bounded.until_idle()
+        bounded.worker.shut_down()
+    leases = world.leases.scan().leases
+    found = [window_counts(leases, NOON + minute * number) for number in range(20)]
+    assert [counts.rows for counts in found] == [2] * 11 + [4] + [2] * 8
+    numbers = [str(number) for number, _ in world.stream.shards[A].records]
+    assert found[11].shards == {A: ShardPart(numbers[22], numbers[25])}
+    assert all(counts.shards[A].first is not None for counts in found)
 
 
 @pytest.mark.parametrize("burns_at", range(1, 40, 2))
