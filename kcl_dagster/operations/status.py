@@ -238,6 +238,7 @@ class Status:
             "at": self.at,
             "complete_through": self.complete_through,
             "complete_epoch": self.complete.epoch,
+            "overdue": None if self.complete_within is None else self.is_overdue,
             "leases": [self._lease(lease) for lease in self.leases],
             "workers": [self._worker(row) for row in self.workers],
             "well": self.is_well,

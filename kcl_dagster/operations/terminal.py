@@ -105,6 +105,12 @@ class Verbs:
     def register(self, verb: AddVerb) -> None:
         doctor = verb("doctor", self._doctor, "whether all that the application depends on is as it should be")
         doctor.add_argument("--watch", type=float, default=WATCH_SECONDS, help="seconds to watch the leader for")
+        doctor.add_argument(
+            "--complete-within",
+            type=float,
+            metavar="SECONDS",
+            help="of an application that bounded runs read: well while complete through a moment within this time",
+        )
         doctor.add_argument("--dagster-home", help="where dagster.yaml is; left out: DAGSTER_HOME")
         rights = verb("rights", self._rights, "the least IAM policy of a component, as JSON")
         rights.add_argument("--component", required=True, choices=[one.value for one in Component])
@@ -202,6 +208,7 @@ class Verbs:
             cloudwatch=lambda: self.client(options, "cloudwatch"),
             stores=stores,
             why_no_sink=why_no_sink,
+            complete_within=options.complete_within,
         )
         if options.json:
             diagnosis = diagnose(patient)

@@ -1,7 +1,7 @@
 """The doctor's round: asks, and has what was answered judged."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -63,6 +63,9 @@ class Patient:
 
     why_no_sink: str = ""
     """Said where `stores` has no sink."""
+
+    complete_within: float | None = None
+    """Seconds. With it, the application is read by bounded runs; see `Status`."""
 
 
 def diagnose(patient: Patient) -> Diagnosis:
@@ -195,15 +198,15 @@ def _index(patient: Patient, layout: Layout, description: Mapping[str, Any]) -> 
 def _rows(patient: Patient, layout: Layout, *, is_allowed: bool) -> Generator[Finding, None, Status | None]:
     """What the tables contain, and whether the leader and the workers go on. Two looks, `watch_seconds` apart."""
     try:
-        before = read_status(patient.application, patient.dynamodb, patient.runtime)
+        before = _status(patient)
         yield from _leader(patient, layout)
-        unread = Unread(patient.kinesis, patient.runtime)
-        after = read_status(patient.application, patient.dynamodb, patient.runtime, unread)
+        after = _status(patient, Unread(patient.kinesis, patient.runtime))
     except KclError as error:
         if is_allowed:  # else the right that is missing has been named
             yield fail("rows", str(error), "see the message")
         return None
     yield judge_leases(before, after)
+    yield from judge_complete(after)
     yield judge_stopped(after)
     yield from judge_code(after)
     yield from judge_threads(after)
@@ -213,12 +216,32 @@ def _rows(patient: Patient, layout: Layout, *, is_allowed: bool) -> Generator[Fi
     return after
 
 
+def _status(patient: Patient, unread: Unread | None = None) -> Status:
+    found = read_status(patient.application, patient.dynamodb, patient.runtime, unread)
+    return replace(found, complete_within=patient.complete_within)
+
+
+def judge_complete(seen: Status) -> Iterator[Finding]:
+    """Whether bounded runs come often enough. Nothing is said of an application that a fleet reads."""
+    if seen.complete_within is None:
+        return
+    through = seen.complete_through or "no moment that is known"
+    if not seen.is_overdue:
+        yield ok("complete", f"complete through {through}, which is within {seen.complete_within:g} s")
+        return
+    yield fail(
+        "complete",
+        f"complete through {through}, which is not within {seen.complete_within:g} s",
+        "see in Dagster whether the schedule is on, and what the last bounded run failed for",
+    )
+
+
 def judge_leases(before: Status, after: Status) -> Finding:
     """By two looks: a lease is without a worker for a moment whenever it changes hands."""
     earlier = {lease.key for lease in before.unserved}
     unserved = sorted(lease.key for lease in after.unserved if lease.key in earlier)
     if not unserved:
-        return ok("leases", f"{len(after.open_leases)} open leases are served or paused")
+        return ok("leases", f"{len(after.open_leases)} open leases are served, paused or at rest")
     named = ", ".join(unserved[:LEASES_NAMED]) + (" and others" if len(unserved) > LEASES_NAMED else "")
     return fail(
         "leases",
@@ -278,6 +301,9 @@ def _each(texts: Mapping[LeaseKey, str]) -> str:
 
 
 def _leader(patient: Patient, layout: Layout) -> Iterator[Finding]:
+    if patient.complete_within is not None:
+        yield ok("leader", "bounded runs lead for themselves, so no leader is watched")
+        return
     before = _lock(patient, layout)
     if before is None:
         yield fail(

@@ -514,3 +514,26 @@ def test_shards_that_the_consumer_stops_or_holds_up_are_named(
     [finding] = diagnosis.not_ok()
     assert says in finding.says
     assert diagnosis.is_well is (found[1] == "warn")
+
+
+def between_runs() -> Shop:
+    """Bounded runs read the application: the last one ended, and its leader resigned."""
+    shop = Shop()
+    shop.serve()
+    for lease in shop.leases().values():
+        shop.desk.leases.release(shop.desk.leases.renew(lease, stored_through=int(shop.clock.now())))
+    worker = shop.desk.workers.get(ANNA)
+    assert worker is not None
+    assert shop.desk.workers.delete(worker)
+    shop.tick()
+    shop.leader.resign()
+    shop.clock.advance(3000)
+    return shop
+
+
+def test_between_bounded_runs_no_leader_and_no_worker_is_expected() -> None:
+    assert named(examine(between_runs())) == {("leader", "fail"), ("leases", "fail")}
+    assert named(examine(between_runs(), complete_within=7200.0)) == set()
+    overdue = examine(between_runs(), complete_within=1800.0)
+    assert named(overdue) == {("complete", "fail"), ("leases", "fail")}
+    assert not overdue.is_well

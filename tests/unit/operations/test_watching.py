@@ -64,6 +64,7 @@ def test_between_bounded_runs_leases_are_at_rest_until_the_next_run_is_overdue(s
     assert (recent.is_well, recent.unserved) == (True, [])
     assert {recent.state_of(lease) for lease in recent.leases} == {"at rest"}
     overdue = replace(status, complete=WrittenThrough(through=int(status.at) - 7210))
+    assert [one.to_document()["overdue"] for one in (recent, overdue, status_of(shop))] == [False, True, None]
     assert (overdue.is_well, len(overdue.unserved)) == (False, 2)
     assert not replace(status, complete=WrittenThrough()).is_well, "it was never complete"
     assert not replace(recent, complete_within=None).is_well, "a fleet that always runs"
