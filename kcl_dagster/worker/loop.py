@@ -26,7 +26,7 @@ from kcl_dagster.model.worker import SHARDS_TOLD, STOPPED_TOLD, WorkerState
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control
 from kcl_dagster.worker.attempts import unfinished
-from kcl_dagster.worker.batch import D, KeepingCompleteness, R, Reader
+from kcl_dagster.worker.batch import D, KeepingCompleteness, R, Reader, Remembering
 from kcl_dagster.worker.bound import Activity, BoundWatch
 from kcl_dagster.worker.chain_protocol import ChainProtocol
 from kcl_dagster.worker.claims import Claims
@@ -286,6 +286,7 @@ class Worker(Generic[D]):
             service_time=self._service_time,
             on_event=self.tell,
             confirm=around.confirm_stream,
+            holds=around.sink.holds if isinstance(around.sink, Remembering) else None,
         )
 
     # In real time

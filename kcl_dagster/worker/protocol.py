@@ -162,7 +162,8 @@ class BatchProtocol(Generic[D]):
                 raise BatchError(f"batch {progress.range.number} of {holding.key} is checkpointed already")
         losses = LOSSES_TO_NARROW - 1 if self.reading.failures.is_lost(holding.key) else 0
         arrived = None if progress.first_arrival_ms is None else progress.first_arrival_ms // 1000
-        pin = Pin(progress.range.number, progress.first, losses=losses, code=code, arrived=arrived)
+        instead_of = progress.range.instead_of
+        pin = Pin(progress.range.number, progress.first, instead_of, losses, code, arrived=arrived)
         self._write_pin(holding, progress, pin)
 
     def _write_pin(self, holding: Holding, progress: Progress, pin: Pin) -> None:
@@ -247,7 +248,7 @@ class BatchProtocol(Generic[D]):
 
     def _counts(self, this: Round, progress: Progress) -> BatchCounts | None:
         """What was stored of the range, by window. Called after the sink was written."""
-        if self.rules is None:
+        if self.rules is None or progress.range.lease in this.stored_before:
             return None
         lease = this.holdings[progress.range.lease].lease
         if not progress.records:

@@ -58,6 +58,9 @@ class Round:
     fetch_began_at: float = 0.0
     """Monotonic."""
 
+    stored_before: set[LeaseKey] = field(default_factory=set)
+    """Leases whose batch an earlier attempt has stored, and that cannot be read again: its rows are not known."""
+
     fatal: ConfigurationError | None = None
     """Why this worker cannot work at all."""
 
@@ -106,6 +109,10 @@ ConfirmStream = Callable[[StreamIdentifier], None]
 """Raises StreamRecreated where another stream has the name now, or a ServiceError."""
 
 
+HoldsPart = Callable[[Part], bool]
+"""Whether the sink has stored a part. Raises SinkError."""
+
+
 def believed(_: StreamIdentifier) -> None:
     """For streams that are never created anew."""
 
@@ -137,12 +144,19 @@ class Reading(Generic[R]):
 
     on_event: OnEvent = ignore
     confirm: ConfirmStream = believed
+    holds: HoldsPart | None = None
+    """None: the sink cannot tell."""
+
     _begun: set[int] = field(default_factory=set)
     """Tokens of the leases that were read before."""
 
     _rounds: int = 0
     _answered: dict[int, int] = field(default_factory=dict)
     """In which round a lease was last read, by token. One batch may not have room for a record of every shard."""
+
+    _given_up: dict[int, Range] = field(default_factory=dict)
+    """Begun batches that are not stored and cannot be repeated, by token: what is left of their records is read as
+    a new batch."""
 
     _told: dict[int, tuple[str, str | None]] = field(default_factory=dict)
     """From where to where the last loss was that was told of, by token."""
@@ -157,6 +171,7 @@ class Reading(Generic[R]):
         this.held = sum(not holding.lease.is_finished for holding in held)
         tokens = {holding.token for holding in held}
         self._begun &= tokens
+        self._given_up = {token: begun for token, begun in self._given_up.items() if token in tokens}
         self._told = {token: place for token, place in self._told.items() if token in tokens}
         readable = {h.key: h for h in held if is_wanted(h.lease) and self._is_readable(h, this)}
         for key, holding in readable.items():
@@ -168,7 +183,7 @@ class Reading(Generic[R]):
         waiting = sorted(readable.values(), key=lambda holding: (self._answered.get(holding.token, 0), holding.key))
         for key in self.failures.next_group([holding.key for holding in waiting]):
             try:
-                this.ranges[key] = plan_range(readable[key])
+                this.ranges[key] = self._without_the_lost(readable[key], plan_range(readable[key]))
             except KclError as error:
                 self.failed(this, [key], error)
                 self.tell(EventKind.FETCH_FAILED, f"its start could not be looked up: {error}", key)
@@ -224,6 +239,7 @@ class Reading(Generic[R]):
             progress, error = fetched.progress.get(key), fetched.failures.get(key)
             if progress is None or progress.is_answered:
                 self._answered[this.holdings[key].token] = self._rounds
+            begun = self._given_up.get(this.holdings[key].token)
             if isinstance(error, DataLoss) and planned.is_pinned:
                 sound += self._gone_on_from(this, planned, error)
             elif error is not None:
@@ -238,23 +254,69 @@ class Reading(Generic[R]):
             elif progress.through is not None and progress.through < planned.after:
                 back = f"from {planned.after} back to {progress.through}"
                 self.not_read(this, key, BatchError(f"the engine read {back}"))
+            elif begun is not None and planned.number != begun.number:
+                sound += self._what_is_left(this, begun, progress)
             elif self._is_of_its_stream(this, progress) and self._is_bearable(this, progress):
                 sound.append(progress)
         return sound
 
+    def _without_the_lost(self, holding: Holding, planned: Range) -> Range:
+        """The range of a begun batch that is given up begins where the batch does, and ends where it may. It has a
+        number of its own: if a former owner stores the given up one late, the sink can tell them apart."""
+        begun = self._given_up.get(holding.token)
+        if begun is None or not planned.is_pinned or planned.number != begun.number:
+            self._given_up.pop(holding.token, None)
+            return planned
+        first_number = begun.number if begun.instead_of is None else begun.instead_of
+        return replace(begun, number=begun.number + 1, instead_of=first_number, through=None, first=None, losses=0)
+
+    def _what_is_left(self, this: Round, begun: Range, progress: Progress) -> list[Progress]:
+        """Report the records of a given up batch that left the stream, and go on with the others. If none is left,
+        go on behind the batch."""
+        key = begun.lease
+        if not self._is_as_planned(this, key) or not self._is_of_its_stream(this, progress):
+            return []
+        is_at_end = progress.ended or (progress.is_answered and progress.millis_behind == 0)
+        if not progress.records and not is_at_end:
+            this.report(key, Outcome.NOT_READ, progress)  # the answers were empty so far
+            return []
+        left = progress.first if progress.records else None
+        through = begun.through
+        if left is None and through is not None:
+            left = str(int(through.sequence) + 1)
+        error = f"{key}: records of batch {begun.number} left the stream before they were stored"
+        self.tell(EventKind.DATA_LOST, error, key, since=str(begun.after), until=left or "")
+        del self._given_up[this.holdings[key].token]
+        return [progress if progress.records else Progress(begun, through=through)]
+
     def _gone_on_from(self, this: Round, planned: Range, error: DataLoss) -> list[Progress]:
-        """A batch that was begun cannot be repeated: records of it left the stream. Whether the sink holds it is
-        not known, so going on means to go on behind it: read again without them, it would be another batch."""
+        """A batch that was begun cannot be repeated: records of it left the stream. If the sink holds it, nothing
+        is lost. If the sink does not, what is left of it is read as another batch. If the sink cannot tell, going
+        on means to go on behind the batch: read again without the lost records, others might be stored twice."""
         key, stops = planned.lease, self.settings.on_data_loss == "stop"
         if not self._is_as_planned(this, key):
             return []
+        behind = Progress(planned, through=planned.through)
+        if self.holds is not None:
+            try:
+                is_stored = self.holds(self.part(behind))
+            except KclError as problem:
+                self.not_read(this, key, problem)
+                return []
+            if is_stored:
+                this.stored_before.add(key)
+                return [behind]
+            if not stops:
+                self._given_up[this.holdings[key].token] = planned
+                this.report(key, Outcome.NARROWED)
+                return []
         if stops:
             self.not_read(this, key, error)
         is_news = not stops or self.failures.announce(key, brief(error), is_loss=True)
         if planned.through is not None and is_news:
             until = str(int(planned.through.sequence) + 1)
             self.tell(EventKind.DATA_LOST, str(error), key, since=str(planned.after), until=until)
-        return [] if stops else [Progress(planned, through=planned.through)]
+        return [] if stops else [behind]
 
     def _is_of_its_stream(self, this: Round, progress: Progress) -> bool:
         """A stream that was created anew has other records in shards of the same names. Where reading begins at a
