@@ -117,6 +117,11 @@ class TickReport:
     """Decisions worth telling that are not moves."""
 
     @property
+    def lives(self) -> Mapping[str, bool]:
+        """By run, whether its worker lives. Without the runs that have no worker."""
+        return {seen.row.run_id: seen.alive for seen in self.workers if seen.row.run_id is not None}
+
+    @property
     def ok(self) -> bool:
         return all(stage.ok for stage in self.stages)
 

@@ -39,7 +39,7 @@ from kcl_dagster.orchestration.runs import ranges_in_progress
 from kcl_dagster.orchestration.sinks import place_of
 from kcl_dagster.orchestration.table_versions import newest_version
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
-from kcl_dagster.runtime import system
+from kcl_dagster.runtime import Clock, system
 from kcl_dagster.streams.listing import created_within_retention
 from kcl_dagster.tables.completeness_row import SetBack
 
@@ -52,6 +52,8 @@ MOST_AT_ONCE: Final = 20  # the daemon writes them one by one, 7 ms each, before
 REMEMBERED: Final = 2_000  # newest windows; a gap further back is not filled
 SHARDS_SHOWN: Final = 12  # more than that Dagster hides behind a button
 OBSERVATIONS_READ: Final = 5  # the columns are in one of the newest
+PATIENCE_SECONDS: Final = 600.0  # a run finds out within seconds that its windows are complete
+NO_WORKERS: Final[Mapping[str, bool]] = {}
 REPORTED_BY_HAND: Final = 20  # of one window; a declaration further back is not found
 
 
@@ -84,6 +86,11 @@ class DeclaredWindows:
     first: int | None = None
     """The start of the first window that was declared or will be. None before the first look."""
 
+    clock: Clock = field(default_factory=lambda: system().clock)
+
+    _complete_since: dict[str, float] = field(default_factory=dict)
+    """By run that goes on, since when (monotonic) all windows that it is launched for are complete."""
+
     _first_moment: FirstMoment | None = None
     """Of the application, at the first look; see `Completeness`. A reset may change it."""
 
@@ -94,6 +101,7 @@ class DeclaredWindows:
         leases: Sequence[Lease],
         created: Callable[[], float | None] = unknown_creation,
         resets: Sequence[SetBack] = (),
+        workers: Mapping[str, bool] = NO_WORKERS,
     ) -> list[AssetMaterialization]:
         """Materializations to report now, oldest window first, at most `MOST_AT_ONCE`.
 
@@ -102,7 +110,7 @@ class DeclaredWindows:
         `leases`: those that `completeness` was found from. `created`: when the streams were created (the first of
         several), where everything that ever arrived has been read; epoch seconds. It is asked for where Dagster's
         storage has no window and the application no first moment, and then decides with which window to begin.
-        `resets`: see `TickReport`.
+        `resets`: see `TickReport`. `workers`: by run, whether its worker lives, as far as that is known.
         """
         if completeness.through is None:
             return []
@@ -112,7 +120,7 @@ class DeclaredWindows:
         found = self._due(completeness, late, resets)
         if found:
             self._refresh(instance)
-            found = self._looked_up(instance, completeness, late, resets)
+            found = self._looked_up(instance, completeness, late, resets, workers)
         about = self._about_table(instance) if found else {}
         return [self._materialization(one, completeness, leases, about) for one in found]
 
@@ -162,11 +170,13 @@ class DeclaredWindows:
         completeness: Completeness,
         late: Mapping[int, Mapping[str, int]],
         resets: Sequence[SetBack],
+        workers: Mapping[str, bool],
     ) -> list[Due]:
         """Windows that are due by what Dagster's storage has of each. A look-up may show that one is not due, which
         makes room for another that was not looked up."""
         known: set[int] = set()
-        held = self._held(instance)
+        through = (completeness.through or 0) - self.consumer.allowed_lateness.total_seconds()
+        held = self._held(instance, through, workers)
         while True:
             found = self._due(completeness, late, resets, held)
             others = [one.start for one in found if one.start not in known]
@@ -176,11 +186,21 @@ class DeclaredWindows:
                 self._look_up(instance, start)
             known.update(others)
 
-    def _held(self, instance: DagsterInstance) -> list[Span]:
-        """Windows that runs are launched for which go on."""
-        runs = ranges_in_progress(instance, self.consumer.application, self._key)
-        ranges = [(self._start_of(first), self._start_of(last)) for first, last in runs]
-        return [(first, last) for first, last in ranges if first is not None and last is not None]
+    def _held(self, instance: DagsterInstance, through: float, workers: Mapping[str, bool]) -> list[Span]:
+        """Windows that runs are launched for which go on. Dagster shows a run whose process died as started, for
+        ever where nothing monitors runs. So a run that has begun holds complete windows only while its worker
+        lives, or, if it has no worker, for PATIENCE_SECONDS."""
+        spans = {}
+        for run in ranges_in_progress(instance, self.consumer.application, self._key):
+            first, last = self._start_of(run.first), self._start_of(run.last)
+            if first is not None and last is not None:
+                spans[run] = first, last
+        now, before = self.clock.monotonic(), self._complete_since
+        waiting = {run.run_id for run, (_, last) in spans.items() if self.consumer.windows.end_of(last) <= through}
+        self._complete_since = {run_id: before.get(run_id, now) for run_id in waiting}
+        waits = {run_id: now - since < PATIENCE_SECONDS for run_id, since in self._complete_since.items()}
+        lives = {**waits, **workers}
+        return [span for run, span in spans.items() if not run.has_begun or lives.get(run.run_id, True)]
 
     def _due(
         self,
@@ -472,7 +492,7 @@ def declare(
     created = partial(created_within_retention, kcl.client("kinesis", application.name), application, system())
     declared, told, written = DeclaredWindows(consumer, translator, kcl), set[str](), set[str]()
     while (tick := lead()) is not None and tick.completeness is not None:
-        found = declared.events(instance, tick.completeness, tick.leases, created, tick.resets)
+        found = declared.events(instance, tick.completeness, tick.leases, created, tick.resets, tick.lives)
         if not found:
             break
         keys = {str(event.partition) for event in found}

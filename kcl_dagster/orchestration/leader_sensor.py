@@ -260,7 +260,7 @@ def _declarations(
         return []
     kinesis = kcl.client("kinesis", seat.application.name)
     created = partial(created_within_retention, kinesis, seat.application, seat.runtime)
-    return seat.declared.events(instance, report.completeness, report.leases, created, report.resets)
+    return seat.declared.events(instance, report.completeness, report.leases, created, report.resets, report.lives)
 
 
 def _superseded(

@@ -1,6 +1,7 @@
 """Worker runs as Dagster's run storage knows them. What it says is a hint: liveness is in the tables."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
@@ -66,19 +67,30 @@ def slot_runs(instance: DagsterInstance, application: Application) -> Mapping[st
     return best
 
 
+@dataclass(frozen=True, slots=True)
+class RangeInProgress:
+    """A run that materializes the partitions from `first` to `last`. `has_begun`: its process was started."""
+
+    run_id: str
+    first: str
+    last: str
+    has_begun: bool
+
+
 def ranges_in_progress(
     instance: DagsterInstance, application: Application, records: AssetKey
-) -> Sequence[tuple[str, str]]:
-    """The first and the last partition of each active run that materializes the records asset, whose key is
-    `records`, also if the run waits in the queue. A run of a job that is not launched with a selection of assets is
-    known only when it has begun."""
+) -> Sequence[RangeInProgress]:
+    """Each active run that materializes partitions of the records asset, whose key is `records`, also if the run
+    waits in the queue. A run of a job that is not launched with a selection of assets is known only when it has
+    begun."""
     found = []
     for run in instance.get_runs(RunsFilter(statuses=list(_STATUS))):
         is_selected = run.asset_selection is not None and records in run.asset_selection
         if is_selected or run.tags.get(WINDOWS_TAG) == application.name:
             first, last = (run.tags.get(tag, run.tags.get(SLOT_TAG)) for tag in _RANGE_TAGS)
             if first is not None and last is not None:
-                found.append((first, last))
+                has_begun = run.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
+                found.append(RangeInProgress(run.run_id, first, last, has_begun))
     return found
 
 

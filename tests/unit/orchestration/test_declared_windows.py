@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.test_utils import create_run_for_test
 
 import kcl_dagster as kcl
 from kcl_dagster.leader.completeness import Completeness
@@ -18,9 +19,10 @@ from kcl_dagster.model.stored import LateBatch, StoredCounts, StoredRows, packed
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.orchestration import declared_windows
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.declared_windows import MOST_AT_ONCE, DeclaredWindows, declare
+from kcl_dagster.orchestration.declared_windows import MOST_AT_ONCE, PATIENCE_SECONDS, DeclaredWindows, declare
 from kcl_dagster.orchestration.time_windows import PartitionWindows
 from kcl_dagster.tables.completeness_row import SetBack
+from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import MinuteRecords, PartCounts, Progress, Range
 from kcl_dagster.worker.stored_counts import WindowRules
 from tests.unit.orchestration.test_time_windows import schedules_computed
@@ -340,6 +342,32 @@ def test_after_an_import_the_windows_that_are_counted_are_materialized_again(ins
         assert keys(ready.events(instance, complete("12:00", 1), LEASES)) == ["10:00", "11:00"]
     stored(instance, ready.events(instance, complete("12:00", 1), LEASES))
     assert [one.events(instance, complete("12:30", 1), LEASES) for one in (ours, process())] == [[], []]
+
+
+def started(instance: dg.DagsterInstance, text: str) -> str:
+    """A run for a window, whose process was started."""
+    tags = {"dagster/partition": f"2026-11-22-{text}"}
+    going_on = dg.DagsterRunStatus.STARTED
+    return create_run_for_test(instance, asset_selection=frozenset([THINGS]), tags=tags, status=going_on).run_id
+
+
+def test_a_run_whose_worker_is_dead_holds_no_window_back(instance: dg.DagsterInstance) -> None:
+    """Dagster shows it as started for ever if nothing monitors its runs."""
+    ours, run_id = process(), started(instance, "11:00")
+    for workers, expected in (({run_id: True}, []), ({}, []), ({run_id: False}, ["11:00"])):
+        assert keys(ours.events(instance, complete("12:00"), LEASES, workers=workers)) == expected
+
+
+def test_a_run_without_a_worker_holds_complete_windows_for_a_while(instance: dg.DagsterInstance) -> None:
+    clock = FakeClock()
+    ours, run_id = process(), started(instance, "11:00")
+    ours.clock = clock
+    assert ours.events(instance, complete("11:30"), LEASES) == []
+    clock.advance(10 * PATIENCE_SECONDS)  # it waits for a fleet that reads
+    for seconds, expected in ((PATIENCE_SECONDS - 1, []), (1, []), (0, ["11:00"])):
+        assert keys(ours.events(instance, complete("12:00"), LEASES)) == expected
+        assert ours.events(instance, complete("12:00"), LEASES, workers={run_id: True}) == []
+        clock.advance(seconds)
 
 
 def test_columns_that_workers_observed_are_those_of_the_window(instance: dg.DagsterInstance) -> None:
