@@ -348,7 +348,8 @@ def started(instance: dg.DagsterInstance, text: str) -> str:
     """A run for a window, whose process was started."""
     tags = {"dagster/partition": f"2026-11-22-{text}"}
     going_on = dg.DagsterRunStatus.STARTED
-    return create_run_for_test(instance, asset_selection=frozenset([THINGS]), tags=tags, status=going_on).run_id
+    run = create_run_for_test(instance, asset_selection=frozenset([THINGS]), tags=tags, status=going_on)
+    return str(run.run_id)
 
 
 def test_a_run_whose_worker_is_dead_holds_no_window_back(instance: dg.DagsterInstance) -> None:

@@ -30,6 +30,8 @@ from sqlalchemy import text
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.leader.launches import FIRST_PAUSE
+from kcl_dagster.leader.syncing import Syncer
+from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.orchestration import leader_sensor, reporting
@@ -385,10 +387,10 @@ def test_the_leader_materializes_each_window_once_when_it_is_complete(
     windows = bench.consumer.windows
     first = windows.start_of(time.time() - 60)  # no lease is believed that says more than the clock
     before = windows.start_of(first - 1)
+    created = FirstMoment(before + 60, is_creation=True)
+    monkeypatch.setattr(Syncer, "first_moment", lambda _: created)  # the stream is younger than the window
     stored_through(bench, first - 1)
     assert declared(bench) == []
-    monkeypatch.setattr(leader_sensor, "created_within_retention", lambda *_: before + 60.0)
-    leader_sensor._seats.clear()
     stored_through(bench, first)
     assert declared(bench) == [windows.key_of(before)]
     assert declared(bench) == []
