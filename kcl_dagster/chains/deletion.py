@@ -44,6 +44,6 @@ def delete_chains(
         is_closed = isinstance(entries.read(chain, number), ClosingEntry)
         settle(entries, chain, by, new_id)
         if is_closed:
-            entries.delete(chain, entries.numbers(chain))
+            entries.forget(chain)
             deleted.append(chain)
     return deleted

@@ -40,9 +40,14 @@ def file_name(chain: ChainId, batch: int, task: int, number: int) -> str:
     return f"{chain}.{batch}_{task}_{number}.parquet"
 
 
+def folder_of(chain: ChainId) -> str:
+    """What is staged for a chain is below it."""
+    return f"{FOLDER}/{chain}"
+
+
 def staged_path(chain: ChainId, path: str) -> str:
     """Where the file is until it is published at `path`."""
-    return f"{FOLDER}/{chain}/{path}"
+    return f"{folder_of(chain)}/{path}"
 
 
 def staged_for(path: str) -> str | None:
@@ -59,7 +64,7 @@ def publish(files: FileStore, chain: ChainId, entry: PublishingEntry) -> bool:
 
 def staged(files: FileStore, chain: ChainId) -> list[str]:
     """All that is staged for a chain, finished or not."""
-    prefix = f"{FOLDER}/{chain}/"
+    prefix = f"{folder_of(chain)}/"
     return [file.path for file in [*files.files(prefix, hidden=True), *files.unfinished(prefix)]]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcl_dagster.chains.entry import ClosingEntry, PublishingEntry, StoredRange
-from kcl_dagster.chains.publication import publish, staged
+from kcl_dagster.chains.publication import folder_of, publish, staged
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import OutcomeUnknown
 from kcl_dagster.model.checkpoint import Checkpoint
@@ -57,6 +57,7 @@ def settle(entries: Entries, chain: ChainId, by: str, new_id: Callable[[], str])
     for entry in decided:
         publish(entries.files, chain, entry)
     entries.files.delete(staged(entries.files, chain))
+    entries.files.remove_empty(folder_of(chain))
     return Settlement(chain, decided)
 
 

@@ -51,6 +51,9 @@ class FileStore(Protocol):
 
     def delete(self, paths: Sequence[str]) -> None: ...
 
+    def remove_empty(self, folder: str) -> None:
+        """Remove a folder, and those below, as far as they hold nothing. S3 has no folders. Does not raise."""
+
     def move(self, names: Mapping[str, str]) -> list[str]:
         """Give each file the path to which `names` maps it, whole and durably; a file that is there is replaced.
         Returns those that did not exist. May be repeated after a failure, and while another process does the same.
@@ -89,6 +92,11 @@ class Entries:
         """In this order: a process that is killed on the way leaves the rest."""
         for number in numbers:
             self.files.delete([_path(chain, number)])
+
+    def forget(self, chain: ChainId) -> None:
+        """Delete all entries of the chain, and their folder."""
+        self.delete(chain, self.numbers(chain))
+        self.files.remove_empty(f"{FOLDER}/{chain}")
 
     def chains(self, beginning: str) -> dict[ChainId, tuple[int, float]]:
         """The number of the last entry of each chain whose id begins so, and when that was made: epoch seconds by

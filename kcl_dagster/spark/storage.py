@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -88,6 +89,10 @@ class Store(Protocol):
 
     def delete(self, paths: Sequence[str]) -> None:
         """Remove files. It is no error if one does not exist. Raises if one remains."""
+
+    def remove_empty(self, folder: str) -> None:
+        """Remove a folder, and those below, as far as they hold nothing. S3 has no folders. Does not raise. A `put`
+        into such a folder at this moment may fail."""
 
     def copy(self, names: Mapping[str, str]) -> None:
         """Copy each file to the path to which `names` maps it, with the guarantees of `put`, without reading it."""
@@ -264,6 +269,11 @@ class LocalStore:
         for path in [self._changed(path) for path in paths]:
             path.unlink(missing_ok=True)
 
+    def remove_empty(self, folder: str) -> None:
+        for directory, _, _ in os.walk(self._changed(folder), topdown=False):
+            with suppress(OSError):  # it holds something
+                Path(directory).rmdir()
+
     def copy(self, names: Mapping[str, str]) -> None:
         targets = [self._link(self._path(path), to) for path, to in names.items()]
         for directory in {target.parent for target in targets}:
@@ -403,6 +413,9 @@ class S3Store:
         some = [{"Key": self._key(path)} for path in paths]
         answer = call(self._client(), "delete_objects", Bucket=self.bucket, Delete={"Objects": some, "Quiet": True})
         check_deleted(self.bucket, answer.get("Errors", ()))
+
+    def remove_empty(self, folder: str) -> None:
+        pass
 
     def copy(self, names: Mapping[str, str]) -> None:
         with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:

@@ -21,9 +21,9 @@ from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import SinkError, Unsafe
 from kcl_dagster.model.claim import ChainId, Claim, ClaimId
 from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.worker.former_chains import FormerChains, store_errors, stored_after
 from kcl_dagster.worker.holdings import Holding, Holdings, Unwritten
 from kcl_dagster.worker.pending import pin_of
-from kcl_dagster.worker.settlements import Settlements, store_errors, stored_after
 
 
 @dataclass(slots=True)
@@ -42,10 +42,10 @@ class Claims:
     _tried: dict[LeaseKey, Claim] = field(default_factory=dict)
     """Claims by this chain of which it is not known whether they were written."""
 
-    _settlements: Settlements = field(init=False)
+    _former_chains: FormerChains = field(init=False)
 
     def __post_init__(self) -> None:
-        self._settlements = Settlements(self.entries, self.worker, self.new_id)
+        self._former_chains = FormerChains(self.entries, self.worker, self.new_id)
 
     @property
     def chain(self) -> Chain:
@@ -80,7 +80,7 @@ class Claims:
         else:
             if former.chain == self.chain.id:  # the lease was lost, and came back
                 self.chain.is_over = True
-            settlement = self._settlements.of(former.chain)
+            settlement = self._former_chains.of(former.chain)
         claim = Claim(self.chain.id, ClaimId(self.new_id()))
         self._tried[key] = claim
         self.holdings.claim(key, token, claim, lambda lease: stored_after(lease, settlement))

@@ -36,6 +36,7 @@ from kcl_dagster.worker.concurrency import ForEach, WithoutWaiting, several_at_o
 from kcl_dagster.worker.discovery import Discoverer
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, unfailing
 from kcl_dagster.worker.failure import Failures
+from kcl_dagster.worker.former_chains import FormerChains
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.lag import Lag, LagReport, unstored_of
@@ -53,7 +54,6 @@ from kcl_dagster.worker.renewal import Renewer
 from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.retention import RetentionWatch
 from kcl_dagster.worker.settings import WorkerSettings
-from kcl_dagster.worker.settlements import Settlements
 from kcl_dagster.worker.shard_end import ShardEnds
 from kcl_dagster.worker.staging import BesideChains
 from kcl_dagster.worker.stop import StopReason, StopSignal
@@ -224,7 +224,7 @@ class Worker(Generic[D]):
             planner,
             shard_ends,
             poison,
-            LeftClaims(self.holdings, self._settlements(runtime)),
+            LeftClaims(self.holdings, self._former_chains(runtime)),
             rules,
             self.for_each,
             self.completeness.last,
@@ -246,12 +246,12 @@ class Worker(Generic[D]):
         )
         return PinnedFirst(self.holdings, replace(batches, is_wanted=is_pinned), in_chains)
 
-    def _settlements(self, runtime: Runtime) -> Settlements | None:
+    def _former_chains(self, runtime: Runtime) -> FormerChains | None:
         """Of chains that workers with another setting of the sink have left."""
         beside = self._around.chains or self._around.sink
         if not isinstance(beside, BesideChains):
             return None
-        return Settlements(beside.entries, str(self.identity.worker), runtime.new_id)
+        return FormerChains(beside.entries, str(self.identity.worker), runtime.new_id)
 
     def _is_listed(self, lease: Lease, shard_id: str) -> bool:
         stream = lease.stream or StreamIdentifier.single(self._around.application.streams[0].name)

@@ -74,6 +74,9 @@ class MemoryFiles:
             if hidden or not path.startswith("_"):
                 yield StoredFile(path, len(self.content.get(path, b"")), self.times[path])
 
+    def remove_empty(self, folder: str) -> None:
+        pass
+
     def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
         return iter(())
 

@@ -171,3 +171,16 @@ def test_names_of_chains_are_safe_and_tell_applications_apart() -> None:
 @pytest.mark.parametrize("path", ["x.parquet", "a.s-0.TRIM_HORIZON-0.5.parquet", "merged-5.parquet", f"{CHAIN}.x"])
 def test_files_of_another_origin_were_not_staged(path: str) -> None:
     assert staged_for(path) is None
+
+
+def test_nothing_remains_of_a_chain_that_is_forgotten(files: FileStore) -> None:
+    entries = Entries(files)
+    entries.create(CHAIN, 1, ENTRY)
+    if isinstance(files, LocalStore):
+        files.put(staged_path(CHAIN, "kind=buy/y.parquet"), b"of a batch that was not decided")
+    settle(entries, CHAIN, "b", lambda: "id")
+    entries.forget(CHAIN)
+    assert entries.numbers(CHAIN) == []
+    if isinstance(files, LocalStore):
+        assert list(Path(files.root, "_chains").iterdir()) == []
+        assert not list(Path(files.root).glob("_staged/*"))

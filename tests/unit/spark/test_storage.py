@@ -56,6 +56,19 @@ def test_nothing_outside_of_the_store_is_touched(store: Store, path: str) -> Non
     assert store.get("kept") == b"content"
 
 
+def test_folders_that_hold_nothing_are_removed(store: Store) -> None:
+    store.put("a/b/c/one", b"1")
+    store.put("a/two", b"2")
+    store.put("b/three", b"3")
+    store.delete(["a/b/c/one", "b/three"])
+    for folder in ("a", "b", "never"):
+        store.remove_empty(folder)
+    assert paths(store) == ["a/two"]
+    if isinstance(store, LocalStore):
+        root = Path(store.root)
+        assert sorted(path.relative_to(root).as_posix() for path in root.rglob("*")) == ["a", "a/two"]
+
+
 def test_what_was_put_can_be_read_listed_replaced_and_deleted(store: Store) -> None:
     assert paths(store) == []
     store.put("a/x.parquet", b"one")

@@ -18,7 +18,7 @@ SETTLED_KEPT: Final = 8  # settlements: the leases of a worker that ended are mo
 
 
 @dataclass(slots=True)
-class Settlements:
+class FormerChains:
     """Called on the worker's main thread. Errors of the store are raised as SinkError."""
 
     entries: Entries
