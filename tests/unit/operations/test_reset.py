@@ -460,3 +460,15 @@ def test_leases_of_other_workers_leave_the_first_moment_unknown(shop: Shop) -> N
     assert report.completeness is not None
     assert report.completeness.through is not None
     assert report.completeness.first is None
+
+
+def test_after_a_reset_to_a_record_numbers_are_known_from_the_next_window_on(shop: Shop) -> None:
+    sequence = progressed(shop)
+    reset(shop.desk, target(shop, sequence), shards=[FIRST])
+    lease = shop.leases()[FIRST]
+    assert lease.pending_checkpoint is None
+    assert not window_counts([lease], 600).is_known
+    batch, after = BatchCounts((StoredRows(600, 5),), restart=1200), Checkpoint("9" * 56)
+    stored = batch.added_to(lease.stored, lease.checkpoint, after)
+    known = [window_counts([replace(lease, stored=stored, checkpoint=after)], at).is_known for at in (600, 1200)]
+    assert known == [False, True]
