@@ -36,6 +36,7 @@ class Mutant:
         return (Change(self.module, self.source, self.planted), *self.also)
 
 
+_AWS: Final = "kcl_dagster.aws"
 _REQUESTS: Final = "kcl_dagster.tables.requests"
 _COMPLETENESS_ROW: Final = "kcl_dagster.tables.completeness_row"
 _COMPLETENESS: Final = "kcl_dagster.leader.completeness"
@@ -141,6 +142,12 @@ MUTANTS: Final = (
         _PROTOCOL,
         "        return [progress for key, progress in read.items() if key not in refused]",
         "        return list(read.values())",
+    ),
+    Mutant(
+        "a call is not bounded by the clock",
+        _AWS,
+        "TOTAL_SECONDS: Final = CONNECT_SECONDS + READ_SECONDS",
+        "TOTAL_SECONDS: Final = 86_400.0",
     ),
     # The batch protocol
     Mutant(

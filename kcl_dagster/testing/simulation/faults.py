@@ -34,6 +34,8 @@ class FaultKind(StrEnum):
     UNREACHABLE = "unreachable"
     REQUEST_LOST = "request lost"
     ANSWER_LOST = "answer lost"
+    CUT_OFF = "cut off"  # an answer arrives in part
+    DRIPS = "drips"  # an answer arrives byte by byte, until the caller gives up by the clock
     LATE = "late"  # takes effect after the caller gave up
     DENIED = "denied"  # one operation of one service
     WRITES_SLOW = "writes slow"  # by which one worker keeps its leases: served, and long under way

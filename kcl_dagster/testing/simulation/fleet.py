@@ -22,7 +22,7 @@ from kcl_dagster.testing.simulation.java.fleet import JavaFleet
 from kcl_dagster.testing.simulation.kernel import Kernel, Process, Strand, Stuck
 from kcl_dagster.testing.simulation.lake import Lake, LakeSink, ShardTruth
 from kcl_dagster.testing.simulation.ledger import LeaseRow, Ledger, is_lease, read_lease
-from kcl_dagster.testing.simulation.network import Line, Service
+from kcl_dagster.testing.simulation.network import Line, Sdk, Service
 from kcl_dagster.testing.simulation.operators import Operators
 from kcl_dagster.testing.simulation.processes import EVENTS, NAP_SECONDS, QUESTION, Daemon, WorkerProcess
 from kcl_dagster.testing.simulation.properties import Violation, Violations
@@ -325,10 +325,10 @@ class Simulation:
         skew = self.scenario.skew
         return Process(self.kernel, name, skew=random.uniform(-skew, skew), booted=random.uniform(0, 100_000))
 
-    def line(self, process: Process, service: Service) -> Line:
+    def line(self, process: Process, service: Service, sdk: Sdk = "botocore") -> Line:
         backend = self.tables if service == "dynamodb" else self.streams.kinesis
         random = self.random(f"{process.name} {service}")
-        return Line(process, service, backend, random, self.weather.fate, self._served)
+        return Line(process, service, backend, random, self.weather.fate, self._served, sdk)
 
     def _staleness(self, operation: str, lag: Random) -> float:
         usual = lag.uniform(0, self.scenario.staleness)

@@ -24,6 +24,7 @@ DEPLOYS_SHARE: Final = 0.25
 PAUSES_SHARE: Final = 0.2
 STALLS_SHARE: Final = 0.3
 DELAYS_SHARE: Final = 0.4
+PARTIAL_SHARE: Final = 0.3
 # Before stretching. A pod may wait for its node; Spark takes 8 s on a good machine.
 POD_SECONDS: Final = (0.0, 0.0, 5.0, 45.0)
 SPARK_SECONDS: Final = (0.0, 8.0, 30.0, 90.0)
@@ -146,6 +147,27 @@ def with_delays(random: Random, scenario: "Scenario") -> "Scenario":
     scenario, faults = draw(random, scenario, 6 * FIRST)
     ordered = sorted([*scenario.faults, *faults], key=lambda fault: (fault.at, fault.id))
     return replace(scenario, faults=tuple(ordered))
+
+
+def with_partial_answers(random: Random, scenario: "Scenario") -> "Scenario":
+    """The scenario with some times in which answers arrive in part or byte by byte, or as it is. Drawn after
+    everything else."""
+    if random.random() >= PARTIAL_SHARE:
+        return scenario
+    partial = [
+        Fault(
+            id=7 * FIRST + place,
+            kind=random.choice([FaultKind.CUT_OFF, FaultKind.DRIPS]),
+            at=_at(random, scenario),
+            target=random.choice(["worker", "daemon", "any"]),
+            number=random.randrange(8),
+            seconds=_lease(scenario) * random.choice([0.5, 2.0, 5.0]),
+            share=random.choice([0.05, 0.3]),
+            service=random.choice(["dynamodb", "dynamodb", "kinesis"]),
+        )
+        for place in range(random.choice([1, 2, 4]))
+    ]
+    return replace(scenario, faults=tuple(sorted([*scenario.faults, *partial], key=lambda one: (one.at, one.id))))
 
 
 def _slow_writes(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:

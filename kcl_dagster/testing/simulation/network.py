@@ -12,14 +12,19 @@ from random import Random
 from typing import Any, Final, Literal
 
 from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutError
+from botocore.parsers import ResponseParserError
 
+from kcl_dagster import aws
+from kcl_dagster.integrity import lacks
 from kcl_dagster.testing.simulation.kernel import Process
 
 Service = Literal["dynamodb", "kinesis"]
+Sdk = Literal["botocore", "java"]
 
 # What `kcl_dagster.aws` configures.
 READ_TIMEOUT_SECONDS: Final = 5.0
 CONNECT_TIMEOUT_SECONDS: Final = 2.0
+JAVA_TOTAL_SECONDS: Final = 7.0
 
 # Round trips within one region; the tail is what makes two calls overtake each other.
 USUAL_LATENCY: Final = (0.001, 0.010)
@@ -40,7 +45,7 @@ WRITES: Final = frozenset({TRANSACTION, "put_item", "update_item", "delete_item"
 @dataclass(frozen=True, slots=True)
 class Fate:
     """What becomes of one call. `late` seconds pass between the caller giving up and the request taking effect; or
-    while a slow request or a slow answer is under way."""
+    while a slow request, a slow answer or one that drips is under way."""
 
     kind: Literal[
         "served",
@@ -54,10 +59,13 @@ class Fate:
         "late",
         "slow request",
         "slow answer",
+        "cut off",
+        "drips",
     ]
     late: float = 0.0
 
 
+LOST: Final = frozenset({"answer lost", "cut off", "drips"})
 SERVED: Final = Fate("served")
 GetFate = Callable[[Process, Service, str, dict[str, Any]], Fate]
 OnCall = Callable[[Process, Service, str, dict[str, Any], Any], None]
@@ -67,10 +75,19 @@ class Line:
     """A client of one service as one process sees it: an object with boto3's method names.
 
     on_call: told of every request that took effect or was refused by the service, with its answer or ClientError.
+    sdk: whose client this is. Java's compares the checksum of each answer and raises. Of ours, the check that
+    `aws.call` makes is simulated, and `integrity.verify_answers` only where an empty answer would be a valid one.
     """
 
     def __init__(
-        self, process: Process, service: Service, backend: object, random: Random, fate: GetFate, on_call: OnCall
+        self,
+        process: Process,
+        service: Service,
+        backend: object,
+        random: Random,
+        fate: GetFate,
+        on_call: OnCall,
+        sdk: Sdk = "botocore",
     ) -> None:
         self._process = process
         self._service = service
@@ -78,6 +95,7 @@ class Line:
         self._draw = random.random
         self._fate = fate
         self._on_call = on_call
+        self._sdk = sdk
         self._under_way: Callable[[dict[str, Any]], AbstractContextManager[Any]] = getattr(
             backend, "under_way", lambda _: nullcontext()
         )
@@ -103,19 +121,24 @@ class Line:
         if fate is SERVED:
             kernel.sleep(self._latency())
         else:
+            if fate.kind == "drips" and fate.late <= self._limit():
+                fate = Fate("slow answer", fate.late)
             self._lose_or_refuse(fate, name, perform, request)
         kernel.acting = process
         try:
             answer = perform(**request)
         except ClientError as error:
             self._on_call(process, self._service, name, request, error)
-            if fate.kind == "answer lost":
-                raise self._timeout() from None
+            if fate.kind in LOST:
+                raise self._lost(fate) from None
             kernel.sleep(self._latency())
             raise
         self._on_call(process, self._service, name, request, answer)
-        if fate is not SERVED and fate.kind == "answer lost":
-            raise self._timeout()
+        if fate is not SERVED and fate.kind in LOST:
+            if fate.kind == "cut off" and self._sdk == "botocore" and lacks(name, request, {}) is not None:
+                kernel.sleep(self._latency())
+                return {"ResponseMetadata": {}}  # what botocore makes of half a body
+            raise self._lost(fate)
         if fate is not SERVED and fate.kind == "slow answer":
             kernel.sleep(fate.late)
         if name == TRANSACTION:
@@ -161,6 +184,20 @@ class Line:
         except ClientError as error:
             answer = error
         self._on_call(self._process, self._service, name, request, answer)
+
+    def _lost(self, fate: Fate) -> Exception:
+        """What the caller learns of an answer that does not arrive, or not whole."""
+        if fate.kind == "cut off":
+            self._process.kernel.sleep(self._latency())
+            return ResponseParserError("the answer is not whole")
+        if fate.kind == "drips":
+            self._process.kernel.sleep(self._limit())
+            return ReadTimeoutError(endpoint_url=self._service)
+        return self._timeout()
+
+    def _limit(self) -> float:
+        """Seconds of a whole call. No other limit ends one whose answer drips: no read of its socket takes long."""
+        return aws.TOTAL_SECONDS if self._sdk == "botocore" else JAVA_TOTAL_SECONDS
 
     def _timeout(self) -> ReadTimeoutError:
         self._process.kernel.sleep(READ_TIMEOUT_SECONDS)

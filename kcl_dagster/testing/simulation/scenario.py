@@ -26,6 +26,7 @@ from kcl_dagster.testing.simulation.incidents import (
     with_deploys,
     with_incidents,
     with_long_incidents,
+    with_partial_answers,
     with_pauses,
     with_stalls,
 )
@@ -181,7 +182,8 @@ def draw(seed: int, *, incidents: bool = True) -> Scenario:
     scenario = with_pauses(Random(f"pauses {seed}"), scenario)
     scenario = with_stalls(Random(f"stalls {seed}"), scenario)
     scenario = _resting(Random(f"resting {seed}"), scenario)
-    return with_delays(Random(f"delays {seed}"), scenario)
+    scenario = with_delays(Random(f"delays {seed}"), scenario)
+    return with_partial_answers(Random(f"partial answers {seed}"), scenario)
 
 
 def _resting(random: Random, scenario: Scenario) -> Scenario:

@@ -20,10 +20,13 @@ _FATES: Final[dict[FaultKind, Fate]] = {
     FaultKind.UNREACHABLE: Fate("unreachable"),
     FaultKind.REQUEST_LOST: Fate("request lost"),
     FaultKind.ANSWER_LOST: Fate("answer lost"),
+    FaultKind.CUT_OFF: Fate("cut off"),
     FaultKind.DENIED: Fate("denied"),
     FaultKind.HALF_RIGHTS: Fate("denied"),
     FaultKind.TRANSACTION_CONFLICT: Fate("conflict"),
 }
+# Their fates are drawn for each call.
+_FATES_DRAWN: Final = frozenset({FaultKind.LATE, FaultKind.CUT, FaultKind.WRITES_SLOW, FaultKind.DRIPS})
 MOODS: Final[dict[FaultKind, str]] = {
     FaultKind.ITERATORS_EXPIRE: "expired",
     FaultKind.EMPTY_PAGES: "empty",
@@ -31,6 +34,8 @@ MOODS: Final[dict[FaultKind, str]] = {
     FaultKind.NO_CHILDREN_NAMED: "childless",
 }
 LATEST_ARRIVAL_SECONDS: Final = 30.0
+# Before stretching: a row or a few records of 1 to 10 kB, some bytes a second. It outlasts the fault.
+DRIPPING_SECONDS: Final = (200.0, 1000.0)
 UNREACHABLE: Final = 1  # of a cut: no request gets through, instead of no answer
 # A restarted daemon is back after this long, before stretching.
 RESTART_SECONDS: Final = (5.0, 120.0)
@@ -145,6 +150,8 @@ class Weather:
                 return self._slow(storm, request)
             if fault.kind is FaultKind.LATE:
                 return Fate("late", storm.random.uniform(0, LATEST_ARRIVAL_SECONDS))
+            if fault.kind is FaultKind.DRIPS:
+                return Fate("drips", storm.random.uniform(*DRIPPING_SECONDS) * self.stretch)
             return _FATES[fault.kind]
         return SERVED
 
@@ -241,7 +248,7 @@ class Weather:
                 self._for_a_while(fault, lambda on: setattr(self, "index_lag", fault.seconds if on else 0.0))
             case kind if kind in MOODS:
                 self._for_a_while(fault, lambda on: setattr(self.moods, MOODS[kind], fault.share if on else 0.0))
-            case kind if kind in _FATES or kind in (FaultKind.LATE, FaultKind.CUT, FaultKind.WRITES_SLOW):
+            case kind if kind in _FATES or kind in _FATES_DRAWN:
                 if process is not None or fault.target in ("any", ""):
                     self._gather(_Storm(fault, process, random))
             case kind if kind in self._deeds:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, ReadTimeoutError
+from botocore.parsers import ResponseParserError
 
 from kcl_dagster.testing.simulation.kernel import Kernel, Process
 from kcl_dagster.testing.simulation.network import SERVED, Fate, Line
@@ -54,7 +55,7 @@ class Call:
         def run() -> None:
             try:
                 self.answer = line.add(amount=2)
-            except (ClientError, BotoCoreError) as error:
+            except (ClientError, BotoCoreError, ResponseParserError) as error:
                 self.error = error
             self.ended = kernel.now
 
@@ -79,6 +80,8 @@ def test_a_call_waits_on_its_way_there_and_back() -> None:
         (Fate("unreachable"), ConnectTimeoutError, False),
         (Fate("request lost"), ReadTimeoutError, False),
         (Fate("answer lost"), ReadTimeoutError, True),
+        (Fate("cut off"), ResponseParserError, True),
+        (Fate("drips", 60.0), ReadTimeoutError, True),
         (Fate("late", 3.0), ReadTimeoutError, True),
     ],
 )

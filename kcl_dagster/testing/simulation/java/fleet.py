@@ -78,8 +78,8 @@ class JavaFleet:
         worker = JavaWorker(
             name,
             process,
-            Tables(process, this.line(process, "dynamodb"), random, *_places(this.scenario)),
-            this.line(process, "kinesis"),
+            Tables(process, this.line(process, "dynamodb", "java"), random, *_places(this.scenario)),
+            this.line(process, "kinesis", "java"),
             this.streams.names[0],
             _settings(this.scenario, stint),
             random,

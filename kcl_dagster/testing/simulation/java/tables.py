@@ -6,6 +6,7 @@ from random import Random
 from typing import Any, Final
 
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from kcl_dagster.testing.dynamodb.values import Item
 from kcl_dagster.testing.simulation.kernel import Process
@@ -53,7 +54,7 @@ class Tables:
                     self.process.kernel.sleep(PAUSE_SECONDS * self.random.random())
                     continue
                 raise Trouble(f"{method}: {code}") from error
-            except BotoCoreError:
+            except (BotoCoreError, ResponseParserError):
                 continue
             return answer
         raise Trouble(f"{method}: no answer")
