@@ -14,7 +14,7 @@ Other than in `kcl_dagster.worker.protocol`, processes that end while they work 
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Generic
 
 from kcl_dagster.application import FailureAction
@@ -37,7 +37,7 @@ from kcl_dagster.worker.holdings import Holding, Holdings, Unwritten
 from kcl_dagster.worker.pending import pin_of
 from kcl_dagster.worker.poison import middle_of
 from kcl_dagster.worker.protocol import never, nothing_complete
-from kcl_dagster.worker.ranges import Planner
+from kcl_dagster.worker.ranges import Planner, next_range
 from kcl_dagster.worker.reading import Reading, Round, stored_through
 from kcl_dagster.worker.report import BatchReport, Outcome
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
@@ -70,6 +70,9 @@ class ChainProtocol(Generic[D]):
 
     _deletion_due: float | None = None
     _batches: int = 0
+    _ahead: dict[LeaseKey, Range] = field(default_factory=dict)
+    """What the engine may have read ahead, by the last batch."""
+
     _narrowed: dict[LeaseKey, tuple[int, Checkpoint]] = field(default_factory=dict)
     """The end of the next batch of leases whose batch failed, and the ownership (token) under which it did."""
 
@@ -112,7 +115,11 @@ class ChainProtocol(Generic[D]):
         narrowed = self._narrowed.get(holding.key)
         if narrowed is not None and narrowed[0] == holding.token:
             until = narrowed[1]
-        return self.planner.plan(lease, until)
+        planned = self.planner.plan(lease, until)
+        ahead = self._ahead.get(holding.key)
+        if ahead is not None and replace(planned, number=ahead.number) == ahead:
+            return ahead  # no row has numbers of these batches, and what was read ahead has this one
+        return planned
 
     def _run(self, this: Round, abandon: Callable[[], bool]) -> None:
         fetched = self.reading.fetch(this)
@@ -174,6 +181,9 @@ class ChainProtocol(Generic[D]):
     ) -> StagedBatch | None:
         batch = self.reading.begin_batch(found, self.rules, self.complete(), abandon)
         self._batches += 1
+        self._ahead = {
+            progress.range.lease: following for progress in found if (following := next_range(progress)) is not None
+        }
         leases = [part.lease for part in batch.parts]
         try:
             with self.reading.timed(this, "write"), self.reading.processing.running(leases):

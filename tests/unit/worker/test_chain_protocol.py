@@ -54,6 +54,18 @@ def test_everything_is_stored_once_and_rows_are_written_by_renewals_only(world: 
     assert world.lease(A).checkpoint == Checkpoint(str(world.stream.everything()[-1][1]))
 
 
+def test_what_was_read_ahead_is_what_the_next_batch_asks_for() -> None:
+    world = ChainWorld(shards=2)
+    for shard in (A, B):
+        put(world, shard, 9)
+    run = working(world)
+    for _ in range(3):
+        run.round()
+        world.clock.advance(1)
+    assert [len(ranges) for ranges in run.engine.hints] == [2, 2, 2]
+    assert run.engine.asked[1:] == run.engine.hints[:2]
+
+
 @pytest.mark.parametrize("successor", ["w1", "w2"])
 def test_a_worker_that_is_killed_anywhere_loses_and_repeats_nothing(successor: str) -> None:
     for point in itertools.count(1):
