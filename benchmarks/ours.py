@@ -23,8 +23,8 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from benchmarks.cost import Cost
 from benchmarks.machine import cpu_between, cpu_times
+from benchmarks.run_time import Cost
 from benchmarks.source import KEYS, MB, Source
 from kcl_dagster import aws
 from kcl_dagster.application import Application, BatchSettings, Timings

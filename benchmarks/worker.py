@@ -19,10 +19,10 @@ from statistics import median
 
 from pyspark.sql import SparkSession
 
-from benchmarks.cost import Cost, typical
 from benchmarks.machine import PeakMemory
 from benchmarks.ours import Ours
 from benchmarks.rivals.racing import RIVALS, Unavailable
+from benchmarks.run_time import Cost, typical
 from benchmarks.source import LOADS, Load, Source, emulator
 from kcl_dagster.spark.session import SparkSettings, start_session
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.cost import Cost
 from benchmarks.machine import cpu_between, cpu_times
+from benchmarks.run_time import Cost
 from benchmarks.source import Load, Source
 from tests.interop import java_kcl
 
