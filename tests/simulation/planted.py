@@ -413,8 +413,8 @@ MUTANTS: Final = (
     Mutant(
         "a pin does not name its first record",
         _PROTOCOL,
-        "Pin(progress.range.number, progress.first, losses=losses, code=code, arrived=arrived)",
-        "Pin(progress.range.number, None, losses=losses, code=code, arrived=arrived)",
+        "Pin(progress.range.number, progress.first, instead_of, losses, code, arrived=arrived)",
+        "Pin(progress.range.number, None, instead_of, losses, code, arrived=arrived)",
     ),
     Mutant(
         "a missing index is logged at every look",

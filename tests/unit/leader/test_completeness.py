@@ -140,6 +140,7 @@ class Shop:
         self.parents: dict[str, tuple[str, ...]] = {"s0": (), "s1": ()}
         self.records: dict[str, list[int]] = {"s0": [], "s1": []}
         self.read: dict[str, int] = {}
+        self.cleaned: set[str] = set()
         self.leases: dict[str, Lease] = {}
         for name, range_ in self.ranges.items():
             self.leases[name] = child(name, range_)
@@ -185,17 +186,23 @@ class Shop:
         elif done == len(records) and name in self.open:
             moment = max(moment or 0, self.now)
         self.read[name] = upto
-        self.leases[name] = replace(one, stored_through=moment, checkpoint=AT)
+        self.leases[name] = replace(one, stored_through=moment, checkpoint=AT, ended_parent=None)
         if upto == len(records) and name not in self.open:
             self._finish(name)
 
     def _may_be_read(self, name: str) -> bool:
-        return all(parent not in self.leases or self.leases[parent].is_finished for parent in self.parents[name])
+        """A parent of a merge may have no lease yet: those of its own parents are read. It is waited for."""
+        return all(
+            parent in self.cleaned or (parent in self.leases and self.leases[parent].is_finished)
+            for parent in self.parents[name]
+        )
 
     def _finish(self, name: str) -> None:
         children = [one for one, parents in self.parents.items() if name in parents]
         for one in children:
             made = child(one, self.ranges[one], *self.parents[one], through=self.leases[name].stored_through)
+            if len(self.parents[one]) > 1:
+                made = replace(made, ended_parent=name)
             self.leases.setdefault(one, made)
         ended = replace(self.leases[name], checkpoint=SHARD_END, children=frozenset(children))
         self.leases[name] = ended
@@ -205,6 +212,7 @@ class Shop:
             begun = all(other in self.leases and self.leases[other].checkpoint == AT for other in one.children)
             if one.is_finished and begun and not any(parent in self.leases for parent in one.parents):
                 del self.leases[name]
+                self.cleaned.add(name)
                 return
 
     def oldest_unstored(self) -> float:
