@@ -9,8 +9,7 @@ case: after the pause both threads go on.
 
 import sys
 import threading
-import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import FrameType
@@ -71,12 +70,23 @@ class ThreadWatch:
 
 
 def _place_of(ident: int) -> str:
-    """Where a thread is: the innermost line, and the innermost one of this package."""
+    """Where a thread is: the innermost line, and the innermost one of this package. No file is read: the disk with
+    the code may be what the thread waits for."""
     frames: dict[int, FrameType] = sys._current_frames()  # noqa: SLF001 (documented in spite of its name)
     frame = None if ident == threading.get_ident() else frames.get(ident)
     if frame is None:
         return ""
-    lines = traceback.extract_stack(frame)
-    ours = next((line for line in reversed(lines) if "kcl_dagster" in line.filename), lines[-1])
-    places = dict.fromkeys(f"{line.filename}:{line.lineno} in {line.name}" for line in (lines[-1], ours))
-    return f": it is at {', called from '.join(places)}"
+    held = _line_of(frame)
+    ours = next((each for each in _callers(frame) if "kcl_dagster" in each.f_code.co_filename), frame)
+    return f": it is at {', called from '.join(dict.fromkeys((held, _line_of(ours))))}"
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame, and those that called it."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _line_of(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"

@@ -1,6 +1,9 @@
 """A background thread of a worker that something holds is seen by the other one."""
 
+import linecache
 import threading
+
+import pytest
 
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.events import EventKind, WorkerEvent
@@ -63,7 +66,7 @@ def test_a_pause_of_the_whole_process_is_no_thread_that_is_held() -> None:
     assert EventKind.THREAD_HELD not in run.kinds()
 
 
-def test_the_event_names_the_line_that_holds_the_thread() -> None:
+def event_of_a_held_thread() -> WorkerEvent:
     clock, events = FakeClock(), list[WorkerEvent]()
     watch = ThreadWatch(clock, events.append)
     has_begun, goes_on = threading.Event(), threading.Event()
@@ -76,10 +79,32 @@ def test_the_event_names_the_line_that_holds_the_thread() -> None:
     thread = threading.Thread(target=held_by_something)
     thread.start()
     assert has_begun.wait(30)
-    for _ in range(20):
-        watch.begins(HOUSEKEEPING)
-        clock.advance(1)
-    goes_on.set()
-    thread.join()
+    try:
+        for _ in range(20):
+            watch.begins(HOUSEKEEPING)
+            clock.advance(1)
+    finally:
+        goes_on.set()
+        thread.join()
     [event] = events
-    assert "in wait" in event.message
+    return event
+
+
+def test_the_event_names_the_line_that_holds_the_thread() -> None:
+    assert "threading.py:" in event_of_a_held_thread().message
+    assert "in Condition.wait" in event_of_a_held_thread().message
+
+
+def test_no_source_file_is_read_to_name_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk with the code may be what holds the other thread: the thread that looks must not wait for it."""
+    looked_at: list[str | None] = []
+
+    def look(filename: str | None = None, *_: object) -> list[str]:
+        looked_at.append(filename)
+        return []
+
+    linecache.clearcache()
+    monkeypatch.setattr(linecache, "checkcache", look)
+    monkeypatch.setattr(linecache, "updatecache", look)
+    assert "in Condition.wait" in event_of_a_held_thread().message
+    assert looked_at == []
