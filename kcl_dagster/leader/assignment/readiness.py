@@ -14,14 +14,15 @@ from kcl_dagster.model.lease import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class ReadersFirst:
-    """Applies `policy` to the workers that can read, as long as one of them has room. Leases of workers that start
-    slowly are handed over to them. If none has room, `policy` decides about all workers."""
+    """Applies `policy` to the workers that can read. Leases of workers that start slowly are handed over to them. A
+    worker that cannot read yet gets only leases that need an owner and that no other one has room for: nothing is
+    taken for it from a worker that reads, which would have to be given back if it starts slowly."""
 
     policy: Policy
 
     def __call__(self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits) -> Assignment:
         readers = [worker for worker in workers if worker.accepts and worker.ready]
-        if len(readers) == len(workers) or not any(_has_room(worker, leases, limits) for worker in readers):
+        if not readers or len(readers) == len(workers):
             return self.policy(leases, workers, limits)
         slow = {worker.id for worker in workers if worker.starts_slowly and not worker.drains}
         shown = [_to_be_moved(lease, slow) for lease in leases]
@@ -29,18 +30,23 @@ class ReadersFirst:
         decided = self.policy(
             shown, [worker if worker.ready else replace(worker, accepts=False) for worker in workers], limits
         )
+        moves = [_consented(move) if move.lease in handed else move for move in decided.moves]
+        targets = {move.lease: move.to for move in moves}
+        after = [_moved(lease, targets.get(lease.key)) for lease in leases]
+        waiting = {lease.key for lease in after if lease.unserved}
+        if waiting:
+            others = self.policy(after, workers, limits)
+            moves += [move for move in others.moves if move.lease in waiting]
+            waiting &= set(others.unplaced)
         return replace(
             decided,
-            moves=tuple(_consented(move) if move.lease in handed else move for move in decided.moves),
-            unplaced=tuple(key for key in decided.unplaced if key not in handed),
+            moves=tuple(moves),
+            unplaced=tuple(lease.key for lease in leases if lease.key in waiting),
         )
 
 
-def _has_room(worker: WorkerLoad, leases: Sequence[LeaseLoad], limits: Limits) -> bool:
-    held = [lease for lease in leases if lease.holder == worker.id]
-    if limits.max_leases is not None and len(held) >= limits.max_leases:
-        return False
-    return limits.max_kbps is None or sum(lease.kbps or 0.0 for lease in held) < limits.max_kbps
+def _moved(lease: LeaseLoad, to: WorkerId | None) -> LeaseLoad:
+    return lease if to is None else replace(lease, owner=to, next_owner=None, unserved=None, age=0.0)
 
 
 def _to_be_moved(lease: LeaseLoad, slow: set[WorkerId]) -> LeaseLoad:

@@ -5,6 +5,8 @@ from random import Random
 from typing import Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kcl_dagster.application import Application, PolicySettings
 from kcl_dagster.leader.assignment.policies import configured
@@ -46,7 +48,7 @@ def test_where_no_worker_that_reads_has_room_one_that_starts_gets_them(policy: P
     assert (STARTS.id, "unserved") in given(policy(held, [READS, STARTS], Limits(max_leases=2)))
 
 
-@pytest.mark.parametrize("limits", [Limits(max_kbps=20.0), Limits(max_leases=2)])
+@pytest.mark.parametrize("limits", [Limits(max_kbps=19.0), Limits(max_leases=2)])
 def test_a_worker_that_reads_and_is_full_gets_no_more(limits: Limits) -> None:
     policy = configured(Application(name="app", streams=("clicks",), policy=PolicySettings(name="kcl")), Random(0))
     assert {to for to, _ in given(policy([*leases(2, READS.id), *leases(1)], [READS, STARTS], limits))} == {
@@ -64,6 +66,34 @@ def test_leases_of_a_worker_that_starts_slowly_are_handed_over(policy: Policy) -
     assert {move.because for move in decided.moves} == {"starts has not started yet"}
     soon = policy(leases(3, STARTS.id), [READS, STARTS], Limits())
     assert "drain" not in {move.kind for move in soon.moves}, "it will read in a moment"
+
+
+def test_nothing_is_taken_from_a_worker_that_reads_and_is_full(policy: Policy) -> None:
+    assert policy(leases(3, READS.id), [READS, SLOW], Limits(max_leases=3)).moves == ()
+
+
+@given(st.integers(0, 2**32))
+def test_leases_for_which_readers_have_no_room_are_not_left_without_a_worker(seed: int) -> None:
+    """Whatever counts as room: by the KCL's rules a lease without a known throughput weighs as much as the others."""
+    chance = Random(seed)
+    readers = [replace(READS, id=WorkerId(f"r{n}")) for n in range(chance.randint(1, 3))]
+    fleet = [*readers, *(replace(STARTS, id=WorkerId(f"s{n}")) for n in range(chance.randint(1, 3)))]
+    owners = [None, *(worker.id for worker in readers)]
+    held = [
+        LeaseLoad(
+            LeaseKey(f"l{n}"), owner, kbps=chance.choice([None, 10.0, 100.0]), unserved=None if owner else "free"
+        )
+        for n, owner in enumerate(chance.choices(owners, k=chance.randint(1, 8)))
+    ]
+    limits = Limits(max_kbps=chance.choice([None, 80.0]), max_leases=chance.choice([None, 2, 4]), balance=False)
+    kcl = Variance(Random(seed).shuffle)
+    left = len(configured_kcl(seed)(held, fleet, limits).unplaced)
+    assert left <= len(kcl(held, fleet, limits).unplaced)
+
+
+def configured_kcl(seed: int) -> Policy:
+    settings = PolicySettings(name="kcl")
+    return configured(Application(name="app", streams=("clicks",), policy=settings), Random(seed))
 
 
 def test_leases_in_handoff_stay(policy: Policy) -> None:
