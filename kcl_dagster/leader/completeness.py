@@ -21,6 +21,7 @@ from kcl_dagster.leader.audit import find_hole
 from kcl_dagster.leader.cleanup import has_started
 from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.model.stored import StoredRows
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.windows import Windows
 
@@ -223,9 +224,18 @@ def window_counts(
         files=sum(rows.files for _, rows in found),
         late=sum(rows.late for _, rows in found),
         is_known=all(_counts_in_full(lease, start, rules, held) for lease in every),
-        shards={str(lease.key): ShardPart(rows.first, rows.last) for lease, rows in found if rows.rows},
+        shards={str(lease.key): _part(lease, rows) for lease, rows in found if rows.rows},
         late_batches=late_batches(every, windows).get(start, {}),
     )
+
+
+def _part(lease: Lease, rows: StoredRows) -> ShardPart:
+    """The numbers are known if the lease counted the window from the shard's first record in it on. After a reset
+    into the window, the first number that is kept is that of a record which was read again."""
+    counts = lease.stored
+    if counts is None or not counts.is_of(lease.checkpoint) or not (counts.whole or rows.start >= counts.since):
+        return ShardPart(None, None)
+    return ShardPart(rows.first, rows.last)
 
 
 def _counts_in_full(

@@ -383,7 +383,8 @@ class DeclaredWindows:
             late_rows=counts.late if counts.is_known else None,
             late_batches=MetadataValue.json(dict(counts.late_batches)) if counts.late_batches else None,
             is_alone=one.is_alone or None,
-            shards=_shards(counts),
+            # By event time, the lease has the numbers of the batches that stored rows of the window.
+            shards=None if self.consumer.event_time else _shards(counts),
             complete_through=MetadataValue.timestamp(float(completeness.through or 0)),
             window_end=MetadataValue.timestamp(float(self.consumer.windows.end_of(one.start))),
             counts=None if counts.is_known else MetadataValue.text(self._why_unknown),
@@ -458,11 +459,12 @@ def _sum(leases: Iterable[Lease], of_lease: Literal["outside", "late_uncounted"]
 
 
 def _shards(counts: WindowCounts) -> TableMetadataValue | None:
-    if not counts.shards:
+    known = [(shard, part) for shard, part in sorted(counts.shards.items()) if part.first is not None]
+    if not known:
         return None
     rows = [
         TableRecord({"shard": shard, "first": part.first, "last": part.last})
-        for shard, part in sorted(counts.shards.items())[:SHARDS_SHOWN]
+        for shard, part in known[:SHARDS_SHOWN]
     ]
     schema = TableSchema([TableColumn(name, "string") for name in ("shard", "first", "last")])
     value: Any = MetadataValue.table(rows, schema)

@@ -32,7 +32,7 @@ class Reason(StrEnum):
 
     COMPLETE = "complete"
     LATE = "late rows came"
-    AGAIN = "read again after a reset"
+    AGAIN = "declared again after a reset or an import"
     ASKED = "asked for by hand"
 
 

@@ -65,10 +65,10 @@ class KclRecordsMetadataSet(KclMetadataSet):
 
 class KclWindowMetadataSet(KclMetadataSet):
     """Of a materialization of the records: one window, which is complete. Its rows are `dagster/row_count`.
-    `shards`: the first and last sequence number of each. `late_batches`: by lease, the newest batch with late rows.
-    `is_alone`: it is before the first window, and late rows came for it. `window_end`: the window's end; a
-    window of other partitions that begins at the same time may have the same key. Numbers that are not known are
-    left out, and `counts` says why.
+    `shards`: the first and last sequence number of each shard of which they are known. `late_batches`: by lease,
+    the newest batch with late rows. `is_alone`: it is before the first window, and late rows came for it.
+    `window_end`: the window's end; a window of other partitions that begins at the same time may have the same
+    key. Numbers that are not known are left out, and `counts` says why.
 
     `table_version` (Delta) and `snapshot` (Iceberg): a version of the table that has the whole window, where the
     process that wrote this may read the table. With an event time, `rows_without_window` and `late_rows_uncounted`

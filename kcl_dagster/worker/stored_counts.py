@@ -105,7 +105,8 @@ class WindowRules:
     def _of_files(self, files: Iterable[FileCounts], progress: Progress) -> tuple[list[StoredRows], int]:
         """Rows by their own times, and how many have no time or one too far from their arrival. A file's bytes are
         shared out by rows, and it counts for each window that it has rows of. Sequence numbers are those of the
-        records that arrived in the window, or, with times of events, those between which the rows' records are."""
+        records that arrived in the window. With times of events they are those of the batch, and are kept only
+        because the rules are packed with them: no materialization has them."""
         counted: list[StoredRows] = []
         outside = 0
         for file in files:

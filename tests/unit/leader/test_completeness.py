@@ -12,6 +12,7 @@ from kcl_dagster.leader.completeness import (
     Completeness,
     HeldBy,
     Hindrance,
+    ShardPart,
     complete_through,
     complete_windows,
     window_counts,
@@ -296,6 +297,26 @@ def test_when_the_counts_of_a_window_are_known(
 ) -> None:
     one = lease("a", stored=stored, checkpoint=checkpoint, parents=frozenset({"p"}))
     assert window_counts([one], 3600).is_known is is_known
+
+
+NUMBERED = StoredRows(3600, 2, 20, 1, 0, "7", "9")
+
+
+@pytest.mark.parametrize(
+    ("stored", "first"),
+    [
+        (counted(NUMBERED, since=3600, whole=False), "7"),
+        (counted(NUMBERED, since=7200), "7"),  # of a child: its parents have the rest of the window
+        (counted(NUMBERED, since=5400, whole=False), None),  # read again from there on
+        (counted(NUMBERED, at=Checkpoint("16")), None),  # a Java worker has committed since
+    ],
+)
+def test_numbers_of_a_shard_are_known_if_its_lease_counted_the_window_from_its_beginning(
+    stored: StoredCounts, first: str | None
+) -> None:
+    """A reset into a window leaves the first record that was read again, which is not the first of the window."""
+    one = lease("a", stored=stored, parents=frozenset({"p"}))
+    assert window_counts([one], 3600).shards == {"a": ShardPart(first, None if first is None else "9")}
 
 
 def test_what_parents_stored_of_a_window_counts() -> None:

@@ -245,6 +245,27 @@ def test_late_rows_materialize_their_window_again(instance: dg.DagsterInstance) 
     assert [ready.events(instance, complete("12:30"), after) for ready in (ours, process(**late))] == [[], []]
 
 
+def test_by_event_time_no_sequence_numbers_are_told(instance: dg.DagsterInstance) -> None:
+    """Those that are kept are of the batches that stored rows of the window, and not of the window."""
+    ours = process(event_time="at")
+    [event] = ours.events(instance, complete("12:00"), LEASES)
+    assert (event.partition, event.metadata["dagster/row_count"].value) == ("2026-11-22-11:00", 5)
+    assert "kcl/shards" not in event.metadata
+
+
+def test_sequence_numbers_that_are_not_known_are_left_out(instance: dg.DagsterInstance) -> None:
+    """After a reset into the window, the lease has the first record that was read again."""
+    again = [lease(0, rows("11:00", 5), since="11:30"), lease(1, rows("11:00", 3))]
+    ours = process()
+    [event] = ours.events(instance, complete("12:00"), again, lambda: float(at("11:00")))
+    assert "dagster/row_count" not in event.metadata
+    table: Any = event.metadata["kcl/shards"].value
+    [known] = table.records
+    assert known.data == {"shard": "shardId-000000000001", "first": "100", "last": "900"}
+    [event] = process().events(instance, complete("12:00"), again[:1], lambda: float(at("11:00")))
+    assert "kcl/shards" not in event.metadata
+
+
 def test_after_a_reset_the_windows_from_there_on_are_materialized_again(instance: dg.DagsterInstance) -> None:
     ours = process()
     stored(instance, ours.events(instance, complete("05:00"), LEASES, lambda: float(at("00:00"))))
@@ -252,7 +273,8 @@ def test_after_a_reset_the_windows_from_there_on_are_materialized_again(instance
     for ready in (ours, process()):
         events = ready.events(instance, complete("04:00", 1, "02:30"), LEASES)
         assert keys(events) == ["02:00", "03:00"]
-        assert {event.metadata["kcl/reason"].value for event in events} == {"read again after a reset"}
+        reasons = {event.metadata["kcl/reason"].value for event in events}
+        assert reasons == {"declared again after a reset or an import"}
     stored(instance, events)
     assert [keys(ready.events(instance, complete("06:00", 1, "02:30"), LEASES)) for ready in (ours, process())] == [
         ["04:00", "05:00"]
@@ -308,7 +330,7 @@ def test_a_first_moment_that_a_reset_moved_back_counts_at_once(instance: dg.Dags
         assert keys(events) == ["11:00", "12:00", "13:00", "14:00"]
         assert [event.metadata["kcl/reason"].value for event in events[2:]] == [
             "complete",
-            "read again after a reset",
+            "declared again after a reset or an import",
         ]
 
 
