@@ -30,28 +30,28 @@ def leases(number: int, owner: WorkerId | None = None) -> list[LeaseLoad]:
     return [LeaseLoad(LeaseKey(f"{owner or 'l'}-{n}"), owner, kbps=10.0, unserved=why) for n in range(number)]
 
 
-def given(decided: Assignment) -> set[tuple[WorkerId, str]]:
+def moves_of(decided: Assignment) -> set[tuple[WorkerId, str]]:
     return {(move.to, move.kind) for move in decided.moves}
 
 
 def test_leases_without_a_worker_go_to_one_that_reads(policy: Policy) -> None:
     decided = policy(leases(4), [STARTS, READS], Limits())
-    assert (len(decided.moves), given(decided)) == (4, {(READS.id, "unserved")})
+    assert (len(decided.moves), moves_of(decided)) == (4, {(READS.id, "unserved")})
 
 
 def test_where_no_worker_reads_one_that_starts_gets_them(policy: Policy) -> None:
-    assert given(policy(leases(4), [STARTS], Limits())) == {(STARTS.id, "unserved")}
+    assert moves_of(policy(leases(4), [STARTS], Limits())) == {(STARTS.id, "unserved")}
 
 
 def test_where_no_worker_that_reads_has_room_one_that_starts_gets_them(policy: Policy) -> None:
     held = [*leases(2, READS.id), *leases(2)]
-    assert (STARTS.id, "unserved") in given(policy(held, [READS, STARTS], Limits(max_leases=2)))
+    assert (STARTS.id, "unserved") in moves_of(policy(held, [READS, STARTS], Limits(max_leases=2)))
 
 
 @pytest.mark.parametrize("limits", [Limits(max_kbps=19.0), Limits(max_leases=2)])
 def test_a_worker_that_reads_and_is_full_gets_no_more(limits: Limits) -> None:
     policy = configured(Application(name="app", streams=("clicks",), policy=PolicySettings(name="kcl")), Random(0))
-    assert {to for to, _ in given(policy([*leases(2, READS.id), *leases(1)], [READS, STARTS], limits))} == {
+    assert {to for to, _ in moves_of(policy([*leases(2, READS.id), *leases(1)], [READS, STARTS], limits))} == {
         STARTS.id
     }
 
@@ -62,7 +62,7 @@ def test_nothing_is_balanced_to_a_worker_that_starts(policy: Policy) -> None:
 
 def test_leases_of_a_worker_that_starts_slowly_are_handed_over(policy: Policy) -> None:
     decided = policy(leases(3, SLOW.id), [READS, SLOW], Limits())
-    assert (len(decided.moves), given(decided)) == (3, {(READS.id, "drain")})
+    assert (len(decided.moves), moves_of(decided)) == (3, {(READS.id, "drain")})
     assert {move.because for move in decided.moves} == {"starts has not started yet"}
     soon = policy(leases(3, STARTS.id), [READS, STARTS], Limits())
     assert "drain" not in {move.kind for move in soon.moves}, "it will read in a moment"
@@ -74,7 +74,7 @@ def test_nothing_is_taken_from_a_worker_that_reads_and_is_full(policy: Policy) -
 
 @given(st.integers(0, 2**32))
 def test_leases_for_which_readers_have_no_room_are_not_left_without_a_worker(seed: int) -> None:
-    """Whatever counts as room: by the KCL's rules a lease without a known throughput weighs as much as the others."""
+    """Whatever counts as room: by the KCL's rules, a lease of unknown throughput weighs as much as the others."""
     chance = Random(seed)
     readers = [replace(READS, id=WorkerId(f"r{n}")) for n in range(chance.randint(1, 3))]
     fleet = [*readers, *(replace(STARTS, id=WorkerId(f"s{n}")) for n in range(chance.randint(1, 3)))]
