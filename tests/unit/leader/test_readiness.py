@@ -4,8 +4,8 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
+import hypothesis
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_dagster.application import Application, PolicySettings
@@ -72,7 +72,7 @@ def test_nothing_is_taken_from_a_worker_that_reads_and_is_full(policy: Policy) -
     assert policy(leases(3, READS.id), [READS, SLOW], Limits(max_leases=3)).moves == ()
 
 
-@given(st.integers(0, 2**32))
+@hypothesis.given(st.integers(0, 2**32))
 def test_leases_for_which_readers_have_no_room_are_not_left_without_a_worker(seed: int) -> None:
     """Whatever counts as room: by the KCL's rules, a lease of unknown throughput weighs as much as the others."""
     chance = Random(seed)
