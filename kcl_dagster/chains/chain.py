@@ -6,7 +6,7 @@ another chain, and claims its leases again; the former chain is settled like tha
 Modelled in spec/Chain.tla.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -61,12 +61,18 @@ class Chain:
 
     def written(self, rows: Mapping[LeaseKey, Checkpoint]) -> None:
         """The rows of these leases have what is stored through their checkpoints, and what is stored through there
-        is published. SHARD_END for a lease whose row has everything and names this chain no more. A lease that was
-        lost may not be among them: its next owner looks for its entries."""
+        is published. SHARD_END for a lease whose row has everything and names this chain no more."""
         for number, waiting in self._waiting.items():
             self._waiting[number] = {
                 lease: through for lease, through in waiting.items() if lease not in rows or rows[lease] < through
             }
+
+    def waits_without(self, held: Collection[LeaseKey]) -> bool:
+        """Whether an entry other than the last one waits for a lease that is not in `held`. If that lease was lost,
+        no write of this worker ends the wait, and the entries behind it cannot be deleted either."""
+        return any(
+            number != self._last and not waiting.keys() <= set(held) for number, waiting in self._waiting.items()
+        )
 
     def delete_entries(self) -> int:
         """Delete the first entries that no row waits for; returns how many. The last one remains: the process

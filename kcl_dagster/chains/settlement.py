@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcl_dagster.chains.entry import ClosingEntry, PublishingEntry, StoredRange
-from kcl_dagster.chains.publication import folder_of, publish, staged
+from kcl_dagster.chains.publication import folder_of, staged, staged_path
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import OutcomeUnknown
 from kcl_dagster.model.checkpoint import Checkpoint
@@ -47,16 +47,24 @@ def progress_beyond(ranges: Sequence[StoredRange], after: Checkpoint) -> list[St
 
 def settle(entries: Entries, chain: ChainId, by: str, new_id: Callable[[], str]) -> Settlement:
     """Close a chain, publish what was decided in it, and remove what else is staged for it. Raises what the store
-    raises, and may then be called again."""
+    raises, and may then be called again.
+
+    All files of an entry were staged before it was made. So what a list does not have after the chain was closed
+    was published before, and costs no request.
+    """
     close(entries, chain, by, new_id)
     decided = tuple(
         entry
         for number in entries.numbers(chain)
         if isinstance(entry := entries.read(chain, number), PublishingEntry)
     )
+    left = set(staged(entries.files, chain))
     for entry in decided:
-        publish(entries.files, chain, entry)
-    entries.files.delete(staged(entries.files, chain))
+        names = {path: file.path for file in entry.files if (path := staged_path(chain, file.path)) in left}
+        if names:
+            entries.files.move(names)
+            left -= names.keys()
+    entries.files.delete(sorted(left))
     entries.files.remove_empty(folder_of(chain))
     return Settlement(chain, decided)
 

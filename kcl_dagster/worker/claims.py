@@ -127,11 +127,17 @@ class Claims:
         chain.is_over = False
 
     def tidy(self) -> int:
-        """Delete entries that no row waits for; returns how many. Costs no request if there are none."""
+        """Delete entries that no row waits for; returns how many. Costs no request if there are none.
+
+        If entries wait for a lease that was lost, the next batch is decided in another chain: the next owner of the
+        lease settles this one, and until then it does not grow.
+        """
         chain = self.chain
         chain.written(self.holdings.written(chain.id))
         with store_errors(self.entries, self.worker, "could not be tidied"):
-            return chain.delete_entries()
+            deleted = chain.delete_entries()
+        chain.is_over = chain.waits_without(self.holdings.claimed(chain.id))
+        return deleted
 
     def delete_former(self, named: Collection[ChainId], before: float) -> list[ChainId]:
         """Delete chains of the application, see `chains.deletion`. `named`: by the rows of all its leases."""

@@ -117,7 +117,9 @@ class Holdings:
         self._held: dict[LeaseKey, _Held] = {}
         self._expired: dict[LeaseKey, Lease] = {}  # not acquired since; this worker may still be their owner
         self._last_token = 0
-        self._ended_claims: set[tuple[LeaseKey, ChainId]] = set()
+        self._left: dict[tuple[LeaseKey, ChainId], Checkpoint] = {}
+        """The rows of claimed leases when these were dropped; SHARD_END where the claim was ended."""
+
         self._map_lock = runtime.new_lock()
 
     # Looking
@@ -299,7 +301,9 @@ class Holdings:
             held.unwritten = stored(held.lease)
             self._write_down(held, claim=claim)
             with self._map_lock:
-                self._ended_claims = {one for one in self._ended_claims if one[0] != key and one[1] == claim.chain}
+                self._left = {
+                    one: row for one, row in self._left.items() if one[0] != key and one[1] == claim.chain
+                }
             held.claimed, held.is_deciding = claim, False
 
     def end_claim(self, key: LeaseKey, token: int, stored: Callable[[Lease], Unwritten]) -> None:
@@ -353,14 +357,21 @@ class Holdings:
         return held.lease.checkpoint if newest is None else newest.through
 
     def written(self, chain: ChainId) -> dict[LeaseKey, Checkpoint]:
-        """How far the rows of leases are that the chain has claimed; SHARD_END for those whose claims were ended.
-        Leases that were lost are not among them."""
+        """How far the rows of leases are at least that the chain has claimed; SHARD_END for those whose claims were
+        ended. Leases that were lost are as they were when this worker wrote them last."""
         with self._map_lock:
-            rows = {key: SHARD_END for key, of in self._ended_claims if of == chain}
+            rows = {key: row for (key, of), row in self._left.items() if of == chain}
             for key, held in self._held.items():
                 if held.claimed is not None and held.claimed.chain == chain and held.lease.checkpoint is not None:
                     rows[key] = held.lease.checkpoint
             return rows
+
+    def claimed(self, chain: ChainId) -> set[LeaseKey]:
+        """The leases that are held under a claim of the chain."""
+        with self._map_lock:
+            return {
+                key for key, held in self._held.items() if held.claimed is not None and held.claimed.chain == chain
+            }
 
     def delivered(self, key: LeaseKey, payload_bytes: int) -> None:
         """Count payload that is about to be delivered. Never waits for a write: the caller has just checked that
@@ -557,7 +568,7 @@ class Holdings:
                 caught_up=_catching_up(held),
             )
             with self._map_lock:
-                self._ended_claims.add((held.lease.key, held.claimed.chain))
+                self._left[held.lease.key, held.claimed.chain] = SHARD_END
 
     def _is_trusted(self, held: _Held) -> bool:
         return held.trusted_until > self._runtime.clock.monotonic()
@@ -642,6 +653,8 @@ class Holdings:
                 return False
             del self._held[held.lease.key]
             self._throughput.stop(held.lease.key)
+            if held.claimed is not None and held.lease.checkpoint is not None:
+                self._left[held.lease.key, held.claimed.chain] = held.lease.checkpoint
         return True
 
     def _published(self, key: LeaseKey) -> float | None:

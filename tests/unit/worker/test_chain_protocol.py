@@ -1,7 +1,7 @@
 """Batches in chains: each record is stored once, whatever ends, pauses or moves, and whatever user code does."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -514,3 +514,86 @@ def test_rows_that_the_sink_did_not_count_are_not_known() -> None:
     run.until_idle()
     run.worker.shut_down()
     assert world.lease(A).stored is None
+
+
+def entries_of(world: ChainWorld) -> int:
+    return sum(len(entries) for entries in world.chains().values())
+
+
+def test_entries_are_deleted_after_the_lease_of_a_finished_shard_was_cleaned_up() -> None:
+    world = ChainWorld(shards=2)
+    put(world, A, 1)
+    put(world, B, 1)
+    run = working(world)
+    run.round()
+    put(world, A, 1)
+    run.round()
+    children = world.stream.split(A)
+    for _ in range(4):
+        run.round()
+        world.clock.advance(5)
+        run.worker.step_renewal()
+    world.assign(run, *children)
+    for _ in range(3):
+        run.round()
+        world.clock.advance(5)
+        run.worker.step_renewal()
+    world.leases.delete(world.lease(A))
+    for _ in range(3):
+        run.worker.step_housekeeping()
+        world.clock.advance(5)
+        run.worker.step_renewal()
+    for _ in range(20):
+        put(world, B, 1)
+        run.round()
+        world.clock.advance(5)
+        run.worker.step_renewal()
+    assert entries_of(world) <= 2
+    world.check()
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_entries_do_not_wait_for_a_lease_that_was_lost(is_taken: bool) -> None:
+    """A Java worker has it, or no worker: its row names the chain, which no worker settles."""
+    world = ChainWorld(shards=2)
+    put(world, A, 1)
+    put(world, B, 1)
+    run, following = working(world), world.chain_worker("w2")
+    run.round()
+    if is_taken:
+        world.assign(following, B)
+    else:
+        world.leases.release(world.lease(B))
+    for _ in range(20):
+        put(world, A, 1)
+        run.round()
+        world.clock.advance(5)
+        run.worker.step_renewal()
+    assert entries_of(world) <= 6  # of the chain that B waits for, closed, and of the one that goes on
+    assert sum(None not in entries for entries in world.chains().values()) == 1
+    world.assign(following, B)
+    following.until_idle()
+    world.check()
+
+
+def test_settling_a_chain_moves_only_what_is_staged(world: ChainWorld) -> None:
+    put(world, records=30)
+    run = working(world)
+    for _ in range(8):
+        run.round()
+    following = working(world, "w2")
+    files = world.sinks["w2"].files
+    moved: list[str] = []
+    move = files.move
+
+    def counted(names: Mapping[str, str]) -> list[str]:
+        moved.extend(names)
+        return move(names)
+
+    files.move = counted  # type: ignore[method-assign]
+    following.worker.step_discovery()
+    following.worker.step_batch()
+    assert len(world.chains()) == 2
+    assert all(path.split("/")[1] == max(world.chains()) for path in moved)
+    following.until_idle()
+    world.check()
