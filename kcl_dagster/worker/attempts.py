@@ -2,20 +2,33 @@
 
 A processor may be given a record that ends the process of its worker, and it may hang. Nothing of that is known to
 the next owner of the lease, unless the row says so. So the row gets a pin before records are delivered, from the
-time at which this worker has got the lease until its processor checkpoints: one write for most owners. The
-checkpoint removes the pin. The pin is the one of batches (`kcl_dagster.worker.pending`). It binds no processor to a
-range: the next one begins at the checkpoint, as ever.
+time at which this worker has got the lease until its processor checkpoints: one write for most owners, and one a
+minute for a processor that does not checkpoint. The checkpoint removes the pin. It has the format of the pins of
+batches (`kcl_dagster.worker.pending`), with a mark: it binds neither a processor nor a sink to a range. The next
+reader begins at the checkpoint.
+
+The pin names a record that was delivered, and not always the last one. So the losses of former owners are forgotten
+only when this one has delivered all that they can have had: at the tip of the shard, or a while behind the pin.
+
+A batch that a sink has begun may be stored. Its pin remains as it is, but for the losses.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from kcl_dagster.errors import KclError, LeaseLost
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Progress
 from kcl_dagster.worker.holdings import Holding, Holdings
-from kcl_dagster.worker.pending import OwnPins, Pin, pin_of
+from kcl_dagster.worker.pending import OwnPins, Pin, binds, pin_of
+
+WRITE_SECONDS: Final = 60.0  # between two writes of the same pin: as little as the renewals cost, or less
+# Behind the end of an inherited pin, until its losses are forgotten: the former owner had got at most
+# `WRITE_SECONDS` further, and this one may take twice as long for it.
+SURVIVAL_SECONDS: Final = 2 * WRITE_SECONDS
 
 
 @dataclass(slots=True)
@@ -23,15 +36,20 @@ class Attempts:
     """Called for a lease by one thread at a time."""
 
     holdings: Holdings
+    clock: Clock
     code: str | None = None
     """The version of the consumer's code."""
 
     _own: OwnPins = field(default_factory=OwnPins)
+    _written: dict[LeaseKey, float] = field(default_factory=dict)
+    """When this worker wrote the pin of a lease last; monotonic."""
+
+    _passed: dict[LeaseKey, tuple[int, float]] = field(default_factory=dict)
+    """The ownership under which a lease was read beyond its pin, and since when; monotonic."""
 
     def losses(self, progress: Progress, holding: Holding) -> int:
         """How many owners of the lease ended while they worked on its next records."""
-        is_own = self._own.has(holding.key, holding.token, progress.range.number)
-        return 0 if is_own else progress.range.losses
+        return 0 if self._is_own(pin_of(holding.lease), holding) else progress.range.losses
 
     def begin(self, progress: Progress, holding: Holding, start: Checkpoint) -> None:
         """Before records are delivered. `start`: the checkpoint at which the processor began.
@@ -50,16 +68,26 @@ class Attempts:
         except KclError:
             return
 
-    def survived(self, holding: Holding, through: Checkpoint | None = None) -> None:
+    def survived(self, holding: Holding, through: Checkpoint | None = None, *, is_at_tip: bool = False) -> None:
         """The process of the worker lives although records through `through` were delivered, or although the
-        processor failed: it was not the records that ended the former owners."""
+        processor failed: it was not the records that ended the former owners, if none of theirs is left."""
         try:
             lease = self.holdings.settled(holding.key, holding.token)
             pin, end = pin_of(lease), lease.pending_checkpoint
-            if pin is not None and pin.losses and end is not None and (through is None or end <= through):
+            if pin is None or not pin.losses or end is None:
+                return
+            if through is None or (end <= through and (is_at_tip or self._is_far_behind_the_pin(holding))):
                 self._write(holding, replace(pin, losses=0), end)
         except KclError:
             return
+
+    def _is_far_behind_the_pin(self, holding: Holding) -> bool:
+        now = self.clock.monotonic()
+        token, since = self._passed.get(holding.key, (None, now))
+        if token != holding.token:
+            self._passed[holding.key] = holding.token, now
+            return False
+        return now - since >= SURVIVAL_SECONDS
 
     def _next_pin(self, progress: Progress, holding: Holding, lease: Lease) -> Pin | None:
         """None: the row has it already, or a pending checkpoint that is not ours."""
@@ -68,15 +96,19 @@ class Attempts:
             if pending is not None and (lease.checkpoint is None or pending > lease.checkpoint):
                 return None
             arrived = None if progress.first_arrival_ms is None else progress.first_arrival_ms // 1000
-            return Pin(progress.range.number, progress.first, code=self.code, arrived=arrived)
-        is_own = self._own.has(holding.key, holding.token, pin.number)
-        if is_own and _end(progress, lease) == pending:
-            return None
-        return pin if is_own else pin.inherited(self.code)
+            return Pin(progress.range.number, progress.first, code=self.code, arrived=arrived, is_attempt=True)
+        if not self._is_own(pin, holding):
+            return pin.inherited(self.code)
+        is_due = self.clock.monotonic() - self._written[holding.key] >= WRITE_SECONDS
+        return pin if is_due and _end(progress, lease) != pending else None
+
+    def _is_own(self, pin: Pin | None, holding: Holding) -> bool:
+        return pin is not None and self._own.has(holding.key, holding.token, pin.number)
 
     def _write(self, holding: Holding, pin: Pin, end: Checkpoint) -> None:
         self.holdings.prepare(holding.key, holding.token, end, pin.to_state(), pin.number)
         self._own.wrote(holding.key, holding.token, pin.number)
+        self._written[holding.key] = self.clock.monotonic()
 
 
 def unfinished(leases: Mapping[LeaseKey, Lease], delivered: Mapping[LeaseKey, Checkpoint]) -> list[Lease]:
@@ -90,7 +122,9 @@ def unfinished(leases: Mapping[LeaseKey, Lease], delivered: Mapping[LeaseKey, Ch
 
 
 def _end(progress: Progress, lease: Lease) -> Checkpoint:
-    """Through which record the pin goes: a former one is extended and not shortened."""
+    """Through which record the pin goes: a former one is extended and not shortened. That of a batch remains."""
     end = progress.through or progress.range.after
-    former = lease.pending_checkpoint
-    return end if pin_of(lease) is None or former is None else max(end, former)
+    pin, former = pin_of(lease), lease.pending_checkpoint
+    if pin is None or former is None:
+        return end
+    return former if binds(pin) else max(end, former)

@@ -59,7 +59,7 @@ class Range:
 
     losses: int = 0
     """Owners of the lease whose process ended while they wrote the pinned batch with the code of this worker, where
-    another owner has pinned it; see `Pin`."""
+    another owner has pinned it; or while a record processor had the next records. See `Pin`."""
 
     @property
     def is_pinned(self) -> bool:

@@ -34,7 +34,7 @@ from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import Verdict
 from kcl_dagster.worker.holdings import Holding, Holdings, Unwritten
-from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.pending import is_pinned
 from kcl_dagster.worker.poison import middle_of
 from kcl_dagster.worker.protocol import never, nothing_complete
 from kcl_dagster.worker.ranges import Planner, next_range
@@ -82,7 +82,7 @@ class ChainProtocol(Generic[D]):
         Raises nothing that AWS, a sink or user code can cause; that is in the report and in the events.
         """
         this = Round()
-        self.reading.plan(this, self._range, lambda lease: pin_of(lease) is None)
+        self.reading.plan(this, self._range, lambda lease: not is_pinned(lease))
         if this.ranges:
             self.holdings.begin(this.ranges)
             try:

@@ -23,7 +23,7 @@ from kcl_dagster.model.claim import ChainId, Claim, ClaimId
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.worker.former_chains import FormerChains, store_errors, stored_after
 from kcl_dagster.worker.holdings import Holding, Holdings, Unwritten
-from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.pending import binds, pin_of
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Claims:
         key, token = holding.key, holding.token
         lease = self.holdings.settled(key, token)
         pin, former = pin_of(lease), lease.claim
-        if pin is not None:
+        if pin is not None and binds(pin):
             raise Unsafe(f"{key} is pinned to batch {pin.number}, which has to be finished first")
         tried = self._tried.pop(key, None)
         if former is None or former == tried:  # the answer to the claim was lost, and no entry was made under it

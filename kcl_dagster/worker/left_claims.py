@@ -9,7 +9,7 @@ from kcl_dagster.errors import Unsafe
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.worker.former_chains import FormerChains, stored_after
 from kcl_dagster.worker.holdings import Holding, Holdings
-from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.pending import binds, pin_of
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class LeftClaims:
                 "Start workers with that sink once more and stop them, which settles the lease; or reset it"
             )
         pin = pin_of(lease)
-        if pin is not None:
+        if pin is not None and binds(pin):
             raise Unsafe(
                 f"{key} names a chain and is pinned to batch {pin.number}, which a worker of a former version has "
                 "begun without settling the chain: some of its records may be stored twice. Reset the lease"

@@ -43,7 +43,8 @@ from kcl_dagster.worker.lag import Lag, LagReport, unstored_of
 from kcl_dagster.worker.left_claims import LeftClaims
 from kcl_dagster.worker.outage import Outage
 from kcl_dagster.worker.parents import Parents
-from kcl_dagster.worker.pinned_first import PinnedFirst, is_pinned
+from kcl_dagster.worker.pending import is_pinned
+from kcl_dagster.worker.pinned_first import PinnedFirst
 from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.processing import ProcessorProtocol
 from kcl_dagster.worker.processing_watch import ProcessingWatch

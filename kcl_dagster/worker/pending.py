@@ -11,6 +11,7 @@ import msgspec
 
 from kcl_dagster.model.checkpoint import is_sequence_number
 from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.worker.failure import LOSSES_TO_ISOLATE
 
 MOST_LOSSES: Final = 1000  # more were not written by a worker
 MOST_CODE: Final = 64  # characters; a longer version was not written by a worker
@@ -24,6 +25,7 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     code: str | msgspec.UnsetType = msgspec.UNSET
     left: bool | msgspec.UnsetType = msgspec.UNSET
     arrived: int | msgspec.UnsetType = msgspec.UNSET
+    attempt: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,9 @@ class Pin:
     number of the failing batch that this one is a piece of. `losses`: owners of the lease whose process ended while
     they wrote the batch, before the one that wrote this pin. `code`: the version of the consumer's code with which
     that owner writes it; None: not known. `left`: that owner gave the lease up in an orderly way, so it is no loss.
-    `arrived`: when the first record arrived at the stream, in epoch seconds.
+    `arrived`: when the first record arrived at the stream, in epoch seconds. `is_attempt`: it was written for a
+    record processor (`kcl_dagster.worker.attempts`). It counts losses, and binds no reader to a range: no sink has
+    begun a batch. A former version does not know this mark, and repeats the range as a batch.
     """
 
     number: int
@@ -43,6 +47,7 @@ class Pin:
     code: str | None = None
     left: bool = False
     arrived: int | None = None
+    is_attempt: bool = False
 
     def to_state(self) -> bytes:
         mark = _Mark(
@@ -53,6 +58,7 @@ class Pin:
             self.code or msgspec.UNSET,
             self.left or msgspec.UNSET,
             msgspec.UNSET if self.arrived is None else self.arrived,
+            self.is_attempt or msgspec.UNSET,
         )
         return msgspec.json.encode(mark)
 
@@ -64,7 +70,7 @@ class Pin:
 
 
 def pin_of(lease: Lease) -> Pin | None:
-    """The batch that `lease` is pinned to, if it is pinned to one of ours."""
+    """The batch that `lease` is pinned to, if it is pinned to one of ours, or the attempt of a record processor."""
     if lease.pending_checkpoint is None or lease.pending_state is None:
         return None
     if lease.checkpoint is not None and lease.pending_checkpoint <= lease.checkpoint:
@@ -78,7 +84,20 @@ def pin_of(lease: Lease) -> Pin | None:
     losses = 0 if isinstance(mark.losses, msgspec.UnsetType) else min(max(0, mark.losses), MOST_LOSSES)
     arrived = None if isinstance(mark.arrived, msgspec.UnsetType) else mark.arrived
     code = None if isinstance(mark.code, msgspec.UnsetType) else mark.code[:MOST_CODE]
-    return Pin(mark.kcl_dagster, mark.first, mark.instead_of, losses, code or None, mark.left is True, arrived)
+    is_left, is_attempt = mark.left is True, mark.attempt is True
+    return Pin(mark.kcl_dagster, mark.first, mark.instead_of, losses, code or None, is_left, arrived, is_attempt)
+
+
+def binds(pin: Pin | None) -> bool:
+    """Whether the pin binds the next reader of the lease to the range of a batch."""
+    return pin is not None and not pin.is_attempt
+
+
+def is_pinned(lease: Lease) -> bool:
+    """Whether the lease is read by the protocol that counts losses in pins: it is bound to a batch, or a record
+    processor has counted losses at its next records."""
+    pin = pin_of(lease)
+    return pin is not None and (binds(pin) or pin.losses >= LOSSES_TO_ISOLATE)
 
 
 class OwnPins:

@@ -69,7 +69,7 @@ class ProcessorProtocol:
     what it is given before this place is no success: every failure would be counted as the first one."""
 
     def __post_init__(self) -> None:
-        self._attempts = Attempts(self.holdings, self.reading.settings.code)
+        self._attempts = Attempts(self.holdings, self.reading.clock, self.reading.settings.code)
 
     def delivered(self) -> dict[LeaseKey, Checkpoint]:
         """Through which records the processors that live were given their shards. Any thread."""
@@ -190,7 +190,8 @@ class ProcessorProtocol:
         key = progress.range.lease
         process, holding = self._processes[key], this.holdings[key]
         process.position = progress.through or process.position
-        self._attempts.survived(holding, process.position)
+        is_at_tip = progress.ended or progress.millis_behind == 0
+        self._attempts.survived(holding, process.position, is_at_tip=is_at_tip)
         failed_through = self._failed_through.get(key)
         if failed_through is None or process.position >= failed_through:
             self._failed_through.pop(key, None)

@@ -160,7 +160,7 @@ class BatchProtocol(Generic[D]):
                 raise BatchError(f"{holding.key} is pinned to batch {pin.number}, not to {progress.range.number}")
             if not lease.is_finished and _is_behind(progress, lease):
                 raise BatchError(f"batch {progress.range.number} of {holding.key} is checkpointed already")
-        losses = LOSSES_TO_NARROW - 1 if self.reading.failures.is_lost(holding.key) else 0
+        losses = LOSSES_TO_NARROW - 1 if self.reading.failures.is_lost(holding.key) else progress.range.losses
         arrived = None if progress.first_arrival_ms is None else progress.first_arrival_ms // 1000
         instead_of = progress.range.instead_of
         pin = Pin(progress.range.number, progress.first, instead_of, losses, code, arrived=arrived)

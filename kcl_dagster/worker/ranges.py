@@ -7,7 +7,7 @@ from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Che
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.worker.batch import Progress, Range
-from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.pending import binds, pin_of
 
 ResolvedStart = Callable[[StreamIdentifier], int | None]
 """What LATEST or AT_TIMESTAMP meant when the application first saw the stream, epoch milliseconds."""
@@ -39,17 +39,17 @@ class Planner:
 
     def plan(self, lease: Lease, until: Checkpoint | None = None) -> Range:
         """The next range of a lease that may be read: pinned to a batch that was begun, else open, or no further
-        than `until`."""
+        than `until`. Losses that record processors have counted remain with the open range."""
         stream = lease.stream or self.single_stream
         after = lease.checkpoint or TRIM_HORIZON
         pin = pin_of(lease)
-        if pin is not None:
+        losses = 0 if pin is None else pin.inherited(self.code).losses
+        if pin is not None and binds(pin):
             through, number, first = lease.pending_checkpoint, pin.number, pin.first
-            instead_of, losses = pin.instead_of, pin.inherited(self.code).losses
+            instead_of = pin.instead_of
         else:
             through = until if until is not None and after < until else None
             number, first, instead_of = lease.batch + 1 if lease.batch else self.first_number(), None, None
-            losses = 0
         return Range(
             lease=lease.key,
             stream=stream,

@@ -17,6 +17,8 @@ from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.holdings import Unwritten
+from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from kcl_dagster.worker.report import Outcome
 from tests.unit.worker.chains import ChainWorld
 from tests.unit.worker.kit import Data, Killed, Run
@@ -597,3 +599,31 @@ def test_settling_a_chain_moves_only_what_is_staged(world: ChainWorld) -> None:
     assert all(path.split("/")[1] == max(world.chains()) for path in moved)
     following.until_idle()
     world.check()
+
+
+class NeverCheckpoints(RecordProcessorBase):
+    def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+        """Keeps its places elsewhere."""
+
+
+@pytest.mark.parametrize("owners", [1, 3])
+def test_a_chain_that_follows_a_processor_reads_ordinary_batches_from_the_checkpoint(owners: int) -> None:
+    world = ChainWorld(shards=1)
+    for number in range(owners):
+        processor = world.worker(f"p{number}", processors=NeverCheckpoints)
+        world.assign(processor)
+        for record in range(40):
+            world.stream.put(A, f"r{number}-{record}")
+            processor.round()
+            world.clock.advance(5)
+            processor.worker.step_renewal()
+    assert pin_of(world.lease(A)) is not None
+    run = world.chain_worker("w1")
+    world.assign(run)
+    run.round()
+    assert len(world.stored()) + len(world.store.everything()) == 3
+    run.until_idle()
+    world.check_both()
+    assert pin_of(world.lease(A)) is None
+    assert world.lease(A).claim is not None
+    assert EventKind.FETCH_FAILED not in run.kinds()

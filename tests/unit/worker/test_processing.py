@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -596,6 +596,126 @@ def test_an_attempt_costs_a_processor_that_checkpoints_one_write() -> None:
     writes = world.lease(A).counter - before
     assert writes == 1 + 1 + 4 + 1, "it is assigned and acquired, four checkpoints, one attempt"
     assert runs[0].worker.holdings.keys() == {A}
+
+
+def test_the_attempts_of_a_processor_that_never_checkpoints_cost_one_write_a_minute() -> None:
+    world, diary, pins = World(), Diary(), list[float]()
+    world.stream.put(A, *"abcdefghij" * 15)
+    run = worker(world, diary, checkpoints=False)
+    run.engine.limit = 1
+
+    def see(_: str, request: Mapping[str, Any]) -> None:
+        if "pendingCheckpointState" in str(request):
+            pins.append(world.clock.monotonic())
+
+    run.client.before.append(see)
+    world.assign(run)
+    work(world, run, 150)
+    assert len(diary.data) == 150
+    assert [round(at - pins[0]) for at in pins] == [0, 60, 120]
+
+
+@pytest.mark.parametrize("between", [0.2, 1, 3])
+def test_a_record_that_ends_the_worker_long_after_its_first_attempt_stops_the_shard(between: float) -> None:
+    world, diary = World(), Diary()
+    world.stream.put(A, *"abcdefgh" * 8, "!", "z")
+    ends, stopped = 0, False
+    for number in range(6):
+        run = worker(world, diary, f"owner-{number}", poison=ends_the_worker, checkpoints=False)
+        run.engine.limit = 1
+        world.assign(run)
+        try:
+            for _ in range(70):
+                run.round()
+                run.worker.step_renewal()
+                world.clock.advance(between / (number + 1))  # what has waited is read faster
+        except Killed:
+            ends += 1
+        stopped = stopped or EventKind.SHARD_STOPPED in run.kinds()
+    assert (ends, stopped) == (3, True)
+
+
+def test_owners_that_end_by_chance_far_behind_the_tip_stop_no_shard() -> None:
+    world, diary = World(), Diary()
+    world.stream.put(A, *"abcdefgh" * 100)
+    for number in range(6):
+        run = worker(world, diary, f"owner-{number}", checkpoints=False)
+        run.engine.limit = 1
+        world.assign(run)
+        for _ in range(80 * (number + 2)):  # each lives for some minutes more than the one before
+            run.round()
+            run.worker.step_renewal()
+            world.clock.advance(2)
+        assert EventKind.SHARD_STOPPED not in run.kinds()
+
+
+class NeverCheckpoints(RecordProcessorBase):
+    def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+        """Keeps its places elsewhere."""
+
+
+def test_a_sink_that_follows_a_processor_reads_ordinary_batches_from_the_checkpoint() -> None:
+    world = World()
+    processor = world.worker("p", processors=NeverCheckpoints)
+    world.assign(processor)
+    for number in range(300):
+        world.stream.put(A, f"r{number}")
+        processor.round()
+        world.clock.advance(5)
+        processor.worker.step_renewal()
+    assert pin_of(world.lease(A)) is not None
+    sink = world.worker("s")
+    world.assign(sink)
+    sink.round()
+    assert [batch.parts[0].records for batch in sink.sink.batches] == [3]
+    assert pin_of(world.lease(A)) is None
+    sink.until_idle()
+    assert sorted(world.store.everything()) == sorted(world.stream.everything())
+
+
+def test_a_processor_does_not_extend_the_batch_that_a_sink_has_begun() -> None:
+    world = World()
+    world.stream.put(A, *"abc")
+    sink = world.worker("s")
+    world.assign(sink)
+    sink.sink.refuses = ends_with_the_batch
+    with pytest.raises(Killed):
+        sink.round()
+    begun = world.lease(A)
+    world.stream.put(A, *"defghi")
+    processor = world.worker("p", processors=NeverCheckpoints)
+    world.assign(processor)
+    work(world, processor, 5)
+    assert world.lease(A).pending_checkpoint == begun.pending_checkpoint
+    assert world.lease(A).batch == begun.batch
+
+
+def ends_with_the_batch(_: Any) -> None:
+    raise Killed("before it is stored")
+
+
+def test_losses_of_processors_count_for_the_sink_that_follows() -> None:
+    world, diary = World(batch={"failure": {"action": "skip"}}), Diary()
+    world.stream.put(A, *"ab!d")
+    _, ends = owners(world, diary, 3, poison=ends_the_worker, checkpoints=False)
+    assert len(ends) == 3
+
+    def ends_with_it(data: Any) -> None:
+        if any(row[2] == "!" for row in data):
+            raise Killed("out of memory")
+
+    kills, runs = 0, []
+    for number in range(6):
+        run = world.worker(f"sink-{number}")
+        runs.append(run)
+        run.sink.refuses = ends_with_it
+        world.assign(run)
+        try:
+            work(world, run, 400)
+        except Killed:
+            kills += 1
+    assert EventKind.BATCH_NARROWED in runs[0].kinds(), "before it is written for the first time"
+    assert [row[2] for row in sorted(world.store.everything())] == ["a", "b", "d"]
 
 
 def test_the_pending_checkpoint_of_another_program_is_left_alone() -> None:
