@@ -22,10 +22,13 @@ from kcl_dagster.tables.layout import create_tables
 from kcl_dagster.tables.outcomes import Verdict
 from kcl_dagster.tables.scanning import scan_items
 from kcl_dagster.tables.sending import Applied, Sender
+from kcl_dagster.worker.pending import pin_of
 
 _OWNERSHIP = (a.OWNER, a.CHECKPOINT_OWNER)
 # Attributes that workers write into their leases even if nothing was processed. An import does not reset them.
-_PASSING = frozenset({*_OWNERSHIP, a.COUNTER, a.SWITCHES, a.THROUGHPUT, a.STORED_THROUGH, a.CHAIN, a.CLAIM})
+_PASSING = frozenset(
+    {*_OWNERSHIP, a.COUNTER, a.SWITCHES, a.THROUGHPUT, a.STORED_THROUGH, a.CHAIN, a.CLAIM, a.BATCH}
+)
 LEASES_NAMED = 3
 
 
@@ -220,7 +223,15 @@ def _only(name: str, item: Mapping[str, Any]) -> str | None:
 
 def _write(table: str, item: Item, known: Item | None) -> Request:
     # Entries of the chain that the row names have to be settled. They are no progress of the imported lease.
-    new = {name: value for name, value in item.items() if name not in (*_OWNERSHIP, a.CHAIN, a.CLAIM)}
+    left_out = {*_OWNERSHIP, a.CHAIN, a.CLAIM}
+    lease = lease_from_item(item)
+    is_pinned = lease is not None and pin_of(lease) is not None
+    if is_pinned and known is not None:
+        left_out |= {a.PENDING, a.PENDING_SUB, a.PENDING_STATE}
+    if not is_pinned or known is not None:
+        # The numbers behind the file's were used, perhaps, for other records: without one, new ones are above them.
+        left_out.add(a.BATCH)
+    new = {name: value for name, value in item.items() if name not in left_out}
     if known is not None and a.CHAIN in known:
         new[a.CHAIN] = known[a.CHAIN]
     if known is None:

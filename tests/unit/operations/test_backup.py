@@ -12,6 +12,7 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ChainId, Claim, ClaimId
 from kcl_dagster.operations.backup import export_leases, from_line, import_leases, to_line
 from kcl_dagster.operations.pausing import pause
+from kcl_dagster.worker.pending import Pin, pin_of
 from tests.unit.operations.conftest import Shop
 
 FIRST, SECOND = "shardId-000000000000", "shardId-000000000001"
@@ -185,3 +186,32 @@ def test_a_file_that_has_a_lease_twice_is_refused(shop: Shop) -> None:
     lines = list(export_leases(shop.desk))
     with pytest.raises(ConfigurationError, match="twice"):
         import_leases(shop.desk, [*lines, lines[0]])
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_no_number_of_a_batch_is_used_again(shop: Shop, is_replaced: bool, is_pinned: bool) -> None:
+    """Whatever was stored after the export has the numbers that follow those of the file."""
+    shop.tick()
+    values: dict[str, Any] = {":b": {"N": "7"}}
+    if is_pinned:
+        values |= {":p": {"S": "495"}, ":s": {"N": "0"}, ":m": {"B": Pin(7).to_state()}}
+    pending = ", pendingCheckpoint = :p, pendingCheckpointSubSequenceNumber = :s, pendingCheckpointState = :m"
+    shop.dynamodb.update_item(
+        TableName=shop.application.lease_table,
+        Key={"leaseKey": {"S": FIRST}},
+        UpdateExpression="SET kdBatch = :b" + (pending if is_pinned else ""),
+        ExpressionAttributeValues=values,
+    )
+    lines = list(export_leases(shop.desk))
+    target = shop if is_replaced else Shop()
+    if is_replaced:
+        pause(shop.desk)
+        lease = shop.leases()[FIRST]
+        shop.desk.leases.release(shop.desk.leases.checkpoint(lease, Checkpoint("500")))
+        assert FIRST in import_leases(shop.desk, lines, force=True).replaced
+    else:
+        import_leases(target.desk, lines)
+    imported = target.leases()[FIRST]
+    goes_on = is_pinned and not is_replaced  # a batch that was begun may be in the sink, and is finished
+    assert (imported.batch, pin_of(imported) is not None) == ((7, True) if goes_on else (0, False))
