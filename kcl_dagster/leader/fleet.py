@@ -14,7 +14,8 @@ older code whose shards are stopped, or whose batch hangs, are replaced all at t
 their successors as long as another worker reads.
 
 A worker that does not come to read in time is given up while another one reads: it drains, and its slot is launched
-again. So it holds back neither a deploy nor a smaller fleet for ever, and the workers that read stay.
+again. So it holds back neither a deploy nor a smaller fleet for ever, and the workers that read stay. The next
+starts are waited for longer: see `kcl_dagster.leader.patience`.
 """
 
 import math
@@ -24,8 +25,10 @@ from typing import Final
 
 from kcl_dagster.application import FleetSettings
 from kcl_dagster.leader.liveness import WorkerSight
+from kcl_dagster.leader.patience import patience
 from kcl_dagster.leader.runs import LoadedCode, SlotRun
 from kcl_dagster.leader.start_watch import START_SECONDS
+from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker import WorkerState, slot_name
 
@@ -40,7 +43,7 @@ ABANDONED_SECONDS: Final = 120.0
 # A run that waits in the queue for longer does not count as a worker: the queue may be another deployment's, or
 # stuck.
 QUEUED_SECONDS: Final = 120.0
-# A worker that is not up after this long, or after so many cool-downs if that is longer, will never be.
+# A worker that is not up after this long, or after so many cool-downs if that is longer, is given up, if none was.
 NEVER_UP_SECONDS: Final = START_SECONDS
 NEVER_UP_COOLDOWNS: Final = 5
 # A worker that was launched this recently is expected to report soon.
@@ -77,6 +80,9 @@ class FleetSight:
     code: LoadedCode | None = None
     """The code that launched workers have."""
 
+    given_up: Mapping[str, float] = field(default_factory=dict)
+    """Runs of the last day whose workers did not come to read in time, and when they were given up."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
@@ -93,6 +99,9 @@ class FleetPlan:
     notes: tuple[str, ...] = ()
     silent: Mapping[str, str] = field(default_factory=dict)
     """Slots whose run is said to run although no worker of it writes a row -> the run."""
+
+    given_up: Mapping[WorkerId, str] = field(default_factory=dict)
+    """Workers in `drain` that did not come to read in time -> the run."""
 
 
 def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker: float | None = None) -> FleetPlan:
@@ -123,7 +132,16 @@ def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker
                 launch[slots.free[0]] = f"it replaces {old}: {slots.why_leave(old)}"
             elif old is not None:
                 drain[slots.worker(old).id] = slots.why_leave(old)
-    return FleetPlan(target, launch, drain, cancel, slots.expected(), slots.notes(), slots.silent_runs())
+    return FleetPlan(
+        target,
+        launch,
+        drain,
+        cancel,
+        slots.expected(),
+        slots.notes(),
+        slots.silent_runs(),
+        slots.runs_given_up(drain),
+    )
 
 
 def _of_stuck(stuck: Sequence[str], keep: Sequence[str], target: int, slots: "_Slots") -> Sequence[str]:
@@ -203,8 +221,11 @@ class _Slots:
     """
 
     def __init__(self, settings: FleetSettings, sight: FleetSight) -> None:
-        self._settings = settings
         self._sight = sight
+        self._settings = settings
+        first = max(NEVER_UP_SECONDS, NEVER_UP_COOLDOWNS * settings.cooldown)
+        self._patience = patience(first, sight.given_up.values())
+        self._is_patient = self._patience > first
         living = {seen.row.run_id: seen for seen in sight.workers if seen.alive}
         own = {slot: living[run.run_id] for slot, run in sight.slots.items() if run.run_id in living}
         foreign = _by_slot(sight.workers, own)
@@ -275,6 +296,10 @@ class _Slots:
     def silent_runs(self) -> dict[str, str]:
         return {slot: self._sight.slots[slot].run_id for slot in self.silent}
 
+    def runs_given_up(self, drained: Collection[WorkerId]) -> dict[WorkerId, str]:
+        workers = {self.worker(slot).id: self._sight.slots[slot].run_id for slot in self.given_up}
+        return {worker: run for worker, run in workers.items() if worker in drained}
+
     def notes(self) -> tuple[str, ...]:
         queued = [
             slot
@@ -286,6 +311,10 @@ class _Slots:
             for slot in self.silent
         ]
         notes += [f"{self.worker(slot).id} is not waited for: {self.why_given_up(slot)}" for slot in self.given_up]
+        if self._is_patient:
+            ended = counted(len(self._sight.given_up), "worker")
+            waits = f"a worker that starts is waited for {self._patience / 60:.0f} minutes"
+            notes.append(f"{waits}: {ended} did not come to read in time within the last day")
         if queued:
             notes.append(f"runs wait in the queue: {', '.join(queued)}; the instance may allow too few at once")
         return tuple(notes)
@@ -308,8 +337,7 @@ class _Slots:
         run, worker = self._sight.slots.get(slot), self._workers.get(slot)
         if run is None or run.status != "running" or worker is None or worker.row.run_id != run.run_id:
             return False
-        patience = max(NEVER_UP_SECONDS, NEVER_UP_COOLDOWNS * self._settings.cooldown)
-        return worker.row.state is WorkerState.STARTING and self._age(slot) > patience
+        return worker.row.state is WorkerState.STARTING and self._age(slot) > self._patience
 
     def _is_waiting(self, slot: str) -> bool:
         return self.is_queued(slot) and slot not in self._workers and self._age(slot) > QUEUED_SECONDS

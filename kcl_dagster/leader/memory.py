@@ -38,6 +38,10 @@ class Memory:
     costs: dict[WorkerId, float] = field(default_factory=dict)
     """CPU per KB/s on each worker's machine."""
 
+    given_up: dict[str, int] = field(default_factory=dict)
+    """Runs whose workers did not come to read in time, and when they were given up, in epoch seconds. See
+    `kcl_dagster.leader.patience`."""
+
     def to_document(self, at_least: float) -> dict[str, object]:
         """JSON. `at_least`: see `Standing.to_document`."""
         return {
@@ -46,6 +50,7 @@ class Memory:
             "target": self.target,
             "generations": {slot: [g.number, g.seen] for slot, g in sorted(self.generations.items())},
             "costs": dict(sorted(self.costs.items())),
+            "given_up": dict(sorted(self.given_up.items())),
         }
 
     @staticmethod
@@ -77,6 +82,14 @@ class Memory:
         for worker, cost in costs.items() if isinstance(costs, Mapping) else ():
             if isinstance(cost, (int, float)) and 0 < cost < _HIGHEST_COST:
                 self.costs.setdefault(WorkerId(worker), float(cost))
+        given_up = document.get("given_up")
+        for run, when in given_up.items() if isinstance(given_up, Mapping) else ():
+            if _is_number(when):
+                self.give_up(run, when)
+
+    def give_up(self, run_id: str, at: float) -> None:
+        """The worker of the run is not waited for. `at`: epoch seconds. Of two leaders, the first one counts."""
+        self.given_up[run_id] = min(int(at), self.given_up.get(run_id, int(at)))
 
     def generation(self, slot: str, now: float, *, waited: float) -> int:
         """The generation under which `slot` is to be launched now.

@@ -25,6 +25,7 @@ from kcl_dagster.leader.liveness import lag_of, scalable_lag_of
 from kcl_dagster.leader.memory import LAUNCH, SILENT, TARGET, Memory
 from kcl_dagster.leader.moving import MoveOutcome, decide
 from kcl_dagster.leader.observation import Observer, Sight
+from kcl_dagster.leader.patience import remembered
 from kcl_dagster.leader.report import Launch, StageOutcome, TickReport
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.start_watch import START_SECONDS
@@ -298,6 +299,7 @@ class Tick:
                 now=clock.now(),
                 paused=self.leader.control.slots,
                 code=self.runs.code,
+                given_up=remembered(self.memory.given_up, clock.now()),
             ),
             self.leader.application.policy.max_throughput_kbps_per_worker,
         )
@@ -316,8 +318,10 @@ class Tick:
         if sight is not None:
             self.sight = sight.with_draining(plan.drain)
         if not self.dry:
+            self.memory.given_up = remembered(self.memory.given_up, clock.now())
             for worker in plan.drain:
-                self._request_drain(worker)
+                if self._request_drain(worker) and worker in plan.given_up:
+                    self.memory.give_up(plan.given_up[worker], clock.now())
         if sight is not None:
             self._send_away(sight)
 

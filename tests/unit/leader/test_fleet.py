@@ -19,6 +19,7 @@ from kcl_dagster.leader.fleet import (
 from kcl_dagster.leader.launches import FIRST_PAUSE, LONGEST_PAUSE, LaunchBook
 from kcl_dagster.leader.liveness import WorkerSight, scalable_lag_of
 from kcl_dagster.leader.memory import Memory
+from kcl_dagster.leader.patience import remembered
 from kcl_dagster.leader.runs import LoadedCode, RunStatus, SlotRun
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker import BOUNDED_SLOT, SHARDS_TOLD, WorkerRow, WorkerState, slot_name
@@ -317,6 +318,66 @@ def test_a_successor_that_does_not_come_to_read_is_given_up_and_the_worker_that_
     why = "it has not come to read in 11 minutes"
     assert (over.launch, over.drain) == ({}, {WorkerId("worker-001:run-1"): why})
     assert over.notes == (f"worker-001:run-1 is not waited for: {why}",)
+
+
+def test_each_start_that_was_given_up_doubles_the_patience_up_to_an_hour() -> None:
+    first = max(NEVER_UP_SECONDS, NEVER_UP_COOLDOWNS * SETTINGS.cooldown)
+    given_up: dict[str, float] = {}
+    for count, waits in enumerate([1, 2, 4, 6, 6], start=1):
+        sight = replace(with_successor(waits * first), given_up=dict(given_up))
+        assert decide_fleet(SETTINGS, sight).drain == {}
+        over = decide_fleet(SETTINGS, replace(with_successor(waits * first + 1.0), given_up=dict(given_up)))
+        assert over.given_up == {WorkerId("worker-001:run-1"): "run-1"}
+        given_up[f"run-before-{count}"] = NOW - 80_000 + count * 4000
+
+
+def test_starts_that_were_given_up_together_count_once_and_the_note_says_how_long_starts_are_waited_for() -> None:
+    sight = replace(with_successor(NEVER_UP_SECONDS + 1), given_up={f"run-{i}": NOW - 9000 + i for i in range(8)})
+    plan = decide_fleet(SETTINGS, sight)
+    assert plan.drain == {}
+    why = "8 workers did not come to read in time within the last day"
+    assert plan.notes == (f"a worker that starts is waited for 20 minutes: {why}",)
+    late = replace(sight, slots={**sight.slots, "worker-001": run(1, age=1300.0)})
+    assert list(decide_fleet(SETTINGS, late).drain) == ["worker-001:run-1"]
+
+
+def test_workers_that_need_a_quarter_of_an_hour_come_to_read_beside_one_that_reads() -> None:
+    """As the leader does it: what it gives up is remembered, and its slot is launched again."""
+    settings = SETTINGS.model_copy(update={"min_workers": 4, "lifetime": 100_000.0})
+    started, memory, launches = {"worker-000": NOW - 5000.0}, Memory(), 0
+    for moment in range(int(NOW), int(NOW) + 3 * 3600, 10):
+        runs, seen = {}, []
+        for slot, at in started.items():
+            state = WorkerState.RUNNING if moment - at > 900 else WorkerState.STARTING
+            made = SlotRun(f"{slot}-{at:.0f}", WorkerId(f"{slot}:{at:.0f}"), "running", at)
+            row = WorkerRow(made.worker_id, moment, slot=slot, run_id=made.run_id, state=state, beat=20)
+            runs[slot] = made
+            seen.append(WorkerSight(row, alive=True, run_is_over=False, accepts=True))
+        sight = FleetSight(runs, seen, open_leases=8, target=4, target_stood=600.0, now=moment)
+        plan = decide_fleet(settings, replace(sight, given_up=remembered(memory.given_up, moment)))
+        for worker_, run_id in plan.given_up.items():
+            memory.give_up(run_id, moment)
+            del started[worker_.split(":")[0]]
+        launches += len(plan.launch)
+        started |= dict.fromkeys(plan.launch, float(moment))
+    assert len(started) == 4
+    assert all(moment - at > 900 for at in started.values())
+    assert launches == 3 + 3
+
+
+def test_what_was_given_up_is_remembered_alike_by_two_leaders_and_for_a_day() -> None:
+    one, other = Memory(), Memory()
+    one.give_up("run-1", NOW)
+    other.give_up("run-1", NOW + 30)
+    other.give_up("run-2", NOW + 4000)
+    early = one.to_document(at_least=1.0)
+    one.absorb(other.to_document(at_least=1.0), at=0.0)
+    for _ in range(3):
+        other.absorb(early, at=0.0)
+    assert one.given_up == other.given_up == {"run-1": int(NOW), "run-2": int(NOW) + 4000}
+    assert list(remembered(one.given_up, NOW + 5000)) == ["run-1", "run-2"]
+    assert list(remembered(one.given_up, NOW + 24 * 3600)) == ["run-2"]
+    assert remembered({"from the future": int(NOW) + 10_000}, NOW) == {}
 
 
 def test_slow_changes_wait_longer_for_a_successor() -> None:
