@@ -81,7 +81,8 @@ def _why_strange(table: str, part: Part, latest: int) -> str:
     return (
         f"{table} has batch {latest} of {part.lease} already, and what came is batch {part.number} ({part.after} "
         f"to {part.through}), which it does not hold. The lease was probably put back by hand or by another "
-        "program: kcl-dagster reset gives it numbers that the table has not seen; what is read again is then stored again"
+        "program: kcl-dagster reset gives it numbers that the table has not seen; what is read again is then "
+        "stored again"
     )
 
 
