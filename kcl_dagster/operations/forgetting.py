@@ -4,13 +4,18 @@ stream has now.
 The leader only releases such leases, because a wrong region, account or endpoint looks the same to it. An operator
 knows. It is refused while a worker owns one of the leases, while a leader may give them away, and for a stream that
 still exists and that the application reads.
+
+Which streams are former follows from the application as this machine has it, and a deployed leader may have another
+list: of another branch, or from its environment. So a stream that exists, or that was read within a day, is
+forgotten only if it is named.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
 
-from kcl_dagster.errors import ConfigurationError, StreamNotFound, Unsafe
+from kcl_dagster.errors import ConfigurationError, KclError, StreamNotFound, Unsafe
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
@@ -19,16 +24,20 @@ from kcl_dagster.operations.reset import refusals
 from kcl_dagster.operations.status import former_streams
 from kcl_dagster.streams.listing import describe
 
+LATELY_SECONDS: Final = 24 * 3600.0  # a paused application may not have been read for a night
+
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """What was deleted, or with `dry` what would be. `overtaken`: leases that another process wrote meanwhile."""
+    """What was deleted, or with `dry` what would be. `overtaken`: leases that another process wrote meanwhile.
+    `in_doubt`: streams that are forgotten only if they are named, and why. A dry run only."""
 
     dry: bool
     leases: Mapping[str, tuple[LeaseKey, ...]]
     """By the identifiers of former streams."""
 
     overtaken: tuple[LeaseKey, ...] = ()
+    in_doubt: Mapping[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """The report as text."""
@@ -36,6 +45,7 @@ class Forgetting:
         return [
             *(f"{stream}: {counted(len(keys), 'lease')} {done}" for stream, keys in self.leases.items()),
             *(f"{key}: kept, because another process wrote it" for key in self.overtaken),
+            *(f"{stream} has to be named (--former {stream}): {why}" for stream, why in self.in_doubt.items()),
         ] or ["there are no leases of former streams"]
 
     def to_document(self) -> dict[str, Any]:
@@ -43,11 +53,13 @@ class Forgetting:
             "dry_run": self.dry,
             "streams": {stream: list(keys) for stream, keys in self.leases.items()},
             "overtaken": list(self.overtaken),
+            "in_doubt": dict(self.in_doubt),
         }
 
 
 def forget(desk: Desk, streams: Collection[str] = (), *, dry: bool = False) -> Forgetting:
-    """Delete the leases of all former streams, or of those that are named by `account:name:epoch`.
+    """Delete the leases of all former streams, or of those that are named by `account:name:epoch`. Without names,
+    it is refused if one of them exists, or was read lately.
 
     Raises Unsafe and ConfigurationError with nothing changed.
     """
@@ -65,8 +77,15 @@ def forget(desk: Desk, streams: Collection[str] = (), *, dry: bool = False) -> F
     }
     _refuse(desk, chosen.values(), [lease for leases in affected.values() for lease in leases])
     deleted = {name: tuple(lease.key for lease in leases) for name, leases in affected.items()}
+    in_doubt = {} if streams else _in_doubt(desk, chosen, affected)
     if dry or not affected:
-        return Forgetting(dry, deleted)
+        return Forgetting(dry, deleted, in_doubt=in_doubt)
+    if in_doubt:
+        would = "; ".join(Forgetting(True, deleted, in_doubt=in_doubt).lines())
+        raise Unsafe(
+            f"nothing is deleted, because the deployed application may read a stream that it does not name here: "
+            f"{would}"
+        )
     desk.audit.write("forget", desk.by, {"streams": {name: len(keys) for name, keys in deleted.items()}})
     overtaken = tuple(
         lease.key for leases in affected.values() for lease in leases if not desk.leases.delete(lease, forced=True)
@@ -74,6 +93,34 @@ def forget(desk: Desk, streams: Collection[str] = (), *, dry: bool = False) -> F
     kept = set(overtaken)
     gone = {name: tuple(key for key in keys if key not in kept) for name, keys in deleted.items()}
     return Forgetting(dry, gone, overtaken)
+
+
+def _in_doubt(
+    desk: Desk, chosen: Mapping[str, StreamIdentifier], affected: Mapping[str, Sequence[Lease]]
+) -> dict[str, str]:
+    """Why streams may be read by what is deployed."""
+    found = {}
+    for name, stream in chosen.items():
+        read = max(
+            (lease.stored_through for lease in affected[name] if lease.stored_through is not None), default=0
+        )
+        if desk.runtime.clock.now() - read < LATELY_SECONDS:
+            found[name] = f"its leases were served until {datetime.fromtimestamp(read, UTC):%Y-%m-%d %H:%M} UTC"
+        elif (exists := _existence(desk, stream)) is not None:
+            found[name] = exists
+    return found
+
+
+def _existence(desk: Desk, stream: StreamIdentifier) -> str | None:
+    try:
+        facts = describe(desk.kinesis, stream.name, runtime=desk.runtime)
+    except StreamNotFound:
+        return None
+    except KclError as error:
+        return f"whether it exists could not be found out: {error}"
+    if stream.creation_epoch is not None and int(facts.created) != stream.creation_epoch:
+        return None
+    return "it exists"
 
 
 def _refuse(desk: Desk, streams: Collection[StreamIdentifier], affected: Sequence[Lease]) -> None:

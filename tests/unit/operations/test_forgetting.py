@@ -26,10 +26,13 @@ class Shops(Shop):
         pause(self.desk)
         self.current = {lease.key for lease in self.desk.scan().leases}
 
-    def create(self, stream: StreamIdentifier, owner: str | None = None) -> LeaseKey:
+    def create(
+        self, stream: StreamIdentifier, owner: str | None = None, stored_through: int | None = None
+    ) -> LeaseKey:
         key = LeaseKey(stream.lease_key(SHARD))
+        holder = WorkerId(owner) if owner else None
         lease = Lease(
-            key, SHARD, checkpoint=Checkpoint("1"), stream=stream, owner=WorkerId(owner) if owner else None
+            key, SHARD, checkpoint=Checkpoint("1"), stream=stream, owner=holder, stored_through=stored_through
         )
         assert self.desk.leases.create(lease)
         return key
@@ -91,3 +94,55 @@ def test_the_leases_of_the_stream_that_exists_are_not_deleted_for_those_of_a_you
     shops.create(StreamIdentifier(STREAM, ACCOUNT, int(shops.clock.now()) + 1000))
     with pytest.raises(Unsafe, match="still exists"):
         forget(shops.desk)
+
+
+def existing(shops: Shops, name: str = "taps") -> StreamIdentifier:
+    shops.kinesis.create_stream(StreamName=name, ShardCount=1)
+    summary = shops.kinesis.describe_stream_summary(StreamName=name)["StreamDescriptionSummary"]
+    created = summary["StreamCreationTimestamp"]
+    epoch = created if isinstance(created, (int, float)) else created.timestamp()
+    return StreamIdentifier(name, ACCOUNT, int(epoch))
+
+
+def test_a_stream_that_exists_is_forgotten_only_by_its_name(shops: Shops) -> None:
+    """What is deployed may read it, although the list of streams on this machine does not have it."""
+    taps = existing(shops)
+    key, other = shops.create(taps), shops.create(LEFT)
+    with pytest.raises(Unsafe, match=f"{taps}: 1 lease would be deleted; .*--former {taps}.: it exists"):
+        forget(shops.desk)
+    assert {key, other} <= shops.lease_keys()
+    assert "forget" not in {entry.action for entry in shops.desk.audit.all()}
+    assert forget(shops.desk, dry=True).lines()[-1] == f"{taps} has to be named (--former {taps}): it exists"
+    assert forget(shops.desk, [str(taps)]).lines() == [f"{taps}: 1 lease deleted"]
+    assert other in shops.lease_keys()
+
+
+def test_a_stream_of_another_creation_time_has_only_the_name_of_one_that_exists(shops: Shops) -> None:
+    taps = existing(shops)
+    assert taps.creation_epoch is not None
+    key = shops.create(StreamIdentifier("taps", ACCOUNT, taps.creation_epoch - 1000))
+    assert forget(shops.desk).leases.values()
+    assert key not in shops.lease_keys()
+
+
+@pytest.mark.parametrize(("hours", "is_refused"), [(1, True), (23, True), (25, False)])
+def test_leases_that_were_served_lately_are_deleted_only_by_name(
+    shops: Shops, hours: int, is_refused: bool
+) -> None:
+    key = shops.create(LEFT, stored_through=int(shops.clock.now()) - hours * 3600)
+    if is_refused:
+        with pytest.raises(Unsafe, match=f"--former {LEFT}.: its leases were served until"):
+            forget(shops.desk)
+        assert key in shops.lease_keys()
+        forget(shops.desk, [str(LEFT)])
+    else:
+        forget(shops.desk)
+    assert key not in shops.lease_keys()
+
+
+def test_a_stream_of_which_nothing_can_be_found_out_has_to_be_named(shops: Shops) -> None:
+    key = shops.create(LEFT)
+    shops.kinesis.denied["describe_stream_summary"] = "AccessDeniedException"
+    with pytest.raises(Unsafe, match="could not be found out"):
+        forget(shops.desk)
+    assert key in shops.lease_keys()
