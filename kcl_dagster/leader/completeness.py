@@ -106,7 +106,7 @@ def complete_through(
         for lease in group:
             if lease.is_finished:
                 continue
-            stored = _stored_through(lease, known)
+            stored = stored_through(lease, known)
             if stored is not None and lease.key in read_through:
                 stored = max(stored, int(read_through[lease.key]))
             why = hindered.get(lease.key, Hindrance.READ if stored is not None else Hindrance.NO_VALUE)
@@ -154,8 +154,10 @@ def _not_covered(stream: str, leases: Sequence[Lease]) -> HeldBy | None:
     return None
 
 
-def _stored_through(lease: Lease, known: Mapping[str, Lease]) -> int | None:
-    """A lease without a moment has that of its parents: all its records arrived after all of theirs. Only a lease
+def stored_through(lease: Lease, known: Mapping[str, Lease]) -> int | None:
+    """The moment of a lease, before which all its records are stored. `known`: by shard, the leases of its stream.
+
+    A lease without a moment has that of its parents: all its records arrived after all of theirs. Only a lease
     of which nothing was read is without one, or one that was made again."""
     if lease.stored_through is not None:
         return lease.stored_through

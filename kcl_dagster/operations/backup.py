@@ -7,13 +7,14 @@ leases: they do not own the leases in the table that is written.
 import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kcl_dagster.errors import ConfigurationError, TableNotFound, UnreadableItem, Unsafe
+from kcl_dagster.leader.completeness import stored_through
 from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.desk import Desk
-from kcl_dagster.operations.reset import refusals
+from kcl_dagster.operations.reset import iso, lines_of_moment, refusals
 from kcl_dagster.tables import attributes as a
 from kcl_dagster.tables.attributes import Item
 from kcl_dagster.tables.expressions import Request, put
@@ -34,14 +35,34 @@ LEASES_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """The lease keys of an import. `overtaken`: rows that another process wrote meanwhile."""
+    """The lease keys of an import, or with `dry` what they would be. `overtaken`: rows that another process wrote
+    meanwhile."""
 
     created: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
     overtaken: tuple[str, ...] = ()
+    dry: bool = False
+    sets_back: bool = False
+    """Whether the moment through which the application is complete goes back. Not if all leases are unchanged."""
 
-    def to_document(self) -> dict[str, list[str]]:
+    complete_through: int | None = None
+    """That moment (epoch seconds) afterwards. None: it is not known."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {what: len(keys) for what, keys in self._keys().items()}
+
+    def lines(self) -> list[str]:
+        """The report as text."""
+        said = ", ".join(f"{number} {what}" for what, number in self.counts.items())
+        return [said, *(lines_of_moment(self.complete_through, dry=self.dry) if self.sets_back else ())]
+
+    def to_document(self) -> dict[str, Any]:
+        moment = {"complete_through": iso(self.complete_through)} if self.sets_back else {}
+        return {"dry_run": self.dry, **self._keys(), **moment}
+
+    def _keys(self) -> dict[str, list[str]]:
         return {
             "created": list(self.created),
             "replaced": list(self.replaced),
@@ -158,31 +179,59 @@ def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry:
         created=tuple(key for key in keys if key not in here),
         replaced=tuple(differing),
         unchanged=tuple(key for key in keys if key in here and key not in differing),
+        dry=dry,
     )
+    changed = {key: item for key, item in zip(keys, items, strict=True) if key not in report.unchanged}
+    if changed:
+        report = replace(report, sets_back=True, complete_through=_complete_through(desk, changed, here))
     if dry:
         return report
     desk.audit.write("import", desk.by, report.to_document())
     sender = Sender(desk.dynamodb, desk.runtime)
     overtaken = []
-    # The leader finds out from the leases through which moment they are stored. Before and after, as in a reset.
-    is_change = bool(report.created or report.replaced)
-    if is_change:
-        desk.completeness.set_back(None)
-    for item, key in zip(items, keys, strict=True):
-        if key in report.unchanged:
-            continue
+    if report.sets_back:  # before and after, as in a reset
+        desk.completeness.set_back(report.complete_through)
+    for key, item in changed.items():
         request = _write(desk.layout.leases.table, item, here.get(key))
         if not isinstance(sender.write(request, _is(request.parameters["Item"])), Applied):
             overtaken.append(key)
-    if is_change:
-        desk.completeness.set_back(None)
+    if report.sets_back:
+        written = desk.completeness.set_back(report.complete_through)
+        report = replace(report, complete_through=written.through)
     done = set(overtaken)
-    return ImportReport(
-        tuple(key for key in report.created if key not in done),
-        tuple(key for key in report.replaced if key not in done),
-        report.unchanged,
-        tuple(overtaken),
+    return replace(
+        report,
+        created=tuple(key for key in report.created if key not in done),
+        replaced=tuple(key for key in report.replaced if key not in done),
+        overtaken=tuple(overtaken),
     )
+
+
+def _complete_through(desk: Desk, changed: Mapping[str, Item], here: Mapping[str, Item]) -> int | None:
+    """Through which moment the application is complete after the import at most: that of the leases which it
+    writes. None: it is not known."""
+    try:
+        known = desk.completeness.load().through
+    except TableNotFound:  # a dry run makes none
+        return None
+    try:
+        leases = {
+            key: lease
+            for key, item in {**here, **changed}.items()
+            if (lease := lease_from_item(item, multi_stream=desk.application.multi_stream)) is not None
+        }
+    except UnreadableItem:
+        return None
+    moments: list[int] = []
+    for key in changed:
+        lease = leases[key]
+        if not lease.is_finished:
+            siblings = {other.shard_id: other for other in leases.values() if other.stream == lease.stream}
+            moment = stored_through(lease, siblings)
+            if moment is None:
+                return None
+            moments.append(moment - int(desk.application.timings.arrival_margin))
+    return None if known is None else min([known, *moments])
 
 
 def _here(desk: Desk, *, dry: bool) -> dict[str, Item]:

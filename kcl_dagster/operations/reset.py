@@ -102,13 +102,12 @@ class ResetReport:
             *(f"{key}: created" for key in self.created),
             *(f"{key}: forgotten" for key in self.forgotten),
             *self._about_first(),
-            f"complete through: {'goes' if not self.dry else 'would go'} back to {self._moment or 'unknown'}",
-            STORED_WITH_THE_DATA,
+            *lines_of_moment(self.complete_through, dry=self.dry),
         ]
 
     def _about_first(self) -> list[str]:
         """Only where the reset goes back to before the first moment."""
-        first, before = _iso(self.first), self.first_before
+        first, before = iso(self.first), self.first_before
         if first is None or before is None:
             return []
         if self.first != before:
@@ -117,10 +116,6 @@ class ResetReport:
         if self.complete_through is not None and self.complete_through < before.moment:
             return [f"first moment: remains {first}: windows that begin earlier are not materialized"]
         return []
-
-    @property
-    def _moment(self) -> str | None:
-        return _iso(self.complete_through)
 
     def to_document(self) -> dict[str, Any]:
         spans = {key: span.to_document() for key, span in self.spans.items()}
@@ -131,13 +126,22 @@ class ResetReport:
             "created": list(self.created),
             "forgotten": list(self.forgotten),
             "overtaken": list(self.overtaken),
-            "complete_through": self._moment,
-            "first_moment": _iso(self.first),
+            "complete_through": iso(self.complete_through),
+            "first_moment": iso(self.first),
             **({"spans": spans} if self.dry else {}),
         }
 
 
-def _iso(moment: int | FirstMoment | None) -> str | None:
+def lines_of_moment(through: int | None, *, dry: bool) -> list[str]:
+    """What a reset or an import reports of the moment through which the application is complete afterwards."""
+    return [
+        f"complete through: {'would go' if dry else 'goes'} back to {iso(through) or 'unknown'}",
+        STORED_WITH_THE_DATA,
+    ]
+
+
+def iso(moment: int | FirstMoment | None) -> str | None:
+    """The moment as text, in UTC."""
     seconds = moment.moment if isinstance(moment, FirstMoment) else moment
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
 
@@ -227,8 +231,8 @@ def _start(
     ]
     if others:
         raise Unsafe(
-            f"{', '.join(others)} have not begun and would move to {target}, too: name them in --shards, or reset "
-            "the whole stream"
+            f"{', '.join(others)}, not begun yet, would move to {target}, too: add to --shards, or reset the whole "
+            "stream"
         )
     return StartPosition(str(view.identifier), target.position, target.timestamp_ms, view.created)
 

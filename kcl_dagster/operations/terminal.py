@@ -26,7 +26,7 @@ from kcl_dagster.aws import Client, call
 from kcl_dagster.errors import ConfigurationError, KclError, TableNotFound
 from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.applications import list_applications
-from kcl_dagster.operations.backup import export_leases, import_leases
+from kcl_dagster.operations.backup import ImportReport, export_leases, import_leases
 from kcl_dagster.operations.cloudformation import ACCOUNT, REGION, to_yaml
 from kcl_dagster.operations.consumption import measure
 from kcl_dagster.operations.cost import (
@@ -184,7 +184,7 @@ class Verbs:
         over.add_argument("--workers-are-stopped", action="store_true", help="you have stopped all of its workers")
         for one in (stop, go, away, back, into, off, forgotten, over):
             one.add_argument("--dry-run", action="store_true", help="say what would be done, and do not do it")
-        for one in (doctor, whole, back, off, forgotten, cost):
+        for one in (doctor, whole, back, into, off, forgotten, cost):
             one.add_argument("--json", action="store_true", help="for machines")
 
     def _desk(self, options: Options) -> Desk:
@@ -332,7 +332,7 @@ class Verbs:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"{options.file} cannot be read: {error}") from None
         report = import_leases(self._desk(options), lines, force=options.force, dry=options.dry_run)
-        _tell(", ".join(f"{len(keys)} {what}" for what, keys in report.to_document().items()))
+        _tell_report(options, report)
         return WRONG if report.overtaken else WELL
 
     def _deregister(self, options: Options) -> int:
@@ -511,7 +511,7 @@ def _tell_pauses(report: PauseReport) -> int:
     return WELL
 
 
-def _tell_report(options: Options, report: ResetReport | Deregistration | Forgetting) -> None:
+def _tell_report(options: Options, report: ResetReport | ImportReport | Deregistration | Forgetting) -> None:
     if options.json:
         _tell(json.dumps(report.to_document(), indent=2))
         return

@@ -81,10 +81,9 @@ def do_export(top: Worktop, form: forms.Export) -> Answer:
 
 def do_import(top: Worktop, form: forms.Import) -> Answer:
     report = import_leases(top.desk, top.get(form.path).splitlines(), force=form.force, dry=form.dry_run)
-    counts = {what: len(keys) for what, keys in report.to_document().items()}
     return _done(
-        [", ".join(f"{number} {what}" for what, number in counts.items())],
-        {**counts, "report": MetadataValue.json(report.to_document())},
+        report.lines(),
+        {**report.counts, "report": MetadataValue.json(report.to_document())},
         dry=form.dry_run,
         wrong=f"another process wrote {report.overtaken[0]} first" if report.overtaken else None,
     )

@@ -1,6 +1,7 @@
 """Leases out of a table and back."""
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ChainId, Claim, ClaimId
 from kcl_dagster.operations.backup import export_leases, from_line, import_leases, to_line
 from kcl_dagster.operations.pausing import pause
+from kcl_dagster.operations.reset import STORED_WITH_THE_DATA
+from kcl_dagster.operations.status import read_status
 from kcl_dagster.worker.pending import Pin, pin_of
 from tests.unit.operations.conftest import Shop
 
@@ -215,3 +218,56 @@ def test_no_number_of_a_batch_is_used_again(shop: Shop, is_replaced: bool, is_pi
     imported = target.leases()[FIRST]
     goes_on = is_pinned and not is_replaced  # a batch that was begun may be in the sink, and is finished
     assert (imported.batch, pin_of(imported) is not None) == ((7, True) if goes_on else (0, False))
+
+
+def read_through(shop: Shop, moment: int, batch: int, sequence: str = "9") -> None:
+    """All leases are read to a record, and stored through a moment."""
+    for lease in shop.leases().values():
+        free = shop.desk.leases.checkpoint(lease, Checkpoint(sequence * 56), batch=batch, stored_through=moment)
+        shop.desk.leases.release(free)
+
+
+@pytest.fixture
+def set_back(shop: Shop) -> tuple[Shop, list[str], int]:
+    """A paused application, an export of it, and the moment through which the application was complete then."""
+    shop.serve()
+    then = int(shop.clock.now())
+    read_through(shop, then, batch=41, sequence="7")
+    lines = list(export_leases(shop.desk))
+    shop.clock.advance(3600)
+    read_through(shop, then + 3600, batch=57)
+    shop.desk.completeness.advance(shop.desk.completeness.load(), then + 3590)
+    pause(shop.desk)
+    return shop, lines, then - 10
+
+
+def test_an_import_goes_back_to_the_moment_of_its_leases_and_says_so(
+    set_back: tuple[Shop, list[str], int],
+) -> None:
+    shop, lines, moment = set_back
+    text = datetime.fromtimestamp(moment, UTC).isoformat()
+    dry = import_leases(shop.desk, lines, force=True, dry=True)
+    assert dry.lines()[-2:] == [f"complete through: would go back to {text}", STORED_WITH_THE_DATA]
+    assert shop.desk.completeness.load().through == moment + 3600
+    report = import_leases(shop.desk, lines, force=True)
+    assert report.lines() == [
+        "0 created, 2 replaced, 0 unchanged, 0 overtaken",
+        f"complete through: goes back to {text}",
+        STORED_WITH_THE_DATA,
+    ]
+    row = shop.desk.completeness.load()
+    assert (row.through, row.back_to, row.epoch > 0) == (moment, moment, True)
+    assert read_status(shop.application, shop.dynamodb, shop.runtime).complete_through == text
+    assert report.to_document()["complete_through"] == dry.to_document()["complete_through"] == text
+    assert shop.desk.audit.all()[-1].detail["complete_through"] == text
+    again = import_leases(shop.desk, lines, force=True)
+    assert again.lines() == ["0 created, 0 replaced, 2 unchanged, 0 overtaken"]
+
+
+def test_an_import_of_leases_without_a_moment_leaves_it_unknown(set_back: tuple[Shop, list[str], int]) -> None:
+    shop, lines, _ = set_back
+    items = [from_line(line, 1) for line in lines]
+    del items[0]["kdTip"]
+    report = import_leases(shop.desk, [to_line(item) for item in items], force=True)
+    assert report.lines()[-2:] == ["complete through: goes back to unknown", STORED_WITH_THE_DATA]
+    assert shop.desk.completeness.load().through is None

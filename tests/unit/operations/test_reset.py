@@ -273,7 +273,7 @@ def test_a_parent_is_not_read_again_behind_the_back_of_its_child(shop: Shop) -> 
 def test_a_moment_is_not_moved_under_leases_that_were_not_named(shop: Shop) -> None:
     progressed(shop)
     reset(shop.desk, target(shop, "latest"))
-    with pytest.raises(Unsafe, match=f"{SECOND} have not begun"):
+    with pytest.raises(Unsafe, match=f"{SECOND}, not begun yet, would move"):
         reset(shop.desk, target(shop, "2026-12-31T23:00:00Z"), shards=[FIRST])
 
 
