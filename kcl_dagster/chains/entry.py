@@ -22,11 +22,13 @@ class StagedFile(msgspec.Struct, frozen=True):
 
 
 class StoredRange(msgspec.Struct, frozen=True):
-    """What an entry stores of one lease: the records after `after` and through `through`.
+    """What an entry stores of one lease: the records after `after` and through `through`. The first range of a
+    claim begins where the row was when it was claimed, and each other one where the one before ended.
 
     `claim`: the claim under which the records were read. The range is progress only while the row of the lease
     names the same claim: an operator may have put the lease back since. `stored_through`: see `Lease`.
-    `counts`: what the checkpoint adds to the counts of the lease, None where they are not known.
+    `counts`: what the checkpoint adds to the counts of the lease, None where they are not known. `number`: of the
+    batch; None in entries of a former version, whose ranges may begin behind the end of the one before.
     """
 
     lease: LeaseKey
@@ -37,6 +39,7 @@ class StoredRange(msgspec.Struct, frozen=True):
     bytes: int
     stored_through: int | None = None
     counts: BatchCounts | None = None
+    number: int | None = None
 
 
 class PublishingEntry(msgspec.Struct, frozen=True, tag="publish", tag_field="kind"):

@@ -34,7 +34,24 @@ class Settlement:
         claim in the row; without one there is no progress. Raises OutcomeUnknown where a part is missing between
         two of them."""
         found = [one for entry in self.entries if (one := entry.range_of(lease, claim)) is not None]
+        problem = missing_part(found, after)
+        if problem is not None:
+            raise OutcomeUnknown(
+                f"{lease}: entries of chain {self.chain} are missing ({problem}), so it is not known what was "
+                "stored. Reset the lease to read it again from a place of your choice"
+            )
         return progress_beyond(found, after)
+
+
+def missing_part(ranges: Sequence[StoredRange], after: Checkpoint) -> str | None:
+    """Which entries must have been removed: the ranges of a claim follow each other, and those that were deleted
+    lie before the checkpoint of the row."""
+    reached = after
+    for one in ranges:
+        if one.number is not None and one.after > reached:
+            return f"between {reached} and {one.after}"
+        reached = max(reached, one.through)
+    return None
 
 
 def progress_beyond(ranges: Sequence[StoredRange], after: Checkpoint) -> list[StoredRange]:

@@ -28,7 +28,7 @@ from kcl_dagster.worker.pending import pin_of
 _OWNERSHIP = (a.OWNER, a.CHECKPOINT_OWNER)
 # Attributes that workers write into their leases even if nothing was processed. An import does not reset them.
 _PASSING = frozenset(
-    {*_OWNERSHIP, a.COUNTER, a.SWITCHES, a.THROUGHPUT, a.STORED_THROUGH, a.CHAIN, a.CLAIM, a.BATCH}
+    {*_OWNERSHIP, a.COUNTER, a.SWITCHES, a.THROUGHPUT, a.STORED_THROUGH, a.CHAIN, a.CLAIM, a.CLAIM_STATE, a.BATCH}
 )
 LEASES_NAMED = 3
 
@@ -272,7 +272,7 @@ def _only(name: str, item: Mapping[str, Any]) -> str | None:
 
 def _write(table: str, item: Item, known: Item | None) -> Request:
     # Entries of the chain that the row names have to be settled. They are no progress of the imported lease.
-    left_out = {*_OWNERSHIP, a.CHAIN, a.CLAIM}
+    left_out = {*_OWNERSHIP, a.CHAIN, a.CLAIM, a.CLAIM_STATE}
     lease = lease_from_item(item)
     is_pinned = lease is not None and pin_of(lease) is not None
     if is_pinned and known is not None:

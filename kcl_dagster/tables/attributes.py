@@ -53,6 +53,7 @@ STORED_THROUGH: Final = "kdTip"  # epoch seconds
 STORED: Final = "kdStored"  # model.stored
 CHAIN: Final = "kdChain"  # model.claim
 CLAIM: Final = "kdClaim"
+CLAIM_STATE: Final = "kdClaimState"
 ENDED_PARENT: Final = "kdEnded"  # a shard id
 
 OWNER_INDEX: Final = "LeaseOwnerToLeaseKeyIndex"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kcl_dagster.model.checkpoint import Checkpoint
-from kcl_dagster.model.claim import ChainId, Claim, ClaimId, is_chain_id
+from kcl_dagster.model.claim import ChainId, Claim, ClaimId, is_chain_id, packed_claim, unpacked_claim
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.stored import packed, unpacked
@@ -102,8 +102,11 @@ def checkpoint_values(checkpoint: Checkpoint, *, pending: bool = False) -> dict[
 
 
 def claim_values(claim: Claim) -> dict[str, Value]:
-    chain = {a.CHAIN: s(claim.chain)}
-    return chain if claim.id is None else {**chain, a.CLAIM: s(claim.id)}
+    values = {a.CHAIN: s(claim.chain)}
+    if claim.id is not None:
+        values[a.CLAIM] = s(claim.id)
+    state = packed_claim(claim)
+    return values if state is None else {**values, a.CLAIM_STATE: s(state)}
 
 
 def hash_range_values(hash_range: HashRange) -> dict[str, Value]:
@@ -132,7 +135,10 @@ def _claim(reader: Reader) -> Claim | None:
         return None
     if not is_chain_id(chain):
         reader.refuse(a.CHAIN, "is not the name of a chain")
-    return Claim(ChainId(chain), None if claim is None else ClaimId(claim))
+    try:
+        return unpacked_claim(ChainId(chain), None if claim is None else ClaimId(claim), reader.text(a.CLAIM_STATE))
+    except ValueError as error:
+        reader.refuse(a.CLAIM_STATE, f"is not the state of a claim: {error}")
 
 
 def _checkpoint(reader: Reader, attribute: str, sub_attribute: str) -> Checkpoint | None:

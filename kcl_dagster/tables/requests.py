@@ -162,7 +162,7 @@ def checkpoint(
     if claim is not None:
         update.set(claim_values(claim))
     elif ends_claim:
-        update.remove(a.CHAIN, a.CLAIM)
+        update.remove(a.CHAIN, a.CLAIM, a.CLAIM_STATE)
     update.set(stream_values(lease))
     return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE).request()
 
@@ -189,7 +189,7 @@ def rewind(table: str, lease: Lease, checkpoint: Checkpoint, counted_since: int 
 
     The chain that may have entries for the lease remains named, so its next owner settles it: they are no progress.
     """
-    update = _by_counter(table, lease).remove(a.ENDED_PARENT, a.CLAIM)
+    update = _by_counter(table, lease).remove(a.ENDED_PARENT, a.CLAIM, a.CLAIM_STATE)
     update.require_equal(a.OWNER, "owner", None).require_equal(a.CHECKPOINT_OWNER, "checkpointOwner", None)
     update.set(checkpoint_values(checkpoint))
     update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.STORED_THROUGH)

@@ -200,12 +200,13 @@ class ChainProtocol(Generic[D]):
         return StoredRange(
             key,
             claim,
-            progress.range.after,
+            self.claims.decided_to(key) or progress.range.after,
             progress.through or progress.range.after,
             progress.records,
             progress.bytes,
             stored_through(progress),
             counts,
+            progress.range.number,
         )
 
     def _stored(self, this: Round, progress: Progress) -> None:

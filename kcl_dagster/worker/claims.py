@@ -19,6 +19,7 @@ from kcl_dagster.chains.entry import PublishingEntry, StagedFile, StoredRange
 from kcl_dagster.chains.publication import chain_id, discard, publish
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import SinkError, Unsafe
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ChainId, Claim, ClaimId
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.worker.former_chains import FormerChains, store_errors, stored_after
@@ -42,6 +43,9 @@ class Claims:
     _tried: dict[LeaseKey, Claim] = field(default_factory=dict)
     """Claims by this chain of which it is not known whether they were written."""
 
+    _decided: dict[LeaseKey, Checkpoint] = field(default_factory=dict)
+    """How far the entries of this chain store the leases, or where these were claimed."""
+
     _former_chains: FormerChains = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,6 +58,7 @@ class Claims:
             self._chain = Chain(self.entries, chain_id(self.application, self.worker, self.new_id()), self.new_id)
             self._claimed.clear()
             self._tried.clear()
+            self._decided.clear()
         return self._chain
 
     def claim(self, holding: Holding) -> Lease:
@@ -75,7 +80,8 @@ class Claims:
         if pin is not None and binds(pin):
             raise Unsafe(f"{key} is pinned to batch {pin.number}, which has to be finished first")
         tried = self._tried.pop(key, None)
-        if former is None or former == tried:  # the answer to the claim was lost, and no entry was made under it
+        is_own = former is not None and tried is not None and former.id == tried.id
+        if former is None or is_own:  # the answer to the claim was lost, and no entry was made under it
             settlement = None
         else:
             if former.chain == self.chain.id:  # the lease was lost, and came back
@@ -86,11 +92,17 @@ class Claims:
         self.holdings.claim(key, token, claim, lambda lease: stored_after(lease, settlement))
         del self._tried[key]
         self._claimed[key] = token, claim
+        self._decided[key] = self.holdings.stored_to(key) or TRIM_HORIZON
 
     def claim_id(self, key: LeaseKey) -> ClaimId | None:
         """Under which the records of the lease are read."""
         claimed = self._claimed.get(key)
         return None if claimed is None else claimed[1].id
+
+    def decided_to(self, key: LeaseKey) -> Checkpoint | None:
+        """Where the next entry for the lease begins: no entry may be missing between two of them. Ranges without
+        records, and records that were set aside, are passed over without an entry."""
+        return self._decided.get(key)
 
     def decide(
         self,
@@ -114,6 +126,7 @@ class Claims:
             self._publish(chain, entry)
         for one in ranges:
             stored = Unwritten(one.through, one.stored_through, one.counts)
+            self._decided[one.lease] = one.through
             self.holdings.stored(one.lease, tokens[one.lease], stored)
         self.holdings.end_decision(tokens)
         return True

@@ -47,11 +47,14 @@ def store_errors(entries: Entries, worker: str, what: str) -> Iterator[None]:
 
 
 def stored_after(lease: Lease, settlement: Settlement | None) -> Unwritten:
-    """What is stored of a lease whose row is as it says, and whose chain was settled."""
+    """What is stored of a lease whose row is as it says, and whose chain was settled. Raises OutcomeUnknown, see
+    `Settlement.progress`."""
     row = lease.checkpoint or TRIM_HORIZON
     nothing = Unwritten(row)
     if settlement is None or lease.claim is None or lease.claim.chain != settlement.chain:
         return nothing
+    if lease.claim.is_put_back(row):
+        return nothing  # its records are wanted again
     found = settlement.progress(lease.key, lease.claim.id, row)
     parts = [Unwritten(one.through, one.stored_through, one.counts) for one in found]
     return reduce(Unwritten.followed_by, parts) if parts else nothing

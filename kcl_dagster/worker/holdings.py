@@ -300,6 +300,7 @@ class Holdings:
             self._ready_to_go_on(held, token)
             held.unwritten = stored(held.lease)
             self._write_down(held, claim=claim)
+            claim = held.lease.claim or claim
             with self._map_lock:
                 self._left = {
                     one: row for one, row in self._left.items() if one[0] != key and one[1] == claim.chain
@@ -532,6 +533,8 @@ class Holdings:
         stored = held.in_flight = held.unwritten
         assert stored is not None
         held.unwritten = None
+        if not ends_claim and (claim or held.claimed) is not None:
+            claim = replace(claim or held.claimed, at=stored.through)
         sent = self._runtime.clock.monotonic()
         with self._dropping(held):
             written = self._table.checkpoint(

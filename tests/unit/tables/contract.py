@@ -371,8 +371,12 @@ class LeaseTableContract:
         taken = tables.leases.take(later, BERT)
         assert taken is not None
         assert taken.claim == claim  # its next owner has to settle the chain
+        next_claim = replace(next_claim, at=at(LATER))
         claimed = tables.leases.checkpoint(taken, at(LATER), claim=next_claim)
         assert claimed.claim == next_claim
+        read = tables.leases.get(claimed.key)
+        assert read is not None
+        assert read.claim == next_claim
         assert tables.leases.checkpoint(claimed, at(LATER), ends_claim=True).claim is None
 
     def test_a_reset_leaves_the_chain_to_be_settled_and_ends_its_claim(self, tables: Tables) -> None:

@@ -92,7 +92,7 @@ LEASES: dict[str, Request] = {
         stored_through=1_800_000_000,
         stored=StoredCounts((StoredRows(1_799_996_400, 7, 700, 1),), mark=mark_of(at(sub=4))),
     ),
-    "checkpoint with a claim": r.checkpoint(TABLE, OWNED, at(), claim=CLAIM),
+    "checkpoint with a claim": r.checkpoint(TABLE, OWNED, at(), claim=replace(CLAIM, at=at())),
     "checkpoint that ends a claim": r.checkpoint(TABLE, OWNED, at(), ends_claim=True),
     "checkpoint, multi-stream": r.checkpoint(TABLE, MULTI, at()),
     "prepare": r.prepare_checkpoint(TABLE, OWNED, at(sub=4)),

@@ -627,3 +627,60 @@ def test_a_chain_that_follows_a_processor_reads_ordinary_batches_from_the_checkp
     assert pin_of(world.lease(A)) is None
     assert world.lease(A).claim is not None
     assert EventKind.FETCH_FAILED not in run.kinds()
+
+
+def set_back(world: ChainWorld, sequence: str) -> None:
+    """As users of the KCL do it, with a tool that does not know claims."""
+    world.service.update_item(
+        TableName=world.application.lease_table,
+        Key={"leaseKey": {"S": str(A)}},
+        UpdateExpression="SET #c = :c",
+        ExpressionAttributeNames={"#c": "checkpoint"},
+        ExpressionAttributeValues={":c": {"S": sequence}},
+    )
+
+
+@pytest.mark.parametrize(("sequence", "again"), [("TRIM_HORIZON", 5), ("101", 3)])
+def test_a_lease_that_is_put_back_by_another_tool_is_read_again(
+    world: ChainWorld, sequence: str, again: int
+) -> None:
+    run = working(world)
+    for number in range(5):
+        put(world, records=1)
+        run.round()
+        world.clock.advance(5)
+        if number < 4:
+            run.worker.step_renewal()
+    set_back(world, sequence)
+    following = working(world, "w2")
+    following.until_idle()
+    assert len(world.stored()) == 5 + again
+
+
+def test_a_lease_whose_entries_were_removed_is_not_read(world: ChainWorld) -> None:
+    run = working(world)
+    for _ in range(3):
+        put(world, records=1)
+        run.round()
+    first = min(path for path in world.shared.content if path.startswith("_chains/"))
+    world.shared.content.pop(first)
+    following = working(world, "w2")
+    following.round()
+    assert world.lease(A).checkpoint == TRIM_HORIZON
+    assert "are missing" in str(following.events[-1].message)
+    assert len(world.stored()) == 3
+
+
+def test_records_that_were_set_aside_between_two_entries_are_no_missing_part() -> None:
+    world = ChainWorld(batch=BatchSettings(failure=FailurePolicy(action=FailureAction.SKIP, attempts=1)))
+    run = working(world)
+    put(world)
+    world.sinks["w1"].refuses = refuse("record 2")
+    for _ in range(20):
+        run.worker.step_batch()  # no renewal
+        run.worker.step_discovery()
+        world.clock.advance(0.3)
+    assert len(world.stored()) == 6
+    following = working(world, "w2")
+    following.until_idle()
+    assert len(world.stored()) == 6
