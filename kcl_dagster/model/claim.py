@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NewType
 
 import msgspec
@@ -16,7 +16,33 @@ to."""
 ClaimId = NewType("ClaimId", str)
 """One claim of a lease by a chain. No two claims have the same."""
 
+MOST_LOSSES: Final = 1000
 _CHAIN: Final = re.compile(r"[A-Za-z0-9_~-]{1,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A batch that an owner of the lease has begun, written before the first batch of each owner. It counts as long
+    as the lease is not stored beyond `after`.
+
+    `through`: its last record. `arrived`: when its first record arrived at the stream, in epoch seconds. `losses`:
+    owners whose process ended while they worked on it, with this version (`code`) of your code. `is_open`:
+    the owner that wrote the claim works on it; if that owner ends without an entry, it is one more.
+    """
+
+    number: int
+    after: Checkpoint
+    through: Checkpoint
+    arrived: int | None = None
+    losses: int = 0
+    code: str | None = None
+    is_open: bool = True
+
+    def inherited(self, code: str | None) -> "Begun":
+        """As the next owner writes it, which runs the version `code`, and has not begun the batch yet. Losses under
+        another version say nothing about this one."""
+        losses = self.losses + self.is_open if code == self.code else 0
+        return replace(self, losses=min(losses, MOST_LOSSES), code=code, is_open=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +59,41 @@ class Claim:
     chain: ChainId
     id: ClaimId | None
     at: Checkpoint | None = None
+    begun: Begun | None = None
 
     def is_put_back(self, row: Checkpoint) -> bool:
         """Whether the row, with this checkpoint, was put back since the claim was written."""
         return self.at is not None and row < self.at
 
 
-class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+class _Begun(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    after: tuple[str, int]
+    through: tuple[str, int]
+    arrived: int | None
+    losses: int
+    code: str | None
+    is_open: bool
+
+
+class _State(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a claim has beside its ids. `of`: the digest of the claim's id: a worker of a former version writes
     another id and leaves this as it is."""
 
     of: str
     at: tuple[str, int] | None = None
+    begun: _Begun | None = None
 
 
 def packed_claim(claim: Claim) -> str | None:
     """What the row keeps of the claim beside its ids. None: nothing."""
     if claim.id is None or claim.at is None:
         return None
-    at = claim.at.sequence, claim.at.sub_sequence
-    return msgspec.json.encode(_State(_digest(claim.id), at)).decode()
+    found, begun = claim.begun, None
+    if found is not None:
+        places = _place(found.after), _place(found.through)
+        begun = _Begun(found.number, *places, found.arrived, found.losses, found.code, found.is_open)
+    return msgspec.json.encode(_State(_digest(claim.id), _place(claim.at), begun)).decode()
 
 
 def unpacked_claim(chain: ChainId, claim: ClaimId | None, state: str | None) -> Claim:
@@ -65,7 +106,27 @@ def unpacked_claim(chain: ChainId, claim: ClaimId | None, state: str | None) -> 
         raise ValueError(str(error)) from error
     if found.of != _digest(claim):
         return Claim(chain, claim)
-    return Claim(chain, claim, None if found.at is None else Checkpoint(*found.at))
+    at, begun = found.at, found.begun
+    return Claim(
+        chain,
+        claim,
+        None if at is None else Checkpoint(*at),
+        None
+        if begun is None
+        else Begun(
+            begun.number,
+            Checkpoint(*begun.after),
+            Checkpoint(*begun.through),
+            begun.arrived,
+            begun.losses,
+            begun.code,
+            begun.is_open,
+        ),
+    )
+
+
+def _place(checkpoint: Checkpoint) -> tuple[str, int]:
+    return checkpoint.sequence, checkpoint.sub_sequence
 
 
 def _digest(claim: ClaimId) -> str:

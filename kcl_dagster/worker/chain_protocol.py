@@ -9,7 +9,8 @@
 A crash before the decision loses nothing: the records are read again. After it, the next owner of each lease finds
 the entry, publishes the files, and goes on behind it. Delivery is exactly once, whatever the user's code does.
 
-Other than in `kcl_dagster.worker.protocol`, processes that end while they work on a batch are not counted.
+Before its first batch of a lease, a worker writes beside its claim that the batch is begun. If it ends without an
+entry, the next owner counts it, and reads the lease apart from the others: see `worker.lost_owners`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,7 @@ from typing import Final, Generic
 from kcl_dagster.application import FailureAction
 from kcl_dagster.chains.deletion import MIN_AGE_SECONDS
 from kcl_dagster.chains.entry import StoredRange
-from kcl_dagster.errors import KclError
+from kcl_dagster.errors import KclError, ProcessLost
 from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
 from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.model.lease import Lease, LeaseKey
@@ -32,8 +33,9 @@ from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
 from kcl_dagster.worker.error_class import class_of, depends_on_records
 from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.failure import Verdict
+from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Verdict
 from kcl_dagster.worker.holdings import Holding, Holdings, Unwritten
+from kcl_dagster.worker.lost_owners import LostOwners
 from kcl_dagster.worker.pending import is_pinned
 from kcl_dagster.worker.poison import middle_of
 from kcl_dagster.worker.protocol import never, nothing_complete
@@ -58,6 +60,7 @@ class ChainProtocol(Generic[D]):
     claims: Claims
     planner: Planner
     shard_ends: ShardEnds
+    losses: LostOwners
     letters: DeadLetters
     rules: WindowRules | None = None
     """By which windows stored rows are counted; None: they are not."""
@@ -82,6 +85,9 @@ class ChainProtocol(Generic[D]):
         Raises nothing that AWS, a sink or user code can cause; that is in the report and in the events.
         """
         this = Round()
+        for holding in self.holdings.holdings():
+            if self.losses.is_suspect(holding):
+                self.reading.failures.suspect(holding.key)  # it is read apart from the others
         self.reading.plan(this, self._range, lambda lease: not is_pinned(lease))
         if this.ranges:
             self.holdings.begin(this.ranges)
@@ -115,6 +121,8 @@ class ChainProtocol(Generic[D]):
         narrowed = self._narrowed.get(holding.key)
         if narrowed is not None and narrowed[0] == holding.token:
             until = narrowed[1]
+        elif until is None:
+            until = self.losses.until(holding)
         planned = self.planner.plan(lease, until)
         ahead = self._ahead.get(holding.key)
         if ahead is not None and replace(planned, number=ahead.number) == ahead:
@@ -144,7 +152,8 @@ class ChainProtocol(Generic[D]):
     def _store(
         self, this: Round, fetched: Fetched[D], found: Sequence[Progress], abandon: Callable[[], bool]
     ) -> None:
-        ours = self.reading.still_ours(this, found)
+        found = [progress for progress in found if not self._is_treated_for_losses(this, fetched, progress)]
+        ours = self._begun(this, self.reading.still_ours(this, found))
         if not ours:
             return
         chain = self.claims.chain
@@ -175,6 +184,39 @@ class ChainProtocol(Generic[D]):
                 this.report(progress.range.lease, Outcome.DROPPED, progress)
         with suppress(KclError):  # the next batch tidies up as well
             self.claims.tidy()
+
+    def _is_treated_for_losses(self, this: Round, fetched: Fetched[D], progress: Progress) -> bool:
+        """Whether the batch is not staged now, because it has ended the processes of former owners."""
+        key, holding = progress.range.lease, this.holdings[progress.range.lease]
+        losses = self.losses.of(holding, progress)
+        if losses < LOSSES_TO_NARROW:
+            return False
+        error = ProcessLost(f"the processes of {losses} workers ended while they worked on it")
+        try:
+            middle = middle_of(fetched, progress)
+            verdict = self.reading.failures.verdict_of_loss(key, losses, can_narrow=middle is not None)
+            if verdict is Verdict.RETRY:
+                return False
+            outcome = self._carry_out(this, fetched, progress, error, verdict, middle, is_lost=True)
+        except Exception as problem:
+            self.reading.tell(EventKind.BATCH_FAILED, f"while treating a poison record: {full(problem)}", key)
+            outcome = Outcome.FAILED
+        this.report(key, outcome, progress, error)
+        return True
+
+    def _begun(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
+        """Write down what is begun, where that is due: if it ends this process, the next owner counts it."""
+        begun = []
+        for progress in found:
+            key = progress.range.lease
+            try:
+                is_piece = self.reading.failures.is_lost(key)
+                self.losses.begin(this.holdings[key], progress, is_piece=is_piece)
+            except KclError as error:
+                this.report(key, Outcome.DROPPED, progress, error)
+            else:
+                begun.append(progress)
+        return begun
 
     def _stage(
         self, this: Round, fetched: Fetched[D], found: Sequence[Progress], abandon: Callable[[], bool]
@@ -281,6 +323,8 @@ class ChainProtocol(Generic[D]):
         self.reading.failed(this, keys, error)
         for progress in found:
             this.report(progress.range.lease, Outcome.FAILED, progress, error)
+            with suppress(KclError):  # then they still count
+                self.losses.survived(this.holdings[progress.range.lease])
         if len(found) > 1:
             self.reading.tell(EventKind.BATCH_FAILED, this.error, None, leases=len(keys))
             return
@@ -295,19 +339,35 @@ class ChainProtocol(Generic[D]):
     def _treat(self, this: Round, fetched: Fetched[D], progress: Progress, error: Exception) -> Outcome:
         """Carry out the failure policy for the one lease of a batch. The batch is void, so nothing of it has to be
         looked up or removed."""
-        key, failures, through = progress.range.lease, self.reading.failures, progress.through
+        key, failures = progress.range.lease, self.reading.failures
         middle = None
         if depends_on_records(error) and failures.action is not FailureAction.STOP:
             middle = middle_of(fetched, progress)
         verdict = failures.verdict(key, error, can_narrow=middle is not None)
+        return self._carry_out(this, fetched, progress, error, verdict, middle)
+
+    def _carry_out(
+        self,
+        this: Round,
+        fetched: Fetched[D],
+        progress: Progress,
+        error: Exception,
+        verdict: Verdict,
+        middle: Checkpoint | None,
+        *,
+        is_lost: bool = False,
+    ) -> Outcome:
+        key, failures, through = progress.range.lease, self.reading.failures, progress.through
         if verdict is Verdict.STOP and failures.announce(key, brief(error)):
             message = f"its batch keeps failing ({class_of(error)}): {full(error)}"
             self.reading.tell(EventKind.SHARD_STOPPED, message, key, after=str(progress.range.after))
         if through is None or verdict in (Verdict.STOP, Verdict.RETRY):
             return Outcome.FAILED
         if verdict is Verdict.NARROW and middle is not None:
+            if is_lost:
+                self.losses.narrow(this.holdings[key], middle)
             self._narrowed[key] = this.holdings[key].token, middle
-            failures.narrowed(key, through)
+            failures.narrowed(key, through, is_lost=is_lost)
             message = f"to the records through {middle}"
             self.reading.tell(EventKind.BATCH_NARROWED, message, key, records=progress.records)
             return Outcome.NARROWED

@@ -20,7 +20,7 @@ from kcl_dagster.chains.publication import chain_id, discard, publish
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import SinkError, Unsafe
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
-from kcl_dagster.model.claim import ChainId, Claim, ClaimId
+from kcl_dagster.model.claim import Begun, ChainId, Claim, ClaimId
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.worker.former_chains import FormerChains, store_errors, stored_after
 from kcl_dagster.worker.holdings import Holding, Holdings, Unwritten
@@ -36,6 +36,12 @@ class Claims:
     application: str
     worker: str
     new_id: Callable[[], str]
+    code: str | None = None
+    """The version of the consumer's code."""
+
+    _chains: set[ChainId] = field(default_factory=set)
+    """Of this worker."""
+
     _chain: Chain | None = None
     _claimed: dict[LeaseKey, tuple[int, Claim]] = field(default_factory=dict)
     """The claims of this chain, and the ownership (token) under which each was written."""
@@ -56,6 +62,7 @@ class Claims:
         """The chain in which the next batch is decided."""
         if self._chain is None or self._chain.is_over:
             self._chain = Chain(self.entries, chain_id(self.application, self.worker, self.new_id()), self.new_id)
+            self._chains.add(self._chain.id)
             self._claimed.clear()
             self._tried.clear()
             self._decided.clear()
@@ -87,12 +94,20 @@ class Claims:
             if former.chain == self.chain.id:  # the lease was lost, and came back
                 self.chain.is_over = True
             settlement = self._former_chains.of(former.chain)
-        claim = Claim(self.chain.id, ClaimId(self.new_id()))
+        claim = Claim(self.chain.id, ClaimId(self.new_id()), begun=self._inherited(former, is_own=is_own))
         self._tried[key] = claim
         self.holdings.claim(key, token, claim, lambda lease: stored_after(lease, settlement))
         del self._tried[key]
         self._claimed[key] = token, claim
         self._decided[key] = self.holdings.stored_to(key) or TRIM_HORIZON
+
+    def _inherited(self, former: Claim | None, *, is_own: bool) -> Begun | None:
+        """What a former owner has begun. The holdings leave it out if it is stored."""
+        if former is None or former.id is None or former.begun is None:
+            return None
+        if is_own or former.chain in self._chains:
+            return former.begun  # of this process, which lives
+        return former.begun.inherited(self.code)
 
     def claim_id(self, key: LeaseKey) -> ClaimId | None:
         """Under which the records of the lease are read."""

@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from kcl_dagster.errors import KclError, LeaseLost
-from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
-from kcl_dagster.model.claim import ChainId, Claim
+from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.claim import Begun, ChainId, Claim
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.runtime import Runtime
@@ -307,6 +307,26 @@ class Holdings:
                 }
             held.claimed, held.is_deciding = claim, False
 
+    def begin_batch(self, key: LeaseKey, token: int, begun: Begun) -> None:
+        """Write beside the claim that a batch is begun. Raises as `renew`, or EndWasWritten."""
+        held = self._find(key, token)
+        with held.lock:
+            self._ready_to_go_on(held, token)
+            if held.claimed is None:
+                raise LeaseLost(key, "no chain has claimed it")
+            if held.unwritten is None:
+                held.unwritten = Unwritten(held.lease.checkpoint or TRIM_HORIZON)
+            self._write_down(held, claim=replace(held.claimed, begun=begun))
+
+    def begun(self, key: LeaseKey) -> Begun | None:
+        """The batch that was begun and is not stored, as the row says."""
+        held = self._held.get(key)
+        claim = None if held is None else held.lease.claim
+        if claim is None or claim.begun is None:
+            return None
+        stored = self.stored_to(key)
+        return claim.begun if stored is None or stored <= claim.begun.after else None
+
     def end_claim(self, key: LeaseKey, token: int, stored: Callable[[Lease], Unwritten]) -> None:
         """Name no chain any more. `stored`: as for `claim`. Raises as `renew`, or EndWasWritten."""
         held = self._find(key, token)
@@ -533,8 +553,9 @@ class Holdings:
         stored = held.in_flight = held.unwritten
         assert stored is not None
         held.unwritten = None
-        if not ends_claim and (claim or held.claimed) is not None:
-            claim = replace(claim or held.claimed, at=stored.through)
+        kept = claim or held.claimed
+        if kept is not None and not ends_claim:
+            claim = _renewed_claim(kept, stored.through)
         sent = self._runtime.clock.monotonic()
         with self._dropping(held):
             written = self._table.checkpoint(
@@ -549,6 +570,8 @@ class Holdings:
                 caught_up=_catching_up(held),
             )
         held.in_flight = None
+        if held.claimed is not None and not ends_claim:
+            held.claimed = claim
         self._wrote(held, written, sent)
 
     def _end_claim(self, held: _Held) -> None:
@@ -675,6 +698,12 @@ def _catching_up(held: _Held) -> CaughtUp:
         held.lease = lease
 
     return caught_up
+
+
+def _renewed_claim(claim: Claim, at: Checkpoint) -> Claim:
+    """A claim as it is written with the checkpoint `at`: a batch that is stored was not the one that ended them."""
+    begun = claim.begun
+    return replace(claim, at=at, begun=begun if begun is not None and begun.after >= at else None)
 
 
 def _newer_moment(held: _Held, committed: int | None = None) -> int | None:

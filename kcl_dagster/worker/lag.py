@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from kcl_dagster.model.claim import Begun
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.pending import pin_of
@@ -48,9 +49,19 @@ def unstored_of(leases: Iterable[Lease], failing: Collection[LeaseKey]) -> dict[
         pin = pin_of(lease)
         if pin is not None and pin.arrived is not None:
             found[lease.key] = Unstored(pin.number, pin.arrived)
+        elif (begun := begun_of(lease)) is not None and begun.arrived is not None:
+            found[lease.key] = Unstored(begun.number, begun.arrived)
         elif lease.key in failing and lease.stored_through is not None:
             found[lease.key] = Unstored(lease.batch, lease.stored_through)
     return found
+
+
+def begun_of(lease: Lease) -> Begun | None:
+    """The batch that an owner of the lease with a chain has begun, and that the row does not have."""
+    begun = None if lease.claim is None else lease.claim.begun
+    if begun is None or (lease.checkpoint is not None and lease.checkpoint > begun.after):
+        return None
+    return begun
 
 
 class Lag:

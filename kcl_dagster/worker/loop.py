@@ -41,6 +41,7 @@ from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.lag import Lag, LagReport, unstored_of
 from kcl_dagster.worker.left_claims import LeftClaims
+from kcl_dagster.worker.lost_owners import LostOwners
 from kcl_dagster.worker.outage import Outage
 from kcl_dagster.worker.parents import Parents
 from kcl_dagster.worker.pending import is_pinned
@@ -232,7 +233,9 @@ class Worker(Generic[D]):
         )
         if chains is None:
             return batches
-        claims = Claims(chains.entries, self.holdings, application.name, str(self.identity.worker), runtime.new_id)
+        claims = Claims(
+            chains.entries, self.holdings, application.name, str(self.identity.worker), runtime.new_id, around.code
+        )
         in_chains = ChainProtocol(
             reading_batches,
             self.holdings,
@@ -240,6 +243,7 @@ class Worker(Generic[D]):
             claims,
             planner,
             shard_ends,
+            LostOwners(self.holdings, around.code),
             around.dead_letters,
             rules,
             self.completeness.last,
