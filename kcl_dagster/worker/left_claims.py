@@ -1,4 +1,5 @@
-"""Claims of chains in the leases of a worker that decides its batches in the leases themselves.
+"""Claims of chains in the leases of a worker that decides its batches in the leases themselves, or that gives its
+shards to record processors.
 
 A lease has one where the setting of the sink was changed, and its last owner ended without giving it up.
 """
@@ -33,6 +34,9 @@ class LeftClaims:
             )
         pin = pin_of(lease)
         if pin is not None and binds(pin):
+            if lease.claim.id is None:  # the chain is from before a reset, and the batch from after it
+                self.former_chains.of(lease.claim.chain)
+                return lease  # the claim ends once the batch is stored
             raise Unsafe(
                 f"{key} names a chain and is pinned to batch {pin.number}, which a worker of a former version has "
                 "begun without settling the chain: some of its records may be stored twice. Reset the lease"

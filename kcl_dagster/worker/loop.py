@@ -204,8 +204,16 @@ class Worker(Generic[D]):
         rules = self._window_rules()
         if around.processors is not None:
             reading = self._reading(around.processors, failures)
+            claims_refused = LeftClaims(self.holdings, None)
             return ProcessorProtocol(
-                reading, self.holdings, around.processors, planner, shard_ends, around.dead_letters, rules
+                reading,
+                self.holdings,
+                around.processors,
+                planner,
+                shard_ends,
+                around.dead_letters,
+                claims_refused,
+                rules,
             )
         chains = around.chains
         reading_batches = self._reading(around.engine, failures)

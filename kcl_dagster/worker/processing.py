@@ -26,6 +26,7 @@ from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Verdict
 from kcl_dagster.worker.holdings import Holding, Holdings
+from kcl_dagster.worker.left_claims import LeftClaims
 from kcl_dagster.worker.protocol import never
 from kcl_dagster.worker.ranges import Planner
 from kcl_dagster.worker.reading import Reading, Round
@@ -49,6 +50,7 @@ class ProcessorProtocol:
     planner: Planner
     shard_ends: ShardEnds
     letters: DeadLetters
+    claims: LeftClaims
     rules: WindowRules | None = None
     """By which windows records are counted; None: they are not."""
 
@@ -104,7 +106,8 @@ class ProcessorProtocol:
         self.seats.close()
 
     def _range(self, holding: Holding) -> Range:
-        planned = replace(self.planner.plan(holding.lease), through=None, first=None)
+        lease = holding.lease if holding.lease.claim is None else self.claims.end(holding)
+        planned = replace(self.planner.plan(lease), through=None, first=None)
         process = self._processes.get(holding.key)
         if process is None or process.position == planned.after:
             return planned

@@ -8,9 +8,10 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.claim import ChainId, Claim, ClaimId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from kcl_dagster.worker.report import Outcome
 from tests.unit.worker.chains import ChainWorld
-from tests.unit.worker.kit import Killed, Run
+from tests.unit.worker.kit import Data, Killed, Run
 
 A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
 
@@ -150,3 +151,59 @@ def test_a_lease_that_a_former_version_has_pinned_without_settling_its_chain_is_
     assert all(one.outcome is not Outcome.COMMITTED for one in report.leases if one.lease == A)
     assert [row for row in [*world.store.everything(), *world.stored()] if row[0] == A] == stored
     assert "Reset the lease" in str([event.message for event in run.events])
+
+
+class NeverCheckpoints(RecordProcessorBase):
+    def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+        """Keeps its places elsewhere."""
+
+
+def test_a_record_processor_reads_no_lease_that_names_a_chain() -> None:
+    """What is stored beyond the checkpoint is in the chain, and a processor has no sink that could find it."""
+    world = new_world()
+    killed = world.chain_worker("w1")
+    assert ends_at(world, killed, 45)
+    claimed = {key for key in (A, B) if world.lease(key).claim is not None}
+    assert claimed
+    processor = world.worker("p", processors=NeverCheckpoints)
+    world.assign(processor)
+    for _ in range(20):
+        processor.round()
+        world.clock.advance(30)
+        processor.worker.step_renewal()
+    refused = {event.lease for event in processor.events if event.kind is EventKind.FETCH_FAILED}
+    assert refused == claimed
+    assert any("Start workers with that sink once more" in event.message for event in processor.events)
+    assert all(world.lease(key).pending_checkpoint is None for key in claimed)
+    follows(world, world.chain_worker("w3"))
+
+
+def test_a_batch_that_another_sink_began_after_a_reset_is_finished_beside_the_chain_from_before() -> None:
+    world = ChainWorld(shards=1)
+    world.stream.put(A, *(f"record {number}" for number in range(7)))
+    former = world.chain_worker("w1")
+    world.assign(former)
+    former.round()
+    world.leases.release(world.lease(A))
+    world.leases.rewind(world.lease(A), TRIM_HORIZON)
+    assert world.lease(A).claim is not None
+    other = world.worker("other")
+    world.assign(other)
+    other.sink.refuses = ends_with_the_batch
+    with pytest.raises(Killed):
+        other.round()
+    assert world.lease(A).pending_checkpoint is not None
+    run = world.chain_worker("w2")
+    world.assign(run)
+    for _ in range(10):
+        run.round()
+        world.clock.advance(30)
+        run.worker.step_renewal()
+    assert EventKind.FETCH_FAILED not in run.kinds()
+    assert {row[1] for row in [*world.stored(), *world.store.everything()]} == {
+        row[1] for row in world.stream.everything()
+    }
+
+
+def ends_with_the_batch(_: Data) -> None:
+    raise Killed("before it is stored")
