@@ -23,6 +23,7 @@ from kcl_dagster.application import Position
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import Shard
+from kcl_dagster.model.stored import nothing_since
 from kcl_dagster.model.stream import StreamIdentifier
 
 # Positions that include records which are already in the stream: closed shards are then wanted themselves.
@@ -42,10 +43,20 @@ class SyncPlan:
     gone: tuple[Lease, ...] = ()
 
 
-def plan_first_sync(shards: Iterable[Shard], start: Position, stream: StreamIdentifier | None = None) -> SyncPlan:
-    """For a stream without leases: one for each shard that the service lists for the initial position."""
+def plan_first_sync(
+    shards: Iterable[Shard],
+    start: Position,
+    stream: StreamIdentifier | None = None,
+    counted_since: int | None = None,
+) -> SyncPlan:
+    """For a stream without leases: one for each shard that the service lists for the initial position.
+
+    `counted_since`: see `StartPosition`. Children are not concerned: their parents have the earlier windows.
+    """
     checkpoint = Checkpoint(start.value)
-    return SyncPlan(tuple(new_lease(shard, checkpoint, stream) for shard in in_order(shards)))
+    stored = None if counted_since is None else nothing_since(counted_since, checkpoint)
+    leases = (new_lease(shard, checkpoint, stream) for shard in in_order(shards))
+    return SyncPlan(tuple(replace(lease, stored=stored) for lease in leases))
 
 
 def plan_sync(

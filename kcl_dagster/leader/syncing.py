@@ -406,7 +406,7 @@ class Syncer:
                     f"the listing of its first shards lacks hash keys {hole}; it is read again next tick"
                 )
             state.shards, state.open_shards = (), _open(opened)
-            return plan_first_sync(opened, start.position, identifier)
+            return plan_first_sync(opened, start.position, identifier, start.counted_since)
         shards = tuple(self._streams.shards(name))
         plan = plan_sync(shards, leases, start.position, identifier, as_kcl=as_kcl)
         begins_anew = any(lease.checkpoint == LATEST for lease in plan.creates)

@@ -49,6 +49,13 @@ class StreamView:
     def is_recreated(self) -> bool:
         return self.start is not None and self.start.stream_created != self.created
 
+    @property
+    def counted_since(self) -> int | None:
+        """See `StartPosition`. Of a stream that was created anew, since when it is the only one of its name."""
+        if self.is_recreated:
+            return self.created + 1  # `created` has no fraction
+        return None if self.start is None else self.start.counted_since
+
 
 @dataclass(frozen=True, slots=True)
 class StreamReset:
@@ -404,9 +411,10 @@ def _carry_out(
     # Before, so that it is done whatever becomes of this process; and after, for a leader that advances in between.
     desk.completeness.set_back(back_to, unless_known=unless_known)
     for plan in plans:
-        if plan.start is not None:
-            desk.starts.replace(plan.start)
         since = counted_since(plan.view, target, desk.runtime.clock.now())
+        if plan.start is not None:
+            floor = since if plan.view.is_recreated else plan.view.counted_since
+            desk.starts.replace(replace(plan.start, counted_since=floor))
         for lease in plan.rewind:
             free = _freed(desk, lease) if lease.key in dead else lease
             if free is None or desk.leases.rewind(free, target.checkpoint, since) is None:
@@ -437,7 +445,9 @@ def counted_since(view: StreamView, target: Target, now: float) -> int | None:
     if not target.checkpoint.is_initial_position:
         return None
     place = 0 if target.timestamp_ms is None else -(-target.timestamp_ms // 1000)
-    return math.ceil(now) if max(place, view.created) <= now - view.retention else place
+    if max(place, view.created) <= now - view.retention:
+        return math.ceil(now)
+    return max(place, view.counted_since or 0)
 
 
 def _complete_through(desk: Desk, plans: Sequence[StreamReset], target: Target) -> int | None:

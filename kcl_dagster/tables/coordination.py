@@ -168,6 +168,7 @@ START_POSITION: Final = "position"
 START_TIMESTAMP: Final = "startsAt"  # epoch milliseconds
 START_CREATED: Final = "streamCreated"  # epoch seconds
 START_ADOPTED: Final = "isAdopted"
+START_COUNTED: Final = "countedSince"  # epoch seconds
 
 
 def save_memory(place: Place, document: bytes, layout_version: int) -> Request:

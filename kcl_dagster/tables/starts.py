@@ -18,6 +18,7 @@ from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, Reader, Value, n, s
 from kcl_dagster.tables.attributes import START_POSITION as START_ENTITY
 from kcl_dagster.tables.coordination import (
     START_ADOPTED,
+    START_COUNTED,
     START_CREATED,
     START_POSITION,
     START_STREAM,
@@ -43,6 +44,10 @@ class StartPosition:
 
     is_adopted: bool = False
     """The stream had leases before: other workers have read a part of it, and it is not known which."""
+
+    counted_since: int | None = None
+    """Epoch seconds, after a reset of a stream that was created anew: the leases with the counts of the former one
+    are gone, so what is stored of windows that begin earlier is not known. None: it is known from the start on."""
 
 
 class StartTable:
@@ -132,6 +137,7 @@ class StartTable:
             timestamp_ms=reader.whole(START_TIMESTAMP),
             stream_created=reader.required_whole(START_CREATED),
             is_adopted=reader.flag(START_ADOPTED) or False,
+            counted_since=reader.whole(START_COUNTED),
         )
 
 
@@ -141,4 +147,6 @@ def _values(start: StartPosition) -> dict[str, Value]:
         values[START_TIMESTAMP] = n(start.timestamp_ms)
     if start.is_adopted:
         values[START_ADOPTED] = {"BOOL": True}
+    if start.counted_since is not None:
+        values[START_COUNTED] = n(start.counted_since)
     return values

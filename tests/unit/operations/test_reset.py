@@ -308,6 +308,44 @@ def test_a_recreated_stream_is_begun_anew(shop: Shop) -> None:
     assert len(shop.leases()) == 3
 
 
+def created_anew(shop: Shop) -> int:
+    """The stream of an application that has stored records is created anew. Returns when."""
+    progressed(shop)
+    shop.kinesis.delete_stream(StreamName=STREAM)
+    shop.clock.advance(7200)
+    shop.kinesis.create_stream(StreamName=STREAM, ShardCount=2)
+    created = int(shop.clock.now())
+    shop.clock.advance(100)
+    return created
+
+
+def known_windows(shop: Shop, *starts: int) -> list[bool]:
+    leases = list(shop.leases().values())
+    assert len(leases) == 2
+    return [window_counts(leases, start).is_known for start in starts]
+
+
+def test_the_window_in_which_a_stream_was_created_anew_has_no_known_numbers(shop: Shop) -> None:
+    """The leases with the counts of the former stream are gone."""
+    created = created_anew(shop)
+    reset(shop.desk, target(shop, "trim_horizon"))
+    shop.desk.control.save(Control())
+    shop.clock.advance(120)
+    assert shop.tick().ok
+    windows = (0, created - 1, created + 1)
+    assert known_windows(shop, *windows) == [False, False, True]
+    shop.desk.control.save(Control(paused=True, changed_by="olga"))
+    reset(shop.desk, target(shop, "trim_horizon"))
+    assert known_windows(shop, *windows) == [False, False, True], "a later reset does not bring them back"
+
+
+def test_numbers_from_before_a_stream_was_created_anew_are_not_known_after_two_resets_at_once(shop: Shop) -> None:
+    created = created_anew(shop)
+    for _ in range(2):  # the second one makes the leases, and not the leader
+        reset(shop.desk, target(shop, "trim_horizon"))
+    assert known_windows(shop, created - 1, created + 1) == [False, True]
+
+
 @pytest.mark.parametrize(("to", "expected"), [("trim_horizon", -86_410), ("latest", -60), ("moment", -7200)])
 def test_a_reset_sets_back_through_when_the_application_is_complete(shop: Shop, to: str, expected: int) -> None:
     progressed(shop)

@@ -39,7 +39,9 @@ def test_the_first_decision_stands(starts: StartTable) -> None:
 
 
 def test_streams_decide_for_themselves(starts: StartTable) -> None:
-    clicks = StartPosition("123456789012:clicks:17", Position.TRIM_HORIZON, None, 17, is_adopted=True)
+    clicks = StartPosition(
+        "123456789012:clicks:17", Position.TRIM_HORIZON, None, 17, is_adopted=True, counted_since=19
+    )
     starts.record(ORDERS)
     starts.record(clicks)
     assert starts.all() == {"orders": ORDERS, "123456789012:clicks:17": clicks}
