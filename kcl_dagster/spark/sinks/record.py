@@ -80,9 +80,9 @@ def _why_strange(table: str, part: Part, latest: int) -> str:
         )
     return (
         f"{table} has batch {latest} of {part.lease} already, and what came is batch {part.number} ({part.after} "
-        f"to {part.through}), which it does not hold. The lease was probably put back by hand or by another "
-        "program: kcl-dagster reset gives it numbers that the table has not seen; what is read again is then "
-        "stored again"
+        f"to {part.through}), which it does not hold. The row of the lease was probably put back by hand: "
+        "remove kdBatch from it, and its next batch has a number above all of the table's; records that are read "
+        "again are stored again"
     )
 
 
