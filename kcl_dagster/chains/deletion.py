@@ -16,6 +16,7 @@ from kcl_dagster.chains.settlement import settle
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.model.claim import ChainId
 
+CHAINS_A_TURN: Final = 50  # some ten requests each, between two batches
 MIN_AGE_SECONDS: Final = 86_400.0  # far above a lease duration, and above the difference between clocks
 
 
@@ -29,7 +30,7 @@ def delete_chains(
 ) -> list[ChainId]:
     """Delete the application's chains that were closed until `before` (epoch seconds by the store's clock), close
     those that are open and whose last entry is as old, and remove what was staged as long ago for chains without
-    entries. Returns the chains that were deleted.
+    entries. Returns the chains that were deleted. Treats CHAINS_A_TURN at most.
 
     `named`: the chains that the rows of the application's leases name, read when `before` had passed by
     MIN_AGE_SECONDS.
@@ -37,10 +38,14 @@ def delete_chains(
     beginning = beginning_of(application)
     garbage = left_behind(entries.files, beginning, before, entries.chains(beginning))
     entries.files.delete(garbage)
-    deleted = []
+    deleted: list[ChainId] = []
+    treated: list[ChainId] = []
     for chain, (number, modified) in sorted(entries.chains(beginning).items()):
         if chain in named or modified > before:
             continue
+        if len(treated) == CHAINS_A_TURN:
+            break
+        treated.append(chain)
         is_closed = isinstance(entries.read(chain, number), ClosingEntry)
         settle(entries, chain, by, new_id)
         if is_closed:

@@ -60,6 +60,8 @@ class Claim:
     id: ClaimId | None
     at: Checkpoint | None = None
     begun: Begun | None = None
+    place: str | None = None
+    """A digest of the path beside whose data the chain is. None: not known."""
 
     def is_put_back(self, row: Checkpoint) -> bool:
         """Whether the row, with this checkpoint, was put back since the claim was written."""
@@ -83,6 +85,7 @@ class _State(msgspec.Struct, frozen=True, omit_defaults=True):
     of: str
     at: tuple[str, int] | None = None
     begun: _Begun | None = None
+    place: str | None = None
 
 
 def packed_claim(claim: Claim) -> str | None:
@@ -93,7 +96,7 @@ def packed_claim(claim: Claim) -> str | None:
     if found is not None:
         places = _place(found.after), _place(found.through)
         begun = _Begun(found.number, *places, found.arrived, found.losses, found.code, found.is_open)
-    return msgspec.json.encode(_State(_digest(claim.id), _place(claim.at), begun)).decode()
+    return msgspec.json.encode(_State(_digest(claim.id), _place(claim.at), begun, claim.place)).decode()
 
 
 def unpacked_claim(chain: ChainId, claim: ClaimId | None, state: str | None) -> Claim:
@@ -122,6 +125,7 @@ def unpacked_claim(chain: ChainId, claim: ClaimId | None, state: str | None) -> 
             begun.code,
             begun.is_open,
         ),
+        found.place,
     )
 
 

@@ -46,6 +46,7 @@ from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
 from kcl_dagster.worker.staging import StagedBatch, StagingSink
 from kcl_dagster.worker.stored_counts import WindowRules
 
+FIRST_DELETION_SECONDS: Final = 600.0  # also workers that live for less than an hour delete chains
 DELETION_SECONDS: Final = 3600.0  # a list of the chains and a scan of the leases each time
 
 
@@ -101,11 +102,16 @@ class ChainProtocol(Generic[D]):
     def close(self) -> None:
         """Nothing is left between rounds: a batch that was not decided is void."""
 
+    def leave(self) -> None:
+        """After all leases were given up."""
+        with suppress(KclError):  # another worker deletes it a day later
+            self.claims.leave()
+
     def _delete_chains(self) -> None:
         """Once an hour, and not at once: workers that begin together do other things first."""
         now = self.reading.clock.monotonic()
         if self._deletion_due is None or now < self._deletion_due or self.scan is None:
-            self._deletion_due = now + DELETION_SECONDS if self._deletion_due is None else self._deletion_due
+            self._deletion_due = now + FIRST_DELETION_SECONDS if self._deletion_due is None else self._deletion_due
             return
         self._deletion_due = now + DELETION_SECONDS
         before = self.reading.service_time() - MIN_AGE_SECONDS
@@ -280,7 +286,8 @@ class ChainProtocol(Generic[D]):
     def _go_on_behind(self, this: Round, progress: Progress, through: Checkpoint) -> None:
         """Nothing is stored of the range. If the worker ends before the next renewal, it is read again."""
         holding = this.holdings[progress.range.lease]
-        stored = Unwritten(through, stored_through(progress), self._no_counts(this, progress))
+        number = progress.range.number
+        stored = Unwritten(through, stored_through(progress), self._no_counts(this, progress), number)
         self.holdings.stored(holding.key, holding.token, stored)
 
     def _no_counts(self, this: Round, progress: Progress) -> BatchCounts | None:

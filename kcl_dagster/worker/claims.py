@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.deletion import delete_chains
 from kcl_dagster.chains.entry import PublishingEntry, StagedFile, StoredRange
-from kcl_dagster.chains.publication import chain_id, discard, publish
+from kcl_dagster.chains.publication import chain_id, discard, folder_of, publish, staged
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import SinkError, Unsafe
-from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import Begun, ChainId, Claim, ClaimId
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.worker.former_chains import FormerChains, store_errors, stored_after
@@ -93,8 +93,13 @@ class Claims:
         else:
             if former.chain == self.chain.id:  # the lease was lost, and came back
                 self.chain.is_over = True
-            settlement = self._former_chains.of(former.chain)
-        claim = Claim(self.chain.id, ClaimId(self.new_id()), begun=self._inherited(former, is_own=is_own))
+            settlement = self._former_chains.of_claim(key, former)
+        claim = Claim(
+            self.chain.id,
+            ClaimId(self.new_id()),
+            begun=self._inherited(former, is_own=is_own),
+            place=self._former_chains.place,
+        )
         self._tried[key] = claim
         self.holdings.claim(key, token, claim, lambda lease: stored_after(lease, settlement))
         del self._tried[key]
@@ -140,7 +145,7 @@ class Claims:
                 return False
             self._publish(chain, entry)
         for one in ranges:
-            stored = Unwritten(one.through, one.stored_through, one.counts)
+            stored = Unwritten(one.through, one.stored_through, one.counts, one.number)
             self._decided[one.lease] = one.through
             self.holdings.stored(one.lease, tokens[one.lease], stored)
         self.holdings.end_decision(tokens)
@@ -166,6 +171,20 @@ class Claims:
             deleted = chain.delete_entries()
         chain.is_over = chain.waits_without(self.holdings.claimed(chain.id))
         return deleted
+
+    def leave(self) -> None:
+        """Remove the chain of this worker, which has let go of its leases, if all its claims were ended: no row
+        names it, and no process looks for it. Else its leases' next owners settle it."""
+        chain = self._chain
+        if chain is None or chain.is_over or self._tried:
+            return
+        rows = self.holdings.written(chain.id)
+        if all(rows.get(key) == SHARD_END for key in self._claimed):
+            with store_errors(self.entries, self.worker, "could not be removed"):
+                self.entries.files.delete(staged(self.entries.files, chain.id))
+                self.entries.files.remove_empty(folder_of(chain.id))
+                self.entries.forget(chain.id)
+            chain.is_over = True
 
     def delete_former(self, named: Collection[ChainId], before: float) -> list[ChainId]:
         """Delete chains of the application, see `chains.deletion`. `named`: by the rows of all its leases."""

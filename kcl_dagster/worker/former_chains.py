@@ -1,5 +1,6 @@
 """The chains of former owners, settled, and what they have stored of a lease."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -8,10 +9,10 @@ from typing import Final
 
 from kcl_dagster.chains.settlement import Settlement, settle
 from kcl_dagster.chains.store import Entries
-from kcl_dagster.errors import SinkError
+from kcl_dagster.errors import SinkError, Unsafe
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
-from kcl_dagster.model.claim import ChainId
-from kcl_dagster.model.lease import Lease
+from kcl_dagster.model.claim import ChainId, Claim
+from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.worker.holdings import Unwritten
 
 SETTLED_KEPT: Final = 8  # settlements: the leases of a worker that ended are mostly taken together
@@ -25,6 +26,21 @@ class FormerChains:
     worker: str
     new_id: Callable[[], str]
     _settled: dict[ChainId, Settlement] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """Beside which data these chains are, see `Claim`."""
+        return hashlib.sha256(self.entries.files.root.encode()).hexdigest()[:12]
+
+    def of_claim(self, key: LeaseKey, claim: Claim) -> Settlement:
+        """The settled chain of a claim. Raises Unsafe for a claim whose chain is beside other data."""
+        if claim.place is None or claim.place == self.place:
+            return self.of(claim.chain)
+        raise Unsafe(
+            f"{key}: its last worker decided batches in chain {claim.chain}, which is not below "
+            f"{self.entries.files.root}, and may have stored more than the checkpoint says. Start workers with the "
+            "former path of the sink once more and stop them, which settles the lease; or reset it"
+        )
 
     def of(self, chain: ChainId) -> Settlement:
         """A chain that was settled has no more entries, so that it need not be read again."""
@@ -56,5 +72,5 @@ def stored_after(lease: Lease, settlement: Settlement | None) -> Unwritten:
     if lease.claim.is_put_back(row):
         return nothing  # its records are wanted again
     found = settlement.progress(lease.key, lease.claim.id, row)
-    parts = [Unwritten(one.through, one.stored_through, one.counts) for one in found]
+    parts = [Unwritten(one.through, one.stored_through, one.counts, one.number) for one in found]
     return reduce(Unwritten.followed_by, parts) if parts else nothing

@@ -52,18 +52,20 @@ class Holding:
 @dataclass(frozen=True, slots=True)
 class Unwritten:
     """What a worker that decides its batches in a chain has stored since the checkpoint of a lease. The next
-    renewal writes it. `counts`: None if they are not known."""
+    renewal writes it. `counts`: None if they are not known. `number`: of the last batch."""
 
     through: Checkpoint
     stored_through: int | None = None
     counts: BatchCounts | None = None
+    number: int | None = None
 
     def followed_by(self, later: "Unwritten") -> "Unwritten":
         known = [moment for moment in (self.stored_through, later.stored_through) if moment is not None]
         counts = None
         if self.counts is not None and later.counts is not None:
             counts = self.counts.followed_by(later.counts)
-        return Unwritten(later.through, max(known, default=None), counts)
+        numbers = [number for number in (self.number, later.number) if number is not None]
+        return Unwritten(later.through, max(known, default=None), counts, max(numbers, default=None))
 
 
 @dataclass(slots=True)
@@ -561,6 +563,7 @@ class Holdings:
             written = self._table.checkpoint(
                 held.lease,
                 stored.through,
+                batch=_next_number(held.lease, stored),
                 children=children,
                 throughput_kbps=self._published(held.lease.key),
                 stored_through=_newer_moment(held, stored.stored_through),
@@ -588,6 +591,7 @@ class Holdings:
             held.lease = self._table.checkpoint(
                 held.lease,
                 checkpoint,
+                batch=None if stored is None else _next_number(held.lease, stored),
                 stored_through=None if stored is None else _newer_moment(held, stored.stored_through),
                 counts=None if stored is None else stored.counts,
                 ends_claim=True,
@@ -698,6 +702,11 @@ def _catching_up(held: _Held) -> CaughtUp:
         held.lease = lease
 
     return caught_up
+
+
+def _next_number(lease: Lease, stored: Unwritten) -> int | None:
+    """Numbers of batches only grow, and late rows are told by them."""
+    return None if stored.number is None else max(stored.number, lease.batch + 1)
 
 
 def _renewed_claim(claim: Claim, at: Checkpoint) -> Claim:

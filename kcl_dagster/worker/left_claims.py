@@ -41,6 +41,6 @@ class LeftClaims:
                 f"{key} names a chain and is pinned to batch {pin.number}, which a worker of a former version has "
                 "begun without settling the chain: some of its records may be stored twice. Reset the lease"
             )
-        settlement = self.former_chains.of(lease.claim.chain)
+        settlement = self.former_chains.of_claim(key, lease.claim)
         self.holdings.end_claim(key, token, lambda row: stored_after(row, settlement))
         return self.holdings.settled(key, token)

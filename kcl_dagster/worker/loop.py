@@ -10,13 +10,13 @@
 Everything is a step: `run` and its threads call the steps in real time, a simulator calls them one by one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Generic, Protocol
 
-from kcl_dagster.errors import ConfigurationError, KclError
+from kcl_dagster.errors import ConfigurationError, KclError, Unsafe
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stored import MOST_BYTES, MOST_BYTES_BETWEEN_RUNS
 from kcl_dagster.model.stream import StreamIdentifier
@@ -25,6 +25,7 @@ from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.model.worker import SHARDS_TOLD, STOPPED_TOLD, WorkerState
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control
+from kcl_dagster.tables.reading import ScanResult
 from kcl_dagster.worker.attempts import unfinished
 from kcl_dagster.worker.batch import D, KeepingCompleteness, R, Reader, Remembering
 from kcl_dagster.worker.bound import Activity, BoundWatch
@@ -255,7 +256,7 @@ class Worker(Generic[D]):
             around.dead_letters,
             rules,
             self.completeness.last,
-            lambda: around.leases.scan().leases,
+            lambda: _readable(around.leases.scan()),
         )
         return PinnedFirst(self.holdings, replace(batches, is_wanted=is_pinned), in_chains)
 
@@ -562,6 +563,8 @@ class Worker(Generic[D]):
         self.heartbeat.stop()
         self._let_go()
         self.discoverer.give_back()
+        if isinstance(self.protocol, PinnedFirst):
+            self.protocol.chains.leave()
 
     def _let_go(self, *, unless_pinned: bool = False) -> None:
         held = self.holdings.keys()
@@ -577,3 +580,10 @@ class Worker(Generic[D]):
             else:
                 outage.succeeded(key)
         outage.end()
+
+
+def _readable(scan: ScanResult) -> Sequence[Lease]:
+    """All leases. Raises Unsafe if a row cannot be read: it may name a chain."""
+    if scan.unreadable:
+        raise Unsafe(f"rows of the lease table cannot be read, the first of them: {scan.unreadable[0]}")
+    return scan.leases
