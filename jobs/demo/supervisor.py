@@ -137,6 +137,7 @@ class Supervisor:
             dynamodb=embedded.client("dynamodb", endpoint.url),
             dagster=self._api,
         )
+        self._leases: Mapping[LeaseKey, Lease] = {}
         self._landed = landed.LandedCount(self._table)
         self._tell.line(f"Dagster's UI comes up at http://127.0.0.1:{self._settings.port}")
 
@@ -151,25 +152,22 @@ class Supervisor:
         duration = self._settings.duration
         story = Story(duration or float("inf"))
         started = time.monotonic()
-        leases = self._fleet.leases()
+        self._leases = self._fleet.leases()
         next_report = moved = started
         seen: object = None
         while True:
             self._look()
             elapsed = time.monotonic() - started
-            now = self._fleet.leases()
-            for line in changes.describe(leases, now):
-                self._tell.event(line)
-            leases = now or leases
+            self._tell_changes()
             if time.monotonic() >= next_report:
-                self._report(changes.summary(leases.values()))
+                self._report(changes.summary(self._leases.values()))
                 next_report = time.monotonic() + REPORT_SECONDS
             if duration is None:
                 continue
             step = story.due(elapsed)
             if step is not None and self._ready(step) and self._do(step):
                 story.tell(step)
-            if (sight := self._progress(leases)) != seen:
+            if (sight := self._progress(self._leases)) != seen:
                 seen, moved = sight, time.monotonic()
             is_stuck = time.monotonic() - moved >= READY_PATIENCE_SECONDS
             if elapsed >= duration and (story.is_told or is_stuck):
@@ -180,6 +178,13 @@ class Supervisor:
                         f"{READY_PATIENCE_SECONDS:g} s; the verdict is on what was produced and stored"
                     )
                 return
+
+    def _tell_changes(self) -> None:
+        """What became of the leases since the last look."""
+        now = self._fleet.leases()
+        for line in changes.describe(self._leases, now):
+            self._tell.event(line)
+        self._leases = now or self._leases
 
     def _look(self) -> None:
         """Wait a little; raise Ended when there is a reason to."""
@@ -246,6 +251,7 @@ class Supervisor:
                 raise Ended
             if self._dagster.ended:
                 self._fail(f"dagster dev ended by itself; its last words are in {self._dagster.log}")
+            self._tell_changes()
             now = self._landed()
             if now != stored:
                 stored, moved = now, time.monotonic()
@@ -273,6 +279,7 @@ class Supervisor:
                 return verdict if verdict.holds else judge_minutes(finished, arrived, told, self._api.unfinished())
             if len(told) != seen:
                 seen, moved = len(told), time.monotonic()
+            self._tell_changes()
             self._wake.wait(LOOK_SECONDS)
             if self._end is not None:
                 raise Ended

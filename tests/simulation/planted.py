@@ -275,9 +275,9 @@ MUTANTS: Final = (
     Mutant(
         "the first sync looks at open shards only",
         _SYNCING,
-        "            return plan_first_sync(opened, start.position, identifier)",
+        "            return plan_first_sync(opened, start.position, identifier, start.counted_since)",
         "            opened = [shard for shard in self._streams.shards(name) if shard.is_open]\n"
-        "            return plan_first_sync(opened, start.position, identifier)",
+        "            return plan_first_sync(opened, start.position, identifier, start.counted_since)",
     ),
     Mutant(
         "a finished lease is deleted before its children have begun",
@@ -534,6 +534,14 @@ MUTANTS: Final = (
         _COMPLETENESS,
         "        if held_by is not None:\n            return Completeness(held_by=held_by)",
         "        if not group:\n            return Completeness(held_by=held_by)",
+        also=(
+            # It is made again within a tick, without a moment.
+            Change(
+                _SYNCING,
+                "        asks = (hole is not None or bool(finished - state.synced_finished))",
+                "        asks = bool(finished - state.synced_finished)",
+            ),
+        ),
     ),
     Mutant(
         "a reset leaves through when its shards are stored",
