@@ -113,3 +113,15 @@ class ChainWorld(World):
                 entry = self.entries().read(ChainId(chain), int(name.removesuffix(".json")))
                 found.setdefault(chain, []).append(entry if isinstance(entry, PublishingEntry) else None)
         return found
+
+
+def loses_its_lease_at(world: ChainWorld, run: Run, successor: Run, point: int) -> None:
+    """The worker pauses at this point of its way, and goes on when its successor has read everything."""
+
+    def takes_over() -> None:
+        run.fuse.passed += 1
+        if run.fuse.passed == point:
+            world.assign(successor)
+            successor.until_idle()
+
+    run.fuse.point = takes_over  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from kcl_dagster.worker.report import Outcome
-from tests.unit.worker.chains import ChainWorld
+from tests.unit.worker.chains import ChainWorld, loses_its_lease_at
 from tests.unit.worker.kit import Data, Killed, Run
 
 A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
@@ -86,13 +86,7 @@ def test_a_paused_worker_with_chains_stores_nothing_after_a_worker_without() -> 
         run, following = world.chain_worker("w1"), world.former_worker("w2")
         world.assign(run)
 
-        def takes_over(point: int = point, world: ChainWorld = world, run: Run = run, to: Run = following) -> None:
-            run.fuse.passed += 1
-            if run.fuse.passed == point:
-                world.assign(to)
-                to.until_idle()
-
-        run.fuse.point = takes_over  # type: ignore[method-assign]
+        loses_its_lease_at(world, run, following, point)
         for _ in range(8):
             run.round()
         is_over = run.fuse.passed < point
