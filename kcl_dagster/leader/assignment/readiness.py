@@ -50,7 +50,7 @@ def _moved(lease: LeaseLoad, to: WorkerId | None) -> LeaseLoad:
 
 
 def _to_be_moved(lease: LeaseLoad, slow: set[WorkerId]) -> LeaseLoad:
-    """The lease as one that needs an owner, if its worker starts slowly."""
+    """If its worker starts slowly, the lease counts as one that needs an owner."""
     if lease.unserved or lease.pinned or lease.holder not in slow:
         return lease
     return replace(lease, unserved=f"{lease.holder} has not started yet")
