@@ -1,6 +1,7 @@
 """The planted bugs: pieces of the package's source, and what a bad day would have made of them.
 
-A mutant whose text is not in the source any more is an error: the list has to keep up with the package.
+A mutant whose text is not in the source any more is an error: the list has to keep up with the package. Nothing of
+the package is imported here, because nothing can be planted into a module that is imported already.
 """
 
 from dataclasses import dataclass
@@ -22,14 +23,24 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Needed:
+    """A pause: of whom, and before which of its calls (see `incidents`)."""
+
+    target: str
+    operation: str
+
+
+@dataclass(frozen=True)
 class Mutant:
-    """A bug. `also`: what else has to go, because one defence stands behind another."""
+    """A bug. `also`: what else has to go, because one defence stands behind another. `needs`: the fault without
+    which the bug changes nothing."""
 
     name: str
     module: str
     source: str
     planted: str
     also: tuple[Change, ...] = ()
+    needs: Needed | None = None
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -41,6 +52,7 @@ _REQUESTS: Final = "kcl_dagster.tables.requests"
 _COMPLETENESS_ROW: Final = "kcl_dagster.tables.completeness_row"
 _COMPLETENESS: Final = "kcl_dagster.leader.completeness"
 _OUTCOMES: Final = "kcl_dagster.tables.outcomes"
+_SENDING: Final = "kcl_dagster.tables.sending"
 _LEASES: Final = "kcl_dagster.tables.leases"
 _ITEMS: Final = "kcl_dagster.tables.items"
 _HOLDINGS: Final = "kcl_dagster.worker.holdings"
@@ -384,6 +396,7 @@ MUTANTS: Final = (
         ".set({a.CHILDREN: names(children)})\n"
         "    return guarded(create(table, child), note.request())",
         "    if parent and children:\n        return create(table, child)\n    return create(table, child)",
+        needs=Needed("worker", "creates a lease"),
     ),
     Mutant(
         "a leader that resigns deletes the lock of another one",
@@ -391,6 +404,7 @@ MUTANTS: Final = (
         '        f"{PRESENT} AND {LOCK_VERSION} = :held AND {LOCK_OWNER} = :owner",\n'
         '        {":held": s(held), ":owner": s(owner)},',
         "        PRESENT if held and owner else PRESENT,\n        None,",
+        needs=Needed("daemon", "releases the leader lock"),
     ),
     Mutant(
         "work begun under one ownership is finished under another",
@@ -433,6 +447,7 @@ MUTANTS: Final = (
         _SYNCING,
         "        guard = self._guard() if self._guard is not None and plan.creates else None",
         "        guard = self._guard() if self._guard is not None and not plan.creates else None",
+        needs=Needed("daemon", "creates a lease"),
     ),
     Mutant(
         "a lease that is made again counts its batches from 1",
@@ -566,6 +581,14 @@ MUTANTS: Final = (
         _LEASES,
         "    if counts is None or known.checkpoint == checkpoint:",
         "    if counts is None:",
+        # Else a commit that is found in the row is not written again.
+        also=(
+            Change(
+                _SENDING,
+                "return Applied(item) if verdict is Verdict.APPLIED else Refused(item)",
+                "return Refused(item)",
+            ),
+        ),
     ),
     Mutant(
         "the moment of completeness may fall",

@@ -12,6 +12,7 @@ import pytest
 
 from kcl_dagster.testing.simulation.campaign import Result, Tally, run_seed
 from kcl_dagster.testing.simulation.fleet import Outcome
+from kcl_dagster.testing.simulation.incidents import CREATES_LEASE, RELEASES_LOCK
 from kcl_dagster.testing.simulation.scenario import draw
 from kcl_dagster.testing.simulation.shrink import only, run, shrink
 from kcl_dagster.worker.parents import Parents
@@ -148,3 +149,4 @@ def test_the_planted_bugs_are_up_to_date(mutant: Mutant) -> None:
         assert spec.origin is not None
         text = Path(spec.origin).read_text()
         assert change.applied(text) != text
+    assert mutant.needs is None or mutant.needs.operation in {CREATES_LEASE, RELEASES_LOCK}

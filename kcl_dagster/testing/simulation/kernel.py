@@ -48,9 +48,10 @@ class Process:
         self._on_end.append(action)
 
     def end(self) -> None:
-        """It returned: no strand of it runs any more."""
+        """It returned: no strand of it runs any more. Called by one of them."""
         self.is_alive = False
         self._told()
+        self.kernel.call_at(self.kernel.now, self._bury)
 
     def _told(self) -> None:
         actions, self._on_end = self._on_end, []
