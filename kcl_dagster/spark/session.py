@@ -34,6 +34,10 @@ KEEPS_MEMORY: Final = {
     "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 
+# Its workers can send every error of the consumer's functions. With Spark's own daemon, an error whose text has no
+# encoding hangs the job.
+SENDS_EVERY_ERROR: Final = {"spark.python.daemon.module": "kcl_dagster.spark.python_daemon"}
+
 LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -50,6 +54,7 @@ LOCAL: Final = {
     # Every batch that is released draws a warning that its records cannot be recomputed, which is the point.
     "spark.log.level": "ERROR",
     **KEEPS_MEMORY,
+    **SENDS_EVERY_ERROR,
 }
 """What a local session starts with; everything can be overridden."""
 
@@ -57,6 +62,7 @@ CLUSTER: Final = {
     "spark.speculation": "false",
     "spark.locality.wait": "0s",
     "spark.sql.session.timeZone": "UTC",
+    **SENDS_EVERY_ERROR,
 }
 """What a cluster's session starts with; everything can be overridden."""
 

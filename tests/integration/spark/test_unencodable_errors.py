@@ -1,57 +1,43 @@
-"""An error of the consumer's function in an executor whose text Spark's Python worker cannot send."""
+"""An error of the consumer's function in an executor whose text Spark's own Python worker cannot send."""
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
-from kcl_dagster.errors import ProcessingTimeout
-from kcl_dagster.spark.interruption import TAG, Interruption, tag_jobs
 from kcl_dagster.spark.sinks.parquet import ParquetSink
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.worker.events import EventKind, WorkerEvent
-from kcl_dagster.worker.processing_watch import FIRST_NOTICE_SECONDS, ProcessingWatch
+from kcl_dagster.worker.error_class import ErrorClass, class_of
+from kcl_dagster.worker.error_text import full
 from tests.integration.spark.test_sinks import part, write
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_a_job_that_waits_for_such_a_text_is_reported_and_ends_at_the_limit(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    begun = tmp_path / "begun"
-
+def by_batches(records: DataFrame) -> DataFrame:
     def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        begun.touch()
         yield from ()
         raise ValueError("unknown kind \ud83d")
 
-    def transform(records: DataFrame) -> DataFrame:
-        return records.mapInArrow(fail, records.schema)
+    return records.mapInArrow(fail, records.schema)
 
-    clock, events, is_over = FakeClock(), list[WorkerEvent](), threading.Event()
-    interruption = Interruption()
-    interruption.session = spark
-    watch = ProcessingWatch(clock, events.append, 2 * FIRST_NOTICE_SECONDS, interruption)
 
-    def keep_house() -> None:
-        while not is_over.wait(0.1):
-            if begun.exists():
-                clock.advance(1)
-                watch.step()
+def by_rows(records: DataFrame) -> DataFrame:
+    def fail(data: bytes) -> int:
+        raise ValueError("unknown kind \ud83d")
 
-    housekeeping = threading.Thread(target=keep_house)
-    tag_jobs(spark)
-    housekeeping.start()
-    whole = part(1, 1000, 1001, 1)
-    try:
-        with pytest.raises(ProcessingTimeout, match="max_process_seconds"), watch.running([whole.lease]):
-            write(ParquetSink(str(tmp_path / "lake"), transform=transform), spark, whole)
-    finally:
-        is_over.set()
-        housekeeping.join()
-        spark.sparkContext.removeJobTag(TAG)
-    assert EventKind.PROCESSING_SLOW in {event.kind for event in events}
+    return records.withColumn("x", F.udf(fail, "int", useArrow=False)("data"))
+
+
+@pytest.mark.parametrize("transform", [by_batches, by_rows])
+def test_such_an_error_ends_the_job_and_is_of_the_code(
+    spark: SparkSession, tmp_path: Path, transform: Callable[[DataFrame], DataFrame]
+) -> None:
+    with pytest.raises(Exception, match=r"unknown kind \\ud83d") as caught:
+        write(ParquetSink(str(tmp_path), transform=transform), spark, part(1, 1000, 1001, 1))
+    assert class_of(caught.value) is ErrorClass.CODE
+    text = full(caught.value)
+    assert text.startswith("ValueError: unknown kind \\ud83d\n")
+    assert f'File "{__file__}", line ' in text
