@@ -103,6 +103,9 @@ class FleetPlan:
     given_up: Mapping[WorkerId, str] = field(default_factory=dict)
     """Workers in `drain` that did not come to read in time -> the run."""
 
+    given_up_over: bool = False
+    """Whether a worker reads that was launched after the last start that was given up, or none is to be started."""
+
 
 def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker: float | None = None) -> FleetPlan:
     """Pure. Called once a tick by the leader."""
@@ -132,6 +135,7 @@ def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker
                 launch[slots.free[0]] = f"it replaces {old}: {slots.why_leave(old)}"
             elif old is not None:
                 drain[slots.worker(old).id] = slots.why_leave(old)
+    settled = enough and not (launch or drain or stuck or slots.leaving or slots.given_up)
     return FleetPlan(
         target,
         launch,
@@ -141,6 +145,7 @@ def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker
         slots.notes(),
         slots.silent_runs(),
         slots.runs_given_up(drain),
+        slots.started_since() or (settled and not any(slots.why_leave(slot) for slot in keep)),
     )
 
 
@@ -299,6 +304,15 @@ class _Slots:
     def runs_given_up(self, drained: Collection[WorkerId]) -> dict[WorkerId, str]:
         workers = {self.worker(slot).id: self._sight.slots[slot].run_id for slot in self.given_up}
         return {worker: run for worker, run in workers.items() if worker in drained}
+
+    def started_since(self) -> bool:
+        """Whether a worker reads whose run began after the last start that was given up."""
+        last = max(self._sight.given_up.values(), default=math.inf)
+        own = (slot for slot, run in self._sight.slots.items() if self._is_own(slot, run) and run.started_at > last)
+        return any(self.is_up(slot) for slot in own)
+
+    def _is_own(self, slot: str, run: SlotRun) -> bool:
+        return slot in self._workers and self._workers[slot].row.run_id == run.run_id
 
     def notes(self) -> tuple[str, ...]:
         queued = [

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeGuard
 
+from kcl_dagster.leader.patience import shown
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.standing import Standing
 
@@ -42,6 +43,9 @@ class Memory:
     """Runs whose workers did not come to read in time, and when they were given up, in epoch seconds. See
     `kcl_dagster.leader.patience`."""
 
+    given_up_over: int = 0
+    """When the last of them was given up that is over, in epoch seconds: a worker has started since."""
+
     def to_document(self, at_least: float) -> dict[str, object]:
         """JSON. `at_least`: see `Standing.to_document`."""
         return {
@@ -51,6 +55,7 @@ class Memory:
             "generations": {slot: [g.number, g.seen] for slot, g in sorted(self.generations.items())},
             "costs": dict(sorted(self.costs.items())),
             "given_up": dict(sorted(self.given_up.items())),
+            "given_up_over": self.given_up_over,
         }
 
     @staticmethod
@@ -86,10 +91,21 @@ class Memory:
         for run, when in given_up.items() if isinstance(given_up, Mapping) else ():
             if _is_number(when):
                 self.give_up(run, when)
+        over = document.get("given_up_over")
+        if _is_number(over):
+            self.given_up_over = max(self.given_up_over, over)
 
     def give_up(self, run_id: str, at: float) -> None:
         """The worker of the run is not waited for. `at`: epoch seconds. Of two leaders, the first one counts."""
         self.given_up[run_id] = min(int(at), self.given_up.get(run_id, int(at)))
+
+    def end_given_up(self) -> None:
+        """A worker has started since the last start that was given up, or none is to be launched."""
+        self.given_up_over = max([self.given_up_over, *self.given_up.values()])
+
+    def starts_given_up(self, now: float) -> dict[str, int]:
+        """By run, when its worker was given up; without those that are over."""
+        return shown(self.given_up, self.given_up_over, now)
 
     def generation(self, slot: str, now: float, *, waited: float) -> int:
         """The generation under which `slot` is to be launched now.
@@ -107,6 +123,13 @@ class Memory:
         known = self.generations.get(slot)
         if known is not None:
             known.seen = True
+
+
+def starts_given_up(document: Mapping[str, object], now: float) -> dict[str, int]:
+    """The same of what a leader wrote."""
+    memory = Memory()
+    memory.absorb(document, at=0.0)
+    return memory.starts_given_up(now)
 
 
 def _is_number(value: object) -> TypeGuard[int]:

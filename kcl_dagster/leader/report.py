@@ -112,6 +112,10 @@ class TickReport:
     """Those that are known to have put the application back, oldest first; see `WrittenThrough`."""
 
     target_workers: int | None = None
+    starts_given_up: Mapping[str, int] = field(default_factory=dict)
+    """Runs whose workers did not come to read in time, and when they were given up, in epoch seconds, until a
+    worker has started since. Empty where this process does not lead."""
+
     data_loss: tuple[DataLossEvent, ...] = ()
     notes: tuple[str, ...] = ()
     """Decisions worth telling that are not moves."""

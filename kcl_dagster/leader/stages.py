@@ -315,6 +315,8 @@ class Tick:
         for slot, because in plan.launch.items():
             self._launch(slot, because)
         self.notes += plan.notes
+        if plan.given_up_over:
+            self.memory.end_given_up()
         if sight is not None:
             self.sight = sight.with_draining(plan.drain)
         if not self.dry:
@@ -357,6 +359,7 @@ class Tick:
     def _stand_down(self) -> None:
         """While the application is paused, ask our remaining workers to drain. KCL workers have no such request."""
         self.notes.append(f"the application is paused by {self.leader.control.changed_by or 'an operator'}")
+        self.memory.end_given_up()
         sight = self._seen()
         for seen in sight.workers:
             if seen.alive and seen.row.slot is not None and not seen.row.drain_requested:
@@ -548,6 +551,7 @@ class Tick:
             target_workers=self.fleet.target if self.fleet is not None else None,
             streams=tuple(outcome.sight for outcome in self.synced.streams),
             data_loss=tuple(event for outcome in self.synced.streams for event in outcome.lost),
+            starts_given_up=self.memory.starts_given_up(self.leader.runtime.clock.now()) if self.leading else {},
             notes=tuple(self.notes),
         )
         if self.fleet is not None:

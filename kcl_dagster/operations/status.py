@@ -9,6 +9,8 @@ from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.errors import ConfigurationError, TableNotFound, UnreadableItem
 from kcl_dagster.leader.liveness import is_recent
+from kcl_dagster.leader.memory import starts_given_up
+from kcl_dagster.leader.patience import described
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
@@ -20,6 +22,7 @@ from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
+from kcl_dagster.tables.memory import MemoryRow
 from kcl_dagster.tables.places import LayoutKind
 from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.tables.workers import WorkerTable
@@ -54,6 +57,10 @@ class Status:
     complete_within: float | None = None
     """Seconds. With it, the application is read by bounded runs: a lease without an owner is at rest while the
     application is complete through a moment that is no longer ago than that."""
+
+    starts_given_up: Mapping[str, int] = field(default_factory=dict)
+    """Runs whose workers did not come to read in time, and when the leader gave them up, in epoch seconds, until a
+    worker has started since."""
 
     @property
     def is_overdue(self) -> bool:
@@ -145,6 +152,11 @@ class Status:
             for worker, threads in sorted(self.held_since.items())
             for thread, at in threads.items()
         ]
+
+    @property
+    def given_up(self) -> list[str]:
+        """A line about starts that were given up; none where there are none."""
+        return [described(self.starts_given_up)] if self.starts_given_up else []
 
     @property
     def failing(self) -> dict[LeaseKey, str]:
@@ -245,6 +257,7 @@ class Status:
             "unserved": [lease.key for lease in self.unserved],
             "stopped": sorted(self.why_stopped),
             "hung": sorted(self.slow_since),
+            "starts_given_up": dict(self.starts_given_up),
             "unreadable": list(self.unreadable),
             "paused": {
                 "application": self.control.paused,
@@ -290,7 +303,7 @@ class Status:
 def read_status(
     application: Application, dynamodb: Client, runtime: Runtime, unread: Unread | None = None
 ) -> Status:
-    """Read the tables, with five to seven requests. Rows that cannot be parsed are in `unreadable`.
+    """Read the tables, with six to eight requests. Rows that cannot be parsed are in `unreadable`.
 
     With `unread`, read the stream, too, for the lag of leases that no worker reads: two or more requests for each.
 
@@ -306,6 +319,7 @@ def read_status(
         control = _unless_unreadable(ControlRow(dynamodb, application, layout, runtime).load, Control(), problems)
         row = CompletenessRow(dynamodb, application, layout, runtime)
         complete = _unless_unreadable(row.load, WrittenThrough(), problems)
+        memory = MemoryRow(dynamodb, application, layout, runtime).load()
     except TableNotFound as error:
         raise no_table(application, dynamodb) from error
     found = Status(
@@ -318,6 +332,7 @@ def read_status(
         at=runtime.clock.now(),
         control=control,
         complete=complete,
+        starts_given_up=starts_given_up(memory, runtime.clock.now()),
     )
     if unread is None or not found.without_worker:
         return found

@@ -7,6 +7,7 @@ from dagster import AssetCheckExecutionContext, AssetCheckResult, AssetChecksDef
 
 from kcl_dagster.application import Application
 from kcl_dagster.leader.completeness import Completeness
+from kcl_dagster.leader.memory import starts_given_up
 from kcl_dagster.leader.streams import KinesisStreams
 from kcl_dagster.leader.unread import UnreadWatch
 from kcl_dagster.model.lease import LeaseKey
@@ -23,6 +24,7 @@ from kcl_dagster.tables.control import ControlRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
+from kcl_dagster.tables.memory import MemoryRow
 from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.leader_watch import LockWatch
@@ -105,6 +107,9 @@ def look(
         resting=resting,
         paused=[key for key in unserved if control.pauses(key)],
         paused_by=control.paused_by,
+        starts_given_up=starts_given_up(
+            MemoryRow(dynamodb, application, layout, runtime).load(), runtime.clock.now()
+        ),
         completeness=Completeness(written.through, epoch=written.epoch, back_to=written.back_to),
         retention=kept,
         unknown_retention=[name for name in names if name not in kept],

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetCheckSpec
 
+from kcl_dagster.leader.patience import described
 from kcl_dagster.leader.unread import CLOCKS_APART, LONGEST_PAUSE
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration.consumer import Consumer
@@ -157,9 +158,19 @@ def _idle(seen: Observation, _: Consumer) -> str | None:
     return f"{_some(idle)} hold nothing while others hold several."
 
 
-def _queue(seen: Observation, _: Consumer) -> str | None:
+def _starts(seen: Observation, _: Consumer) -> Finding | str | None:
     late = [slot for slot, waited in seen.waiting_runs.items() if waited > QUEUED_TOO_LONG_SECONDS]
-    return f"Runs of {_some(late)} wait in the queue." if late else None
+    queued = f"Runs of {_some(late)} wait in the queue." if late else None
+    if not seen.starts_given_up:
+        return queued
+    what = f"{described(seen.starts_given_up)}."
+    if queued is not None:
+        return f"{queued} {what}"
+    remedy = (
+        "Other workers read on, and another start is waited for longer. The run's log says how far it came: see "
+        "whether its image, Spark or its machine needs so long, or does not start at all."
+    )
+    return Finding(what, _WARN, remedy=remedy)
 
 
 def _stopped(seen: Observation, _: Consumer) -> str | None:
@@ -313,8 +324,8 @@ CHECKS = (
     KclCheck(
         "runs_start",
         Role.WORKERS,
-        "Worker runs do not wait in the queue.",
-        _queue,
+        "Worker runs do not wait in the queue, and their workers come to read.",
+        _starts,
         "Raise concurrency.runs.max_concurrent_runs in dagster.yaml, or end runs that are not needed.",
     ),
     KclCheck(

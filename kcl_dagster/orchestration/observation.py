@@ -93,6 +93,10 @@ class Observation:
     waiting_runs: Mapping[str, float] = field(default_factory=dict)
     """Slots whose run is queued, and for how many seconds."""
 
+    starts_given_up: Mapping[str, int] = field(default_factory=dict)
+    """Runs whose workers did not come to read in time, and when they were given up, in epoch seconds, until a
+    worker has started since."""
+
     uptimes: Mapping[WorkerId, float] = field(default_factory=dict)
     """Seconds since each worker's run began, of those whose run is known."""
 
@@ -238,6 +242,7 @@ def of_tick(
         retention=retention or {},
         data_loss=[f"{loss.lease}: {loss.what}" for loss in report.data_loss],
         waiting_runs={slot: now - run.started_at for slot, run in runs.items() if run.status == "queued"},
+        starts_given_up=report.starts_given_up,
         uptimes={
             row.id: now - of_slot[row.id].started_at
             for row in workers

@@ -66,6 +66,7 @@ def look_status(top: Worktop, _: None) -> Answer:
             *(f"{key} is stopped: {why}" for key, why in sorted(status.why_stopped.items())),
             *(f"{key} hangs in the consumer's code" for key in sorted(status.slow_since)),
             *status.held_threads,
+            *status.given_up,
             *status.unreadable,
         ],
         {

@@ -10,6 +10,7 @@ from kcl_dagster.leader.runs import LoadedCode, RunView, SlotRun
 from kcl_dagster.leader.start_watch import START_SECONDS, STUCK_SECONDS, StartWatch
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerState
+from kcl_dagster.operations.status import read_status
 from kcl_dagster.tables.control import Control
 from tests.integration.leader.town import TICK, Town, shard_id
 
@@ -330,6 +331,35 @@ def test_a_run_whose_worker_is_gone_unnoticed_is_given_up_and_its_slot_is_launch
     assert {run for report in town.reports for run in report.abandoned} == {run_id}
     town.end(slot)  # what the sensor does with it
     town.until(lambda report: slot in {launch.slot for launch in report.launches})
+
+
+def test_starts_that_are_given_up_are_one_episode_which_ends_when_a_worker_has_started() -> None:
+    """After a deployment whose image does not start."""
+    town = town_of(shards=8)
+    grown(town)
+    town.clock.advance(30.0)
+    town.code = LoadedCode("mended", town.clock.now())
+    given_up: list[str] = []
+    while len(given_up) < 2:
+        town.until(lambda report: bool(report.launches))
+        [launch] = town.reports[-1].launches
+        worker = town.start(launch.slot)
+        worker.heartbeat.state = WorkerState.STARTING
+        given_up.append(town.runs[launch.slot].run_id)
+        town.until(lambda report: given_up[-1] in report.starts_given_up, within=3000.0)
+        town.kill(worker, seen=True)
+    assert set(town.step().starts_given_up) == set(given_up)
+    status = read_status(town.application, town.dynamodb, town.runtime)
+    assert set(status.to_document()["starts_given_up"]) == set(given_up)
+    assert status.given_up[0].startswith("2 workers did not come to read in time and were given up, last at ")
+    town.restart_leader()
+    assert set(town.step().starts_given_up) == set(given_up), "the next leader goes on with the episode"
+    for _ in range(400):
+        lived(town)
+    shown = [bool(report.starts_given_up) for report in town.reports]
+    assert (shown[0], shown[-1]) == (False, False)
+    assert sum(one != other for one, other in itertools.pairwise(shown)) == 2, "one episode"
+    assert read_status(town.application, town.dynamodb, town.runtime).given_up == []
 
 
 def test_a_leader_that_was_away_gives_nothing_to_a_worker_that_died_meanwhile() -> None:

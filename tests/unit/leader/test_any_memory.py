@@ -29,6 +29,8 @@ documents = st.fixed_dictionaries(
         )
         | values,
         "target": values,
+        "given_up": st.dictionaries(st.sampled_from(["run-1"]), values) | values,
+        "given_up_over": values,
         "generations": st.dictionaries(st.sampled_from(["worker-000"]), values) | values,
     },
 )
@@ -43,6 +45,7 @@ def test_any_document_is_remembered_or_left_out(document: dict[str, Any], passed
     assert memory.standing.stood_for("lease/a", "7") == 0.0
     assert memory.standing.stood_for("lease/a", "8") == 0.0
     assert memory.generation("worker-000", 1000.0, waited=0.0) >= 0 or document["generations"]["worker-000"][0] < 0
+    assert memory.starts_given_up(1000.0).keys() <= {"run-1"}
     again = Memory()
     again.absorb(json.loads(json.dumps(memory.to_document(0.0))), at=50.0)
     assert again.target == memory.target

@@ -18,7 +18,7 @@ from kcl_dagster.leader.fleet import (
 )
 from kcl_dagster.leader.launches import FIRST_PAUSE, LONGEST_PAUSE, LaunchBook
 from kcl_dagster.leader.liveness import WorkerSight, scalable_lag_of
-from kcl_dagster.leader.memory import Memory
+from kcl_dagster.leader.memory import Memory, starts_given_up
 from kcl_dagster.leader.patience import remembered
 from kcl_dagster.leader.runs import LoadedCode, RunStatus, SlotRun
 from kcl_dagster.model.lease import LeaseKey, WorkerId
@@ -378,6 +378,37 @@ def test_what_was_given_up_is_remembered_alike_by_two_leaders_and_for_a_day() ->
     assert list(remembered(one.given_up, NOW + 5000)) == ["run-1", "run-2"]
     assert list(remembered(one.given_up, NOW + 24 * 3600)) == ["run-2"]
     assert remembered({"from the future": int(NOW) + 10_000}, NOW) == {}
+
+
+def test_starts_that_were_given_up_are_over_when_a_worker_that_was_launched_later_reads() -> None:
+    sight = replace(with_successor(200.0), given_up={"run-7": NOW - 250.0})
+    up = replace(sight, workers=[sight.workers[0], worker(1)])
+    assert not decide_fleet(SETTINGS, sight).given_up_over, "it has not come to read yet"
+    assert decide_fleet(SETTINGS, up).given_up_over
+    before = replace(up, given_up={"run-7": NOW - 150.0})
+    assert not decide_fleet(SETTINGS, before).given_up_over, "it was launched before"
+
+
+def test_starts_that_were_given_up_are_over_when_no_worker_is_to_be_launched() -> None:
+    given_up = {"run-7": NOW - 60.0}
+    settled = replace(fleet(2, target=2), given_up=given_up)
+    assert decide_fleet(SETTINGS, settled).given_up_over
+    assert not decide_fleet(SETTINGS, replace(fleet(2, target=3), given_up=given_up)).given_up_over
+    assert not decide_fleet(SETTINGS, replace(fleet(2, target=2, code=MENDED), given_up=given_up)).given_up_over
+
+
+def test_starts_that_are_over_are_not_shown_again_whatever_another_leader_wrote() -> None:
+    one, other = Memory(), Memory()
+    one.give_up("run-1", NOW)
+    other.absorb(one.to_document(at_least=1.0), at=0.0)
+    assert one.starts_given_up(NOW + 5) == other.starts_given_up(NOW + 5) == {"run-1": int(NOW)}
+    one.end_given_up()
+    one.absorb(other.to_document(at_least=1.0), at=0.0)
+    assert one.starts_given_up(NOW + 5) == {}
+    assert list(remembered(one.given_up, NOW + 5)) == ["run-1"], "it counts for the patience"
+    one.give_up("run-2", NOW + 60)
+    assert starts_given_up(one.to_document(at_least=1.0), NOW + 65) == {"run-2": int(NOW) + 60}
+    assert starts_given_up(one.to_document(at_least=1.0), NOW + 25 * 3600) == {}
 
 
 def test_slow_changes_wait_longer_for_a_successor() -> None:

@@ -106,6 +106,18 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "Runs of worker-001 wait",
         "max_concurrent_runs in dagster.yaml",
     ),
+    "a start was given up": (
+        {"starts_given_up": {"run-1": 1_700_056_020, "run-2": 1_700_055_000}},
+        "runs_start",
+        "2 workers did not come to read in time and were given up, last at 13:47 UTC: run run-1, run-2.",
+        "Other workers read on",
+    ),
+    "a start was given up, and runs wait": (
+        {"starts_given_up": {"run-1": 1_700_056_020}, "waiting_runs": {"worker-001": 61.0}},
+        "runs_start",
+        "Runs of worker-001 wait in the queue. 1 worker did not come to read in time and was given up",
+        "max_concurrent_runs in dagster.yaml",
+    ),
     "poison": (
         {"workers": [worker(stopped=(FIRST,))]},
         "no_shard_is_stopped",
