@@ -9,5 +9,6 @@ chain. An entry publishes the staged files of one batch, or closes the chain.
     chain         the owner's side: decide a batch
     settlement    the successor's side: close a chain, publish what was decided in it, learn how far it came
     publication   staged files, and how they get their final names
+    table_commits which entries go into the next commit of a table
     deletion      chains that no lease names any more
 """

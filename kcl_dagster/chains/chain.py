@@ -74,12 +74,18 @@ class Chain:
             number != self._last and not waiting.keys() <= set(held) for number, waiting in self._waiting.items()
         )
 
-    def delete_entries(self) -> int:
+    @property
+    def last(self) -> int:
+        """The number of the last entry; 0: there is none."""
+        return self._last
+
+    def delete_entries(self, visible: int | None = None) -> int:
         """Delete the first entries that no row waits for; returns how many. The last one remains: the process
-        that closes the chain has to find the number after which to close it."""
+        that closes the chain has to find the number after which to close it. `visible`: those behind this number
+        remain, too; None: all are visible."""
         over = []
         for number in sorted(self._waiting):
-            if self._waiting[number] or number == self._last:
+            if self._waiting[number] or number == self._last or (visible is not None and number > visible):
                 break
             over.append(number)
         self.entries.delete(self.id, over)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from kcl_dagster.chains.entry import ClosingEntry
-from kcl_dagster.chains.publication import beginning_of, left_behind
+from kcl_dagster.chains.publication import FolderPublisher, Publisher, beginning_of
 from kcl_dagster.chains.settlement import settle
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.model.claim import ChainId
@@ -27,17 +27,18 @@ def delete_chains(
     before: float,
     by: str,
     new_id: Callable[[], str],
+    publisher: Publisher | None = None,
 ) -> list[ChainId]:
     """Delete the application's chains that were closed until `before` (epoch seconds by the store's clock), close
     those that are open and whose last entry is as old, and remove what was staged as long ago for chains without
     entries. Returns the chains that were deleted. Treats CHAINS_A_TURN at most.
 
     `named`: the chains that the rows of the application's leases name, read when `before` had passed by
-    MIN_AGE_SECONDS.
+    MIN_AGE_SECONDS. `publisher`: None for folders.
     """
+    publisher = publisher or FolderPublisher(entries.files)
     beginning = beginning_of(application)
-    garbage = left_behind(entries.files, beginning, before, entries.chains(beginning))
-    entries.files.delete(garbage)
+    publisher.remove_left_behind(beginning, before, entries.chains(beginning))
     deleted: list[ChainId] = []
     treated: list[ChainId] = []
     for chain, (number, modified) in sorted(entries.chains(beginning).items()):
@@ -47,7 +48,7 @@ def delete_chains(
             break
         treated.append(chain)
         is_closed = isinstance(entries.read(chain, number), ClosingEntry)
-        settle(entries, chain, by, new_id)
+        settle(entries, chain, by, new_id, publisher)
         if is_closed:
             entries.forget(chain)
             deleted.append(chain)

@@ -10,11 +10,13 @@ Modelled in spec/Chain.tla.
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from kcl_dagster.chains.entry import PublishingEntry
 from kcl_dagster.chains.store import FileStore
+from kcl_dagster.errors import SinkError
 from kcl_dagster.model.claim import ChainId
 
 FOLDER: Final = "_staged"
@@ -85,3 +87,83 @@ def left_behind(files: FileStore, beginning: str, before: float, known: Collecti
 def discard(files: FileStore, chain: ChainId, paths: Iterable[str]) -> None:
     """Remove the staged files of a batch that was not decided. `paths`: their final ones."""
     files.delete([staged_path(chain, path) for path in paths])
+
+
+class Publisher(Protocol):
+    """Makes visible to readers what entries have decided. Called on the worker's main thread. Raises what the
+    store raises; SinkError if the outcome is not known. Everything may be repeated, and done by several at once."""
+
+    def check(self) -> None:
+        """Raise SinkError while nothing more should be decided, because nothing can be published."""
+
+    def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
+        """Of a chain of this worker: entry `number` was just decided. May leave the work to a later `step`."""
+
+    def visible(self, chain: ChainId) -> int:
+        """The last entry of a chain of this worker that is known to be visible, with all before it; 0: none. Sends
+        no request."""
+
+    def step(self, wanted: Mapping[ChainId, int]) -> None:
+        """Publish what is due. `wanted`: entries of this worker that may not be visible yet."""
+
+    def finish(self, wanted: Mapping[ChainId, int]) -> None:
+        """Return when these entries are visible."""
+
+    def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
+        """Publish all that was decided in a closed chain, by number, and remove what else is staged for it."""
+
+    def discard(self, chain: ChainId, paths: Sequence[str]) -> None:
+        """Remove the files of a batch that was not decided. `paths`: their final ones."""
+
+    def forget(self, chain: ChainId) -> None:
+        """Remove what is left of a chain of this worker, all of whose entries are visible."""
+
+    def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
+        """See `left_behind`."""
+
+
+@dataclass(slots=True)
+class FolderPublisher:
+    """For folders without a catalog: an entry is published by moving its files, at once."""
+
+    files: FileStore
+    _visible: dict[ChainId, int] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """What is decided can be published by any worker."""
+
+    def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
+        if not publish(self.files, chain, entry):
+            raise SinkError(f"chain {chain} was settled by another worker while its batch was published")
+        self._visible = {chain: number}
+
+    def visible(self, chain: ChainId) -> int:
+        return self._visible.get(chain, 0)
+
+    def step(self, wanted: Mapping[ChainId, int]) -> None:
+        """Nothing is left for later."""
+
+    def finish(self, wanted: Mapping[ChainId, int]) -> None:
+        """Nothing is left for later."""
+
+    def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
+        """All files of an entry were staged before it was made. So what a list does not have after the chain was
+        closed was published before, and costs no request."""
+        left = set(staged(self.files, chain))
+        for _, entry in sorted(decided.items()):
+            names = {path: file.path for file in entry.files if (path := staged_path(chain, file.path)) in left}
+            if names:
+                self.files.move(names)
+                left -= names.keys()
+        self.files.delete(sorted(left))
+        self.files.remove_empty(folder_of(chain))
+
+    def discard(self, chain: ChainId, paths: Sequence[str]) -> None:
+        discard(self.files, chain, paths)
+
+    def forget(self, chain: ChainId) -> None:
+        self.files.delete(staged(self.files, chain))
+        self.files.remove_empty(folder_of(chain))
+
+    def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
+        self.files.delete(left_behind(self.files, beginning, before, known))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcl_dagster.chains.entry import ClosingEntry, PublishingEntry, StoredRange
-from kcl_dagster.chains.publication import folder_of, staged, staged_path
+from kcl_dagster.chains.publication import FolderPublisher, Publisher
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import OutcomeUnknown
 from kcl_dagster.model.checkpoint import Checkpoint
@@ -62,28 +62,19 @@ def progress_beyond(ranges: Sequence[StoredRange], after: Checkpoint) -> list[St
     return [one for one in ranges if one.through > after]
 
 
-def settle(entries: Entries, chain: ChainId, by: str, new_id: Callable[[], str]) -> Settlement:
-    """Close a chain, publish what was decided in it, and remove what else is staged for it. Raises what the store
-    raises, and may then be called again.
-
-    All files of an entry were staged before it was made. So what a list does not have after the chain was closed
-    was published before, and costs no request.
-    """
+def settle(
+    entries: Entries, chain: ChainId, by: str, new_id: Callable[[], str], publisher: Publisher | None = None
+) -> Settlement:
+    """Close a chain, publish what was decided in it, and remove what else is staged for it. `publisher`: None for
+    folders. Raises what the store and the publisher raise, and may then be called again."""
     close(entries, chain, by, new_id)
-    decided = tuple(
-        entry
+    decided = {
+        number: entry
         for number in entries.numbers(chain)
         if isinstance(entry := entries.read(chain, number), PublishingEntry)
-    )
-    left = set(staged(entries.files, chain))
-    for entry in decided:
-        names = {path: file.path for file in entry.files if (path := staged_path(chain, file.path)) in left}
-        if names:
-            entries.files.move(names)
-            left -= names.keys()
-    entries.files.delete(sorted(left))
-    entries.files.remove_empty(folder_of(chain))
-    return Settlement(chain, decided)
+    }
+    (publisher or FolderPublisher(entries.files)).settle(chain, decided)
+    return Settlement(chain, tuple(decided.values()))
 
 
 def close(entries: Entries, chain: ChainId, by: str, new_id: Callable[[], str]) -> None:

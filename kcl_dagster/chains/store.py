@@ -61,6 +61,15 @@ class FileStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class FoundEntry:
+    """An entry as a list shows it. `modified`: when it was made, in epoch seconds by the store's clock."""
+
+    chain: ChainId
+    number: int
+    modified: float
+
+
+@dataclass(frozen=True, slots=True)
 class Entries:
     """The entries of all chains in a store."""
 
@@ -73,15 +82,8 @@ class Entries:
     def read(self, chain: ChainId, number: int) -> Entry | None:
         """None: there is no such entry, or it was deleted."""
         path = _path(chain, number)
-        try:
-            content = self.files.get(path)
-        except FileNotFoundError:
-            return None
-        except RequestRefused as error:
-            if error.code not in _MISSING:
-                raise
-            return None
-        return decoded(content, f"{self.files.root}/{path}")
+        content = found_content(self.files, path)
+        return None if content is None else decoded(content, f"{self.files.root}/{path}")
 
     def numbers(self, chain: ChainId) -> list[int]:
         """Those of the entries that were not deleted, in order."""
@@ -102,11 +104,27 @@ class Entries:
         """The number of the last entry of each chain whose id begins so, and when that was made: epoch seconds by
         the store's clock."""
         found: dict[ChainId, list[tuple[int, float]]] = defaultdict(list)
-        for file in self.files.files(f"{FOLDER}/{beginning}", hidden=True):
-            match = _PATH.fullmatch(file.path)
-            if match:
-                found[ChainId(match[1])].append((int(match[2]), file.modified))
+        for one in self.all(beginning):
+            found[one.chain].append((one.number, one.modified))
         return {chain: max(entries) for chain, entries in found.items()}
+
+    def all(self, beginning: str) -> list[FoundEntry]:
+        """The entries of all chains whose ids begin so."""
+        listed = self.files.files(f"{FOLDER}/{beginning}", hidden=True)
+        matches = ((file, _PATH.fullmatch(file.path)) for file in listed)
+        return [FoundEntry(ChainId(match[1]), int(match[2]), file.modified) for file, match in matches if match]
+
+
+def found_content(files: FileStore, path: str) -> bytes | None:
+    """None: there is no such file."""
+    try:
+        return files.get(path)
+    except FileNotFoundError:
+        return None
+    except RequestRefused as error:
+        if error.code not in _MISSING:
+            raise
+        return None
 
 
 def check_store(files: FileStore, unique: str) -> None:

@@ -4,7 +4,8 @@
     fetch    read the next records of the leases
     stage    hand the records to the sink, which writes files that readers do not see
     decide   make the next entry of the chain: the batch is stored, or void for ever
-    publish  give the files their final names; the checkpoints travel with the next renewals
+    publish  give the files their final names, or let the table's next commit add them; then the checkpoints travel
+             with the next renewals
 
 A crash before the decision loses nothing: the records are read again. After it, the next owner of each lease finds
 the entry, publishes the files, and goes on behind it. Delivery is exactly once, whatever the user's code does.
@@ -86,6 +87,7 @@ class ChainProtocol(Generic[D]):
         Raises nothing that AWS, a sink or user code can cause; that is in the report and in the events.
         """
         this = Round()
+        self._publish()
         for holding in self.holdings.holdings():
             if self.losses.is_suspect(holding):
                 self.reading.failures.suspect(holding.key)  # it is read apart from the others
@@ -100,7 +102,18 @@ class ChainProtocol(Generic[D]):
         return this.finished(self.reading.failures)
 
     def close(self) -> None:
-        """Nothing is left between rounds: a batch that was not decided is void."""
+        """A batch that was not decided is void. What was decided is published now, so that the rows get it."""
+        try:
+            self.claims.finish()
+        except KclError as error:  # the next owners publish it
+            self.reading.tell(EventKind.BATCH_FAILED, str(error))
+
+    def _publish(self) -> None:
+        """If this fails, no lease is read until it succeeds: see `Claims.claim`."""
+        try:
+            self.claims.publish()
+        except KclError as error:
+            self.reading.tell(EventKind.BATCH_FAILED, str(error))
 
     def leave(self) -> None:
         """After all leases were given up."""
@@ -298,6 +311,7 @@ class ChainProtocol(Generic[D]):
         """Child leases, then SHARD_END. All that is stored is published by then."""
         key, holding = progress.range.lease, this.holdings[progress.range.lease]
         try:
+            self.claims.finish()
             children = self.shard_ends.create_children(holding.lease, progress)
         except KclError as error:
             self.reading.failed(this, [key], error)

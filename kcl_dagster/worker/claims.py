@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 
 from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.deletion import delete_chains
-from kcl_dagster.chains.entry import PublishingEntry, StagedFile, StoredRange
-from kcl_dagster.chains.publication import chain_id, discard, folder_of, publish, staged
+from kcl_dagster.chains.entry import StagedFile, StoredRange
+from kcl_dagster.chains.publication import Publisher, chain_id
 from kcl_dagster.chains.store import Entries
-from kcl_dagster.errors import SinkError, Unsafe
+from kcl_dagster.errors import Unsafe
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import Begun, ChainId, Claim, ClaimId
 from kcl_dagster.model.lease import Lease, LeaseKey
@@ -36,6 +36,7 @@ class Claims:
     application: str
     worker: str
     new_id: Callable[[], str]
+    publisher: Publisher
     code: str | None = None
     """The version of the consumer's code."""
 
@@ -55,7 +56,7 @@ class Claims:
     _former_chains: FormerChains = field(init=False)
 
     def __post_init__(self) -> None:
-        self._former_chains = FormerChains(self.entries, self.worker, self.new_id)
+        self._former_chains = FormerChains(self.entries, self.worker, self.new_id, self.publisher)
 
     @property
     def chain(self) -> Chain:
@@ -69,8 +70,9 @@ class Claims:
         return self._chain
 
     def claim(self, holding: Holding) -> Lease:
-        """Claim a lease, unless this chain has. Returns it as it is stored: its `checkpoint` is the place behind
+        """Claim a lease, unless this chain has. Returns it as it is decided: its `checkpoint` is the place behind
         which it is read. Raises KclError: it may not be read now."""
+        self.publisher.check()
         key = holding.key
         chain = self.chain.id  # if the former one is over, all leases are claimed again
         claimed = self._claimed.get(key)
@@ -78,7 +80,7 @@ class Claims:
             self._claim(holding)
         held = self.holdings.get(key)
         lease = holding.lease if held is None else held.lease
-        return replace(lease, checkpoint=self.holdings.stored_to(key) or lease.checkpoint)
+        return replace(lease, checkpoint=self.holdings.decided_to(key) or lease.checkpoint)
 
     def _claim(self, holding: Holding) -> None:
         key, token = holding.key, holding.token
@@ -131,33 +133,50 @@ class Claims:
         ranges: Sequence[StoredRange],
         tokens: Mapping[LeaseKey, int],
     ) -> bool:
-        """Store a batch: decide it and publish it. `chain`: the one for which its files were staged. `tokens`: the
-        ownerships under which its leases were read. False: the batch is void, its staged files are removed, and
-        its records have to be read again. If this raises, the batch may have been decided: the leases are claimed
-        again before they are read."""
+        """Store a batch: decide it, and publish it or leave that to `publish`. `chain`: the one for which its files
+        were staged. `tokens`: the ownerships under which its leases were read. False: the batch is void, its staged
+        files are removed, and its records have to be read again. If this raises, the batch may have been decided:
+        the leases are claimed again before they are read."""
         with store_errors(self.entries, self.worker, "could not be decided"):
             refused = self.holdings.begin_decision(tokens, chain.id)
             # If this raises, the claims are not ended by a handoff: the next owner has to settle the chain.
             entry = None if refused else chain.decide(files, ranges)
             if entry is None:
                 self.holdings.end_decision(tokens)
-                discard(self.entries.files, chain.id, [file.path for file in files])
+                self.publisher.discard(chain.id, [file.path for file in files])
                 return False
-            self._publish(chain, entry)
+            # If the outcome is not known, or if another process has settled the chain, the chain is over: its
+            # settlement shows what is stored.
+            chain.is_over = True
+            self.publisher.publish(chain.id, chain.last, entry)
+            chain.is_over = False
         for one in ranges:
             stored = Unwritten(one.through, one.stored_through, one.counts, one.number)
             self._decided[one.lease] = one.through
-            self.holdings.stored(one.lease, tokens[one.lease], stored)
+            self.holdings.decided(one.lease, tokens[one.lease], chain.last, stored)
+        self._see_visible()
         self.holdings.end_decision(tokens)
         return True
 
-    def _publish(self, chain: Chain, entry: PublishingEntry) -> None:
-        """If the outcome is not known, or if another process has settled the chain, the chain is over: its
-        settlement shows what is stored."""
-        chain.is_over = True
-        if not publish(self.entries.files, chain.id, entry):
-            raise SinkError(f"chain {chain.id} was settled by another worker while its batch was published")
-        chain.is_over = False
+    def publish(self) -> None:
+        """Publish what is due. If a lease is about to be handed over, publish all at once, so that its row gets
+        what is stored before. Raises SinkError."""
+        with store_errors(self.entries, self.worker, "could not be published"):
+            if self.holdings.awaits_publication(in_handoff=True):
+                self.publisher.finish(self.holdings.unpublished())
+            else:
+                self.publisher.step(self.holdings.unpublished())
+        self._see_visible()
+
+    def finish(self) -> None:
+        """Publish all that is decided. Raises SinkError."""
+        with store_errors(self.entries, self.worker, "could not be published"):
+            self.publisher.finish(self.holdings.unpublished())
+        self._see_visible()
+
+    def _see_visible(self) -> None:
+        for chain in self.holdings.unpublished():
+            self.holdings.published(chain, self.publisher.visible(chain))
 
     def tidy(self) -> int:
         """Delete entries that no row waits for; returns how many. Costs no request if there are none.
@@ -168,7 +187,7 @@ class Claims:
         chain = self.chain
         chain.written(self.holdings.written(chain.id))
         with store_errors(self.entries, self.worker, "could not be tidied"):
-            deleted = chain.delete_entries()
+            deleted = chain.delete_entries(self.publisher.visible(chain.id))
         chain.is_over = chain.waits_without(self.holdings.claimed(chain.id))
         return deleted
 
@@ -179,10 +198,10 @@ class Claims:
         if chain is None or chain.is_over or self._tried:
             return
         rows = self.holdings.written(chain.id)
-        if all(rows.get(key) == SHARD_END for key in self._claimed):
+        is_visible = self.publisher.visible(chain.id) >= chain.last
+        if is_visible and all(rows.get(key) == SHARD_END for key in self._claimed):
             with store_errors(self.entries, self.worker, "could not be removed"):
-                self.entries.files.delete(staged(self.entries.files, chain.id))
-                self.entries.files.remove_empty(folder_of(chain.id))
+                self.publisher.forget(chain.id)
                 self.entries.forget(chain.id)
             chain.is_over = True
 
@@ -190,4 +209,6 @@ class Claims:
         """Delete chains of the application, see `chains.deletion`. `named`: by the rows of all its leases."""
         with store_errors(self.entries, self.worker, "could not delete former chains"):
             known = {*named, self.chain.id}
-            return delete_chains(self.entries, self.application, known, before, self.worker, self.new_id)
+            return delete_chains(
+                self.entries, self.application, known, before, self.worker, self.new_id, self.publisher
+            )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Final
 
+from kcl_dagster.chains.publication import Publisher
 from kcl_dagster.chains.settlement import Settlement, settle
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import SinkError, Unsafe
@@ -25,6 +26,7 @@ class FormerChains:
     entries: Entries
     worker: str
     new_id: Callable[[], str]
+    publisher: Publisher
     _settled: dict[ChainId, Settlement] = field(default_factory=dict)
 
     @property
@@ -47,7 +49,7 @@ class FormerChains:
         found = self._settled.get(chain)
         if found is None:
             with store_errors(self.entries, self.worker, "could not be settled"):
-                found = settle(self.entries, chain, self.worker, self.new_id)
+                found = settle(self.entries, chain, self.worker, self.new_id, self.publisher)
             while len(self._settled) >= SETTLED_KEPT:
                 del self._settled[next(iter(self._settled))]
             self._settled[chain] = found

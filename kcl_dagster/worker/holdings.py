@@ -13,9 +13,9 @@ guessed.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from kcl_dagster.errors import KclError, LeaseLost
+from kcl_dagster.errors import KclError, LeaseLost, OutcomeUnknown
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import Begun, ChainId, Claim
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
@@ -69,6 +69,16 @@ class Unwritten:
 
 
 @dataclass(slots=True)
+class _Unpublished:
+    """What entry `number` of a chain has decided, and readers do not see yet. It is not written before: neither the
+    checkpoint nor the moment through which the shard is stored may run ahead of what readers see."""
+
+    number: int
+    stored: Unwritten
+    moment: int = 0  # see `Holdings.stored_through`
+
+
+@dataclass(slots=True)
 class _Held:
     lease: Lease
     token: int
@@ -84,6 +94,7 @@ class _Held:
     in_flight: Unwritten | None = None  # what the write in doubt has written, if it was applied
     claimed: Claim | None = None  # by this worker, since it got the lease
     is_deciding: bool = False  # an entry for the lease may have been made: its claim may not be ended
+    unpublished: list[_Unpublished] = field(default_factory=list)  # in the order of their numbers
 
 
 GoesOn = Callable[[WorkerId], bool]
@@ -173,12 +184,15 @@ class Holdings:
             return min((h.written_at for h in self._held.values()), default=None)
 
     def in_handoff(self, waiting_longer_than: float | None = None) -> list[LeaseKey]:
-        """Leases in a handoff to another worker: those that are not in a batch. With `waiting_longer_than`: those
+        """Leases in a handoff to another worker: those that are not in a batch, and of which all that is decided is
+        published. With `waiting_longer_than`: those
         for which the next owner has waited for at least so many seconds."""
         now = self._runtime.clock.monotonic()
         with self._map_lock:
             asked = [
-                (k, h.busy, now - h.handoff_since) for k, h in self._held.items() if h.handoff_since is not None
+                (k, h.busy or bool(h.unpublished), now - h.handoff_since)
+                for k, h in self._held.items()
+                if h.handoff_since is not None
             ]
         if waiting_longer_than is None:
             return [key for key, busy, _ in asked if not busy]
@@ -274,9 +288,10 @@ class Holdings:
                 self._ready(held, token)
             else:
                 self._ready_to_go_on(held, token)
+            if held.unpublished:
+                raise OutcomeUnknown(f"{key}: what was decided is not visible yet")
             if held.claimed is not None:
-                now = Unwritten(checkpoint, stored_through, counts)
-                held.unwritten = now if held.unwritten is None else held.unwritten.followed_by(now)
+                held.unwritten = _followed_by(held.unwritten, Unwritten(checkpoint, stored_through, counts))
                 self._write_down(held, children=children, ends_claim=checkpoint.is_shard_end)
                 return
             sent = self._runtime.clock.monotonic()
@@ -301,6 +316,7 @@ class Holdings:
         with held.lock:
             self._ready_to_go_on(held, token)
             held.unwritten = stored(held.lease)
+            held.unpublished.clear()
             self._write_down(held, claim=claim)
             claim = held.lease.claim or claim
             with self._map_lock:
@@ -321,13 +337,13 @@ class Holdings:
             self._write_down(held, claim=replace(held.claimed, begun=begun))
 
     def begun(self, key: LeaseKey) -> Begun | None:
-        """The batch that was begun and is not stored, as the row says."""
+        """The batch that was begun, as the row says, and is not decided."""
         held = self._held.get(key)
         claim = None if held is None else held.lease.claim
         if claim is None or claim.begun is None:
             return None
-        stored = self.stored_to(key)
-        return claim.begun if stored is None or stored <= claim.begun.after else None
+        decided = self.decided_to(key)
+        return claim.begun if decided is None or decided <= claim.begun.after else None
 
     def end_claim(self, key: LeaseKey, token: int, stored: Callable[[Lease], Unwritten]) -> None:
         """Name no chain any more. `stored`: as for `claim`. Raises as `renew`, or EndWasWritten."""
@@ -356,23 +372,73 @@ class Holdings:
         return refused
 
     def end_decision(self, keys: Iterable[LeaseKey]) -> None:
-        """The entry was not made and will not be, or `stored` was called for what it stores."""
+        """The entry was not made and will not be, or `decided` was called for what it stores."""
         for key in keys:
             held = self._held.get(key)
             if held is not None:
                 held.is_deciding = False
 
-    def stored(self, key: LeaseKey, token: int, stored: Unwritten) -> None:
-        """Everything through `stored` is stored and published: the next renewal writes it. Writes nothing now, and
-        has no effect if the lease is not ours any more: its next owner learns it from the chain."""
+    def decided(self, key: LeaseKey, token: int, number: int, stored: Unwritten) -> None:
+        """Everything through `stored` is decided, by entry `number` of the chain that has claimed the lease. Has no
+        effect if the lease is not ours any more: its next owner learns it from the chain."""
         held = self._held.get(key)
         if held is None or held.token != token:
             return
         with held.lock:
-            held.unwritten = stored if held.unwritten is None else held.unwritten.followed_by(stored)
+            held.unpublished.append(_Unpublished(number, stored))
+
+    def published(self, chain: ChainId, number: int) -> None:
+        """What the chain has decided through entry `number` is visible: the next renewals write it."""
+        with self._map_lock:
+            waiting = [held for held in self._held.values() if _waits_for(held, chain)]
+        for held in waiting:
+            with held.lock:
+                while held.unpublished and held.unpublished[0].number <= number:
+                    one = held.unpublished.pop(0)
+                    held.unwritten = _followed_by(held.unwritten, one.stored)
+                    if one.moment:
+                        held.stored_through = max(one.moment, held.stored_through or 0)
+
+    def unpublished(self) -> dict[ChainId, int]:
+        """For each chain its last entry that is not known to be visible, of leases that are held."""
+        found: dict[ChainId, int] = {}
+        with self._map_lock:
+            for held in self._held.values():
+                if held.claimed is not None and held.unpublished:
+                    chain = held.claimed.chain
+                    found[chain] = max(held.unpublished[-1].number, found.get(chain, 0))
+        return found
+
+    def awaits_publication(self, *, in_handoff: bool) -> bool:
+        """Whether something is decided and not known to be visible: of any lease, or of one in a handoff."""
+        with self._map_lock:
+            return any(
+                held.unpublished and (held.handoff_since is not None or not in_handoff)
+                for held in self._held.values()
+            )
+
+    def stored(self, key: LeaseKey, token: int, stored: Unwritten) -> None:
+        """Nothing through `stored` has to be stored any more: the next renewal writes it, once what was decided
+        before is visible. Writes nothing now, and has no effect if the lease is not ours any more."""
+        held = self._held.get(key)
+        if held is None or held.token != token:
+            return
+        with held.lock:
+            if held.unpublished:
+                last = held.unpublished[-1]
+                last.stored = last.stored.followed_by(stored)
+            else:
+                held.unwritten = _followed_by(held.unwritten, stored)
+
+    def decided_to(self, key: LeaseKey) -> Checkpoint | None:
+        """How far the lease is decided, whether readers see it or not."""
+        held = self._held.get(key)
+        if held is not None and (waiting := held.unpublished[-1:]):
+            return waiting[0].stored.through
+        return self.stored_to(key)
 
     def stored_to(self, key: LeaseKey) -> Checkpoint | None:
-        """How far the lease is stored, whether its row has it or not."""
+        """How far the lease is stored and visible, whether its row has it or not."""
         held = self._held.get(key)
         if held is None:
             return None
@@ -404,9 +470,13 @@ class Holdings:
 
     def stored_through(self, key: LeaseKey, token: int, at: float) -> None:
         """Record that everything which arrived before `at` (epoch seconds) is stored. Written with the next
-        renewal."""
+        renewal, once all that is decided is visible."""
         held = self._held.get(key)
-        if held is not None and held.token == token:
+        if held is None or held.token != token:
+            return
+        if held.unpublished:
+            held.unpublished[-1].moment = max(int(at), held.unpublished[-1].moment)
+        else:
             held.stored_through = max(int(at), held.stored_through or 0)
 
     def tip_of(self, key: LeaseKey) -> int | None:
@@ -473,7 +543,8 @@ class Holdings:
     def release(self, key: LeaseKey, heir: WorkerId | None = None, *, unless_pinned: bool = False) -> bool:
         """Give the lease to `heir`, so that it is read at once. If that is not possible, give it up. If a handoff
         is under way, complete it instead. The lease is dropped in any case, with one exception: with
-        `unless_pinned` it is kept while its batch is pinned and being written. True: the table has the change."""
+        `unless_pinned` it is kept while its batch is pinned and being written, or decided and not visible. True:
+        the table has the change."""
         held = self._held.get(key)
         if held is None:
             return False
@@ -481,7 +552,7 @@ class Holdings:
             if self._held.get(key) is not held:
                 return False
             is_written = held.lease.pending_checkpoint is not None or held.is_deciding
-            if unless_pinned and held.busy and is_written:
+            if unless_pinned and ((held.busy and is_written) or held.unpublished):
                 self._mark_left(held)  # the process may be killed before its batch ends
                 return False
             self._forget(held)
@@ -579,9 +650,12 @@ class Holdings:
 
     def _end_claim(self, held: _Held) -> None:
         """Before the lease is given away: its row gets what is stored, and names no chain any more, so that its
-        next owner has nothing to settle. While an entry is being made, or if the row cannot be written, the claim
-        remains, and the next owner settles the chain. Under the lease's lock, and after it was forgotten."""
-        if held.claimed is None or held.is_deciding or not self._is_trusted(held) or held.in_doubt:
+        next owner has nothing to settle. While an entry is being made or is not visible, or if the row cannot be
+        written, the claim remains, and the next owner settles the chain. Under the lease's lock, and after it was
+        forgotten."""
+        if held.claimed is None or held.is_deciding or held.unpublished:
+            return
+        if not self._is_trusted(held) or held.in_doubt:
             return
         stored = held.unwritten
         checkpoint = held.lease.checkpoint if stored is None else stored.through
@@ -702,6 +776,14 @@ def _catching_up(held: _Held) -> CaughtUp:
         held.lease = lease
 
     return caught_up
+
+
+def _followed_by(former: Unwritten | None, later: Unwritten) -> Unwritten:
+    return later if former is None else former.followed_by(later)
+
+
+def _waits_for(held: _Held, chain: ChainId) -> bool:
+    return held.claimed is not None and held.claimed.chain == chain and bool(held.unpublished)
 
 
 def _next_number(lease: Lease, stored: Unwritten) -> int | None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Generic, Protocol
 
+from kcl_dagster.chains.publication import FolderPublisher, Publisher
 from kcl_dagster.errors import ConfigurationError, KclError, Unsafe
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stored import MOST_BYTES, MOST_BYTES_BETWEEN_RUNS
@@ -58,11 +59,12 @@ from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.retention import RetentionWatch
 from kcl_dagster.worker.settings import WorkerSettings
 from kcl_dagster.worker.shard_end import ShardEnds
-from kcl_dagster.worker.staging import BesideChains
+from kcl_dagster.worker.staging import BesideChains, TableBesideChains
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.stored_counts import WindowRules
 from kcl_dagster.worker.succession import Succession
 from kcl_dagster.worker.surroundings import Surroundings
+from kcl_dagster.worker.table_committer import TableCommitter
 from kcl_dagster.worker.taking import Taker
 from kcl_dagster.worker.thread_watch import HOUSEKEEPING, RENEWALS, ThreadWatch
 from kcl_dagster.worker.threads import Steps, Threads
@@ -217,6 +219,7 @@ class Worker(Generic[D]):
                 rules,
             )
         chains = around.chains
+        publisher = self._publisher(runtime)
         reading_batches = self._reading(around.engine, failures)
         poison = PoisonHandling(
             self.holdings,
@@ -235,15 +238,22 @@ class Worker(Generic[D]):
             planner,
             shard_ends,
             poison,
-            LeftClaims(self.holdings, self._former_chains(runtime)),
+            LeftClaims(self.holdings, self._former_chains(runtime, publisher)),
             rules,
             self.for_each,
             self.completeness.last,
         )
         if chains is None:
             return batches
+        assert publisher is not None
         claims = Claims(
-            chains.entries, self.holdings, application.name, str(self.identity.worker), runtime.new_id, around.code
+            chains.entries,
+            self.holdings,
+            application.name,
+            str(self.identity.worker),
+            runtime.new_id,
+            publisher,
+            around.code,
         )
         in_chains = ChainProtocol(
             reading_batches,
@@ -260,12 +270,26 @@ class Worker(Generic[D]):
         )
         return PinnedFirst(self.holdings, replace(batches, is_wanted=is_pinned), in_chains)
 
-    def _former_chains(self, runtime: Runtime) -> FormerChains | None:
+    def _former_chains(self, runtime: Runtime, publisher: Publisher | None) -> FormerChains | None:
         """Of chains that workers with another setting of the sink have left."""
         beside = self._around.chains or self._around.sink
-        if not isinstance(beside, BesideChains):
+        if publisher is None or not isinstance(beside, BesideChains):
             return None
-        return FormerChains(beside.entries, str(self.identity.worker), runtime.new_id)
+        return FormerChains(beside.entries, str(self.identity.worker), runtime.new_id, publisher)
+
+    def _publisher(self, runtime: Runtime) -> Publisher | None:
+        """None if the sink is no place for chains."""
+        beside = self._around.chains or self._around.sink
+        if isinstance(beside, TableBesideChains):
+            return TableCommitter(
+                beside.entries,
+                beside.chained_table,
+                self._around.application.name,
+                runtime.new_id,
+                self._clock,
+                complete=self.completeness.last,
+            )
+        return FolderPublisher(beside.entries.files) if isinstance(beside, BesideChains) else None
 
     def _is_listed(self, lease: Lease, shard_id: str) -> bool:
         stream = lease.stream or StreamIdentifier.single(self._around.application.streams[0].name)

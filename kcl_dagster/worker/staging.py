@@ -9,6 +9,7 @@ from kcl_dagster.chains.store import Entries
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import Batch, D_contra, PartCounts
+from kcl_dagster.worker.table_committer import ChainedTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,22 @@ class BesideChains(Protocol):
         """The chains beside the data."""
 
 
+@runtime_checkable
+class TableBesideChains(BesideChains, Protocol):
+    """A sink whose entries are published by commits of a table, and not by moving files."""
+
+    @property
+    def chained_table(self) -> ChainedTable:
+        """The table below whose root the chains are."""
+
+
 class StagingSink(BesideChains, Protocol[D_contra]):
     """Stages batches. Called on the worker's main thread, one batch at a time."""
 
     def stage(self, data: D_contra, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """Write the output of the batch below `chains.publication.staged_path` of the chain, durably, all of it,
         and check that no row is missing. `number`: no other batch of the chain has it. Readers must not see the
-        files.
+        files. The files of a table are written under their final names, because readers see what is committed.
 
         The batch may become void after that: its records are then staged again, with other records, by this worker
         or another one. The output may be another one every time. Raises SinkError if staging failed; what was

@@ -14,6 +14,7 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.staging import StagedBatch
 from tests.unit.chains.memory import MemoryFiles
+from tests.unit.chains.memory_table import MemoryTable, TableState
 from tests.unit.worker.kit import Data, Fuse, MemorySink, Payload, Run, World
 
 
@@ -113,6 +114,75 @@ class ChainWorld(World):
                 entry = self.entries().read(ChainId(chain), int(name.removesuffix(".json")))
                 found.setdefault(chain, []).append(entry if isinstance(entry, PublishingEntry) else None)
         return found
+
+
+@dataclass
+class MemoryTableSink:
+    """Writes the rows of a batch into two files of a table, as `MemoryStagingSink` does into a folder."""
+
+    files: WorkersFiles
+    state: TableState
+    attempts: Callable[[], int]
+    refuses: Callable[[Data], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.chained_table = MemoryTable(self.state, self.files)
+
+    @property
+    def entries(self) -> Entries:
+        return Entries(self.files)
+
+    def stage(self, data: Data, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
+        if self.refuses is not None:
+            self.refuses(data)
+        attempt, staged = self.attempts(), []
+        for task, rows in enumerate((data[0::2], data[1::2])):
+            if rows:
+                path = file_name(chain, number, task, 0)
+                content = json.dumps([[*row, attempt] for row in rows]).encode()
+                self.files.put(path, content)
+                staged.append(StagedFile(path, len(rows), len(content)))
+        return StagedBatch(tuple(staged), {})
+
+
+@dataclass
+class SinkOfTable(SinkBesideChains):
+    """The sink of a worker that decides its batches in the leases, of a table beside which others may have left
+    chains."""
+
+    state: TableState = field(default_factory=TableState)
+
+    @property
+    def chained_table(self) -> MemoryTable:
+        return MemoryTable(self.state, self.files)
+
+
+class TableWorld(ChainWorld):
+    """Workers whose batches come into a table, with the commits that one of them makes."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.table = TableState()
+        self.tables: dict[str, MemoryTableSink] = {}
+
+    def chain_worker(self, name: str, **extra: Any) -> Run:
+        files = WorkersFiles(content=self.shared.content, times=self.shared.times, clock=self.clock.now)
+        sink = self.tables[name] = MemoryTableSink(files, self.table, self._attempts.__next__)
+        run = self.worker(name, chains=sink, **extra)
+        files.fuse = run.fuse
+        return run
+
+    def former_worker(self, name: str, **extra: Any) -> Run:
+        files = WorkersFiles(content=self.shared.content, times=self.shared.times, clock=self.clock.now)
+        sink = SinkOfTable(self.store, files=files, state=self.table)
+        run = self.worker(name, sink=sink, **extra)
+        files.fuse = sink.fuse = run.fuse
+        return run
+
+    def stored(self) -> list[Payload]:
+        """What readers of the table see."""
+        rows = [row for path in self.table.paths for row in json.loads(self.shared.content[path])]
+        return sorted((shard, sequence, data) for shard, sequence, data, _ in rows)
 
 
 def loses_its_lease_at(world: ChainWorld, run: Run, successor: Run, point: int) -> None:

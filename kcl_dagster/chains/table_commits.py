@@ -1,0 +1,153 @@
+"""Commits of a table: which entries of all chains go into each of them.
+
+A commit is planned before the table is touched, in a record of its own, `_commits/<application>/<number>.json`,
+which is made with a conditional create. Of several workers that plan one number, one succeeds, and any worker may
+carry the plan out. The table keeps the number of the last commit that it contains, in the same transaction as the
+files. So a commit whose answer was lost is looked up, and no entry is committed twice, also by two workers at once.
+
+The plan of number n is made when the table contains number n - 1. It says for each chain the last entry that the
+table contains afterwards. Only the last plan is kept, and in it only chains that have entries.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from kcl_dagster.chains.publication import beginning_of
+from kcl_dagster.chains.store import FileStore, FoundEntry, found_content
+from kcl_dagster.errors import Unsafe
+from kcl_dagster.model.claim import ChainId
+
+FOLDER: Final = "_commits"
+VERSION: Final = 1
+MOST_ENTRIES: Final = 500  # of a commit; what is left goes into the next one at once
+_NUMBER: Final = re.compile(r".*/(\d{12})\.json")
+
+
+class TableCommit(msgspec.Struct, frozen=True):
+    """`entries`: those with files that the commit adds, in order. If there are none, the table is not touched.
+    `contained`: the last entry of each chain that the table contains afterwards. `attempt`: a worker that finds a
+    plan at the number that it wanted to make sees by it whether the plan is its own."""
+
+    attempt: str
+    entries: tuple[tuple[ChainId, int], ...]
+    contained: dict[ChainId, int]
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Entries that the table does not contain yet, in the order in which they are committed. `contained`: as in
+    `TableCommit`."""
+
+    entries: tuple[FoundEntry, ...]
+    contained: Mapping[ChainId, int]
+    gaps: tuple[ChainId, ...] = ()
+    """Chains of which an entry is missing. Nothing behind it is selected."""
+
+    is_complete: bool = True
+    """Whether nothing had to be left for the next commit."""
+
+
+def selected(
+    contained: Mapping[ChainId, int], found: Collection[FoundEntry], most: int = MOST_ENTRIES
+) -> Selection:
+    """What goes into the next commit. Pure. `contained`: of the last commit. `found`: all entries of all chains,
+    listed after the last commit was read.
+
+    Older entries come first, and those of one chain in order. An owner makes no entry for a shard before the table
+    contains those of the former owner, so that the order of each shard is kept.
+
+    A chain that is not in the table and whose first entry is missing was deleted: a worker that was paused since
+    then has made an entry which means nothing. It is passed over.
+    """
+    chains: dict[ChainId, list[FoundEntry]] = defaultdict(list)
+    for one in found:
+        chains[one.chain].append(one)
+    after: dict[ChainId, int] = {}
+    gaps, new = [], []
+    for chain, entries in sorted(chains.items()):
+        entries.sort(key=lambda one: one.number)
+        last = contained.get(chain)
+        if last is None and entries[0].number != 1:
+            continue
+        reached, modified = last or 0, 0.0
+        if last is not None:
+            after[chain] = last
+        for one in entries:
+            if one.number <= reached:
+                continue
+            if one.number != reached + 1:
+                gaps.append(chain)
+                break
+            reached, modified = one.number, max(modified, one.modified)
+            new.append((modified, one))
+    new.sort(key=lambda pair: (pair[0], pair[1].chain, pair[1].number))
+    taken = tuple(one for _, one in new[:most])
+    for one in taken:
+        after[one.chain] = one.number
+    return Selection(taken, after, tuple(gaps), is_complete=len(taken) == len(new))
+
+
+@dataclass(frozen=True, slots=True)
+class TableCommits:
+    """The plans of an application's commits to one table, beside the chains. Nothing is cached."""
+
+    files: FileStore
+    application: str
+
+    @property
+    def folder(self) -> str:
+        return f"{FOLDER}/{beginning_of(self.application)}"
+
+    def newest(self) -> tuple[int, TableCommit | None]:
+        """The last plan and its number; 0 and None where no commit was planned yet."""
+        while True:
+            numbers = self.numbers()
+            if not numbers:
+                return 0, None
+            path = self._path(numbers[-1])
+            content = found_content(self.files, path)
+            if content is not None:  # else it was deleted since, and there is a newer one
+                return numbers[-1], _decoded(content, f"{self.files.root}/{path}")
+
+    def make(self, number: int, commit: TableCommit) -> bool:
+        """Plan a commit. False: another worker has planned this number, or a higher one. If this raises, the plan
+        may have been made.
+
+        The create succeeds for the number of a plan that was deleted, too. So the plans are listed again: the last
+        one is always kept, so that a higher number is seen.
+        """
+        path = self._path(number)
+        if not self.files.create(path, msgspec.json.encode(commit)):
+            content = found_content(self.files, path)
+            if content is None or _decoded(content, f"{self.files.root}/{path}").attempt != commit.attempt:
+                return False  # else the answer to an earlier try was lost
+        numbers = self.numbers()
+        if numbers[-1:] != [number]:
+            return False
+        self.files.delete([self._path(former) for former in numbers[:-1]])
+        return True
+
+    def numbers(self) -> Sequence[int]:
+        """Those of the plans that were not deleted, in order."""
+        found = (_NUMBER.fullmatch(file.path) for file in self.files.files(f"{self.folder}/", hidden=True))
+        return sorted(int(match[1]) for match in found if match)
+
+    def _path(self, number: int) -> str:
+        return f"{self.folder}/{number:012d}.json"
+
+
+def _decoded(content: bytes, path: str) -> TableCommit:
+    """Raises Unsafe for what no worker of this version has written."""
+    try:
+        commit = msgspec.json.decode(content, type=TableCommit)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Unsafe(f"{path} is not a plan of a commit that this version can read: {error}") from error
+    if commit.version > VERSION:
+        raise Unsafe(f"{path} was written by a later version of kcl-dagster: only that version can go on here")
+    return commit

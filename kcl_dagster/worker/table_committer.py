@@ -1,0 +1,239 @@
+"""Commits what was decided in all chains of an application to its table, once in a while.
+
+Each worker has a committer, and whichever finds that a commit is due plans it: see `chains.table_commits`. There is
+no election. A worker that has made the last commit finds first that the next one is due, because the others count
+from when they see a commit; if it ends, another one goes on. If a worker ends with a commit that it has planned,
+another one carries it out.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from kcl_dagster.chains.entry import PublishingEntry
+from kcl_dagster.chains.publication import beginning_of
+from kcl_dagster.chains.store import Entries, FoundEntry
+from kcl_dagster.chains.table_commits import Selection, TableCommit, TableCommits, selected
+from kcl_dagster.errors import KclError, OutcomeUnknown, SinkError, Unsafe
+from kcl_dagster.model.claim import ChainId
+from kcl_dagster.runtime import Clock
+from kcl_dagster.tables.completeness_row import WrittenThrough
+
+COMMIT_SECONDS: Final = 30.0  # between two commits: readers of a table pay for each
+PATIENCE_SECONDS: Final = 10.0  # a commit takes a second; one that takes longer is carried out by another worker
+RETRY_SECONDS: Final = 5.0  # after a failure: a table that was altered is repaired by people
+TRIES: Final = 100  # other workers may make a commit before each
+
+
+class ChainedTable(Protocol):
+    """A table, as committers use it. Called on the worker's main thread."""
+
+    def committed(self, application: str) -> int:
+        """The number of the application's last commit that the table contains; 0: none."""
+
+    def commit(
+        self, application: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
+    ) -> None:
+        """Add the files of the entries and record the number, in one transaction. Changes nothing if the table
+        contains this number or a higher one, also if another process commits it at the same moment. `complete`: is
+        stored with the commit, see `spark.sinks.completeness`. Raises SinkError: the table does not take the files,
+        or it is not known whether it did."""
+
+
+@dataclass(slots=True)
+class TableCommitter:
+    """Called on the worker's main thread. Raises what the store raises, and SinkError for the table."""
+
+    entries: Entries
+    table: ChainedTable
+    application: str
+    new_id: Callable[[], str]
+    clock: Clock
+    seconds: float = COMMIT_SECONDS
+    complete: Callable[[], WrittenThrough | None] = lambda: None
+
+    _contained: Mapping[ChainId, int] = field(default_factory=dict)
+    """The last entry of each chain that the table contains, as far as it is known here."""
+
+    _seen: tuple[int, float] = (-1, float("-inf"))
+    """The last plan, and when it was seen first; monotonic."""
+
+    _look_due: float = float("-inf")
+    _failure: tuple[float, str] | None = None
+
+    # As a publisher, see `chains.publication.Publisher`
+
+    def check(self) -> None:
+        """Raise SinkError while the table takes no commit. Nothing more should be decided meanwhile: it is safe in
+        its files, and readers do not see it."""
+        if self._failure is not None:
+            raise SinkError(self._failure[1])
+
+    def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
+        """Leaves it to the next commit."""
+
+    def visible(self, chain: ChainId) -> int:
+        """The last entry of the chain that the table is known to contain; 0: none. Sends no request."""
+        return self._contained.get(chain, 0)
+
+    def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
+        """Files of batches that were not decided remain, as those of commits that failed do in every table: vacuum
+        removes them."""
+        if decided:
+            self.finish({chain: max(decided)})
+
+    def discard(self, chain: ChainId, paths: Sequence[str]) -> None:  # noqa: ARG002 - the paths say it
+        self.entries.files.delete(paths)
+
+    def forget(self, chain: ChainId) -> None:
+        """The next plan forgets a chain that has no entries."""
+
+    def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
+        """See `settle`."""
+
+    # Commits
+
+    def step(self, wanted: Mapping[ChainId, int]) -> None:
+        """Make a commit if it is due. `wanted`: entries of this worker that may not be in the table yet. Costs no
+        request if they are, or if no look is due."""
+        now = self.clock.monotonic()
+        if self._failure is None and (now < self._look_due or self._has(wanted)):
+            return
+        if self._rests(now):
+            return
+        with self._noting_failures():
+            number, plan = self._newest()
+            age = now - self._seen[1]
+            if plan is not None and not self._is_carried_out(number, plan):
+                if age >= PATIENCE_SECONDS or self._failure is not None:
+                    self._carry_out(number, plan)
+                self._look_due = now + PATIENCE_SECONDS
+            elif age >= self.seconds or plan is None:
+                self._look_due = now + self.seconds
+                self._make_next(number, plan)
+            else:
+                self._look_due = self._seen[1] + self.seconds
+
+    def finish(self, wanted: Mapping[ChainId, int]) -> None:
+        """Return when the table contains these entries, which exist or were deleted after it did."""
+        if self._has(wanted):
+            return
+        if self._rests(self.clock.monotonic()):
+            self.check()
+        with self._noting_failures():
+            for _ in range(TRIES):
+                number, plan = self._newest()
+                if plan is not None and not self._is_carried_out(number, plan):
+                    self._carry_out(number, plan)
+                if self._has(wanted) or (not self._make_next(number, plan) and self._are_gone(wanted)):
+                    return
+            raise OutcomeUnknown(f"other workers have made a commit before each of {TRIES} tries")
+
+    def _are_gone(self, wanted: Mapping[ChainId, int]) -> bool:
+        """Whether those of the chains that the table is not known to contain have no entries any more."""
+        existing = {one.chain for one in self._all()}
+        return all(chain not in existing for chain, number in wanted.items() if self.visible(chain) < number)
+
+    @contextmanager
+    def _noting_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except (KclError, OSError) as error:
+            now = self.clock.monotonic()
+            self._look_due = now + RETRY_SECONDS
+            said = f"{self.entries.files.root} takes no commit. What was decided is safe in its files"
+            self._failure = now, f"{said}, and readers of the table do not see it yet: {error}"
+            raise SinkError(self._failure[1]) from error
+        self._failure = None
+
+    def _rests(self, now: float) -> bool:
+        """Whether the last try failed just now."""
+        return self._failure is not None and now - self._failure[0] < RETRY_SECONDS
+
+    def _has(self, wanted: Mapping[ChainId, int]) -> bool:
+        return all(self.visible(chain) >= number for chain, number in wanted.items())
+
+    def _newest(self) -> tuple[int, TableCommit | None]:
+        number, plan = TableCommits(self.entries.files, self.application).newest()
+        if number != self._seen[0]:
+            self._seen = number, self.clock.monotonic()
+        return number, plan
+
+    def _is_carried_out(self, number: int, plan: TableCommit) -> bool:
+        if plan.entries and self.table.committed(self.application) < number:
+            return False
+        self._contained = plan.contained
+        return True
+
+    def _make_next(self, number: int, plan: TableCommit | None) -> bool:
+        """Plan the commit after this one, which the table contains, and carry it out. False: there is nothing to
+        commit, or another worker was faster."""
+        if plan is None:
+            self._refuse_without_plans()
+        chosen = selected({} if plan is None else plan.contained, self._all())
+        if chosen.gaps and self._newest()[0] == number:
+            raise Unsafe(f"entries of chain {chosen.gaps[0]} were removed before they were committed")
+        if not chosen.entries or chosen.gaps:
+            return False
+        found = self._read(chosen)
+        if found is None:
+            return False
+        commit = TableCommit(
+            self.new_id(),
+            tuple((one.chain, one.number) for one, entry in found if entry.files),
+            dict(chosen.contained),
+        )
+        if not TableCommits(self.entries.files, self.application).make(number + 1, commit):
+            return False
+        self._seen = number + 1, self.clock.monotonic()
+        self._carry_out(number + 1, commit)
+        if not chosen.is_complete:
+            self._look_due = self.clock.monotonic()
+            self._seen = number + 1, float("-inf")
+        return True
+
+    def _read(self, chosen: Selection) -> list[tuple[FoundEntry, PublishingEntry]] | None:
+        """The publishing ones of the chosen entries. None: one was deleted since, so there is a newer plan."""
+        found = []
+        for one in chosen.entries:
+            entry = self.entries.read(one.chain, one.number)
+            if entry is None:
+                return None
+            if isinstance(entry, PublishingEntry):
+                found.append((one, entry))
+        return found
+
+    def _carry_out(self, number: int, plan: TableCommit) -> None:
+        """Any worker may, and several at once."""
+        if plan.entries and self.table.committed(self.application) < number:
+            self._commit(number, plan)
+        self._contained = plan.contained
+
+    def _commit(self, number: int, plan: TableCommit) -> None:
+        entries = []
+        for chain, of in plan.entries:
+            entry = self.entries.read(chain, of)
+            if not isinstance(entry, PublishingEntry):
+                if self.table.committed(self.application) >= number:
+                    return  # it was deleted since
+                raise Unsafe(f"entry {of} of chain {chain} was removed before commit {number} was made")
+            entries.append(entry)
+        try:
+            self.table.commit(self.application, number, entries, self.complete())
+        except KclError:
+            if self.table.committed(self.application) < number:  # else its answer was lost
+                raise
+
+    def _refuse_without_plans(self) -> None:
+        """The table has commits of the application, and their plans say which entries those contain."""
+        number = self.table.committed(self.application)
+        commits = TableCommits(self.entries.files, self.application)
+        if number and not commits.numbers():
+            raise Unsafe(
+                f"{commits.folder} has no plan, and the table contains commit {number} of {self.application}: the "
+                "folder was removed. Put it back, or it is not known what the table contains"
+            )
+
+    def _all(self) -> list[FoundEntry]:
+        return self.entries.all(beginning_of(self.application))

@@ -1,0 +1,357 @@
+"""Batches that a table's commits make visible: each record once, and no row runs ahead of what readers see."""
+
+import itertools
+
+import pytest
+
+from kcl_dagster.application import BatchSettings, FailureAction, FailurePolicy
+from kcl_dagster.errors import SinkError
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.table_committer import COMMIT_SECONDS, RETRY_SECONDS
+from tests.unit.worker.chains import TableWorld, loses_its_lease_at
+from tests.unit.worker.kit import Data, Killed, Run
+
+A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
+
+
+@pytest.fixture
+def world() -> TableWorld:
+    return TableWorld()
+
+
+def put(world: TableWorld, shard: str = A, records: int = 7) -> None:
+    world.stream.put(shard, *(f"record {number}" for number in range(records)))
+
+
+def working(world: TableWorld, name: str = "w1") -> Run:
+    run = world.chain_worker(name)
+    world.assign(run)
+    return run
+
+
+def publishes(run: Run) -> None:
+    run.worker.protocol.close()
+
+
+def last_of(world: TableWorld, shard: str = A) -> Checkpoint:
+    return Checkpoint(str(max(sequence for of, sequence, _ in world.stream.everything() if of == shard)))
+
+
+def check_rows(world: TableWorld, *shards: LeaseKey) -> None:
+    """Everything through the checkpoint is in the table."""
+    seen = set(world.stored())
+    for shard in shards:
+        checkpoint = world.lease(shard).checkpoint or TRIM_HORIZON
+        for row in world.stream.everything():
+            is_passed = checkpoint.is_shard_end or Checkpoint(str(row[1])) <= checkpoint
+            assert row[0] != shard or not is_passed or row in seen
+
+
+def test_batches_are_committed_together_and_rows_follow_the_commit(world: TableWorld) -> None:
+    put(world, records=30)
+    run = working(world)
+    for _ in range(4):
+        run.round()
+    assert len(world.table.commits) == 1, "the first one, at once"
+    run.until_idle()
+    assert len(world.table.commits) == 1
+    run.worker.holdings.renew(A)
+    check_rows(world, A)
+    assert world.lease(A).checkpoint < last_of(world)  # type: ignore[operator]
+    for _ in range(4):
+        world.clock.advance(COMMIT_SECONDS / 4)
+        run.round()
+    assert len(world.table.commits) == 2
+    run.worker.holdings.renew(A)
+    assert world.lease(A).checkpoint == last_of(world)
+    world.check()
+
+
+@pytest.mark.parametrize("successor", ["w1", "w2"])
+def test_a_worker_that_is_killed_anywhere_loses_and_repeats_nothing(successor: str) -> None:
+    for point in itertools.count(1):
+        world = TableWorld(shards=2)
+        for shard in (A, B):
+            put(world, shard)
+        run = working(world)
+        run.fuse.burns_at = point
+        try:
+            run.until_idle()
+            world.clock.advance(20)
+            run.round()
+            world.clock.advance(15)
+            run.round()
+            run.worker.step_renewal()
+            run.fuse.burns_at = None
+        except Killed:
+            pass
+        was_killed = run.fuse.burns_at is not None
+        check_rows(world, A, B)
+        following = working(world, successor)
+        following.until_idle()
+        check_rows(world, A, B)
+        publishes(following)
+        world.check()
+        if not was_killed:
+            assert point > 80
+            return
+
+
+def test_a_worker_that_pauses_anywhere_stores_nothing_after_its_successor() -> None:
+    for point in itertools.count(1):
+        world = TableWorld()
+        put(world)
+        run, following = world.chain_worker("w1"), world.chain_worker("w2")
+        world.assign(run)
+        loses_its_lease_at(world, run, following, point)
+        for _ in range(8):
+            run.round()
+        is_over = run.fuse.passed < point
+        world.assign(following)
+        put(world, records=1)
+        following.until_idle()
+        publishes(following)
+        world.check()
+        if is_over:
+            assert point > 40
+            return
+
+
+def test_the_settings_may_be_changed_with_every_worker_that_ends() -> None:
+    for seed in range(40):
+        world = TableWorld(shards=2)
+        for shard in (A, B):
+            put(world, shard)
+        for turn in range(6):
+            kind = world.chain_worker if (seed + turn) % 2 else world.former_worker
+            run = kind(f"w{turn}")
+            world.assign(run)
+            run.fuse.burns_at = 3 + (7 * seed + 11 * turn) % 80
+            try:
+                run.until_idle()
+                world.clock.advance(20)
+                run.worker.step_renewal()
+            except Killed:
+                pass
+            world.stream.put(B, f"turn {turn}")
+        last = world.former_worker("last")
+        world.assign(last)
+        last.until_idle()
+        world.check_both()
+        assert all(world.lease(shard).claim is None for shard in (A, B))
+
+
+def test_a_handoff_waits_for_the_commit_and_leaves_nothing_to_settle(world: TableWorld) -> None:
+    put(world)
+    run, following = working(world), world.chain_worker("w2")
+    run.until_idle()
+    world.hand_over(A, following)
+    run.worker.holdings.renew(A)
+    run.worker.step_renewal()
+    assert world.lease(A).actual_owner == run.id, "what is decided is not in the table yet"
+    run.worker.step_batch()
+    run.worker.step_renewal()
+    lease = world.lease(A)
+    assert (lease.actual_owner, lease.claim, lease.checkpoint) == (following.id, None, last_of(world))
+    world.check()
+    put(world)
+    following.until_idle()
+    publishes(following)
+    world.check()
+    assert None not in itertools.chain(*world.chains().values())  # no chain was closed
+
+
+def test_a_handoff_does_not_wait_for_a_table_that_takes_no_commit(world: TableWorld) -> None:
+    put(world)
+    run, following = working(world), world.chain_worker("w2")
+    run.until_idle()
+    world.table.refuses = "altered"
+    world.hand_over(A, following)
+    run.worker.holdings.renew(A)
+    for _ in range(round(run.worker.settings.handoff_timeout / 5) + 1):
+        run.worker.step_batch()
+        run.worker.step_renewal()
+        world.clock.advance(5)
+    assert world.lease(A).actual_owner == following.id
+    assert world.lease(A).claim is not None
+    following.round()
+    check_rows(world, A)
+    world.table.refuses = None
+    world.clock.advance(60)
+    following.until_idle()
+    publishes(following)
+    world.check()
+
+
+def test_a_worker_that_stops_commits_first_and_leaves_nothing(world: TableWorld) -> None:
+    put(world)
+    run = working(world)
+    run.until_idle()
+    run.worker.step_leaving()  # of the thread that looks after the worker, as soon as it is to stop
+    assert world.lease(A).actual_owner == run.id
+    publishes(run)
+    run.worker.shut_down()
+    lease = world.lease(A)
+    assert (lease.claim, lease.checkpoint) == (None, last_of(world))
+    world.check()
+    assert world.chains() == {}
+
+
+def test_splits_and_merges_are_followed(world: TableWorld) -> None:
+    put(world)
+    run = working(world)
+    run.round()
+    low, high = world.stream.split(A)
+    for shard in (low, high):
+        world.stream.put(shard, "in the child")
+    run.until_idle()
+    assert world.lease(A).is_finished
+    check_rows(world, A)
+    world.assign(run, low, high)
+    run.until_idle()
+    child = world.stream.merge(low, high)
+    world.stream.put(child, "in the grandchild")
+    run.until_idle()
+    world.assign(run, child)
+    run.until_idle()
+    publishes(run)
+    world.check()
+
+
+def test_the_end_of_a_shard_waits_for_the_table(world: TableWorld) -> None:
+    put(world)
+    run = working(world)
+    run.round()
+    low, high = world.stream.split(A)
+    world.table.refuses = "altered"
+    for _ in range(6):
+        run.round()
+        world.clock.advance(COMMIT_SECONDS)
+    assert not world.lease(A).is_finished
+    world.table.refuses = None
+    for _ in range(12):
+        run.round()
+        world.clock.advance(10)
+    assert world.lease(A).is_finished
+    world.assign(run, low, high)
+    world.check()
+
+
+def test_a_table_that_takes_no_commit_stops_the_reading_and_nothing_is_lost(world: TableWorld) -> None:
+    put(world, records=9)
+    run = working(world)
+    run.round()
+    world.table.refuses = "column n is gone"
+    for _ in range(20):
+        run.round()
+        world.clock.advance(10)
+    assert world.stored() == []
+    staged = [path for path in world.shared.content if path.endswith(".parquet")]
+    assert len(staged) <= 2, "one batch was decided, and no other one was staged"
+    assert world.lease(A).checkpoint == TRIM_HORIZON
+    assert any("column n is gone" in str(event.message) for event in run.events if event.lease == A)
+    assert EventKind.SHARD_STOPPED in run.kinds()
+    world.table.refuses = None
+    for _ in range(20):
+        world.clock.advance(10)
+        run.round()
+    publishes(run)
+    world.check()
+
+
+def test_a_commit_that_failed_once_costs_some_seconds(world: TableWorld) -> None:
+    put(world)
+    run = working(world)
+    run.round()
+    world.table.refuses = "the store is away"
+    run.round()
+    world.table.refuses = None
+    world.clock.advance(RETRY_SECONDS)
+    run.until_idle()
+    publishes(run)
+    world.check()
+
+
+def test_the_moment_through_which_a_shard_is_stored_follows_the_commit(world: TableWorld) -> None:
+    world.stream.arrival_ms = 1_798_761_600_000
+    put(world)
+    run = working(world)
+    run.round()
+    run.round()
+    before = world.lease(A).stored_through
+    for _ in range(4):
+        run.round()  # the shard is read to its end, and nothing more is committed
+    run.worker.holdings.renew(A)
+    first = run.worker.holdings.tip_of(A)
+    for _ in range(4):
+        world.clock.advance(COMMIT_SECONDS / 4)
+        run.round()
+    run.worker.holdings.renew(A)
+    assert before is None
+    assert run.worker.holdings.tip_of(A) != first
+    assert world.lease(A).stored_through == run.worker.holdings.tip_of(A)
+    world.check()
+
+
+def test_a_lease_that_is_put_back_after_a_crash_is_read_again(world: TableWorld) -> None:
+    put(world)
+    run = working(world)
+    run.until_idle()
+    free = world.leases.vacate(world.lease(A))
+    assert free is not None
+    world.leases.rewind(free, TRIM_HORIZON)
+    following = working(world, "w2")
+    following.until_idle()
+    publishes(following)
+    assert len(world.stored()) == 14
+
+
+def test_a_record_that_fails_is_set_aside_and_nothing_else() -> None:
+    policy = FailurePolicy(action=FailureAction.SKIP, attempts=1)
+    world = TableWorld(batch=BatchSettings(failure=policy))
+    put(world)
+    run = working(world)
+
+    def refuses(data: Data) -> None:
+        if any(row[2] == "record 2" for row in data):
+            raise ValueError("record 2 is bad")
+
+    world.tables["w1"].refuses = refuses
+    for _ in range(20):
+        run.round()
+        world.clock.advance(5)
+    missing = set(world.stream.everything()) - set(world.stored())
+    assert [row[2] for row in missing] == ["record 2"]
+    assert len(world.stored()) == 6
+    assert world.lease(A).checkpoint == last_of(world)
+
+
+def test_a_sink_that_fails_is_tried_again(world: TableWorld) -> None:
+    put(world)
+    run = working(world)
+
+    def away(_: Data) -> None:
+        world.tables["w1"].refuses = None
+        raise SinkError("the bucket is away")
+
+    world.tables["w1"].refuses = away
+    run.round()
+    world.clock.advance(5)
+    run.until_idle()
+    publishes(run)
+    world.check()
+
+
+def test_nothing_grows_with_time(world: TableWorld) -> None:
+    run = working(world)
+    for _ in range(200):
+        put(world, records=1)
+        run.round()
+        world.clock.advance(5)
+    kept = [path for path in world.shared.content if not path.endswith(".parquet")]
+    assert len(kept) <= 1 + 2 + 2 * COMMIT_SECONDS / 5
+    assert len(world.table.commits) <= 1000 / COMMIT_SECONDS + 1
+    publishes(run)
+    world.check()
