@@ -18,8 +18,10 @@ def observed_key(lease: Lease) -> str:
 
 
 def observed_version(lease: Lease) -> str:
-    """A value that identifies the handoff by its two workers. Renewals by the old owner do not change it."""
-    return f"{lease.checkpoint_owner}>{lease.owner}"
+    """A value that identifies the handoff. Renewals by the old owner do not change it. A handoff may end and be
+    asked for again between the same workers while another leader looks the other way; one that a Java leader asked
+    for is told by its workers alone."""
+    return f"{lease.checkpoint_owner}>{lease.owner}@{lease.handoff}"
 
 
 class Verdict(StrEnum):

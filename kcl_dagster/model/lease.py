@@ -22,7 +22,8 @@ class Lease:
     shard that arrived before that moment is stored and visible, as far as records arrive in their order (see
     `Timings.arrival_margin`). `stored`: what was stored, by window. `ended_parent`: the parent at whose end the
     lease of a merged shard was made, until the shard is read. `claim`: the chain that may have entries for the
-    shard. All are ours; the KCL ignores and preserves them.
+    shard. `handoff`: the counter at which the last handoff began that one of our leaders asked for. All are ours;
+    the KCL ignores and preserves them.
     """
 
     key: LeaseKey
@@ -44,6 +45,7 @@ class Lease:
     stored: StoredCounts | None = None
     ended_parent: str | None = None
     claim: Claim | None = None
+    handoff: int | None = None
 
     @property
     def in_handoff(self) -> bool:

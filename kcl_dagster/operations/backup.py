@@ -25,7 +25,7 @@ from kcl_dagster.tables.scanning import scan_items
 from kcl_dagster.tables.sending import Applied, Sender
 from kcl_dagster.worker.pending import pin_of
 
-_OWNERSHIP = (a.OWNER, a.CHECKPOINT_OWNER)
+_OWNERSHIP = (a.OWNER, a.CHECKPOINT_OWNER, a.HANDOFF)
 # Attributes that workers write into their leases even if nothing was processed. An import does not reset them.
 _PASSING = frozenset(
     {*_OWNERSHIP, a.COUNTER, a.SWITCHES, a.THROUGHPUT, a.STORED_THROUGH, a.CHAIN, a.CLAIM, a.CLAIM_STATE, a.BATCH}

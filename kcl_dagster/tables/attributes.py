@@ -51,6 +51,7 @@ SHARD: Final = "shardId"  # multi-stream only
 BATCH: Final = "kdBatch"
 STORED_THROUGH: Final = "kdTip"  # epoch seconds
 STORED: Final = "kdStored"  # model.stored
+HANDOFF: Final = "kdHandoff"  # the counter at which the last handoff began
 CHAIN: Final = "kdChain"  # model.claim
 CLAIM: Final = "kdClaim"
 CLAIM_STATE: Final = "kdClaimState"

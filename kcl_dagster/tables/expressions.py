@@ -92,6 +92,11 @@ class Update:
             self._values[f":{attribute}"] = value
         return self
 
+    def copy(self, attribute: str, to: str) -> Self:
+        """Give `to` the value that the attribute has in the row when the update is applied."""
+        self._sets.append(f"{to} = {attribute}")
+        return self
+
     def remove(self, *attributes: str) -> Self:
         self._removes.extend(attributes)
         return self

@@ -59,6 +59,7 @@ def lease_from_item(item: Mapping[str, Any], *, multi_stream: bool | None = None
         stored_through=reader.whole(a.STORED_THROUGH),
         stored=unpacked(reader.blob(a.STORED) or b""),
         claim=_claim(reader),
+        handoff=reader.whole(a.HANDOFF),
         ended_parent=reader.text(a.ENDED_PARENT),
     )
 

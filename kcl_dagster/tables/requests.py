@@ -112,7 +112,7 @@ def initiate_handoff(table: str, lease: Lease, to: WorkerId) -> Request:
     update = _update(table, lease.key).require(_EXISTS)
     update.require_equal(a.OWNER, "owner", s(lease.owner))
     update.require_equal(a.CHECKPOINT_OWNER, "checkpointOwner", None)
-    return update.set({a.OWNER: s(to), a.CHECKPOINT_OWNER: s(lease.owner)}).request()
+    return update.set({a.OWNER: s(to), a.CHECKPOINT_OWNER: s(lease.owner)}).copy(a.COUNTER, a.HANDOFF).request()
 
 
 def release(table: str, lease: Lease) -> Request:

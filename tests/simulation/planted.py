@@ -133,8 +133,10 @@ MUTANTS: Final = (
         _REQUESTS,
         '    update.require_equal(a.OWNER, "owner", s(lease.owner))\n'
         '    update.require_equal(a.CHECKPOINT_OWNER, "checkpointOwner", None)\n'
-        "    return update.set({a.OWNER: s(to), a.CHECKPOINT_OWNER: s(lease.owner)}).request()",
-        "    return update.set({a.OWNER: s(to), a.CHECKPOINT_OWNER: s(lease.owner)}).request()",
+        "    return update.set({a.OWNER: s(to), a.CHECKPOINT_OWNER: s(lease.owner)})"
+        ".copy(a.COUNTER, a.HANDOFF).request()",
+        "    return update.set({a.OWNER: s(to), a.CHECKPOINT_OWNER: s(lease.owner)})"
+        ".copy(a.COUNTER, a.HANDOFF).request()",
     ),
     # Lost answers
     Mutant(

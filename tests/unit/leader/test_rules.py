@@ -81,6 +81,11 @@ def test_a_handoff_is_the_same_while_the_old_owner_renews() -> None:
     assert handoff.observed_version(replace(running, owner=WorkerId("c"))) != handoff.observed_version(running)
 
 
+def test_a_handoff_that_is_asked_for_again_is_another_one() -> None:
+    first = lease(owner=B, checkpoint_owner=A, handoff=7)
+    assert handoff.observed_version(replace(first, handoff=9)) != handoff.observed_version(first)
+
+
 # --- liveness -----------------------------------------------------------------------------------------------------
 
 

@@ -221,7 +221,18 @@ class LeaseTableContract:
     def test_a_handoff_names_the_next_owner_and_leaves_the_counter(self, tables: Tables) -> None:
         lease = tables.holding(new_lease())
         asked = tables.leases.initiate_handoff(lease, BERT)
-        assert asked == replace(lease, owner=BERT, checkpoint_owner=ANNA)
+        assert asked == replace(lease, owner=BERT, checkpoint_owner=ANNA, handoff=lease.counter)
+
+    def test_a_handoff_that_is_asked_for_again_is_told_from_the_first(self, tables: Tables) -> None:
+        """Also by a leader that has read the lease before the first one."""
+        lease = tables.holding(new_lease())
+        first = tables.leases.initiate_handoff(lease, BERT)
+        assert first is not None
+        kept = tables.leases.assign(first, ANNA)
+        assert kept is not None
+        again = tables.leases.initiate_handoff(lease, BERT)
+        assert again is not None
+        assert (first.handoff, again.handoff) == (lease.counter, kept.counter)
 
     def test_a_handoff_is_not_begun_twice(self, tables: Tables) -> None:
         lease = tables.holding(new_lease())
@@ -232,7 +243,8 @@ class LeaseTableContract:
         lease = tables.holding(new_lease())
         tables.leases.initiate_handoff(lease, BERT)
         renewed = tables.leases.renew(lease)
-        assert renewed == replace(lease, owner=BERT, checkpoint_owner=ANNA, counter=lease.counter + 1)
+        begun = replace(lease, owner=BERT, checkpoint_owner=ANNA, handoff=lease.counter)
+        assert renewed == replace(begun, counter=lease.counter + 1)
 
     def test_a_handoff_between_others_is_none_of_our_business(self, tables: Tables) -> None:
         lease = tables.holding(new_lease())
