@@ -5,7 +5,8 @@ this worker. So a row names at most one chain that may have entries which the ro
 last worker that claimed the lease. Leases may have been taken in between, by any worker or leader, a Java one too.
 
 A chain ends when a successor closes it, or when the outcome of a create is not known. Then another one is begun,
-and each lease is claimed again; the former chain is settled like that of another worker.
+and each lease is claimed again; the former chain is settled like that of another worker. A chain also ends when its
+worker has no claim any more: no row may name it from then on, and another worker may close and delete it.
 
 Modelled in spec/Chain.tla.
 """
@@ -74,6 +75,7 @@ class Claims:
         which it is read. Raises KclError: it may not be read now."""
         self.publisher.check()
         key = holding.key
+        self._end_unclaimed()
         chain = self.chain.id  # if the former one is over, all leases are claimed again
         claimed = self._claimed.get(key)
         if claimed is None or claimed[0] != holding.token or claimed[1].chain != chain:
@@ -81,6 +83,13 @@ class Claims:
         held = self.holdings.get(key)
         lease = holding.lease if held is None else held.lease
         return replace(lease, checkpoint=self.holdings.decided_to(key) or lease.checkpoint)
+
+    def _end_unclaimed(self) -> None:
+        chain = self._chain
+        was_claimed = bool(self._claimed or self._tried)
+        if chain is not None and was_claimed and not self.holdings.claimed(chain.id):
+            self.leave()
+            chain.is_over = True
 
     def _claim(self, holding: Holding) -> None:
         key, token = holding.key, holding.token
@@ -192,8 +201,8 @@ class Claims:
         return deleted
 
     def leave(self) -> None:
-        """Remove the chain of this worker, which has let go of its leases, if all its claims were ended: no row
-        names it, and no process looks for it. Else its leases' next owners settle it."""
+        """Remove the chain of this worker, which has no lease under a claim of it, if all its claims were ended: no
+        row names it, and no process looks for it. Else its leases' next owners settle it."""
         chain = self._chain
         if chain is None or chain.is_over or self._tried:
             return

@@ -8,6 +8,7 @@ import pytest
 from botocore.exceptions import ReadTimeoutError
 
 from kcl_dagster.application import BatchSettings, FailureAction, FailurePolicy
+from kcl_dagster.chains.deletion import MIN_AGE_SECONDS, delete_chains
 from kcl_dagster.errors import KclError, ServiceError, SinkError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ChainId, Claim, ClaimId
@@ -20,6 +21,7 @@ from kcl_dagster.worker.holdings import Unwritten
 from kcl_dagster.worker.pending import pin_of
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from kcl_dagster.worker.report import Outcome
+from kcl_dagster.worker.staging import StagedBatch
 from tests.unit.worker.chains import ChainWorld, loses_its_lease_at
 from tests.unit.worker.kit import Data, Killed, Run
 
@@ -499,6 +501,44 @@ def test_chains_that_no_lease_names_are_deleted_after_a_day(world: ChainWorld) -
         run.until_idle()
     world.check()
     assert len(world.chains()) < 28
+
+
+def test_a_chain_that_no_lease_named_is_not_used_again(world: ChainWorld) -> None:
+    """Another worker may be about to delete it: it has read the rows before they name the chain again."""
+    put(world)
+    idle, other = working(world), world.chain_worker("w2")
+    idle.until_idle()
+    world.hand_over(A, other)
+    idle.worker.holdings.renew(A)
+    idle.worker.step_renewal()
+    put(world)
+    other.until_idle()
+    claim = world.lease(A).claim
+    assert claim is not None
+    new_id = map("id-{}".format, itertools.count()).__next__
+
+    def delete() -> None:
+        """As the other worker does, with what it read of the row while it was its own."""
+        before = world.clock.now() - MIN_AGE_SECONDS
+        delete_chains(world.entries(), world.application.name, {claim.chain}, before, "w2", new_id)
+
+    world.clock.advance(MIN_AGE_SECONDS + 1)
+    delete()  # it is open, and is closed
+    world.clock.advance(MIN_AGE_SECONDS + 1)
+    put(world)
+    world.assign(idle)
+    sink = world.sinks["w1"]
+    stage = sink.stage
+
+    def stage_and_pause(*arguments: Any) -> StagedBatch:
+        staged = stage(*arguments)
+        delete()
+        return staged
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sink, "stage", stage_and_pause)
+        idle.until_idle()
+    world.check()
 
 
 def test_rows_that_the_sink_did_not_count_are_not_known() -> None:
