@@ -13,15 +13,16 @@ from kcl_dagster.leader.memory import starts_given_up
 from kcl_dagster.leader.patience import described
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker import BOUNDED_SLOT, WorkerRow
 from kcl_dagster.operations.no_table import no_table
 from kcl_dagster.operations.unread import Unread
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
 from kcl_dagster.tables.completeness_row import CompletenessRow, WrittenThrough
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.lock import LeaderLock
+from kcl_dagster.tables.lock import STANDBY, LeaderLock
 from kcl_dagster.tables.memory import MemoryRow
 from kcl_dagster.tables.places import LayoutKind
 from kcl_dagster.tables.starts import StartTable
@@ -29,6 +30,9 @@ from kcl_dagster.tables.workers import WorkerTable
 
 OBSERVER = "observer"  # the name of a lock object that only reads; it is never written
 GONE = "gone"  # the state of a worker whose last heartbeat is too old
+# For so long after a bounded run, leases are at rest although it is not known when the next run is due. A stream
+# keeps its records for a day unless told otherwise.
+REST_SECONDS = 24 * 3600.0
 
 T = TypeVar("T")
 
@@ -62,6 +66,41 @@ class Status:
     """Runs whose workers did not come to read in time, and when the leader gave them up, in epoch seconds, until a
     worker has started since."""
 
+    last_run: EndedRun | None = None
+    """How the last bounded run ended. None: there was none, or its row cannot be read."""
+
+    @property
+    def failed_run(self) -> EndedRun | None:
+        """The last bounded run, if it failed and not everything that it was to store has been stored since."""
+        run, through = self.last_run, self.complete.through
+        if run is None or not run.failed or (through is not None and through >= run.bound):
+            return None
+        return run
+
+    @property
+    def is_run_missed(self) -> bool:
+        """Whether the last bounded run failed, which is a reason to be called, unless something is paused, or
+        `complete_within` is set: it says for how long runs may fail."""
+        return self.failed_run is not None and self.complete_within is None and self.control.paused_by is None
+
+    @property
+    def _is_led_for_a_fleet(self) -> bool:
+        """Whether the leader is another one than a bounded run, which leads until it ends."""
+        return self.leader is not None and not self.leader.startswith(f"{STANDBY}{BOUNDED_SLOT}:")
+
+    @property
+    def about_last_run(self) -> str | None:
+        """How the last bounded run ended, in a line. None where that does not matter: there was none, or a
+        fleet has a leader, unless something that the run was to store is not stored yet."""
+        run = self.last_run
+        if run is None or (self.failed_run is None and self._is_led_for_a_fleet):
+            return None
+        ended = f"the last bounded run ({run.run_id[:8]}) {{}} at {_moment(run.ended_at)}"
+        if self.failed_run is not None:
+            return f"{ended.format('failed')}: {run.problem}"
+        what = "failed" if run.failed else "ended well"
+        return f"{ended.format(what)}; everything that had arrived by {_moment(run.bound)} is stored"
+
     @property
     def is_overdue(self) -> bool:
         """Whether the application is not complete through a moment that is recent enough."""
@@ -74,7 +113,7 @@ class Status:
     def complete_through(self) -> str | None:
         """ISO 8601 in UTC; None where it is not known."""
         through = self.complete.through
-        return None if through is None else datetime.fromtimestamp(through, UTC).isoformat()
+        return None if through is None else _moment(through)
 
     @property
     def open_leases(self) -> list[Lease]:
@@ -98,13 +137,24 @@ class Status:
     def is_at_rest(self, lease: Lease) -> bool:
         """Whether it has no worker because its records may wait, or because the next bounded run reads
         them."""
-        if self.complete_within is not None and lease.actual_owner is None and not lease.is_finished:
-            return not self.is_overdue
-        fleet = self.application.fleet
-        if fleet.min_workers > 0 or lease.actual_owner is not None or lease.is_finished:
+        if lease.actual_owner is not None or lease.is_finished:
             return False
-        since = self.unread.get(lease.key)
-        return since is not None and self.at - since / 1000 <= fleet.scale_up_lag
+        if self.complete_within is not None:
+            return not self.is_overdue
+        if self._is_between_runs(lease):
+            return True
+        fleet, since = self.application.fleet, self.unread.get(lease.key)
+        return fleet.min_workers == 0 and since is not None and self.at - since / 1000 <= fleet.scale_up_lag
+
+    def _is_between_runs(self, lease: Lease) -> bool:
+        """Whether nothing but bounded runs reads the application, and the last one stored what it was to store of
+        this lease."""
+        run = self.last_run
+        if run is None or self._is_led_for_a_fleet or self.at - run.ended_at > REST_SECONDS:
+            return False
+        if self.failed_run is None:
+            return True
+        return lease.stored_through is not None and lease.stored_through >= run.bound
 
     def is_paused(self, lease: Lease) -> bool:
         return self.control.paused or lease.key in self.control.leases
@@ -168,7 +218,8 @@ class Status:
         """No shard is unserved or stopped, neither the consumer's code nor a thread of a worker hangs, and every
         row can be read. An attempt that failed and is repeated is no reason to be called."""
         hangs = self.slow_since or self.held_since
-        return not (self.is_overdue or self.unserved or self.why_stopped or hangs or self.unreadable)
+        is_late = self.is_overdue or self.is_run_missed
+        return not (is_late or self.unserved or self.why_stopped or hangs or self.unreadable)
 
     def behind_ms(self, lease: Lease) -> int | None:
         """As its worker last reported. A worker reports only its shards that are furthest behind, and one of the
@@ -251,6 +302,7 @@ class Status:
             "complete_through": self.complete_through,
             "complete_epoch": self.complete.epoch,
             "overdue": None if self.complete_within is None else self.is_overdue,
+            "last_bounded_run": None if self.last_run is None else self._run(self.last_run),
             "leases": [self._lease(lease) for lease in self.leases],
             "workers": [self._worker(row) for row in self.workers],
             "well": self.is_well,
@@ -264,6 +316,15 @@ class Status:
                 "leases": sorted(self.control.leases),
                 "workers": sorted(self.control.slots),
             },
+        }
+
+    def _run(self, run: EndedRun) -> Mapping[str, Any]:
+        return {
+            "run": run.run_id,
+            "ended": _moment(run.ended_at),
+            "bound": _moment(run.bound),
+            "problem": run.problem or None,
+            "stored_since": run.failed and self.failed_run is None,
         }
 
     def _lease(self, lease: Lease) -> Mapping[str, Any]:
@@ -320,6 +381,8 @@ def read_status(
         row = CompletenessRow(dynamodb, application, layout, runtime)
         complete = _unless_unreadable(row.load, WrittenThrough(), problems)
         memory = MemoryRow(dynamodb, application, layout, runtime).load()
+        ended = BoundedRunRow(dynamodb, application, layout, runtime)
+        last_run = _unless_unreadable(ended.load, None, problems)
     except TableNotFound as error:
         raise no_table(application, dynamodb) from error
     found = Status(
@@ -333,11 +396,16 @@ def read_status(
         control=control,
         complete=complete,
         starts_given_up=starts_given_up(memory, runtime.clock.now()),
+        last_run=last_run,
     )
     if unread is None or not found.without_worker:
         return found
     starts = StartTable(dynamodb, application, layout, runtime)
     return replace(found, unread=unread.arrivals(found.without_worker, application.streams[0].name, starts))
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def former_streams(application: Application, leases: Sequence[Lease]) -> frozenset[StreamIdentifier]:

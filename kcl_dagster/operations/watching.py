@@ -100,10 +100,15 @@ def _heading(status: Status) -> Text:
         f"{counted(len(status.living), 'worker')}{furthest} "
         f"({datetime.fromtimestamp(status.at, UTC):%H:%M:%S} UTC)"
     )
-    if not status.is_well or (status.leader is None and status.complete_within is None):
+    about_run = status.about_last_run
+    expects_leader = status.complete_within is None and (about_run is None or not status.is_well)
+    if not status.is_well or (status.leader is None and expects_leader):
         text.stylize("bold red")
     if status.complete_through is not None:
         text.append(f"\ncomplete through {status.complete_through}")
+    if about_run is not None:
+        text.append("\n")
+        text.append_text(cell(about_run, "bold red" if status.failed_run is not None else ""))
     control = status.control
     paused = ["the application"] if control.paused else [*sorted(control.leases), *sorted(control.slots)]
     if paused:

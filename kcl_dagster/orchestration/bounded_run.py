@@ -33,6 +33,7 @@ from kcl_dagster.orchestration.lock_process import lock_process
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import Clock, Runtime, system
+from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
 from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.control import ControlRow
 from kcl_dagster.tables.layout import detect_layout
@@ -122,6 +123,17 @@ class BoundedRun:
         Raises a KclError where the tables or the stream cannot be reached, and what kept Spark from starting.
         """
         runtime = system()
+        began = runtime.clock.now()
+        wanted = began if through is None else min(through, began)
+        try:
+            outcome = self._read(stop, through, runtime)
+        except Exception as error:
+            self._note_end(wanted, brief(error), runtime)
+            raise
+        self._note_end(outcome.through, "" if outcome.is_caught_up else str(outcome), runtime)
+        return outcome
+
+    def _read(self, stop: StopSignal, through: float | None, runtime: Runtime) -> BoundedOutcome:
         with _Leading(self._leader(runtime), self.runs) as leading:
             bound = self._bound(through, runtime)
             looked = self._look(bound, runtime).wait(stop, self.watches)
@@ -129,6 +141,16 @@ class BoundedRun:
         if outcome.reason in (StopReason.CAUGHT_UP, StopReason.STUCK):
             self._keep_complete(runtime)
         return _judged(replace(outcome, tick=leading.last, leading=leading.again))
+
+    def _note_end(self, bound: float, problem: str, runtime: Runtime) -> None:
+        """Store how this run ended, for `status`. Its worker's row and its leases do not say it any more."""
+        application, dynamodb = self.consumer.application, self._client("dynamodb")
+        ended = EndedRun(self.run_id, int(runtime.clock.now()), int(bound), " ".join(problem.split()))
+        try:
+            layout = detect_layout(dynamodb, application, runtime)
+            BoundedRunRow(dynamodb, application, layout, runtime).save(ended)
+        except KclError as error:
+            log.warning("how this run ended was not stored for kcl-dagster status: %s", error)
 
     def _keep_complete(self, runtime: Runtime) -> None:
         """Store with the data through when the application is complete. Its worker has ended before this was known

@@ -207,6 +207,7 @@ def _rows(patient: Patient, layout: Layout, *, is_allowed: bool) -> Generator[Fi
         return None
     yield judge_leases(before, after)
     yield from judge_complete(after)
+    yield from judge_bounded_run(after)
     yield judge_stopped(after)
     yield from judge_code(after)
     yield from judge_threads(after)
@@ -232,8 +233,15 @@ def judge_complete(seen: Status) -> Iterator[Finding]:
     yield fail(
         "complete",
         f"complete through {through}, which is not within {seen.complete_within:g} s",
-        "see in Dagster whether the schedule is on, and what the last bounded run failed for",
+        "see in Dagster whether the schedule is on, and whether its runs start",
     )
+
+
+def judge_bounded_run(seen: Status) -> Iterator[Finding]:
+    """Whether the last bounded run failed, and what it said."""
+    if seen.failed_run is not None and seen.about_last_run is not None:
+        judged = fail if seen.is_run_missed else warn
+        yield judged("bounded run", seen.about_last_run, "mend what it names; the next run reads what is left")
 
 
 def judge_leases(before: Status, after: Status) -> Finding:

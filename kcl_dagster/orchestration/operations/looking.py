@@ -62,6 +62,7 @@ def look_status(top: Worktop, _: None) -> Answer:
     return Answer(
         [
             line,
+            *filter(None, [status.about_last_run]),
             *(f"{key} is unserved" for key in unserved),
             *(f"{key} is stopped: {why}" for key, why in sorted(status.why_stopped.items())),
             *(f"{key} hangs in the consumer's code" for key in sorted(status.slow_since)),

@@ -29,6 +29,7 @@ OURS: Final = frozenset(
         "KD_CONTROL",
         "KD_AUDIT",
         "KD_COMPLETE",
+        "KD_BOUNDED_RUN",
     }
 )
 

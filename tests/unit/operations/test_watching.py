@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,10 +20,12 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.operations.pausing import pause
-from kcl_dagster.operations.status import Status, read_status
+from kcl_dagster.operations.status import REST_SECONDS, Status, read_status
 from kcl_dagster.operations.unread import Unread
 from kcl_dagster.operations.watching import view, watch
+from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
 from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.places import LayoutKind
 from tests.unit.operations.conftest import ANNA, STREAM, Shop
 
@@ -68,6 +71,64 @@ def test_between_bounded_runs_leases_are_at_rest_until_the_next_run_is_overdue(s
     assert (overdue.is_well, len(overdue.unserved)) == (False, 2)
     assert not replace(status, complete=WrittenThrough()).is_well, "it was never complete"
     assert not replace(recent, complete_within=None).is_well, "a fleet that always runs"
+
+
+def after_a_run(shop: Shop, problem: str = "", *, reached: tuple[LeaseKey, ...] = (A, B)) -> Status:
+    """The status after a bounded run, which has given its leases back. `reached`: those that it read."""
+    shop.serve()
+    bound = int(shop.clock.now())
+    for key, lease in shop.leases().items():
+        read = shop.desk.leases.renew(lease, stored_through=bound + 10) if key in reached else lease
+        shop.desk.leases.release(read)
+    worker = shop.desk.workers.get(ANNA)
+    assert worker is not None
+    assert shop.desk.workers.delete(worker)
+    shop.leader.resign()
+    row = BoundedRunRow(shop.dynamodb, shop.application, shop.desk.layout, shop.runtime)
+    assert row.save(EndedRun("run-0001-4711", int(shop.clock.now()), bound, problem))
+    return status_of(shop)
+
+
+def test_after_a_bounded_run_that_failed_status_has_its_error_and_when(shop: Shop) -> None:
+    why = f"what is left cannot be read now: {B}: stopped: ValueError: no price (orders.py:31 in price)"
+    status = after_a_run(shop, why, reached=(A,))
+    moment = datetime.fromtimestamp(int(shop.clock.now()), UTC).isoformat()
+    text = shown(view(status), 300)
+    assert f"the last bounded run (run-0001) failed at {moment}: {why}" in text
+    assert {lease.key: status.state_of(lease) for lease in status.leases} == {A: "at rest", B: "unserved"}
+    assert not status.is_well
+    document = status.to_document()
+    assert document["last_bounded_run"] == {
+        "run": "run-0001-4711",
+        "ended": moment,
+        "bound": moment,
+        "problem": why,
+        "stored_since": False,
+    }
+    since = replace(status, complete=WrittenThrough(int(shop.clock.now())))
+    assert since.failed_run is None, "it was stored since"
+    assert "the last bounded run" not in shown(view(replace(since, leader="dagster")), 300)
+
+
+def test_after_a_bounded_run_that_ended_well_leases_are_at_rest_for_a_day(shop: Shop) -> None:
+    status = after_a_run(shop)
+    text = shown(view(status), 300)
+    assert "0 unserved" in text
+    assert "the last bounded run (run-0001) ended well at " in text
+    assert {status.state_of(lease) for lease in status.leases} == {"at rest"}
+    assert status.is_well
+    assert not replace(status, at=status.at + REST_SECONDS + 1).is_well, "no run came for a day"
+    assert not replace(status, leader="dagster").is_well, "a fleet should serve them"
+    assert replace(status, leader="standby:catch-up:4711").is_well, "the next run has begun"
+
+
+def test_a_bounded_run_that_failed_because_of_a_pause_is_said_and_calls_nobody(shop: Shop) -> None:
+    status = after_a_run(shop, f"{A}: paused by ann", reached=(B,))
+    paused = replace(status, control=Control(leases=frozenset({A}), changed_by="ann"))
+    assert f"failed at {status.to_document()['last_bounded_run']['ended']}: {A}: paused by ann" in shown(
+        view(paused), 300
+    )
+    assert (paused.is_well, status.is_well) == (True, False)
 
 
 def test_a_shard_that_nobody_serves_comes_first(shop: Shop) -> None:

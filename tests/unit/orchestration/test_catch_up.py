@@ -94,6 +94,9 @@ def test_a_bounded_run_stores_everything_and_the_next_one_what_came_since(
     assert status.leader is None
     for lease in status.leases:
         assert lease.owner is None
+        assert status.state_of(lease) == "at rest"
+    assert status.is_well
+    assert f"({result.run_id[:8]}) ended well at" in str(status.about_last_run)
     layout = detect_layout(resource.client("dynamodb"), consumer.application, system())
     leases = LeaseTable(resource.client("dynamodb"), consumer.application, layout, system()).scan().leases
     assert min(lease.stored_through or 0 for lease in leases) >= int(
@@ -123,6 +126,36 @@ def test_a_bounded_run_fails_where_all_that_is_left_is_paused(
     result = catch_up(consumer, resource, instance, NoSpark())
     assert not result.success
     assert "shardId-000000000000: paused by ann; shardId-000000000001: paused by ann" in why_failed(result)
+    status = read_status(consumer.application, dynamodb, system())
+    assert f"the last bounded run ({result.run_id[:8]}) failed at" in str(status.about_last_run)
+    assert "shardId-000000000000: paused by ann; shardId-000000000001: paused by ann" in str(status.about_last_run)
+
+
+class BrokenSpark:
+    @property
+    def spark_session(self) -> SparkSession:
+        raise RuntimeError("no memory for the JVM")
+
+
+@pytest.mark.server
+def test_what_kept_a_bounded_run_from_reading_is_in_status_until_a_run_ends_well(
+    consumer: Consumer,
+    resource: kcl.KclResource,
+    instance: DagsterInstance,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the sink's folder is relative
+    failed = catch_up(consumer, resource, instance, BrokenSpark())
+    assert not failed.success
+    status = read_status(consumer.application, resource.client("dynamodb"), system())
+    assert f"({failed.run_id[:8]}) failed at" in str(status.about_last_run)
+    assert "RuntimeError: no memory for the JVM" in str(status.about_last_run)
+    assert not status.is_well
+    Bench(consumer, resource, instance).tick()
+    with reading_fleet(consumer, resource):
+        assert catch_up(consumer, resource, instance, NoSpark()).success
+    assert read_status(consumer.application, resource.client("dynamodb"), system()).failed_run is None
 
 
 @pytest.mark.server

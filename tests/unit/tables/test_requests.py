@@ -21,6 +21,7 @@ from kcl_dagster.model.worker import WorkerRow, WorkerState
 from kcl_dagster.tables import coordination as c
 from kcl_dagster.tables import requests as r
 from kcl_dagster.tables.attributes import n, s
+from kcl_dagster.tables.bounded_run_row import EndedRun, save_bounded_run
 from kcl_dagster.tables.completeness_row import SetBack, WrittenThrough, advance_completeness, set_completeness_back
 from kcl_dagster.tables.expressions import Request, guarded, together
 from kcl_dagster.tables.places import Layout
@@ -157,6 +158,10 @@ COORDINATION: dict[str, Request] = {
     ),
     "set completeness back, with the first moment": set_completeness_back(
         LEGACY.coordinator, 2, WrittenThrough(None, 3, None, RESETS, FirstMoment(1_799_000_000, is_creation=True))
+    ),
+    "save bounded run": save_bounded_run(SINGLE.coordinator, EndedRun("run-1", 1_800_000_060, 1_800_000_000)),
+    "save bounded run, failed": save_bounded_run(
+        LEGACY.coordinator, EndedRun("run-1", 1_800_000_060, 1_800_000_000, "shardId-0: paused by ann")
     ),
 }
 

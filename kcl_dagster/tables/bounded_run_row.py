@@ -1,0 +1,100 @@
+"""The row that says how the last bounded run ended. Its leases do not: the run gave them back.
+
+Of two runs, the one that was to read further counts, and of two with the same bound the later one. So a run that
+ended well replaces the failure of each run whose records it has stored as well.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_dagster import aws
+from kcl_dagster.application import Application
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, Reader, n, s
+from kcl_dagster.tables.expressions import Request, put
+from kcl_dagster.tables.outcomes import Verdict
+from kcl_dagster.tables.places import Layout, Place
+from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
+
+BOUNDED_RUN_KEY: Final = "kdBoundedRun"
+BOUNDED_RUN: Final = "KD_BOUNDED_RUN"
+RUN: Final = "kdRunId"
+ENDED_AT: Final = "kdEndedAt"  # epoch seconds
+BOUND: Final = "kdBound"  # epoch seconds
+PROBLEM: Final = "kdProblem"
+LONGEST_PROBLEM: Final = 4_000  # characters; a run names five shards, with 300 characters each
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    """The end of a bounded run. `bound`: everything that had arrived by then was to be stored. Both moments are in
+    epoch seconds. `problem`: why not everything is, and which shards are left; empty if everything is."""
+
+    run_id: str
+    ended_at: int
+    bound: int
+    problem: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.problem)
+
+
+class BoundedRunRow:
+    """Reads and replaces the row. Stateless: any thread may call it."""
+
+    def __init__(
+        self,
+        client: aws.Client,
+        application: Application,  # noqa: ARG002 (the shape all tables share)
+        layout: Layout,
+        runtime: Runtime,
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self._sender = Sender(client, runtime, deadline_seconds)
+        self._place = layout.coordinator
+
+    def load(self) -> EndedRun | None:
+        """None: no bounded run has ended yet. Raises UnreadableItem."""
+        return self._parsed(self._sender.get(self._place.table, {self._place.key: s(BOUNDED_RUN_KEY)}))
+
+    def save(self, run: EndedRun) -> bool:
+        """Replace the row. False: a run that was to read further has written it."""
+        wanted = EndedRun(run.run_id, run.ended_at, run.bound, run.problem[:LONGEST_PROBLEM])
+
+        def judge(item: Item | None) -> Verdict:
+            now = self._parsed(item)
+            if now == wanted:
+                return Verdict.APPLIED
+            return Verdict.STANDING if now is None or now.bound <= wanted.bound else Verdict.SUPERSEDED
+
+        return isinstance(self._sender.write(save_bounded_run(self._place, wanted), judge), Applied)
+
+    def _parsed(self, item: Item | None) -> EndedRun | None:
+        if item is None:
+            return None
+        reader = Reader(item, self._place.key)
+        if reader.text(ENTITY_TYPE) != BOUNDED_RUN:
+            reader.refuse(ENTITY_TYPE, f"should be {BOUNDED_RUN}")
+        return EndedRun(
+            run_id=reader.required_text(RUN),
+            ended_at=reader.required_whole(ENDED_AT),
+            bound=reader.required_whole(BOUND),
+            problem=reader.text(PROBLEM) or "",
+        )
+
+
+def save_bounded_run(place: Place, run: EndedRun) -> Request:
+    """Fails if the row is of a run that was to read further."""
+    item: Item = {
+        place.key: s(BOUNDED_RUN_KEY),
+        ENTITY_TYPE: s(BOUNDED_RUN),
+        RUN: s(run.run_id),
+        ENDED_AT: n(run.ended_at),
+        BOUND: n(run.bound),
+    }
+    if run.problem:
+        item[PROBLEM] = s(run.problem)
+    condition = f"attribute_not_exists(#key) OR ({ENTITY_TYPE} = :kind AND {BOUND} <= :bound)"
+    return put(place.table, place.key, item, condition, {":kind": s(BOUNDED_RUN), ":bound": n(run.bound)})
