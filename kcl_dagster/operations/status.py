@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.errors import ConfigurationError, TableNotFound, UnreadableItem
+from kcl_dagster.leader.completeness import Hindrance, complete_through
 from kcl_dagster.leader.liveness import is_recent
 from kcl_dagster.leader.memory import starts_given_up
 from kcl_dagster.leader.patience import described
@@ -33,6 +34,7 @@ GONE = "gone"  # the state of a worker whose last heartbeat is too old
 # For so long after a bounded run, leases are at rest although it is not known when the next run is due. A stream
 # keeps its records for a day unless told otherwise.
 REST_SECONDS = 24 * 3600.0
+FOREIGN = "a Java worker reads it, and does not store through when"
 
 T = TypeVar("T")
 
@@ -114,6 +116,37 @@ class Status:
         """ISO 8601 in UTC; None where it is not known."""
         through = self.complete.through
         return None if through is None else _moment(through)
+
+    @property
+    def why_not_known(self) -> str | None:
+        """Why it is not known through when the application is complete; None where it is."""
+        if self.complete.through is not None:
+            return None
+        former = former_streams(self.application, self.leases)
+        found = complete_through(
+            [lease for lease in self.leases if lease.stream not in former],
+            [stream.name for stream in self.application.streams],
+            self.application.timings.arrival_margin,
+            now=self.at,
+            unreadable=self.unreadable,
+            hindered=self._hindered,
+        )
+        if found.through is None and found.held_by is not None:
+            by = found.held_by
+            return f"{by.what}: {by.why if by.lease not in self._foreign else FOREIGN}"
+        since = f" since the reset or the import of {_moment(self.complete.epoch)}" if self.complete.epoch else ""
+        return f"no leader and no bounded run has found it out{since}"
+
+    @property
+    def _hindered(self) -> dict[LeaseKey, Hindrance]:
+        paused = [lease.key for lease in self.open_leases if self.is_paused(lease)]
+        return dict.fromkeys(self.why_stopped, Hindrance.STOPPED) | dict.fromkeys(paused, Hindrance.PAUSED)
+
+    @property
+    def _foreign(self) -> set[LeaseKey | None]:
+        """Open leases that Java workers read."""
+        java = {row.id for row in self.living.values() if row.slot is None}
+        return {lease.key for lease in self.open_leases if lease.actual_owner in java}
 
     @property
     def open_leases(self) -> list[Lease]:
@@ -300,6 +333,7 @@ class Status:
             "leader": self.leader,
             "at": self.at,
             "complete_through": self.complete_through,
+            "complete_unknown": self.why_not_known,
             "complete_epoch": self.complete.epoch,
             "overdue": None if self.complete_within is None else self.is_overdue,
             "last_bounded_run": None if self.last_run is None else self._run(self.last_run),

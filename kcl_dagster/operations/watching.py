@@ -104,8 +104,9 @@ def _heading(status: Status) -> Text:
     expects_leader = status.complete_within is None and (about_run is None or not status.is_well)
     if not status.is_well or (status.leader is None and expects_leader):
         text.stylize("bold red")
-    if status.complete_through is not None:
-        text.append(f"\ncomplete through {status.complete_through}")
+    through = status.complete_through or f"a moment that is not known: {status.why_not_known}"
+    text.append("\n")
+    text.append_text(cell(f"complete through {through}"))
     if about_run is not None:
         text.append("\n")
         text.append_text(cell(about_run, "bold red" if status.failed_run is not None else ""))

@@ -226,7 +226,7 @@ def judge_complete(seen: Status) -> Iterator[Finding]:
     """Whether bounded runs come often enough. Nothing is said of an application that a fleet reads."""
     if seen.complete_within is None:
         return
-    through = seen.complete_through or "no moment that is known"
+    through = seen.complete_through or f"a moment that is not known ({seen.why_not_known})"
     if not seen.is_overdue:
         yield ok("complete", f"complete through {through}, which is within {seen.complete_within:g} s")
         return

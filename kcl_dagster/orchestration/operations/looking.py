@@ -59,9 +59,11 @@ def look_status(top: Worktop, _: None) -> Answer:
         f"leader {status.leader or 'none'}; {counted(len(status.open_leases), 'open lease')}, "
         f"{counted(len(status.living), 'worker')}, {counted(len(unserved), 'lease')} unserved"
     )
+    through = status.complete_through or f"a moment that is not known: {status.why_not_known}"
     return Answer(
         [
             line,
+            f"complete through {through}",
             *filter(None, [status.about_last_run]),
             *(f"{key} is unserved" for key in unserved),
             *(f"{key} is stopped: {why}" for key, why in sorted(status.why_stopped.items())),

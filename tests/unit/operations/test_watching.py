@@ -20,7 +20,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.operations.pausing import pause
-from kcl_dagster.operations.status import REST_SECONDS, Status, read_status
+from kcl_dagster.operations.status import FOREIGN, REST_SECONDS, Status, read_status
 from kcl_dagster.operations.unread import Unread
 from kcl_dagster.operations.watching import view, watch
 from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
@@ -40,6 +40,11 @@ def status_of(shop: Shop) -> Status:
     return read_status(shop.application, shop.dynamodb, shop.runtime)
 
 
+def complete(status: Status) -> Status:
+    """The same, with a moment through which everything is stored, so that no line names a shard for want of it."""
+    return replace(status, complete=WrittenThrough(int(status.at)))
+
+
 def shown(renderable: Any, width: int = 160) -> str:
     console = Console(file=io.StringIO(), width=width)
     console.print(renderable)
@@ -51,7 +56,7 @@ def shown(renderable: Any, width: int = 160) -> str:
 def test_it_shows_who_reads_what_and_how_far_behind_the_worst_first(shop: Shop) -> None:
     shop.serve()
     shop.beat(lag_ms=90_500, behind={B: 90_500, A: 250})
-    text = shown(view(status_of(shop)))
+    text = shown(view(complete(status_of(shop))))
     assert "2 open leases, 0 unserved, 1 worker, 90.5 s behind" in text
     assert text.index(B) < text.index(A)
     assert ANNA in text
@@ -71,6 +76,34 @@ def test_between_bounded_runs_leases_are_at_rest_until_the_next_run_is_overdue(s
     assert (overdue.is_well, len(overdue.unserved)) == (False, 2)
     assert not replace(status, complete=WrittenThrough()).is_well, "it was never complete"
     assert not replace(recent, complete_within=None).is_well, "a fleet that always runs"
+
+
+def told_unknown(status: Status) -> str:
+    """The reason why the moment is not known, as the document has it. The text has the same."""
+    document = status.to_document()
+    assert document["complete_through"] is None
+    reason = document["complete_unknown"]
+    assert f"complete through a moment that is not known: {reason}" in shown(view(status), 300)
+    return str(reason)
+
+
+def test_while_it_is_not_known_through_when_all_is_stored_status_says_why(shop: Shop) -> None:
+    shop.serve()
+    status = status_of(shop)
+    assert told_unknown(status) == f"{A}: it has not been read yet"
+    java = [replace(row, slot=None) for row in status.workers]
+    assert told_unknown(replace(status, workers=java)) == f"{A}: {FOREIGN}"
+    paused = replace(status, control=Control(leases=frozenset({A})))
+    assert told_unknown(paused) == f"{A}: it is paused"
+    assert told_unknown(replace(status, unreadable=("row x",))).startswith("row x: ")
+    assert told_unknown(replace(status, leases=())) == f"{STREAM}: it has no lease"
+    read = replace(status, leases=[replace(lease, stored_through=100) for lease in status.leases])
+    assert told_unknown(read) == "no leader and no bounded run has found it out"
+    imported = replace(read, complete=WrittenThrough(epoch=1_700_000_000))
+    assert told_unknown(imported).endswith("since the reset or the import of 2023-11-14T22:13:20+00:00")
+    known = replace(status, complete=WrittenThrough(1_700_000_000))
+    assert known.to_document()["complete_unknown"] is None
+    assert "complete through 2023-11-14T22:13:20+00:00\n" in shown(view(known), 300)
 
 
 def after_a_run(shop: Shop, problem: str = "", *, reached: tuple[LeaseKey, ...] = (A, B)) -> Status:
@@ -154,7 +187,7 @@ def test_what_is_paused_is_said_and_is_not_unserved(shop: Shop) -> None:
 def test_a_low_terminal_shows_the_worst_and_says_that_there_are_more() -> None:
     shop = Shop(shards=9)
     shop.serve()
-    text = shown(view(status_of(shop), rows=2))
+    text = shown(view(complete(status_of(shop)), rows=2))
     assert text.count("shardId-") == 2
     assert "and 7 leases less far behind" in text
 
@@ -399,7 +432,7 @@ def test_a_checkpoint_is_shortened_in_the_table_and_whole_in_the_document(shop: 
     shop.serve()
     status = status_of(shop)
     leases = [replace(lease, checkpoint=Checkpoint(number, 3)) for lease in status.leases]
-    status = replace(status, leases=leases)
+    status = complete(replace(status, leases=leases))
     text = shown(view(status), width=120)
     assert f"…{number[-8:]}/3" in text
     assert number not in text
