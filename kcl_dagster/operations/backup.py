@@ -31,6 +31,7 @@ _PASSING = frozenset(
     {*_OWNERSHIP, a.COUNTER, a.SWITCHES, a.THROUGHPUT, a.STORED_THROUGH, a.CHAIN, a.CLAIM, a.CLAIM_STATE, a.BATCH}
 )
 LEASES_NAMED = 3
+BEGUN = "a batch that was begun is read again as a new one: if the sink has its records, they are there twice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,9 @@ class ImportReport:
     unchanged: tuple[str, ...] = ()
     overtaken: tuple[str, ...] = ()
     dry: bool = False
+    begun: tuple[str, ...] = ()
+    """Those leases that had begun a batch when they were exported."""
+
     sets_back: bool = False
     """Whether the moment through which the application is complete goes back. Not if all leases are unchanged."""
 
@@ -56,11 +60,15 @@ class ImportReport:
     def lines(self) -> list[str]:
         """The report as text."""
         said = ", ".join(f"{number} {what}" for what, number in self.counts.items())
-        return [said, *(lines_of_moment(self.complete_through, dry=self.dry) if self.sets_back else ())]
+        return [
+            said,
+            *(f"{key}: {BEGUN}" for key in self.begun),
+            *(lines_of_moment(self.complete_through, dry=self.dry) if self.sets_back else ()),
+        ]
 
     def to_document(self) -> dict[str, Any]:
         moment = {"complete_through": iso(self.complete_through)} if self.sets_back else {}
-        return {"dry_run": self.dry, **self._keys(), **moment}
+        return {"dry_run": self.dry, **self._keys(), "begun": list(self.begun), **moment}
 
     def _keys(self) -> dict[str, list[str]]:
         return {
@@ -182,6 +190,7 @@ def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry:
         dry=dry,
     )
     changed = {key: item for key, item in zip(keys, items, strict=True) if key not in report.unchanged}
+    report = replace(report, begun=tuple(key for key, item in changed.items() if _begun(item) is not None))
     if changed:
         report = replace(report, sets_back=True, complete_through=_complete_through(desk, changed, here))
     if dry:
@@ -203,6 +212,7 @@ def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry:
         report,
         created=tuple(key for key in report.created if key not in done),
         replaced=tuple(key for key in report.replaced if key not in done),
+        begun=tuple(key for key in report.begun if key not in done),
         overtaken=tuple(overtaken),
     )
 
@@ -273,13 +283,10 @@ def _only(name: str, item: Mapping[str, Any]) -> str | None:
 def _write(table: str, item: Item, known: Item | None) -> Request:
     # Entries of the chain that the row names have to be settled. They are no progress of the imported lease.
     left_out = {*_OWNERSHIP, a.CHAIN, a.CLAIM, a.CLAIM_STATE}
-    lease = lease_from_item(item)
-    is_pinned = lease is not None and pin_of(lease) is not None
-    if is_pinned and known is not None:
+    # The numbers behind the file's were used, perhaps, for other records: without one, new ones are above them.
+    left_out.add(a.BATCH)
+    if _begun(item) is not None:
         left_out |= {a.PENDING, a.PENDING_SUB, a.PENDING_STATE}
-    if not is_pinned or known is not None:
-        # The numbers behind the file's were used, perhaps, for other records: without one, new ones are above them.
-        left_out.add(a.BATCH)
     new = {name: value for name, value in item.items() if name not in left_out}
     if known is not None and a.CHAIN in known:
         new[a.CHAIN] = known[a.CHAIN]
@@ -289,6 +296,14 @@ def _write(table: str, item: Item, known: Item | None) -> Request:
     new[a.COUNTER] = {"N": str(counter)}
     unowned = " AND ".join(f"attribute_not_exists({name})" for name in _OWNERSHIP)
     return put(table, a.LEASE_KEY, new, f"{a.COUNTER} = :known AND {unowned}", {":known": known[a.COUNTER]})
+
+
+def _begun(item: Item) -> int | None:
+    """The number of the batch that was begun when the lease was exported. Nothing tells whether it was finished
+    since, so its records are read again, as those after it."""
+    lease = lease_from_item(item)
+    pin = None if lease is None else pin_of(lease)
+    return None if pin is None else pin.number
 
 
 def _is(wanted: Item) -> Any:

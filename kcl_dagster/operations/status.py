@@ -398,7 +398,7 @@ class Status:
 def read_status(
     application: Application, dynamodb: Client, runtime: Runtime, unread: Unread | None = None
 ) -> Status:
-    """Read the tables, with six to eight requests. Rows that cannot be parsed are in `unreadable`.
+    """Read the tables, with seven to nine requests. Rows that cannot be parsed are in `unreadable`.
 
     With `unread`, read the stream, too, for the lag of leases that no worker reads: two or more requests for each.
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ChainId, Claim, ClaimId
-from kcl_dagster.operations.backup import export_leases, from_line, import_leases, to_line
+from kcl_dagster.operations.backup import BEGUN, export_leases, from_line, import_leases, to_line
 from kcl_dagster.operations.pausing import pause
 from kcl_dagster.operations.reset import STORED_WITH_THE_DATA
 from kcl_dagster.operations.status import read_status
@@ -212,12 +212,13 @@ def test_no_number_of_a_batch_is_used_again(shop: Shop, is_replaced: bool, is_pi
         pause(shop.desk)
         lease = shop.leases()[FIRST]
         shop.desk.leases.release(shop.desk.leases.checkpoint(lease, Checkpoint("500")))
-        assert FIRST in import_leases(shop.desk, lines, force=True).replaced
-    else:
-        import_leases(target.desk, lines)
+    report = import_leases(target.desk, lines, force=is_replaced)
+    assert FIRST in (report.replaced if is_replaced else report.created)
     imported = target.leases()[FIRST]
-    goes_on = is_pinned and not is_replaced  # a batch that was begun may be in the sink, and is finished
-    assert (imported.batch, pin_of(imported) is not None) == ((7, True) if goes_on else (0, False))
+    assert (imported.batch, pin_of(imported), imported.pending_checkpoint) == (0, None, None)
+    begun = (FIRST,) if is_pinned else ()
+    assert (report.begun, report.to_document()["begun"]) == (begun, list(begun))
+    assert [line for line in report.lines() if BEGUN in line] == [f"{key}: {BEGUN}" for key in begun]
 
 
 def read_through(shop: Shop, moment: int, batch: int, sequence: str = "9") -> None:
