@@ -2,11 +2,14 @@
 
 An export contains every attribute, also those that this package does not know. An import omits the owners of the
 leases: they do not own the leases in the table that is written.
+
+An export of what `forget` deletes also has the start positions of its streams. An import records them where none is
+recorded.
 """
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +26,7 @@ from kcl_dagster.tables.layout import create_tables
 from kcl_dagster.tables.outcomes import Verdict
 from kcl_dagster.tables.scanning import scan_items
 from kcl_dagster.tables.sending import Applied, Sender
+from kcl_dagster.tables.starts import start_from_item, start_to_item
 from kcl_dagster.worker.pending import pin_of
 
 _OWNERSHIP = (a.OWNER, a.CHECKPOINT_OWNER, a.HANDOFF)
@@ -50,6 +54,9 @@ class ImportReport:
     sets_back: bool = False
     """Whether the moment through which the application is complete goes back. Not if all leases are unchanged."""
 
+    starts: tuple[str, ...] = ()
+    """Streams whose start positions are in the file. They are recorded where none is."""
+
     complete_through: int | None = None
     """That moment (epoch seconds) afterwards. None: it is not known."""
 
@@ -60,15 +67,15 @@ class ImportReport:
     def lines(self) -> list[str]:
         """The report as text."""
         said = ", ".join(f"{number} {what}" for what, number in self.counts.items())
-        return [
-            said,
-            *(f"{key}: {BEGUN}" for key in self.begun),
-            *(lines_of_moment(self.complete_through, dry=self.dry) if self.sets_back else ()),
-        ]
+        starts = [f"{stream}: its start position is recorded, unless one is known" for stream in self.starts]
+        begun = [f"{key}: {BEGUN}" for key in self.begun]
+        moment = lines_of_moment(self.complete_through, dry=self.dry) if self.sets_back else ()
+        return [said, *starts, *begun, *moment]
 
     def to_document(self) -> dict[str, Any]:
         moment = {"complete_through": iso(self.complete_through)} if self.sets_back else {}
-        return {"dry_run": self.dry, **self._keys(), "begun": list(self.begun), **moment}
+        starts = {"starts": list(self.starts)} if self.starts else {}
+        return {"dry_run": self.dry, **self._keys(), "begun": list(self.begun), **starts, **moment}
 
     def _keys(self) -> dict[str, list[str]]:
         return {
@@ -88,16 +95,23 @@ def to_line(item: Mapping[str, Any]) -> str:
 
 
 def from_line(line: str, number: int) -> Item:
-    """The item of a line. Raises ConfigurationError, naming the line."""
+    """The item of a line: a lease, or where a stream starts. Raises ConfigurationError, naming the line."""
     try:
         document = json.loads(line)
         item = {name: _in(value) for name, value in document.items()}
+        if _is_start(item):
+            start_from_item(item, a.LEASE_KEY)
+            return item
         lease = lease_from_item(item)
     except (ValueError, AttributeError, TypeError, UnreadableItem) as error:
         raise ConfigurationError(f"line {number} is no exported lease: {error}") from error
     if lease is None:
         raise ConfigurationError(f"line {number} is a row of another kind than a lease")
     return item
+
+
+def _is_start(item: Mapping[str, Any]) -> bool:
+    return bool(item.get(a.ENTITY_TYPE) == {"S": a.START_POSITION})
 
 
 def _out(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,6 +153,17 @@ def export_leases(desk: Desk) -> Iterator[str]:
         yield to_line(item)
 
 
+def export_streams(desk: Desk, keys: Collection[str], streams: Iterable[str]) -> Iterator[str]:
+    """A line for each of these leases, by key, and one for each of these streams whose start is recorded."""
+    for key, item in sorted(_items(desk).items()):
+        if key in keys:
+            yield to_line(item)
+    for stream in streams:
+        start = desk.starts.get(stream)
+        if start is not None:
+            yield to_line(start_to_item(start, a.LEASE_KEY))
+
+
 def _items(desk: Desk) -> dict[str, Item]:
     desk.scan()  # says what is wrong where there is no table
     sender = Sender(desk.dynamodb, desk.runtime)
@@ -161,7 +186,9 @@ def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry:
     they have an owner or may be given one. Counters only grow.
     Raises Unsafe and ConfigurationError with nothing changed.
     """
-    items = [from_line(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+    rows = [from_line(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+    items = [item for item in rows if not _is_start(item)]
+    starts = [start_from_item(item, a.LEASE_KEY) for item in rows if _is_start(item)]
     keys = [item[a.LEASE_KEY]["S"] for item in items]
     if len(set(keys)) != len(keys):
         raise ConfigurationError("the file has a lease twice")
@@ -188,6 +215,7 @@ def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry:
         replaced=tuple(differing),
         unchanged=tuple(key for key in keys if key in here and key not in differing),
         dry=dry,
+        starts=tuple(start.stream for start in starts),
     )
     changed = {key: item for key, item in zip(keys, items, strict=True) if key not in report.unchanged}
     report = replace(report, begun=tuple(key for key, item in changed.items() if _begun(item) is not None))
@@ -197,6 +225,8 @@ def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry:
         return report
     desk.audit.write("import", desk.by, report.to_document())
     sender = Sender(desk.dynamodb, desk.runtime)
+    for start in starts:  # before the leases: a leader that finds leases alone takes them for those of others
+        desk.starts.record(start)
     overtaken = []
     if report.sets_back:  # before and after, as in a reset
         desk.completeness.set_back(report.complete_through)

@@ -8,9 +8,12 @@ still exists and that the application reads.
 Which streams are former follows from the application as this machine has it, and a deployed leader may have another
 list: of another branch, or from its environment. So a stream that exists, or that was read within a day, is
 forgotten only if it is named.
+
+Before anything is deleted, it is exported, so that an import puts it back: the leases, and where their streams
+started.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -19,10 +22,14 @@ from kcl_dagster.errors import ConfigurationError, KclError, StreamNotFound, Uns
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.operations.backup import export_streams
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.reset import refusals
 from kcl_dagster.operations.status import former_streams
 from kcl_dagster.streams.listing import describe
+
+Keep = Callable[[str], str]
+"""Stores an export, and returns where. Raises a KclError if it cannot."""
 
 LATELY_SECONDS: Final = 24 * 3600.0  # a paused application may not have been read for a night
 
@@ -30,7 +37,8 @@ LATELY_SECONDS: Final = 24 * 3600.0  # a paused application may not have been re
 @dataclass(frozen=True, slots=True)
 class Forgetting:
     """What was deleted, or with `dry` what would be. `overtaken`: leases that another process wrote meanwhile.
-    `in_doubt`: streams that are forgotten only if they are named, and why. A dry run only."""
+    `in_doubt`: streams that are forgotten only if they are named, and why. A dry run only. `export`: where what was
+    deleted is kept."""
 
     dry: bool
     leases: Mapping[str, tuple[LeaseKey, ...]]
@@ -38,14 +46,17 @@ class Forgetting:
 
     overtaken: tuple[LeaseKey, ...] = ()
     in_doubt: Mapping[str, str] = field(default_factory=dict)
+    export: str | None = None
 
     def lines(self) -> list[str]:
         """The report as text."""
         done = "would be deleted" if self.dry else "deleted"
+        kept = [] if self.export is None else [f"what was deleted is in {self.export}: an import puts it back"]
         return [
             *(f"{stream}: {counted(len(keys), 'lease')} {done}" for stream, keys in self.leases.items()),
             *(f"{key}: kept, because another process wrote it" for key in self.overtaken),
             *(f"{stream} has to be named (--former {stream}): {why}" for stream, why in self.in_doubt.items()),
+            *kept,
         ] or ["there are no leases of former streams"]
 
     def to_document(self) -> dict[str, Any]:
@@ -54,12 +65,14 @@ class Forgetting:
             "streams": {stream: list(keys) for stream, keys in self.leases.items()},
             "overtaken": list(self.overtaken),
             "in_doubt": dict(self.in_doubt),
+            "export": self.export,
         }
 
 
-def forget(desk: Desk, streams: Collection[str] = (), *, dry: bool = False) -> Forgetting:
-    """Delete the leases of all former streams, or of those that are named by `account:name:epoch`. Without names,
-    it is refused if one of them exists, or was read lately.
+def forget(desk: Desk, streams: Collection[str] = (), *, keep: Keep, dry: bool = False) -> Forgetting:
+    """Delete the leases of all former streams, or of those that are named by `account:name:epoch`, and where these
+    streams started. Without names, it is refused if one of them exists, or was read lately. `keep` is called once,
+    before anything is deleted; not by a dry run, or if there is nothing to delete.
 
     Raises Unsafe and ConfigurationError with nothing changed.
     """
@@ -86,13 +99,19 @@ def forget(desk: Desk, streams: Collection[str] = (), *, dry: bool = False) -> F
             f"nothing is deleted, because the deployed application may read a stream that it does not name here: "
             f"{would}"
         )
-    desk.audit.write("forget", desk.by, {"streams": {name: len(keys) for name, keys in deleted.items()}})
+    every = {key for keys in deleted.values() for key in keys}
+    export = keep("".join(f"{line}\n" for line in export_streams(desk, every, chosen)))
+    counts = {name: len(keys) for name, keys in deleted.items()}
+    desk.audit.write("forget", desk.by, {"streams": counts, "export": export})
     overtaken = tuple(
         lease.key for leases in affected.values() for lease in leases if not desk.leases.delete(lease, forced=True)
     )
     kept = set(overtaken)
+    for name, keys in deleted.items():
+        if kept.isdisjoint(keys):  # of leases that remain, it is known where their stream started
+            desk.starts.delete(name)
     gone = {name: tuple(key for key in keys if key not in kept) for name, keys in deleted.items()}
-    return Forgetting(dry, gone, overtaken)
+    return Forgetting(dry, gone, overtaken, export=export)
 
 
 def _in_doubt(

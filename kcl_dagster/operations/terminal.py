@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -158,6 +159,11 @@ class Verbs:
         off.add_argument("--of-stream", action="append", default=[], help="only from this one of several streams")
         off.add_argument("--force", action="store_true", help="although a worker may be reading under it")
         forgotten = verb("forget", self._forget, "delete the leases of former streams")
+        forgotten.add_argument(
+            "--file",
+            type=Path,
+            help="where to export what is deleted; left out: a name with the time, in this folder",
+        )
         forgotten.add_argument(
             "--former", action="append", default=[], help="only of this former stream, account:name:epoch"
         )
@@ -351,7 +357,15 @@ class Verbs:
         return WELL
 
     def _forget(self, options: Options) -> int:
-        report = forget(self._desk(options), options.former, dry=options.dry_run)
+        desk = self._desk(options)
+        moment = datetime.fromtimestamp(desk.runtime.clock.now(), UTC)
+        file = options.file or Path(f"forgotten-{desk.application.name}-{moment:%Y%m%dT%H%M%SZ}.jsonl")
+
+        def keep(text: str) -> str:
+            _write(file, text, force=False)
+            return str(file)
+
+        report = forget(desk, options.former, keep=keep, dry=options.dry_run)
         _tell_report(options, report)
         return WRONG if report.overtaken else WELL
 

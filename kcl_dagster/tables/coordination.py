@@ -184,18 +184,23 @@ def save_memory(place: Place, document: bytes, layout_version: int) -> Request:
 
 def record_start(place: Place, stream: str, values: Mapping[str, Value]) -> Request:
     """Where a stream's shards start, decided once. Fails if it was decided already."""
-    return put(place.table, place.key, _start_item(place, stream, values), ABSENT)
+    return put(place.table, place.key, start_item(place.key, stream, values), ABSENT)
 
 
 def replace_start(place: Place, stream: str, values: Mapping[str, Value]) -> Request:
     """Decide anew: an audited reset, or another stream under the old name."""
-    return put(place.table, place.key, _start_item(place, stream, values), None)
+    return put(place.table, place.key, start_item(place.key, stream, values), None)
+
+
+def delete_start(place: Place, stream: str) -> Request:
+    """May be sent twice. The stream is part of the key, so a younger one of the same name has another row."""
+    return delete(place.table, place.key, s(start_key(stream)), None)
 
 
 def start_key(stream: str) -> str:
     return f"{STARTS_PREFIX}{stream}"
 
 
-def _start_item(place: Place, stream: str, values: Mapping[str, Value]) -> Item:
-    key = {place.key: s(start_key(stream)), a.ENTITY_TYPE: s(a.START_POSITION), START_STREAM: s(stream)}
+def start_item(key_attribute: str, stream: str, values: Mapping[str, Value]) -> Item:
+    key = {key_attribute: s(start_key(stream)), a.ENTITY_TYPE: s(a.START_POSITION), START_STREAM: s(stream)}
     return {**key, **values}

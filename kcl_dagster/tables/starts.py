@@ -126,19 +126,33 @@ class StartTable:
         """Replace the stored decision: for an audited reset, or another stream under an old name."""
         self._sender.overwrite(coordination.replace_start(self._place, start.stream, _values(start)))
 
+    def delete(self, stream: str) -> None:
+        """Delete the stored decision: for a stream whose leases are deleted."""
+        self._sender.overwrite(coordination.delete_start(self._place, stream))
+
     def _parsed(self, item: Mapping[str, Any]) -> StartPosition:
-        reader = Reader(item, self._place.key)
-        position = reader.required_text(START_POSITION)
-        if position not in set(Position):
-            reader.refuse(START_POSITION, f"should be one of {[str(p) for p in Position]}, is {position!r}")
-        return StartPosition(
-            stream=reader.required_text(START_STREAM),
-            position=Position(position),
-            timestamp_ms=reader.whole(START_TIMESTAMP),
-            stream_created=reader.required_whole(START_CREATED),
-            is_adopted=reader.flag(START_ADOPTED) or False,
-            counted_since=reader.whole(START_COUNTED),
-        )
+        return start_from_item(item, self._place.key)
+
+
+def start_to_item(start: StartPosition, key: str) -> Item:
+    """A start position as a row whose key attribute is `key`."""
+    return coordination.start_item(key, start.stream, _values(start))
+
+
+def start_from_item(item: Mapping[str, Any], key: str) -> StartPosition:
+    """Raises UnreadableItem."""
+    reader = Reader(item, key)
+    position = reader.required_text(START_POSITION)
+    if position not in set(Position):
+        reader.refuse(START_POSITION, f"should be one of {[str(p) for p in Position]}, is {position!r}")
+    return StartPosition(
+        stream=reader.required_text(START_STREAM),
+        position=Position(position),
+        timestamp_ms=reader.whole(START_TIMESTAMP),
+        stream_created=reader.required_whole(START_CREATED),
+        is_adopted=reader.flag(START_ADOPTED) or False,
+        counted_since=reader.whole(START_COUNTED),
+    )
 
 
 def _values(start: StartPosition) -> dict[str, Value]:

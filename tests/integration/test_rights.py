@@ -207,6 +207,7 @@ def operator_does_everything(aws: Emulator, name: str, folder: Path) -> None:
         ["doctor", "--watch", "0.1"],
         ["list"],
         ["deregister", "--force"],
+        ["forget", "--dry-run"],
     ):
         verb(*words)
     access = Access(endpoint_url=aws.endpoint_url, region="us-east-1", access_key="operator", secret_key="x")

@@ -51,4 +51,10 @@ OPERATIONS: Final = (
         steering.do_deregister,
         "Remove the fan-out consumer of {name} from its streams.",
     ),
+    Operation(
+        "forget",
+        forms.Forget,
+        steering.do_forget,
+        "Delete the leases of streams that {name} does not read any more, after an export.",
+    ),
 )

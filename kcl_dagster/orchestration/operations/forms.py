@@ -89,6 +89,18 @@ class Deregister(Config):
     dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
 
 
+class Forget(Config):
+    former: list[str] = Field(
+        default=[], description="Only these former streams, as account:name:epoch; empty for all."
+    )
+    path: str = Field(
+        default="",
+        description="A name for the export of what is deleted, in the folder of exports that the deployment "
+        "configures; empty for one with the time in it. A file that is there is not replaced.",
+    )
+    dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
+
+
 class Cost(Config):
     busy: float = Field(
         default=1.0, ge=0, le=1, description="For the estimate: the part of the time in which shards have records."

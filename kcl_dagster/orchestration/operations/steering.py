@@ -9,6 +9,7 @@ from dagster import MetadataValue
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.backup import export_leases, import_leases
 from kcl_dagster.operations.deregistration import deregister
+from kcl_dagster.operations.forgetting import forget
 from kcl_dagster.operations.pausing import PauseReport, drain, pause, resume
 from kcl_dagster.operations.reset import reset
 from kcl_dagster.operations.target import Target
@@ -74,8 +75,7 @@ def do_reset(top: Worktop, form: forms.Reset) -> Answer:
 
 def do_export(top: Worktop, form: forms.Export) -> Answer:
     lines = list(export_leases(top.desk))
-    moment = datetime.fromtimestamp(top.runtime.clock.now(), UTC)
-    where = top.put(form.path or f"leases-{moment:%Y%m%dT%H%M%SZ}.jsonl", "".join(f"{line}\n" for line in lines))
+    where = top.put(form.path or _named(top, "leases"), "".join(f"{line}\n" for line in lines))
     return Answer([f"{len(lines)} leases in {where}"], {"leases": len(lines), "file": MetadataValue.path(where)})
 
 
@@ -95,6 +95,28 @@ def do_deregister(top: Worktop, form: forms.Deregister) -> Answer:
     )
     facts = {"consumer": report.consumer, "streams": len(report.removed)}
     return _done(report.lines(), facts, dry=form.dry_run)
+
+
+def do_forget(top: Worktop, form: forms.Forget) -> Answer:
+    report = forget(
+        top.desk,
+        form.former,
+        keep=lambda text: top.put(form.path or _named(top, "forgotten"), text),
+        dry=form.dry_run,
+    )
+    facts: dict[str, Any] = {"leases": sum(map(len, report.leases.values()))}
+    if report.export is not None:
+        facts["file"] = MetadataValue.path(report.export)
+    return _done(
+        report.lines(),
+        {**facts, "report": MetadataValue.json(report.to_document())},
+        dry=form.dry_run,
+        wrong=f"another process wrote {report.overtaken[0]} first" if report.overtaken else None,
+    )
+
+
+def _named(top: Worktop, what: str) -> str:
+    return f"{what}-{datetime.fromtimestamp(top.runtime.clock.now(), UTC):%Y%m%dT%H%M%SZ}.jsonl"
 
 
 def _done(lines: list[str], metadata: Mapping[str, Any], *, dry: bool, wrong: str | None = None) -> Answer:

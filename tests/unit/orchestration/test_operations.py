@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.orchestration.operations.catalogue import OPERATIONS
@@ -118,7 +120,7 @@ def test_the_launchpad_of_every_operation_is_filled_in_and_explained(bench: Benc
 
 @pytest.mark.parametrize(
     "operation",
-    [o for o in OPERATIONS if o.name in {"pause", "resume", "drain", "reset", "import", "deregister"}],
+    [o for o in OPERATIONS if o.name in {"pause", "resume", "drain", "reset", "import", "deregister", "forget"}],
     ids=lambda o: o.name,
 )
 def test_what_writes_is_dry_unless_told_otherwise(operation: Any) -> None:
@@ -323,6 +325,24 @@ def test_a_fan_out_consumer_is_removed(aws: Emulator, office: Office) -> None:
     assert kinesis.describe_stream_consumer(ConsumerARN=arn)["ConsumerDescription"]
     assert office.run("deregister", consumer="before", dry_run=False).value("streams") == 1
     assert office.run("deregister", consumer="before", dry_run=False).value("streams") == 0
+
+
+def test_leases_of_former_streams_are_forgotten_and_kept_in_a_file(bench: Bench) -> None:
+    application = bench.consumer.application.model_copy(update={"multi_stream": True})
+    paused = Office(Bench(replace(bench.consumer, application=application), bench.resource, bench.instance))
+    paused.desk.control.save(Control(paused=True))
+    left = StreamIdentifier("clicks", "123456789012", 100)
+    key = LeaseKey(left.lease_key("shardId-000000000000"))
+    assert paused.desk.leases.create(Lease(key, "shardId-000000000000", checkpoint=TRIM_HORIZON, stream=left))
+    dry = paused.run("forget")
+    assert (dry.value("leases"), dry.value("dry run")) == (1, True)
+    assert key in {lease.key for lease in paused.desk.scan().leases}
+    done = paused.run("forget", former=[str(left)], dry_run=False)
+    assert key not in {lease.key for lease in paused.desk.scan().leases}
+    assert key in Path(done.value("file")).read_text()
+    undone = paused.run("import", path=Path(done.value("file")).name, dry_run=False)
+    assert undone.value("created") == 1
+    assert key in {lease.key for lease in paused.desk.scan().leases}
 
 
 def test_records_are_looked_at(aws: Emulator, office: Office) -> None:
