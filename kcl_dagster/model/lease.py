@@ -21,9 +21,9 @@ class Lease:
     `batch` counts the exactly-once batches of this shard. `stored_through`, epoch seconds: every record of the
     shard that arrived before that moment is stored and visible, as far as records arrive in their order (see
     `Timings.arrival_margin`). `stored`: what was stored, by window. `ended_parent`: the parent at whose end the
-    lease of a merged shard was made, until the shard is read. `claim`: the chain that may have entries for the
-    shard. `handoff`: the counter at which the last handoff began that one of our leaders asked for. All are ours;
-    the KCL ignores and preserves them.
+    lease of a merged shard was made, until the shard is read; the shard's own id where all parents are read again.
+    `claim`: the chain that may have entries for the shard. `handoff`: the counter at which the last handoff began
+    that one of our leaders asked for. All are ours; the KCL ignores and preserves them.
     """
 
     key: LeaseKey
@@ -62,8 +62,8 @@ class Lease:
 
     @property
     def awaited_parents(self) -> frozenset[str]:
-        """The other parents of a merged shard that was not read. Each of them has a lease until the shard is read,
-        or has left the stream: otherwise its lease was lost. Empty where that is not known."""
+        """Those parents of a shard that was not read of which it is known that each has a lease until the shard is
+        read, or has left the stream: otherwise its lease was lost."""
         if self.ended_parent is None or self.checkpoint is None or not self.checkpoint.is_initial_position:
             return frozenset()
         return self.parents - {self.ended_parent}

@@ -68,6 +68,13 @@ class StreamReset:
     forget: tuple[Lease, ...] = ()
     start: StartPosition | None = None
 
+    def ended_parent(self, lease: Lease) -> str | None:
+        """What the row says from then on, see `Lease`. Parents that are reset, too, are read again first."""
+        again = {one.shard_id for one in (*self.rewind, *self.create)}
+        if lease.parents.isdisjoint(again):
+            return None
+        return next(iter(lease.parents - again), lease.shard_id)
+
 
 STORED_WITH_THE_DATA: Final = (
     "the moment that is stored with the data remains the former one until the next worker or bounded run stores it"
@@ -417,10 +424,14 @@ def _carry_out(
             desk.starts.replace(replace(plan.start, counted_since=floor))
         for lease in plan.rewind:
             free = _freed(desk, lease) if lease.key in dead else lease
-            if free is None or desk.leases.rewind(free, target.checkpoint, since) is None:
+            ended = plan.ended_parent(lease)
+            if free is None or desk.leases.rewind(free, target.checkpoint, since, ended_parent=ended) is None:
                 overtaken.append(lease.key)
         stored = None if since is None else nothing_since(since, target.checkpoint)
-        overtaken += [lease.key for lease in plan.create if not desk.leases.create(replace(lease, stored=stored))]
+        for lease in plan.create:
+            wanted = replace(lease, stored=stored, ended_parent=plan.ended_parent(lease))
+            if not desk.leases.create(wanted):
+                overtaken.append(lease.key)
         for lease in plan.forget:
             free = _freed(desk, lease) if lease.key in dead else lease
             if free is None or not desk.leases.delete(free, forced=True):

@@ -190,10 +190,17 @@ class LeaseTable(LeaseReader):
         """Ask the owner to hand over. None: the owner changed, or a handoff is under way."""
         return self._moved(requests.initiate_handoff(self._table, lease, to), outcomes.handoff_begun(lease, to))
 
-    def rewind(self, lease: Lease, checkpoint: Checkpoint, counted_since: int | None = None) -> Lease | None:
+    def rewind(
+        self,
+        lease: Lease,
+        checkpoint: Checkpoint,
+        counted_since: int | None = None,
+        *,
+        ended_parent: str | None = None,
+    ) -> Lease | None:
         """Move a lease without an owner to any position. For audited resets only. None: a worker owns it.
-        `counted_since`: see `requests.rewind`."""
-        request = requests.rewind(self._table, lease, checkpoint, counted_since)
+        `counted_since`: see `requests.rewind`; `ended_parent`: see `Lease`."""
+        request = requests.rewind(self._table, lease, checkpoint, counted_since, ended_parent)
         return self._moved(request, outcomes.rewound(lease, checkpoint))
 
     def update_children(self, key: LeaseKey, children: frozenset[str]) -> bool:

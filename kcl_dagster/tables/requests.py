@@ -181,7 +181,13 @@ def prepare_checkpoint(
     return update.request()
 
 
-def rewind(table: str, lease: Lease, checkpoint: Checkpoint, counted_since: int | None = None) -> Request:
+def rewind(
+    table: str,
+    lease: Lease,
+    checkpoint: Checkpoint,
+    counted_since: int | None = None,
+    ended_parent: str | None = None,
+) -> Request:
     """Put an unowned lease to another position, whatever was pending. Fails if another process owns or wrote it.
 
     `counted_since`: all records that arrived then (epoch seconds) or later are behind the position. What is stored
@@ -189,7 +195,11 @@ def rewind(table: str, lease: Lease, checkpoint: Checkpoint, counted_since: int 
 
     The chain that may have entries for the lease remains named, so its next owner settles it: they are no progress.
     """
-    update = _by_counter(table, lease).remove(a.ENDED_PARENT, a.CLAIM, a.CLAIM_STATE)
+    update = _by_counter(table, lease).remove(a.CLAIM, a.CLAIM_STATE)
+    if ended_parent is None:
+        update.remove(a.ENDED_PARENT)
+    else:
+        update.set({a.ENDED_PARENT: s(ended_parent)})
     update.require_equal(a.OWNER, "owner", None).require_equal(a.CHECKPOINT_OWNER, "checkpointOwner", None)
     update.set(checkpoint_values(checkpoint))
     update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE, a.STORED_THROUGH)

@@ -9,8 +9,9 @@ import pytest
 import kcl_dagster as kcl
 from kcl_dagster.application import Position
 from kcl_dagster.errors import ConfigurationError, Unsafe
-from kcl_dagster.leader.completeness import window_counts
+from kcl_dagster.leader.completeness import HeldBy, Hindrance, complete_through, window_counts
 from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.sync import plan_sync
 from kcl_dagster.model.checkpoint import LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import BatchCounts, StoredRows
@@ -18,6 +19,7 @@ from kcl_dagster.operations.reset import STORED_WITH_THE_DATA, reset
 from kcl_dagster.operations.target import Target
 from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.streams.arrivals import MOST_SECONDS, Span
+from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.tables.control import Control
 from tests.unit.operations.conftest import ANNA, STREAM, Shop
@@ -290,6 +292,42 @@ def test_finished_leases_of_closed_shards_are_read_again(shop: Shop) -> None:
     assert shop.desk.leases.rewind(shop.leases()[FIRST], SHARD_END)
     reset(shop.desk, target(shop, "trim_horizon"))
     assert shop.leases()[FIRST].checkpoint == TRIM_HORIZON
+
+
+MERGED = "shardId-000000000002"
+
+
+@pytest.mark.parametrize(
+    ("shards", "ended", "awaited"),
+    [
+        pytest.param([], MERGED, {FIRST, SECOND}, id="all"),
+        pytest.param([FIRST, MERGED], SECOND, {FIRST}, id="with one parent"),
+        pytest.param([MERGED], None, set(), id="alone"),
+    ],
+)
+def test_a_child_awaits_those_parents_that_are_read_again(
+    shop: Shop, shards: list[str], ended: str | None, awaited: set[str]
+) -> None:
+    progressed(shop)
+    shop.kinesis.merge_shards(StreamName=STREAM, ShardToMerge=FIRST, AdjacentShardToMerge=SECOND)
+    reset(shop.desk, target(shop, "trim_horizon"), shards=shards)
+    created = shop.leases()[MERGED]
+    reset(shop.desk, target(shop, "trim_horizon"), shards=shards)
+    again = shop.leases()[MERGED]
+    assert [one.ended_parent for one in (created, again)] == [ended, ended]
+    assert created.awaited_parents == again.awaited_parents == awaited
+
+
+def test_a_parent_that_lost_its_lease_after_a_reset_is_read_before_its_child(shop: Shop) -> None:
+    progressed(shop)
+    shop.kinesis.merge_shards(StreamName=STREAM, ShardToMerge=FIRST, AdjacentShardToMerge=SECOND)
+    reset(shop.desk, target(shop, "trim_horizon"))
+    assert shop.desk.leases.delete(shop.leases()[FIRST], forced=True)
+    held = list(shop.leases().values())
+    assert complete_through(held, [STREAM], 0.0, now=NOW).held_by == HeldBy(FIRST, Hindrance.MISSING, None)
+    listed = list_shards(shop.desk.kinesis, STREAM, runtime=shop.runtime)
+    plan = plan_sync(listed, held, Position.TRIM_HORIZON)
+    assert [lease.shard_id for lease in plan.creates] == [FIRST]
 
 
 def test_a_recreated_stream_is_begun_anew(shop: Shop) -> None:
