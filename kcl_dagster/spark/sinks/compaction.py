@@ -29,6 +29,7 @@ from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.drafts import sweep
 from kcl_dagster.spark.parquet_file import COMPRESSION
+from kcl_dagster.spark.sinks.letter_case import plain_name
 from kcl_dagster.spark.sinks.record import table_errors
 from kcl_dagster.spark.storage import S3Options, Store, StoredFile, is_hidden, open_store, within
 from kcl_dagster.spark.turn import Turn, turn
@@ -160,7 +161,7 @@ class _Place(NamedTuple):
 
 def _part_of(file: StoredFile) -> tuple[_Place, int] | None:
     """Place and number of the part that a sink's file belongs to (see `writing.file_stem`)."""
-    found = _NAMED_AFTER_A_PART.fullmatch(file.path.rpartition("/")[2])
+    found = _NAMED_AFTER_A_PART.fullmatch(plain_name(file.path))
     if found is None:
         return None
     after = int(found["after"]) if found["after"].isdigit() else BEFORE_ANY

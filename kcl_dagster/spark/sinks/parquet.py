@@ -20,6 +20,7 @@ from kcl_dagster.spark.sinks.completeness import write_file
 from kcl_dagster.spark.sinks.folder_layouts import is_always_flat, mark
 from kcl_dagster.spark.sinks.folder_owner import claim
 from kcl_dagster.spark.sinks.layout import Folders
+from kcl_dagster.spark.sinks.letter_case import Spellings, plain_name
 from kcl_dagster.spark.sinks.writing import (
     Written,
     file_stem,
@@ -128,7 +129,8 @@ class ParquetSink:
                 left = sorted(names - kept)
                 if names and not is_always_flat(self._store):  # rare enough to look into all folders
                     files = (file.path for file in self._store.files())
-                    left = [path for path in files if path.rpartition("/")[2] in names and path not in kept]
+                    stored = Spellings(self.path, kept)
+                    left = [path for path in files if plain_name(path) in names and path not in stored]
                 if left:
                     self._store.delete(left)
         except OSError as error:

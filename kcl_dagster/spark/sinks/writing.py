@@ -23,6 +23,7 @@ from kcl_dagster.spark.schema import LEASE_KEY, RECORDS, ddl
 from kcl_dagster.spark.sealing import Sealed, Unseal
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.sinks.layout import UNPARTITIONED, Layout
+from kcl_dagster.spark.sinks.letter_case import Spellings, told_apart
 from kcl_dagster.spark.sinks.minutes import MinuteCounts, minute_rows
 from kcl_dagster.spark.sinks.split import split
 from kcl_dagster.spark.sinks.target import Target
@@ -386,19 +387,21 @@ class _WriteFiles:
         rows_out = sum(file.content.rows for file in files.values())
         if rows_out != rows_in:  # nothing is stored yet
             raise SinkError(f"{rows_in} rows came in and {rows_out} would be stored")
-        written = [
-            {
+        written, used = [], Spellings(self.store.root)
+        for path, file in files.items():
+            own = told_apart(path) if path in used else path
+            stored = {
                 "lease_key": file.lease,
-                "path": path,
+                "path": own,
                 "rows": file.content.rows,
-                "bytes": self._stored(path, file.content),
+                "bytes": self._stored(own, file.content),
                 "partition": file.partition,
                 "footer": file.content.footer,
                 "schema": schema.serialize().to_pybytes() if schema is not None else b"",
                 "minutes": file.counted,
             }
-            for path, file in files.items()
-        ]
+            written.append(stored)
+            used.add(path)
         yield pa.RecordBatch.from_pylist(written, schema=_MANIFEST)
 
     def _cast(self, rows: pa.RecordBatch) -> pa.RecordBatch:
