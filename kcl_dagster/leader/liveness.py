@@ -17,7 +17,10 @@ WORKER: Final = "worker/"  # prefix of the keys under which rows are observed
 KCL_ROW_SECONDS: Final = 60.0  # two reports of a Java worker
 CLOCK_TOLERANCE: Final = 30.0  # seconds by which clocks of machines may differ before a new row is not trusted
 MISSED_BEATS: Final = 4  # if the row of a worker of ours missed this many, the worker gets no leases
-START_BEATS: Final = 6  # heartbeats after which the leases of a worker that still starts go to workers that read
+# Leases of a worker that still starts go to workers that read after this many heartbeats, and not before this many
+# seconds: how long Spark takes to start does not depend on the interval of heartbeats.
+START_BEATS: Final = 6
+SLOW_START_SECONDS: Final = 30.0
 FRESH_BEATS: Final = 2  # heartbeats; if a row is this young, the process that wrote it is alive
 _EMA_WEIGHT: Final = 0.5  # of the newest sample, as in the KCL
 _NO_SAMPLE: Final = -1.0
@@ -44,6 +47,9 @@ class WorkerSight:
     distinguish a worker that has just ended from one that is alive, so it begins no handoff to a worker that is not
     proven."""
 
+    starts_slowly: bool = False
+    """Cannot read yet, and has not been able to for some time."""
+
     replaced: bool = False
     """Another run has its slot, and the worker of that run has started."""
 
@@ -59,11 +65,6 @@ class WorkerSight:
     def ready(self) -> bool:
         """Whether the worker reads new leases at once."""
         return self.proven and self.row.state is not WorkerState.STARTING
-
-    @property
-    def starts_slowly(self) -> bool:
-        """Cannot read yet, and has not been able to for some time."""
-        return self.row.state is WorkerState.STARTING and self.row.beat > START_BEATS
 
 
 def observed_key(row: WorkerRow) -> str:
@@ -96,7 +97,11 @@ class LivenessRule:
             why=why,
             beats=self.moved(row) and self.stood(row) <= self._patience(row),
             proven=self._is_proven(row),
+            starts_slowly=row.state is WorkerState.STARTING and self._has_beaten_for_long(row),
         )
+
+    def _has_beaten_for_long(self, row: WorkerRow) -> bool:
+        return row.beat > START_BEATS and row.beat * self.heartbeat > SLOW_START_SECONDS
 
     def _is_alive(self, row: WorkerRow) -> bool:
         if row.last_update is None:

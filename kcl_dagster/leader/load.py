@@ -7,7 +7,8 @@ is also written into the leader's memory, because it takes minutes to learn.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,6 +25,9 @@ CHANGED: Final = 0.25  # of the slow mean; samples that jitter by 30 % move the 
 _CHANGED_SPREADS: Final = 1.5
 # Loads that were watched for a shorter time are no reason for a handoff: their jitter has not been averaged out.
 WATCH_SECONDS: Final = 60.0
+# Workers that were launched together come to read within so long of one another, also on a busy machine. So long
+# after the first worker that reads, leases of the others are left with them.
+TOGETHER_SECONDS: Final = 15.0
 IDLE_AFTER_SECONDS: Final = 60.0  # neither checkpoint nor throughput changed for this long: nothing flows
 HALF_LIFE_SECONDS: Final = 30.0  # of a throughput that nothing confirms any more
 # Passes in a row that a worker must be out of balance before the imbalance is believed: a minute of ticks.
@@ -38,7 +42,8 @@ _COST_RANGE: Final = 4.0  # machines of one fleet do not differ more; what does 
 @dataclass(slots=True)
 class Estimate:
     """A value that is seen through noise. `value` is its mean over `SLOW_SECONDS`, or over a shorter time after it
-    has changed."""
+    has changed. A peak of some seconds, such as a backlog that is read many times faster than records arrive, is no
+    change: the median of a minute tells."""
 
     value: float
     fast: float
@@ -47,6 +52,14 @@ class Estimate:
 
     seconds: float = 0.0
     """How long it has been watched since it began or changed."""
+
+    settled: float | None = None
+    """The last value that was watched for `WATCH_SECONDS` and was near the median."""
+
+    _clock: float = 0.0
+    _recent: deque[tuple[float, float]] = field(default_factory=deque)
+    _apart: float = 0.0
+    """For how many seconds the value has been far from the median."""
 
     def see(self, sample: float, seconds: float) -> None:
         """`seconds` since the last sample."""
@@ -61,12 +74,38 @@ class Estimate:
         if abs(self.fast - self.value) > max(CHANGED * self.value, _CHANGED_SPREADS * self.spread):
             self.spread *= self.fast / self.value if self.value > 0 else 1.0
             self.value, self.seconds = self.fast, min(self.seconds, FAST_SECONDS)
+        self._compare(sample, seconds)
+        if self.is_settled:
+            self.settled = self.value
+
+    @property
+    def is_settled(self) -> bool:
+        return self.seconds >= WATCH_SECONDS and not self._apart
 
     def fade(self, factor: float) -> None:
         """Nothing confirms the value any more."""
         self.value *= factor
         self.fast *= factor
         self.spread *= factor
+        self._recent.clear()
+        if self.settled is not None:
+            self.settled *= factor
+
+    def _compare(self, sample: float, seconds: float) -> None:
+        """The median of the last minute takes the place of a value that was far from it for a minute."""
+        self._clock += seconds
+        self._recent.append((self._clock, sample))
+        while self._recent[0][0] < self._clock - WATCH_SECONDS:
+            self._recent.popleft()
+        middle = sorted(one for _, one in self._recent)[len(self._recent) // 2]
+        if abs(middle - self.value) <= CHANGED * max(self.value, middle):
+            self._apart = 0.0
+            return
+        self._apart += seconds
+        if self._apart >= WATCH_SECONDS:
+            self.spread = sum(abs(one - middle) for _, one in self._recent) / len(self._recent)
+            self.value = self.fast = middle
+            self._apart = 0.0
 
 
 @dataclass(slots=True)
@@ -102,16 +141,23 @@ class LoadBook:
     _passes_outside: dict[WorkerId, int] = field(default_factory=dict)
     _began: float | None = None
     _seen_at: float = 0.0
+    _reads_since: float | None = None
+    """Since when a worker can read. At the first pass it is not known, and may be long."""
 
-    def see(self, leases: Sequence[Lease], workers: Iterable[WorkerSight], at: float) -> None:
+    def see(self, leases: Sequence[Lease], workers: Sequence[WorkerSight], at: float) -> None:
         """Once a pass, with everything that was read; `at` in monotonic seconds."""
+        is_first = self._began is None
         self._began, self._seen_at = at if self._began is None else self._began, at
+        if not any(seen.alive and seen.ready for seen in workers):
+            self._reads_since = None
+        elif self._reads_since is None:
+            self._reads_since = -math.inf if is_first else at
         present = {lease.key for lease in leases}
         for book in (self._flows, self._homes):
             for key in [key for key in book if key not in present]:
                 del book[key]
         for lease in leases:
-            self._see_flow(lease, at)
+            self._see_flow(lease, at, is_known=is_first)
             if lease.actual_owner is not None:
                 self._homes[lease.key] = lease.actual_owner.rpartition(":")[0] or lease.actual_owner
         self._see_costs(leases, workers, at)
@@ -120,6 +166,10 @@ class LoadBook:
     def is_watched(self) -> bool:
         """Whether loads were seen for long enough to tell them from jitter."""
         return self._began is not None and self._seen_at - self._began >= WATCH_SECONDS
+
+    @property
+    def _has_just_begun_to_read(self) -> bool:
+        return self._reads_since is not None and self._seen_at - self._reads_since < TOGETHER_SECONDS
 
     @property
     def costs(self) -> dict[WorkerId, float]:
@@ -139,11 +189,15 @@ class LoadBook:
         return flow.estimate.value if flow.estimate is not None else None
 
     def load(self, lease: Lease, *, unserved: str | None, pinned: bool, age: float) -> LeaseLoad:
+        flow = self._flows.get(lease.key)
+        estimate = None if flow is None else flow.estimate
         return LeaseLoad(
             key=lease.key,
             owner=lease.actual_owner,
             next_owner=lease.owner if lease.in_handoff else None,
             kbps=self.kbps(lease),
+            unsettled=estimate is not None and not estimate.is_settled,
+            settled_kbps=None if estimate is None else estimate.settled,
             unserved=unserved,
             pinned=pinned,
             home=self._homes.get(lease.key),
@@ -159,7 +213,7 @@ class LoadBook:
             accepts=sight.accepts,
             drains=sight.drains,
             ready=sight.ready,
-            starts_slowly=sight.starts_slowly,
+            starts_slowly=sight.starts_slowly and not self._has_just_begun_to_read,
             cost=cost.value if cost is not None else None,
             averages=averages_of(sight.row),
             ceilings=ceilings_of(sight.row),
@@ -174,11 +228,13 @@ class LoadBook:
         """Workers whose imbalance is no jitter."""
         return frozenset(worker for worker, passes in self._passes_outside.items() if passes >= PATIENCE)
 
-    def _see_flow(self, lease: Lease, at: float) -> None:
+    def _see_flow(self, lease: Lease, at: float, *, is_known: bool) -> None:
+        """`is_known`: a throughput that is published already was measured before this leader began."""
         flow = self._flows.get(lease.key)
         published = lease.throughput_kbps
         if flow is None:
-            estimate = None if published is None else Estimate(published, published)
+            settled = published if is_known else None
+            estimate = None if published is None else Estimate(published, published, settled=settled)
             self._flows[lease.key] = _Flow(published, lease.checkpoint, at, at, estimate)
             return
         if (published, lease.checkpoint) != (flow.published, flow.checkpoint):
@@ -193,7 +249,7 @@ class LoadBook:
                 flow.estimate.see(published, max(0.0, at - flow.seen_at))
         flow.seen_at = at
 
-    def _see_costs(self, leases: Sequence[Lease], workers: Iterable[WorkerSight], at: float) -> None:
+    def _see_costs(self, leases: Sequence[Lease], workers: Sequence[WorkerSight], at: float) -> None:
         held: dict[WorkerId, set[LeaseKey]] = {}
         kbps: dict[WorkerId, float] = {}
         for lease in leases:

@@ -29,11 +29,15 @@ def by_count(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad]) -> Meas
 
 
 def by_throughput(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad]) -> Measure:
-    """What is lacking to a load worth speaking of is made up for by all leases alike. So numbers count the more the
+    """Leases whose throughput is not known, or was not measured for long enough, weigh as much as the mean of the
+    others: what a shard has at first is often a backlog, which is read many times faster than records arrive.
+
+    What is lacking to a load worth speaking of is made up for by all leases alike. So numbers count the more the
     less is read, and there is no moment at which one measure suddenly takes the place of another."""
-    known = [lease.kbps for lease in leases if lease.kbps is not None]
+    settled = [lease.balanced_kbps for lease in leases if lease.balanced_kbps is not None]
+    known = settled or [lease.kbps for lease in leases if lease.kbps is not None]
     mean = sum(known) / len(known) if known else 0.0
-    carried = {lease.key: mean if lease.kbps is None else lease.kbps for lease in leases}
+    carried = {lease.key: mean if lease.balanced_kbps is None else lease.balanced_kbps for lease in leases}
     lacking = IDLE_KBPS * max(1, sum(worker.accepts for worker in workers)) - sum(carried.values())
     base = mean * BASE_WEIGHT + max(0.0, lacking) / max(1, len(leases))
     weights = {key: kbps + base for key, kbps in carried.items()}

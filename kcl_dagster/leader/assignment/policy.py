@@ -18,14 +18,18 @@ class LeaseLoad:
     """An unfinished lease, and its load on the worker that holds it.
 
     `owner`: the worker that processes it now. `next_owner`: the worker that will, after the handoff under way.
-    `unserved`: if the lease needs an owner at once, the reason. `pinned`: it may not be moved now. `home`: the slot
-    that held it last. `age`: for how long its counter was unchanged, for policies that place the oldest first.
+    `kbps`: its throughput. `unsettled`: that was not measured for long enough to balance by it; `settled_kbps` is
+    what was measured before, None if nothing was. `unserved`: if the lease needs an owner at once, the reason.
+    `pinned`: it may not be moved now. `home`: the slot that held it last. `age`: for how long its counter was
+    unchanged, for policies that place the oldest first.
     """
 
     key: LeaseKey
     owner: WorkerId | None = None
     next_owner: WorkerId | None = None
     kbps: float | None = None
+    unsettled: bool = False
+    settled_kbps: float | None = None
     unserved: str | None = None
     pinned: bool = False
     home: str | None = None
@@ -35,6 +39,11 @@ class LeaseLoad:
     def holder(self) -> WorkerId | None:
         """The worker that has the load after any handoff under way."""
         return self.next_owner if self.next_owner is not None else self.owner
+
+    @property
+    def balanced_kbps(self) -> float | None:
+        """The throughput that it is balanced by; None: not known."""
+        return self.settled_kbps if self.unsettled else self.kbps
 
 
 @dataclass(frozen=True, slots=True)

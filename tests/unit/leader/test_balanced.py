@@ -81,6 +81,19 @@ def test_a_starting_fleet_leaves_the_share_of_workers_that_were_launched_with_it
     assert len(balanced(leases, [worker("w0")], Limits(expected=2)).moves) == 12, "it can read now"
 
 
+def test_leases_that_were_measured_for_seconds_are_shared_by_number() -> None:
+    """The worker that came up first reads a longer backlog, and so has most of the KB/s."""
+    kbps = [900.0, 300.0, 200.0, 100.0]
+    fresh = [lease(n, "w0" if n < 2 else "w1", kbps=kbps[n], unsettled=True) for n in range(4)]
+    assert balanced(fresh, fleet(2), NO_LIMITS).moves == ()
+    settled = [replace(one, unsettled=False) for one in fresh]
+    assert balanced(settled, fleet(2), NO_LIMITS).moves, "by then it is a load"
+    late = [replace(one, owner=WorkerId("w0")) for one in fresh]
+    assert counts(after(late, balanced(late, fleet(2), NO_LIMITS))) == {"w0": 2, "w1": 2}
+    known = [replace(one, settled_kbps=100.0) for one in fresh]
+    assert balanced(known, fleet(2), NO_LIMITS).moves == ()
+
+
 def test_a_relaunched_slot_gets_its_leases_back() -> None:
     homes = ["slot-a", "slot-b", "slot-a", "slot-b", "slot-a", "slot-b"]
     leases = [lease(number, home=home) for number, home in enumerate(homes)]

@@ -6,10 +6,18 @@ from random import Random
 import pytest
 
 from kcl_dagster.leader.liveness import WorkerSight
-from kcl_dagster.leader.load import HALF_LIFE_SECONDS, IDLE_AFTER_SECONDS, PATIENCE, Estimate, LoadBook
+from kcl_dagster.leader.load import (
+    HALF_LIFE_SECONDS,
+    IDLE_AFTER_SECONDS,
+    PATIENCE,
+    TOGETHER_SECONDS,
+    WATCH_SECONDS,
+    Estimate,
+    LoadBook,
+)
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker import WorkerRow, WorkerState
 
 A, B = WorkerId("worker-000:aaaaaaaa"), WorkerId("worker-001:bbbbbbbb")
 TICK = 5.0
@@ -128,6 +136,58 @@ def test_what_an_earlier_leader_learnt_of_a_machine_is_known_at_once() -> None:
     assert book.worker(sight(A, 80.0)).cost == 0.8
     assert book.worker(sight(B, 20.0)).cost is None
     assert book.costs == {A: 0.8}
+
+
+BACKLOG, USUAL = 1500.0, 100.0
+
+
+def test_leases_are_not_balanced_by_the_first_records_of_a_shard() -> None:
+    """They are a backlog, which is read many times faster than records arrive."""
+    book = LoadBook()
+    book.see([lease(kbps=None)], [], 0.0)
+    balanced_by: list[float] = []
+    for number in range(1, 60):
+        kbps = BACKLOG if number <= 4 else USUAL
+        book.see([lease(kbps=kbps, at=number)], [], number * TICK)
+        load = book.load(lease(kbps=kbps), unserved=None, pinned=False, age=0.0)
+        if number * TICK < WATCH_SECONDS:
+            assert load.balanced_kbps is None
+            assert load.kbps is not None, "caps count it"
+        elif load.balanced_kbps is not None:
+            balanced_by.append(load.balanced_kbps)
+    assert max(balanced_by) < 2 * USUAL
+    assert balanced_by[-1] == pytest.approx(USUAL, rel=0.1)
+
+
+def test_a_backlog_after_a_handoff_is_no_reason_to_balance() -> None:
+    book = LoadBook()
+    for number in range(200):
+        kbps = BACKLOG if 100 <= number < 104 else USUAL
+        book.see([lease(kbps=kbps, at=number)], [], number * TICK)
+        assert book.load(lease(), unserved=None, pinned=False, age=0.0).balanced_kbps == pytest.approx(USUAL, 0.5)
+
+
+def test_what_was_measured_before_a_leader_began_counts_at_once() -> None:
+    book = LoadBook()
+    book.see([lease(kbps=80.0)], [], 0.0)
+    assert book.load(lease(kbps=80.0), unserved=None, pinned=False, age=0.0).balanced_kbps == 80.0
+
+
+def slow(worker: WorkerId) -> WorkerSight:
+    row = WorkerRow(worker, 1, slot=worker.split(":")[0], state=WorkerState.STARTING)
+    return WorkerSight(row, alive=True, run_is_over=False, accepts=True, starts_slowly=True)
+
+
+def test_a_worker_that_was_launched_with_the_first_one_that_reads_has_time_to_come_to_read() -> None:
+    book = LoadBook()
+    book.see([], [slow(A), slow(B)], 0.0)
+    book.see([], [sight(A, 1.0), slow(B)], 40.0)
+    assert not book.worker(slow(B)).starts_slowly
+    book.see([], [sight(A, 1.0), slow(B)], 40.0 + TOGETHER_SECONDS)
+    assert book.worker(slow(B)).starts_slowly
+    other = LoadBook()
+    other.see([], [sight(A, 1.0), slow(B)], 0.0)
+    assert other.worker(slow(B)).starts_slowly, "A may have read for long when the leader began"
 
 
 def test_leases_that_are_gone_are_forgotten() -> None:

@@ -119,6 +119,18 @@ def test_who_is_alive(seen: WorkerSight, expected: bool, why: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("heartbeat", "beat", "expected"),
+    [(2.0, 7, False), (2.0, 15, False), (2.0, 16, True), (5.0, 6, False), (5.0, 7, True), (60.0, 6, False)],
+)
+def test_a_worker_starts_slowly_after_half_a_minute_whatever_the_heartbeat(
+    heartbeat: float, beat: int, expected: bool
+) -> None:
+    rule = LivenessRule(heartbeat, NOW, lambda _: 0.0, lambda _: True)
+    assert rule.judge(row(beat=beat, state=WorkerState.STARTING), ()).starts_slowly is expected
+    assert not rule.judge(row(beat=beat), ()).starts_slowly
+
+
+@pytest.mark.parametrize(
     ("seen", "why"),
     [
         (judged(row(drain_requested=True)), "it is draining"),
