@@ -6,7 +6,7 @@ goes on. What a window has, and whether it is complete, is in the tables, so the
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -15,6 +15,7 @@ from dagster import AssetMaterialization, DagsterInstance
 
 from kcl_dagster.errors import KclError
 from kcl_dagster.leader.completeness import Completeness
+from kcl_dagster.leader.liveness import is_recent
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declared_windows import DeclaredWindows
@@ -37,6 +38,8 @@ class Stored:
     completeness: Completeness
     leases: Sequence[Lease] = ()
     resets: Sequence[SetBack] = ()
+    lives: Mapping[str, bool] = field(default_factory=dict)
+    """By run, whether its worker has written its row lately. Without the runs that have no row."""
 
 
 def look(consumer: Consumer, kcl: KclResource, runtime: Runtime) -> Stored:
@@ -47,7 +50,9 @@ def look(consumer: Consumer, kcl: KclResource, runtime: Runtime) -> Stored:
     row = CompletenessRow(dynamodb, application, layout, runtime).load()
     scan = LeaseTable(dynamodb, application, layout, runtime).scan()
     completeness = Completeness(row.through, epoch=row.epoch, back_to=row.back_to, first=row.first)
-    return Stored(completeness, scan.leases, row.resets)
+    heartbeat, now = application.timings.heartbeat, runtime.clock.now()
+    lives = {one.run_id: is_recent(one, heartbeat, now) for one in scan.workers if one.run_id is not None}
+    return Stored(completeness, scan.leases, row.resets, lives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,7 @@ class AskedWindows:
         if not waiting:
             return None
         due = self._declared.events(
-            self.instance, stored.completeness, stored.leases, self._created(), stored.resets
+            self.instance, stored.completeness, stored.leases, self._created(), stored.resets, stored.lives
         )
         starts = [self.consumer.windows.start_of_key(str(event.partition)) for event in due]
         return min((start for start in starts if start is not None and start < max(waiting)), default=None)

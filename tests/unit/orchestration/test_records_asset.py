@@ -24,6 +24,7 @@ from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.testing.clock import FakeClock
+from tests.unit.operations.conftest import Shop
 from tests.unit.orchestration.conftest import Bench
 from tests.unit.orchestration.test_declared_windows import (
     HOURS,
@@ -34,8 +35,10 @@ from tests.unit.orchestration.test_declared_windows import (
     consumer_of,
     lease,
     rows,
+    started,
 )
 
+REAL_LOOK = asked_windows.look
 NINE, TEN, ELEVEN, TWELVE = (f"2026-11-22-{hour:02}:00" for hour in (9, 10, 11, 12))
 
 VARYING = pytest.mark.filterwarnings("ignore:Asset job .* materializes assets with varying BackfillPolicies")
@@ -259,6 +262,28 @@ def test_where_the_leader_does_not_get_on_the_run_fails(world: Deployment) -> No
         "2026-11-22-11:00 is complete, but the leader has not materialized 2026-11-22-10:00 yet, which is before it"
     )
     assert world.history() == []
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_run_leaves_out_no_window_that_another_run_died_with(world: Deployment, lives: bool) -> None:
+    """Dagster shows the other run as started. While it goes on, it materializes its window itself."""
+    other = started(world.instance, "10:00")
+    world.stored = [Stored(complete("12:30"), LEASES, lives={other: lives})]
+    result = world.run(ELEVEN)
+    assert result.success is lives
+    assert world.history() == ([ELEVEN] if lives else [])
+    if not lives:
+        assert "has not materialized 2026-11-22-10:00 yet" in problem(result)
+
+
+@pytest.mark.parametrize("seconds", [0, 3600])
+def test_a_run_is_known_to_be_dead_by_the_row_of_its_worker(seconds: int) -> None:
+    shop = Shop()
+    shop.serve()
+    shop.clock.advance(seconds)
+    resource: Any = SimpleNamespace(client=lambda service, _: getattr(shop, service))
+    consumer: Any = SimpleNamespace(application=shop.application)
+    assert REAL_LOOK(consumer, resource, shop.runtime).lives == {"anna": seconds == 0}
 
 
 def test_a_window_before_the_first_one_fails_and_says_which_is_the_first(world: Deployment) -> None:
