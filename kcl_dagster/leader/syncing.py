@@ -3,8 +3,9 @@
 Modelled in spec/Reshard.tla; RootsAreFenced is `guard`.
 """
 
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -280,7 +281,8 @@ class Syncer:
             leases = grouped.get(_group_of(identifier), [])
             tip = min(now, _last_read_by_java(leases, workers) or now)
             start = _start_now(identifier, settings.start, epoch, now, tip)
-            state.start = replace(start, is_adopted=bool(leases))
+            since = _counted_since(start, state.horizon) if _has_former(identifier, grouped) else None
+            state.start = replace(start, is_adopted=bool(leases), counted_since=since)
         return state
 
     def _refuse_remade(self, start: StartPosition, epoch: int) -> None:
@@ -496,6 +498,20 @@ def _start_now(identifier: StreamIdentifier, start: StartAt, created: int, now: 
         # Leases of a Java fleet may say LATEST whatever our own start is.
         moment = int(tip * 1000)
     return StartPosition(str(identifier), start.position, moment, created)
+
+
+def _has_former(identifier: StreamIdentifier, groups: Iterable[str]) -> bool:
+    """Whether there are leases of another stream that had the same name."""
+    others = [StreamIdentifier.parse(group) for group in groups if group]
+    return any(
+        (one.name, one.account) == (identifier.name, identifier.account) and one != identifier for one in others
+    )
+
+
+def _counted_since(start: StartPosition, horizon: float) -> int:
+    """From when on the leases of a stream count all that is stored of its name. Its creation has no fraction."""
+    began = 0 if start.timestamp_ms is None else -(-start.timestamp_ms // 1000)
+    return max(start.stream_created + 1, began, math.ceil(horizon))
 
 
 def _opened_at(start: StartPosition, horizon: float) -> StartAt:

@@ -46,8 +46,9 @@ class StartPosition:
     """The stream had leases before: other workers have read a part of it, and it is not known which."""
 
     counted_since: int | None = None
-    """Epoch seconds, after a reset of a stream that was created anew: the leases with the counts of the former one
-    are gone, so what is stored of windows that begin earlier is not known. None: it is known from the start on."""
+    """Epoch seconds, of a stream that was created anew: the leases with the counts of the former one are gone, or
+    are not read any more, so what is stored of windows that begin earlier is not known. None: it is known from the
+    start on."""
 
 
 class StartTable:

@@ -8,6 +8,7 @@ from botocore.exceptions import ClientError
 
 from kcl_dagster.application import Application, BatchSettings, FleetSettings, Position, StartAt, StreamSettings
 from kcl_dagster.leader import syncing
+from kcl_dagster.leader.completeness import window_counts
 from kcl_dagster.leader.liveness import CLOCK_TOLERANCE
 from kcl_dagster.model.checkpoint import LATEST, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
@@ -373,6 +374,25 @@ def test_a_stream_that_was_made_anew_is_another_stream() -> None:
     town.step(3)
     assert worker.shards() == [shard_id(0)]
     assert held_by(worker) == [lease.key]
+
+
+@pytest.mark.parametrize("position", [Position.TRIM_HORIZON, Position.LATEST])
+def test_numbers_of_the_window_in_which_a_stream_was_made_anew_are_not_known(position: Position) -> None:
+    """What the former stream had in it is counted by leases that are not read any more."""
+    orders = StreamSettings(name="orders", start=StartAt(position=position))
+    application = Application(name="many-app", streams=(orders,), multi_stream=True, fleet=FLEET)
+    town = Town(application, shards={"orders": 2})
+    running(town)
+    assert window_counts(town.tick().leases, 0).is_known, "there is no former stream"
+    town.kinesis.delete_stream(StreamName="orders")
+    town.clock.advance(5.0)
+    town.kinesis.create_stream(StreamName="orders", ShardCount=1)
+    created = int(town.clock.now())
+    town.until(lambda report: len(town.scan()) == 3)
+    began = int(town.clock.now())
+    for leases in (town.tick().leases, list(town.scan().values())):
+        known = [window_counts(leases, start).is_known for start in (created - 60, created, began + 1)]
+        assert known == [False, False, True]
 
 
 def test_a_leader_that_asks_the_wrong_region_loses_no_checkpoint() -> None:
