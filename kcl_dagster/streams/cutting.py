@@ -105,6 +105,18 @@ class RangeCut:
         if not self._saw_anchor and self.bounds.begins_at_record is not None:
             self.is_start_trimmed = True
 
+    def note_gap(self, sequence: str | None) -> None:
+        """The record `sequence` has left the stream since it was read, and so may have records after it that were
+        not. None: no such thing. Raises DataLoss for a pinned range, which would have other records than it had."""
+        if sequence is None:
+            return
+        self.is_start_trimmed = True
+        if self.is_pinned:
+            raise DataLoss(
+                f"{self._name}: records after {sequence} belong to a batch that was begun, and may have left the "
+                "stream while they were read again"
+            )
+
     def lost_the_end(self) -> DataLoss:
         """For a pinned range whose shard ended before it."""
         return DataLoss(

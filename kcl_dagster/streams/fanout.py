@@ -29,6 +29,7 @@ from kcl_dagster.streams.cutting import RangeCut
 from kcl_dagster.streams.pacing import Allowance
 from kcl_dagster.streams.polling import OPEN_PATIENCE_SECONDS, PINNED_PATIENCE_SECONDS, Bookmark, is_far_behind
 from kcl_dagster.streams.position import Bounds
+from kcl_dagster.streams.presence import Gaps, Presence
 from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shards
 
 # A consumer may subscribe to a shard again five seconds after its last subscription, which is then taken over.
@@ -70,6 +71,7 @@ class FanoutReader:
         self._not_before = self._now() + (bookmark.wait_seconds if bookmark else 0.0)
         self._name = f"{shard_id} of stream {stream}"
         self._cut = RangeCut(bounds, self._name, goes_on=self._continuation is not None)
+        self._gaps = Gaps(Presence(client, stream, shard_id, runtime))
 
         self.millis_behind: int | None = bookmark.millis_behind if bookmark else None
         self.is_ended = False
@@ -182,6 +184,8 @@ class FanoutReader:
         continuation = event.get("ContinuationSequenceNumber")
         self.millis_behind = event.get("MillisBehindLatest", self.millis_behind)
         mine = self._cut.keep(event["Records"])
+        is_far = is_far_behind(self.millis_behind)
+        self._cut.note_gap(self._gaps.after(self._cut.last_sequence, is_far=is_far, has_records=bool(mine)))
         self._continuation = continuation if not self._cut.has_more else self._cut.last_sequence
         if self.millis_behind == 0 and not event["Records"]:
             self._cut.reached_end()

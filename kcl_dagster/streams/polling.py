@@ -15,6 +15,7 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.cutting import RangeCut
 from kcl_dagster.streams.pacing import Allowance, ShardLimits
 from kcl_dagster.streams.position import Bounds
+from kcl_dagster.streams.presence import Gaps, Presence
 from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shards, size_of
 
 MAX_PAGE_RECORDS: Final = 10_000  # GetRecords refuses a larger limit
@@ -89,6 +90,7 @@ class ShardReader:
         self.is_gone = False
         self.children: tuple[ChildShard, ...] = ()
         self._arn = stream_arn(client, stream)
+        self._gaps = Gaps(Presence(client, stream, shard_id, runtime))
 
     @property
     def bookmark(self) -> Bookmark | None:
@@ -256,6 +258,8 @@ class ShardReader:
         if page:
             self._record_bytes = max(self._page_bytes / len(page), 1.0)
         mine = self._cut.keep(page)
+        is_far = is_far_behind(self.millis_behind)
+        self._cut.note_gap(self._gaps.after(self._cut.last_sequence, is_far=is_far, has_records=bool(mine)))
         if self.millis_behind == 0 and not page:
             self._cut.reached_end()
         if self._iterator is None and not self._cut.has_more:

@@ -20,7 +20,7 @@ from kcl_dagster.streams.polling import Bookmark
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
 from tests.unit.streams.conftest import SHARD, STREAM, WHOLE, World, after, payloads
-from tests.unit.streams.test_polling import MEGABYTE, closed_and_emptied, refused
+from tests.unit.streams.test_polling import DAY, MEGABYTE, closed_and_emptied, refused
 
 
 class Fanout:
@@ -354,6 +354,51 @@ def test_a_missing_shard_is_gone_a_missing_consumer_or_stream_is_an_error(world:
     world.kinesis.delete_stream(StreamName=STREAM)
     with pytest.raises(StreamNotFound):
         fanout.read(fanout.reader())
+
+
+class _Late24Hours:
+    """Events that were sent a day after their records arrived; time passes before the second one."""
+
+    def __init__(self, world: World, pause: float, *pages: list[StreamRecord]) -> None:
+        self._world, self._pause, self._pages = world, pause, pages
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, records in enumerate(self._pages):
+            if number == 1:
+                self._world.clock.advance(self._pause)
+            last = records[-1]["SequenceNumber"]
+            behind = DAY * 1000 - 60_000
+            event = {"Records": records, "ContinuationSequenceNumber": last, "MillisBehindLatest": behind}
+            yield {"SubscribeToShardEvent": event}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_record_that_leaves_the_stream_between_two_events_is_noticed(
+    world: World, fanout: Fanout, leaves: bool
+) -> None:
+    sequences = world.put(*[b"%d" % number for number in range(4)], pause=10.0)
+    iterator = world.kinesis.get_shard_iterator(StreamName=STREAM, ShardId=SHARD, ShardIteratorType="TRIM_HORIZON")[
+        "ShardIterator"
+    ]
+    records = world.kinesis.get_records(ShardIterator=iterator)["Records"]
+    world.clock.advance(DAY - 90)
+    pages = ([records[0]], records[2:]) if leaves else ([records[0]], records[1:])
+    events = _Late24Hours(world, 65.0 if leaves else 5.0, *pages)
+
+    class Far:
+        def subscribe_to_shard(self, **_request: Any) -> Any:
+            return {"EventStream": events}
+
+        def __getattr__(self, method: str) -> Any:
+            return getattr(world, method)
+
+    reader = fanout.reader(after(sequences[0]), client=Far())
+    found = payloads(fanout.read(reader, records=3))
+    assert found == ([b"0", b"2", b"3"] if leaves else [b"0", b"1", b"2", b"3"])
+    assert reader.is_start_trimmed is leaves
 
 
 def test_a_silent_subscription_is_given_up(world: World, fanout: Fanout) -> None:

@@ -481,6 +481,60 @@ def test_what_leaves_the_stream_between_two_ranges_is_noticed(world: World, age:
         assert found[0] != b"1"
 
 
+def one_at_a_time(world: World, pause: float) -> None:
+    """Let Kinesis answer with one record each time, and time pass after the first answer."""
+    original, answered = world.kinesis.call, list[float]()
+
+    def call(operation: str, request: dict[str, Any]) -> Any:
+        if operation != "GetRecords":
+            return original(operation, request)
+        answer = original(operation, {**request, "Limit": 1})
+        if not answered:
+            world.clock.advance(pause)
+        answered.append(pause)
+        return answer
+
+    world.kinesis.call = call
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_record_that_leaves_the_stream_between_two_answers_is_noticed(world: World, leaves: bool) -> None:
+    """The first answer has nothing but the record at which the range begins, so another one is asked for."""
+    sequences = world.put(*[b"%d" % number for number in range(6)], pause=10.0)
+    world.clock.advance(DAY - 90)
+    one_at_a_time(world, 55.0 if leaves else 5.0)
+    reader = world.reader(after(sequences[0]))
+    found = payloads(world.read(reader, records=1))
+    assert found == ([b"0", b"3"] if leaves else [b"0", b"1"])
+    assert reader.is_start_trimmed is leaves
+
+
+def test_records_that_leave_the_stream_before_its_tip_is_reached_are_noticed(world: World) -> None:
+    """Nothing follows them, and an iterator that was kept would never tell."""
+    sequences = world.put(b"0", b"1", pause=10.0)
+    world.clock.advance(DAY - 30)
+    one_at_a_time(world, 60.0)
+    reader = world.reader(after(sequences[0]))
+    assert payloads(world.read(reader)) == [b"0"]
+    assert reader.millis_behind == 0
+    assert reader.is_start_trimmed
+
+
+def test_a_batch_that_is_read_again_while_its_records_leave_the_stream_is_data_loss(world: World) -> None:
+    sequences = world.put(*[b"%d" % number for number in range(6)], pause=10.0)
+    world.clock.advance(DAY - 90)
+    one_at_a_time(world, 55.0)
+    with pytest.raises(DataLoss, match="may have left the stream while they were read again"):
+        world.read(world.reader(pinned(sequences[0], sequences[5])))
+
+
+def test_a_shard_that_is_not_far_behind_is_not_asked_again(world: World) -> None:
+    sequences = world.put(*[b"%d" % number for number in range(3)])
+    one_at_a_time(world, 1.0)
+    assert payloads(world.read(world.reader(after(sequences[0])))) == [b"0", b"1", b"2"]
+    assert world.calls.count("get_shard_iterator") == 1
+
+
 def test_a_range_that_is_far_behind_ends_with_its_first_records(world: World) -> None:
     sequences = world.put(*[b"%d" % number for number in range(6)])
     world.clock.advance(DAY - 60)
