@@ -28,7 +28,7 @@ from kcl_dagster.spark.fetch import BATCH_ROWS, FetchPlan, Trailer, client_of, f
 from kcl_dagster.spark.origins import promised
 from kcl_dagster.spark.outcome import Outcome
 from kcl_dagster.spark.parquet_file import Footer, ParquetFile
-from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS, ddl
+from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS, REPEATING, ddl
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.worker.batch import PoisonRecord, Range
@@ -49,8 +49,6 @@ _DRAFTS: Final = pa.schema(
     ]
 )
 DRAFTS_DDL: Final = ddl(_DRAFTS)
-# Every payload and every sequence number is another: a dictionary of them would be built in vain.
-_REPEATING: Final = [name for name in COLUMNS if name not in ("data", "sequence_number")]
 
 
 @runtime_checkable
@@ -109,7 +107,7 @@ def write_drafts(fetched: Iterator[pa.RecordBatch], store: Store, name: str) -> 
         elif batch.num_rows:
             lease = batch.column(LEASE_KEY)[0].as_py()
             if lease not in files:
-                files[lease] = ParquetFile(RECORDS, _REPEATING)
+                files[lease] = ParquetFile(RECORDS, REPEATING)
             files[lease].write(batch.select(COLUMNS))
     written: list[dict[str, object]] = []
     try:

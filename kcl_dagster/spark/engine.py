@@ -3,6 +3,7 @@
 Implements `worker.batch.Engine` with Spark DataFrames. All progress is in the leases.
 """
 
+import logging
 import os
 import re
 import threading
@@ -10,28 +11,35 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from kcl_dagster.errors import KclError
+from kcl_dagster.errors import BatchError, KclError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.ahead import ReadAhead
 from kcl_dagster.spark.drafts import LEFT_BEHIND_SECONDS, DraftedRanges, DraftedSink, sweep
-from kcl_dagster.spark.fetch import Connection, FetchTask
+from kcl_dagster.spark.fetch import Connection, FetchPlan, FetchTask
 from kcl_dagster.spark.fetched import FetchedBatch, FetchedRanges
 from kcl_dagster.spark.frozen import FrozenRanges
 from kcl_dagster.spark.health import SessionHealth
-from kcl_dagster.spark.interruption import tag_jobs
+from kcl_dagster.spark.interruption import limited_jobs, tag_jobs
 from kcl_dagster.spark.plans import EngineSettings, Plans
+from kcl_dagster.spark.schema import RECORD_DDL
 from kcl_dagster.spark.sealing import SEALED_DDL
+from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges, StagesInFetches
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.streams.pacing import MAX_PAGE_BYTES
 from kcl_dagster.worker.batch import Budget, Range
 
 __all__ = ["EngineSettings", "SparkEngine", "local_slots"]
 
+log = logging.getLogger(__name__)
+
 # A task reads all its shards at once, so tasks add cores, not shards.
 FETCH_TASKS: Final = 2
+# For which a fetch may go on after its time, to stage what it has read. Then it is cancelled, and the records are
+# staged by a job of their own: if that is slow as well, the worker says so, and can limit it.
+STAGING_SECONDS: Final = 60.0
 
 
 class SparkEngine:
@@ -46,14 +54,15 @@ class SparkEngine:
         sink: object = None,
         runtime: Runtime | None = None,
     ) -> None:
-        """`sink` is where the batches will go, if that is known: see `kcl_dagster.spark.drafts`."""
+        """`sink` is where the batches will go, if that is known: see `kcl_dagster.spark.drafts` and
+        `kcl_dagster.spark.staged_ranges`."""
         self._spark = spark
         settings, runtime = settings or EngineSettings(), runtime or system()
         self._sink, self._runtime = sink, runtime
         self._swept: set[Store] = set()
         self._most_tasks = settings.tasks or _fitting_tasks(spark)
         self._plans = Plans(connection, settings, runtime)
-        self._ahead = ReadAhead(spark, self._read, f"kcl-prefetch-{runtime.new_id()}")
+        self._ahead = ReadAhead(spark, self._read_once, f"kcl-prefetch-{runtime.new_id()}")
         self.health = SessionHealth(spark)
         self._tagged: int | None = None
 
@@ -96,10 +105,44 @@ class SparkEngine:
         self._ahead.close()
 
     def _read(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
-        # Each task may keep a page at least: of a smaller part of the budget it could not tell what it will read.
-        tasks = max(1, min(len(ranges), self._most_tasks, budget.bytes // MAX_PAGE_BYTES))
-        plan = self._plans.plan([ranges[task::tasks] for task in range(tasks)], budget)
-        numbers = self._spark.range(0, tasks, 1, tasks)
+        """If the consumer's code has ended the fetch, read once more, without it. The batch then shows it."""
+        staging = self._staging(ranges)
+        if staging is not None:
+            try:
+                return self._staged(ranges, budget, staging)
+            except BatchError as error:
+                self.health.failed(error)
+                if self.health.why_lost() is not None:
+                    raise
+                log.warning("a fetch that stages what it reads has failed, and is repeated without: %s", error)
+        return self._kept(ranges, budget)
+
+    def _read_once(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
+        """For reading ahead: what fails is read again when it is asked for."""
+        staging = self._staging(ranges)
+        return self._kept(ranges, budget) if staging is None else self._staged(ranges, budget, staging)
+
+    def _staging(self, ranges: Sequence[Range]) -> FetchStaging | None:
+        """Pinned ranges have to be read as they were, and pieces of a batch that fails are looked into."""
+        if not isinstance(self._sink, StagesInFetches) or any(range_.is_pinned for range_ in ranges):
+            return None
+        return self._sink.staging()
+
+    def _staged(self, ranges: Sequence[Range], budget: Budget, staging: FetchStaging) -> FetchedRanges:
+        numbers, plan = self._tasks(ranges, budget)
+
+        def again(pinned: Sequence[Range]) -> DataFrame:
+            tasks, plan_of_pinned = self._tasks(pinned, budget)
+            return tasks.mapInArrow(ReadAgain(plan_of_pinned), RECORD_DDL)
+
+        tag = f"kcl-staging-{self._runtime.new_id()}"
+        with limited_jobs(self._spark, budget.seconds + STAGING_SECONDS, tag):
+            read = StagedRanges(ranges, numbers, plan, staging, again)
+        self._plans.remember(ranges, read.outcome.trailers)
+        return read
+
+    def _kept(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
+        numbers, plan = self._tasks(ranges, budget)
         store = self._sink.drafts_into if isinstance(self._sink, DraftedSink) else None
         read: FetchedRanges
         if store is None:
@@ -109,6 +152,13 @@ class SparkEngine:
             read = DraftedRanges(ranges, numbers, plan, store, self._runtime.new_id())
         self._plans.remember(ranges, read.outcome.trailers)
         return read
+
+    def _tasks(self, ranges: Sequence[Range], budget: Budget) -> tuple[DataFrame, FetchPlan]:
+        """The tasks of a fetch: their numbers, each in a partition of its own, and what they read."""
+        # Each task may keep a page at least: of a smaller part of the budget it could not tell what it will read.
+        tasks = max(1, min(len(ranges), self._most_tasks, budget.bytes // MAX_PAGE_BYTES))
+        plan = self._plans.plan([ranges[task::tasks] for task in range(tasks)], budget)
+        return self._spark.range(0, tasks, 1, tasks), plan
 
     def _sweep(self, store: Store) -> None:
         """Once for each store: runs do not last for ever."""

@@ -14,16 +14,17 @@ from kcl_dagster.spark.drafts import Drafted
 from kcl_dagster.spark.origins import made
 from kcl_dagster.spark.outcome import Outcome
 from kcl_dagster.spark.sealing import Sealed
+from kcl_dagster.spark.staged_ranges import StagedRecords
 from kcl_dagster.worker.batch import PoisonRecord, Progress, Range
 
 
 class FetchedRanges(Protocol):
-    """The outcome of one fetch job: `FrozenRanges`, `DraftedRanges`."""
+    """The outcome of one fetch job: `FrozenRanges`, `DraftedRanges`, `StagedRanges`."""
 
     ranges: tuple[Range, ...]
     outcome: Outcome
 
-    def form(self, leases: Collection[LeaseKey]) -> Sealed | Drafted: ...
+    def form(self, leases: Collection[LeaseKey]) -> Sealed | Drafted | StagedRecords: ...
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None: ...
     def records(self, lease: LeaseKey) -> Sequence[PoisonRecord]: ...
     def release(self) -> None: ...
@@ -79,11 +80,13 @@ class FetchedBatch:
             part.release()
 
 
-def _records(forms: Sequence[Sealed | Drafted]) -> DataFrame:
+def _records(forms: Sequence[Sealed | Drafted | StagedRecords]) -> DataFrame:
     """Of one form they stay together, so that a sink may take a shorter way."""
     sealed = [form for form in forms if isinstance(form, Sealed)]
     drafted = [form for form in forms if isinstance(form, Drafted)]
+    staged = [form for form in forms if isinstance(form, StagedRecords)]
     together = [reduce(Sealed.union, sealed).records()] if sealed else []
     for store in {form.store for form in drafted}:
         together += [reduce(Drafted.union, [form for form in drafted if form.store == store]).records()]
+    together += [reduce(StagedRecords.union, staged).records()] if staged else []
     return together[0] if len(together) == 1 else reduce(DataFrame.unionAll, map(made, together))

@@ -46,30 +46,10 @@ class FrozenRanges:
         return Sealed(frame, {lease: self._attempts[lease] for lease in leases})
 
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
-        with fetch_failures():
-            rows = self.form([lease]).records().select("sequence_number", "sub_sequence_number").collect()
-        if len(rows) < 2:
-            return None
-        places = sorted((int(row.sequence_number), row.sub_sequence_number) for row in rows)
-        sequence, sub_sequence = places[len(places) // 2 - 1]
-        return Checkpoint(str(sequence), sub_sequence)
+        return midpoint_of(self.form([lease]).records())
 
     def records(self, lease: LeaseKey) -> list[PoisonRecord]:
-        with fetch_failures():
-            rows = (
-                self.form([lease]).records().withColumn("arrival_ms", F.unix_millis("arrival_timestamp")).collect()
-            )
-        return [
-            PoisonRecord(
-                data=bytes(row.data),
-                partition_key=row.partition_key,
-                sequence_number=row.sequence_number,
-                sub_sequence_number=row.sub_sequence_number,
-                explicit_hash_key=row.explicit_hash_key,
-                arrival_ms=row.arrival_ms,
-            )
-            for row in sorted(rows, key=lambda row: (int(row.sequence_number), row.sub_sequence_number))
-        ]
+        return poison_records_of(self.form([lease]).records())
 
     def release(self) -> None:
         """Free the blocks now where that is possible; Spark's cleaner does it later elsewhere."""
@@ -77,3 +57,31 @@ class FrozenRanges:
         # Private, and absent in Spark Connect: DataFrame.unpersist does not reach checkpointed blocks.
         with suppress(Exception):
             frame._jdf.queryExecution().analyzed().rdd().unpersist(False)  # noqa: SLF001
+
+
+def midpoint_of(records: DataFrame) -> Checkpoint | None:
+    """The last record of the first half of the records of one lease."""
+    with fetch_failures():
+        rows = records.select("sequence_number", "sub_sequence_number").collect()
+    if len(rows) < 2:
+        return None
+    places = sorted((int(row.sequence_number), row.sub_sequence_number) for row in rows)
+    sequence, sub_sequence = places[len(places) // 2 - 1]
+    return Checkpoint(str(sequence), sub_sequence)
+
+
+def poison_records_of(records: DataFrame) -> list[PoisonRecord]:
+    """The records of one lease, in order, on the driver."""
+    with fetch_failures():
+        rows = records.withColumn("arrival_ms", F.unix_millis("arrival_timestamp")).collect()
+    return [
+        PoisonRecord(
+            data=bytes(row.data),
+            partition_key=row.partition_key,
+            sequence_number=row.sequence_number,
+            sub_sequence_number=row.sub_sequence_number,
+            explicit_hash_key=row.explicit_hash_key,
+            arrival_ms=row.arrival_ms,
+        )
+        for row in sorted(rows, key=lambda row: (int(row.sequence_number), row.sub_sequence_number))
+    ]

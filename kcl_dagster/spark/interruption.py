@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final
 
@@ -38,6 +38,31 @@ def cancel_jobs(spark: SparkSession) -> None:
         spark.sparkContext.cancelJobsWithTag(TAG)
     else:
         spark.interruptTag(TAG)
+
+
+@contextmanager
+def limited_jobs(spark: SparkSession, seconds: float, tag: str) -> Iterator[None]:
+    """Cancel the Spark jobs that the calling thread runs in the block, if they are not done after so many seconds.
+    `tag`: no other jobs of the session have it."""
+    add, remove, cancel = (
+        (spark.sparkContext.addJobTag, spark.sparkContext.removeJobTag, spark.sparkContext.cancelJobsWithTag)
+        if is_classic(spark)
+        else (spark.addTag, spark.removeTag, spark.interruptTag)
+    )
+
+    def stop() -> None:
+        with suppress(PySparkException, Py4JError, RuntimeError, OSError):  # the jobs may be over
+            cancel(tag)
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    add(tag)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        remove(tag)
 
 
 class Interruption:

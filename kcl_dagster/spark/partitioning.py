@@ -5,10 +5,12 @@ output. It says the time in UTC, whatever zone the session has: a batch that is 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -22,15 +24,47 @@ _SECONDS_PER_HOUR: Final = 3_600
 _MONTH: Final = 7  # characters of 2026-01
 
 
-def partitioned(transform: Transform, partition_by: Sequence[str]) -> tuple[Transform, tuple[str, ...]]:
-    """The transform, with a column for each unit of time in `partition_by`, and the columns to partition by.
+@dataclass(frozen=True, slots=True)
+class PartitionTimes:
+    """The columns that `partition_by` adds to an output: units of time, in UTC. A value that can be sent to an
+    executor. `units`: the unit and the column of each, by its name."""
+
+    units: tuple[tuple[str, str, str], ...]
+
+    def of_frame(self, output: DataFrame) -> DataFrame:
+        for name, unit, column in self.units:
+            if column not in getattr(output, "columns", ()):
+                raise ConfigurationError(f"partition_by has {unit}({column}), and the output has no {column}")
+            output = output.withColumn(name, _unit_of(unit, F.col(column)))
+        return output
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """As `of_frame`, of Arrow."""
+        for batch in rows:
+            added = batch
+            for name, unit, column in self.units:
+                place = batch.schema.get_field_index(column)
+                if place < 0:
+                    raise ConfigurationError(f"partition_by has {unit}({column}), and the output has no {column}")
+                times = batch.column(place)
+                if not (pa.types.is_timestamp(times.type) or pa.types.is_date(times.type)):
+                    raise ConfigurationError(f"partition_by has {unit}({column}), and {column} is {times.type}")
+                values = _unit_in_utc(unit, times)
+                if name in batch.schema.names:
+                    added = added.set_column(batch.schema.get_field_index(name), name, values)
+                else:
+                    added = added.append_column(name, values)
+            yield added
+
+
+def partition_columns(partition_by: Sequence[str]) -> tuple[PartitionTimes, tuple[str, ...]]:
+    """The columns to partition by, and those of them that are units of time.
 
     Raises ConfigurationError for what is neither a name nor such an expression.
     """
     if isinstance(partition_by, str):
         raise ConfigurationError(f"partition_by is a list of columns: [{partition_by!r}]")
-    transform = guarded(transform)
-    wanted: dict[str, tuple[str, str]] = {}
+    wanted: dict[str, tuple[str, str, str]] = {}
     names = []
     for entry in partition_by:
         found = _OF_TIME.fullmatch(entry.replace(" ", ""))
@@ -40,19 +74,24 @@ def partitioned(transform: Transform, partition_by: Sequence[str]) -> tuple[Tran
             )
         names.append(entry if found is None else f"{found[2]}_{found[1]}")
         if found is not None:
-            wanted[names[-1]] = (found[1], found[2])
-    if not wanted:
-        return transform, tuple(names)
+            wanted[names[-1]] = (names[-1], found[1], found[2])
+    return PartitionTimes(tuple(wanted.values())), tuple(names)
+
+
+def partitioned(transform: Transform, partition_by: Sequence[str]) -> tuple[Transform, tuple[str, ...]]:
+    """The transform, with a column for each unit of time in `partition_by`, and the columns to partition by.
+
+    Raises ConfigurationError for what is neither a name nor such an expression.
+    """
+    times, names = partition_columns(partition_by)
+    transform = guarded(transform)
+    if not times.units:
+        return transform, names
 
     def with_times(records: DataFrame) -> DataFrame:
-        output = transform(records)
-        for name, (unit, column) in wanted.items():
-            if column not in getattr(output, "columns", ()):
-                raise ConfigurationError(f"partition_by has {unit}({column}), and the output has no {column}")
-            output = output.withColumn(name, _unit_of(unit, F.col(column)))
-        return output
+        return times.of_frame(transform(records))
 
-    return with_times, tuple(names)
+    return with_times, names
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +130,15 @@ def _unit_of(unit: str, time: Column) -> Column:
         return day
     hour = F.floor(F.pmod(seconds, F.lit(_SECONDS_PER_DAY)) / _SECONDS_PER_HOUR).cast("string")
     return F.concat(day, F.lit("-"), F.lpad(hour, 2, "0"))
+
+
+def _unit_in_utc(unit: str, times: pa.Array) -> pa.Array:
+    """As `_unit_of`. A time without a zone is taken for UTC."""
+    seconds = times.cast(pa.timestamp("us"), safe=False)
+    day = pc.floor_temporal(seconds, unit="day").cast(pa.date32()).cast(pa.string())
+    if unit == "month":
+        return pc.utf8_slice_codeunits(day, 0, _MONTH)
+    if unit == "day":
+        return day
+    hour = pc.utf8_lpad(pc.hour(seconds).cast(pa.string()), 2, "0")
+    return pc.binary_join_element_wise(day, hour, "-")

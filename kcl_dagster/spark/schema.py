@@ -63,6 +63,8 @@ RECORDS: Final = pa.schema(
 )
 COLUMNS: Final = tuple(RECORDS.names)
 RECORD_DDL: Final = ddl(RECORDS)
+# Every payload and every sequence number is another: a dictionary of them would be built in vain.
+REPEATING: Final = tuple(name for name in COLUMNS if name not in ("data", "sequence_number"))
 
 PROGRESS_TYPE: Final = pa.struct([("lease_key", pa.string()), ("attempt", pa.string()), ("trailer", pa.string())])
 

@@ -296,9 +296,9 @@ class FileCounts:
 @dataclass(frozen=True, slots=True)
 class PartCounts:
     """What a sink stored of one part. `files` is None where the minutes of the rows are not known: the output has
-    no column of times, or the part was stored by an earlier attempt. `size`: then the bytes of its files, and their
-    `number`; 0 where that is not known. `rows`: then all rows of the part; None where they are the records as they
-    were read."""
+    no column of times, or the part was stored by an earlier attempt. `size`: then the bytes of its files, 0 where
+    that is not known, and their `number`, which leaves out files that are counted with another part. `rows`: then
+    all rows of the part; None where they are the records as they were read."""
 
     files: tuple[FileCounts, ...] | None
     size: int = 0

@@ -96,7 +96,7 @@ class WindowRules:
             if one.records
         )
         payload = sum(rows.bytes for rows in found.values())
-        if not stored.number or not payload:
+        if not stored.size or not payload:
             return list(found.values())
         return [
             replace(rows, files=stored.number, bytes=stored.size * rows.bytes // payload) for rows in found.values()

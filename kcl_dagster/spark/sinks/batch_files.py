@@ -5,9 +5,10 @@ driver, such as one whose executor was lost, do not belong to the batch.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -18,7 +19,7 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.parquet_file import ParquetFile, read_footer
-from kcl_dagster.spark.schema import ddl
+from kcl_dagster.spark.schema import REPEATING, ddl
 from kcl_dagster.spark.sealing import Unseal
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.sinks.layout import Layout
@@ -61,12 +62,27 @@ class BatchFile:
     leases: Mapping[LeaseKey, RowsOfLease] | None
 
 
+Rows = Iterator[pa.RecordBatch]
+
+
+class StagingStore(FileWriter, Protocol):
+    """What executors need of a store for staged files."""
+
+    def delete(self, paths: Sequence[str]) -> None: ...
+
+
+class Step(Protocol):
+    """What becomes of the rows of a task before they are stored. A value that can be sent to an executor."""
+
+    def __call__(self, rows: Rows) -> Rows: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StageFiles:
-    """Function for `mapInArrow` over the output of the transform: stores the rows of a task, and yields a row for
-    each of its files, see `batch_files`."""
+    """Stages the rows of a task. For `mapInArrow` over the output of the transform it is a function that yields a
+    row for each of its files, see `batch_files`; a fetch calls `write`."""
 
-    store: FileWriter
+    store: StagingStore
     layout: Layout
     chain: ChainId
     batch: int
@@ -86,26 +102,32 @@ class StageFiles:
     """The lease of all rows, where the batch has one lease only."""
 
     marks: Marks = field(default_factory=Marks)
+    steps: tuple[Step, ...] = ()
+    """From the records to the rows that are stored, in this order. None: the rows are stored as they come."""
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    is_as_read: bool = False
+    """The rows are records as our fetch has read them: their texts are valid, and it is known which columns have
+    values that repeat."""
+
+    def __call__(self, batches: Rows) -> Rows:
         settle()
+        context = TaskContext.get()
+        task, attempt = (0, 0) if context is None else (context.partitionId(), context.taskAttemptId())
         with self.marks.errors():
-            context = TaskContext.get()
-            task, attempt = (0, 0) if context is None else (context.partitionId(), context.taskAttemptId())
-            files = _TaskFiles(self, attempt)
-            rows_in = 0
-            for batch in batches if self.unseal is None else self.unseal(batches):
-                refuse_invalid(batch)
-                rows = in_utc(batch)
-                rows_in += rows.num_rows
-                for group in split(rows, self.layout.keys(rows)):
-                    files.write(group.key, group.rows)
-            written = files.finish()
-            rows_out = sum(row["rows"] for row in written)
-            if rows_out != rows_in:
-                raise SinkError(f"a task was given {rows_in} rows, and its files hold {rows_out}")
+            files = _TaskFiles(self, attempt, self.only_lease)
+            written = files.store(batches if self.unseal is None else self.unseal(batches))
         manifest = [{"task": task, "attempt": attempt, **row} for row in written]
         yield pa.RecordBatch.from_pylist(manifest, schema=_MANIFEST)
+
+    def write(self, rows: Rows, task: int, attempt: int, only_lease: LeaseKey | None) -> list[dict[str, Any]]:
+        """See `spark.staged_ranges.WriteRows`."""
+        files = _TaskFiles(self, attempt, only_lease)
+        try:
+            written = files.store(rows)
+        except BaseException:
+            files.discard()
+            raise
+        return [{"task": task, "attempt": attempt, **row} for row in written]
 
 
 @dataclass(slots=True)
@@ -137,34 +159,60 @@ class _TaskFiles:
 
     of: StageFiles
     attempt: int
+    only_lease: LeaseKey | None
     _open: dict[tuple[Any, ...], _OpenBatchFile] = field(default_factory=dict)
     _written: list[dict[str, Any]] = field(default_factory=list)
     _number: int = 0
 
-    def write(self, key: tuple[Any, ...], rows: pa.RecordBatch) -> None:
+    def store(self, rows: Rows) -> list[dict[str, Any]]:
+        """Store all rows; returns rows of the manifest."""
+        for step in self.of.steps:
+            rows = step(rows)
+        rows_in = 0
+        for batch in rows:
+            rows_in += batch.num_rows
+            self._add(batch)
+        while self._open:
+            self._close(self._open.pop(next(iter(self._open))))
+        rows_out = sum(row["rows"] for row in self._written)
+        if rows_out != rows_in:
+            raise SinkError(f"a task was given {rows_in} rows, and its files hold {rows_out}")
+        return self._written
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        if not self.of.is_as_read:
+            refuse_invalid(batch)
+        rows = in_utc(batch)
+        for group in split(rows, self.of.layout.keys(rows)):
+            self._write(group.key, group.rows)
+
+    def _write(self, key: tuple[Any, ...], rows: pa.RecordBatch) -> None:
         body = self.of.layout.body(rows)
         file = self._open.get(key)
+        if file is not None and file.content.schema != body.schema:
+            self._close(self._open.pop(key))  # steps may find further columns
+            file = None
         if file is None:
-            file = self._open[key] = _OpenBatchFile(self._new_path(key), ParquetFile(body.schema))
+            repeating = [name for name in body.schema.names if name in REPEATING] if self.of.is_as_read else None
+            file = self._open[key] = _OpenBatchFile(self._new_path(key), ParquetFile(body.schema, repeating))
         file.content.write(body)
         self._count(file, rows)
         if file.content.size >= self.of.target_bytes:
-            self._store(self._open.pop(key))
+            self._close(self._open.pop(key))
 
     def _count(self, file: _OpenBatchFile, rows: pa.RecordBatch) -> None:
         if self.of.time_column is None:
             return
-        if self.of.only_lease is not None:
-            file.count(self.of.only_lease, rows, self.of.time_column)
-        elif self.of.lease_column is not None:
+        if self.only_lease is not None:
+            file.count(self.only_lease, rows, self.of.time_column)
+        elif self.of.lease_column in rows.schema.names:
             for group in split(rows, [rows.column(self.of.lease_column)]):
                 file.count(str(group.key[0]), group.rows, self.of.time_column)
 
-    def finish(self) -> list[dict[str, Any]]:
-        """Rows of the manifest."""
-        while self._open:
-            self._store(self._open.pop(next(iter(self._open))))
-        return self._written
+    def discard(self) -> None:
+        """Remove what was staged. What cannot be removed now is when the chain is settled."""
+        with suppress(KclError, OSError):
+            self.of.store.delete([staged_path(self.of.chain, row["path"]) for row in self._written])
 
     def _new_path(self, key: tuple[Any, ...]) -> str:
         folder = self.of.layout.folder(key)
@@ -177,7 +225,7 @@ class _TaskFiles:
                 raise RecordRefused(f"a value of the partition columns would need {reason}")
         return path
 
-    def _store(self, file: _OpenBatchFile) -> None:
+    def _close(self, file: _OpenBatchFile) -> None:
         content = file.content.finish()
         try:
             self.of.store.put(staged_path(self.of.chain, file.path), content)

@@ -1,9 +1,12 @@
 """Parquet files of batches that are decided in a chain of entries: each record once, whatever the transform does.
 
 The output of a batch is one set of files: rows of several shards are in one file, and rows need no `lease_key`. The
-executors stage the files; they get the names by which readers find them when the batch is decided.
+executors stage the files; they get the names by which readers find them when the batch is decided. Records that are
+stored as they were read are staged by the fetch itself, from the second batch on: then it is known what the
+transform does, and for which chain files are staged.
 """
 
+import itertools
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -20,21 +23,24 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.origins import made, origin_of
-from kcl_dagster.spark.partitioning import partitioned
+from kcl_dagster.spark.partitioning import partition_columns
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.spark.sinks.batch_files import MANIFEST_DDL, BatchFile, RowsOfLease, StageFiles, batch_files
 from kcl_dagster.spark.sinks.completeness import write_file
 from kcl_dagster.spark.sinks.layout import Folders
 from kcl_dagster.spark.sinks.writing import has_own_times, warn_of_large_batch, warn_of_no_times
+from kcl_dagster.spark.staged_ranges import FetchStaging, StagedRecords
 from kcl_dagster.spark.storage import S3Options, Store, open_store
-from kcl_dagster.spark.transform import Transform, checked, unchanged
+from kcl_dagster.spark.transform import Transform, checked, guarded, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, FileCounts, PartCounts
 from kcl_dagster.worker.processing_watch import uninterrupted
 from kcl_dagster.worker.staging import StagedBatch
 
 TARGET_BYTES: Final = 128 * 1024 * 1024  # what query engines read best
+# Numbers of batches are in the names of staged files. Those that fetches stage are above all that workers count.
+FIRST_NUMBER_OF_FETCHES: Final = 10**12
 
 
 class StagedParquetSink:
@@ -55,11 +61,15 @@ class StagedParquetSink:
         runtime: Runtime | None = None,
     ) -> None:
         self._store = open_store(path, s3)
-        self._transform, columns = partitioned(transform, partition_by)
+        self._transform = guarded(transform)
+        self._times, columns = partition_columns(partition_by)
         self._layout = Folders.of(columns)
         self._target_bytes = target_bytes
         self._runtime = runtime or system()
         self._is_checked = False
+        self._chain: ChainId | None = None
+        self._is_as_read = transform is unchanged
+        self._fetches = itertools.count(FIRST_NUMBER_OF_FETCHES)
 
     @property
     def path(self) -> str:
@@ -74,6 +84,18 @@ class StagedParquetSink:
     def entries(self) -> Entries:
         """See `worker.staging.StagingSink`."""
         return Entries(self._store)
+
+    def staging(self) -> FetchStaging | None:
+        """See `spark.staged_ranges.StagesInFetches`. Files that are staged for a chain that has ended meanwhile
+        are not used."""
+        if self._chain is None or not self._is_as_read:
+            return None
+        number = next(self._fetches)
+        steps = (self._times,) if self._times.units else ()
+        files = StageFiles(
+            self._store, self._layout, self._chain, number, self._target_bytes, steps=steps, is_as_read=True
+        )
+        return FetchStaging(self._chain, number, self._store, files)
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:  # noqa: ARG002 - of tables
         """See `worker.batch.KeepingCompleteness`."""
@@ -100,12 +122,19 @@ class StagedParquetSink:
             self._is_checked = True
 
     def _stage(self, data: DataFrame, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
+        self._chain = chain
         origin, data = origin_of(data), made(data)
         output = checked(self._transform(data))
+        is_as_read = self._is_as_read = output is data
+        if is_as_read and isinstance(origin, StagedRecords) and (staged := origin.files(chain)) is not None:
+            files = [file for manifest in staged for file in batch_files(manifest)]
+            self._check_rows(files, batch, is_as_read=True)
+            origin.take()
+            return StagedBatch(_staged_files(files), as_read_counts(files, batch))
+        output = self._times.of_frame(output)
         if not self._layout.is_flat:
             self._layout.check(output.schema)
-        is_as_read = output is data
-        if is_as_read and isinstance(origin, Sealed):
+        if output is data and isinstance(origin, Sealed):
             rows, unseal = origin.frame, origin.unseal()  # opened where it is written
         else:
             rows, unseal = output, None
@@ -128,7 +157,7 @@ class StagedParquetSink:
         counts = {} if time_column is None else counts_of(files, batch)
         if has_own_times(time_column) and files and time_column not in output.columns:
             warn_of_no_times(self.path, str(time_column))
-        return StagedBatch(tuple(StagedFile(file.path, file.rows, file.bytes) for file in files), counts)
+        return StagedBatch(_staged_files(files), counts)
 
     def _check_rows(self, files: Sequence[BatchFile], batch: Batch, *, is_as_read: bool) -> None:
         """Of records that are stored as they were read, it is known how many there are."""
@@ -137,6 +166,10 @@ class StagedParquetSink:
             raise SinkError(
                 f"parquet at {self.path}: a batch of {batch.records} records would be stored in {rows} rows"
             )
+
+
+def _staged_files(files: Sequence[BatchFile]) -> tuple[StagedFile, ...]:
+    return tuple(StagedFile(file.path, file.rows, file.bytes) for file in files)
 
 
 def _has_texts(output: DataFrame, column: str) -> bool:
@@ -156,6 +189,16 @@ def counts_of(files: Sequence[BatchFile], batch: Batch) -> dict[LeaseKey, PartCo
             size = file.bytes * held.rows // file.rows
             found[lease].append((FileCounts(size, minutes, timeless, files=1 if place == 0 else 0), held))
     return {lease: _of_lease(shares) for lease, shares in found.items()}
+
+
+def as_read_counts(files: Sequence[BatchFile], batch: Batch) -> dict[LeaseKey, PartCounts]:
+    """Of records that are stored as they were read: rows are counted by the fetch. The bytes of the files are
+    shared out by records, and files are counted with the first lease."""
+    size, records = sum(file.bytes for file in files), max(1, batch.records)
+    return {
+        part.lease: PartCounts(None, size * part.records // records, len(files) if place == 0 else 0)
+        for place, part in enumerate(batch.parts)
+    }
 
 
 def _of_lease(shares: Sequence[tuple[FileCounts, RowsOfLease]]) -> PartCounts:

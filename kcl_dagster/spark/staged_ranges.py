@@ -1,0 +1,301 @@
+"""Records that a fetch stages while it reads them, for batches that are decided in chains.
+
+The fetch task writes its rows into staged files and returns a list of them, so a batch needs no second Spark job
+and no record enters the JVM. The driver receives the list of the attempt that Spark counted. Files of other
+attempts do not belong to any batch.
+
+A file holds rows of several shards. So the files of a fetch are a batch only if the batch stores all records of the
+fetch, and if they were staged for the chain in which the batch is decided. Else the records are read again: a
+range that was read to its end is the same records each time.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any, Final, Protocol, runtime_checkable
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+from kcl_dagster.chains.publication import discard, staged_of_batch
+from kcl_dagster.chains.store import FileStore
+from kcl_dagster.errors import BatchContentChanged, BatchError, KclError
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.claim import ChainId
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import system
+from kcl_dagster.spark.failures import CONTENT_CHANGED, Marks, fetch_failures
+from kcl_dagster.spark.fetch import FetchPlan, Trailer, client_of, fetch
+from kcl_dagster.spark.frozen import midpoint_of, poison_records_of
+from kcl_dagster.spark.origins import promised
+from kcl_dagster.spark.outcome import Outcome
+from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, ddl
+from kcl_dagster.spark.settling import settle
+from kcl_dagster.worker.batch import PoisonRecord, Range
+
+log = logging.getLogger(__name__)
+
+Manifest = list[dict[str, Any]]
+"""A row for each staged file, as JSON can hold it; `path` is the final one."""
+
+_STAGED: Final = pa.schema([("lease_key", pa.string()), ("trailer", pa.string()), ("files", pa.string())])
+STAGED_DDL: Final = ddl(_STAGED)
+
+
+class WriteRows(Protocol):
+    """Writes rows into staged files. A value that can be sent to an executor."""
+
+    def write(
+        self, rows: Iterator[pa.RecordBatch], task: int, attempt: int, only_lease: LeaseKey | None
+    ) -> Manifest:
+        """Stage all rows that a task reads. `attempt`: no other attempt of any task has it. `only_lease`: the
+        lease of all records, where it is one. Leaves no file if it raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStaging:
+    """How one fetch stages what it reads. `batch`: no other fetch or batch of the chain has this number."""
+
+    chain: ChainId
+    batch: int
+    store: FileStore
+    files: WriteRows
+
+    def discard(self, files: Manifest) -> None:
+        with suppress(KclError, OSError):  # what is left is removed when the chain is settled
+            discard(self.store, self.chain, [str(file["path"]) for file in files])
+
+    def discard_all(self) -> None:
+        """Of all attempts."""
+        with suppress(KclError, OSError):
+            self.store.delete(staged_of_batch(self.store, self.chain, self.batch))
+
+
+@runtime_checkable
+class StagesInFetches(Protocol):
+    """A sink for which fetches may stage files."""
+
+    def staging(self) -> FetchStaging | None:
+        """For the next fetch, each time another one. None as long as it is not known what a batch stores, and
+        where. Called on the threads that fetch."""
+
+
+# In the executors
+
+
+@dataclass(frozen=True, slots=True)
+class StageFetched:
+    """Function for `mapInArrow`: reads the shards of a task and stages the records. Yields a row for each lease,
+    and one with the files."""
+
+    plan: FetchPlan
+    staging: FetchStaging
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        client = client_of(self.plan.connection)
+        settle()
+        [task] = [number for batch in batches for number in batch.column(0).to_pylist()]
+        context = TaskContext.get()
+        attempt = 0 if context is None else context.taskAttemptId()
+        leases = [shard.range.lease for shard in self.plan.tasks[task]]
+        only_lease = leases[0] if len(leases) == 1 else None
+        records = fetch(self.plan, task, client, system())
+        yield pa.RecordBatch.from_pylist(stage_fetched(records, self.staging, task, attempt, only_lease), _STAGED)
+
+
+def stage_fetched(
+    fetched: Iterator[pa.RecordBatch],
+    staging: FetchStaging,
+    task: int,
+    attempt: int,
+    only_lease: LeaseKey | None = None,
+) -> list[dict[str, Any]]:
+    """Stage what a fetch yields. Returns rows of `_STAGED`. `files` is null if the files do not hold exactly what
+    the trailers say: the consumer's code or the store has failed, or a shard failed of which records were
+    staged."""
+    read = _Read(fetched)
+    files: Manifest | None = None
+    try:
+        files = staging.files.write(read.records(), task, attempt, only_lease)
+    except (Exception, SystemExit) as error:
+        # The batch is staged again by a job of its own, whose failure is then that of the batch. No text: it may
+        # quote a record.
+        log.warning("what was fetched could not be staged meanwhile: %s", type(error).__name__)
+    read.rest()
+    if files is not None and not read.is_complete():
+        staging.discard(files)
+        files = None
+    said = [{"lease_key": lease, "trailer": trailer} for lease, trailer in read.trailers.items()]
+    return [*said, {"files": None if files is None else json.dumps(files)}]
+
+
+@dataclass(slots=True)
+class _Read:
+    """What a fetch yields: records for the files, and what it says of its ranges."""
+
+    fetched: Iterator[pa.RecordBatch]
+    trailers: dict[str, str] = field(default_factory=dict)
+    rows: Counter[str] = field(default_factory=Counter)
+    """Records that were handed on, by lease."""
+
+    def records(self) -> Iterator[pa.RecordBatch]:
+        for batch in self.fetched:
+            proofs = batch.column(PROGRESS)
+            if proofs.null_count == 0:
+                self._note(proofs)
+            elif batch.num_rows:
+                self.rows[batch.column(LEASE_KEY)[0].as_py()] += batch.num_rows
+                yield batch.select(COLUMNS)
+
+    def rest(self) -> None:
+        """Read on to the end, also if the records are of no use: a fetch says at its end how far it came."""
+        for _ in self.records():
+            pass
+
+    def is_complete(self) -> bool:
+        said = {lease: msgspec.json.decode(text, type=Trailer) for lease, text in self.trailers.items()}
+        return all(
+            lease in said and said[lease].failure is None and said[lease].records == rows
+            for lease, rows in self.rows.items()
+        )
+
+    def _note(self, proofs: pa.Array) -> None:
+        for proof in proofs.to_pylist():
+            if proof["trailer"] is not None:
+                self.trailers[proof["lease_key"]] = proof["trailer"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAgain:
+    """Function for `mapInArrow`: the records of pinned ranges. Each evaluation reads them from the stream. If a
+    range cannot be read through its end, the evaluation fails: the batch has to be read anew."""
+
+    plan: FetchPlan
+    marks: Marks = field(default_factory=Marks)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        client = client_of(self.plan.connection)
+        settle()
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                read = _Read(fetch(self.plan, task, client, system()))
+                yield from read.records()
+                for shard in self.plan.tasks[task]:
+                    self._check(shard.range, read.trailers.get(shard.range.lease))
+
+    def _check(self, pinned: Range, said: str | None) -> None:
+        trailer = Trailer() if said is None else msgspec.json.decode(said, type=Trailer)
+        through = None if trailer.through is None else Checkpoint(*trailer.through)
+        if trailer.failure is not None or through != pinned.through:
+            why = f"read through {through}" if trailer.failure is None else ": ".join(trailer.failure)
+            raise RuntimeError(f"{self.marks.of(CONTENT_CHANGED)}: {pinned.lease} could not be read again: {why}")
+
+
+# On the driver
+
+Again = Callable[[Sequence[Range]], DataFrame]
+"""The records of pinned ranges, read when they are evaluated."""
+
+
+class StagedRanges:
+    """The outcome of one fetch job that staged files."""
+
+    def __init__(
+        self, ranges: Sequence[Range], numbers: DataFrame, plan: FetchPlan, staging: FetchStaging, again: Again
+    ) -> None:
+        """Run the job, with a task for each of `numbers`."""
+        self.ranges = tuple(ranges)
+        self.chain = staging.chain
+        self._staging = staging
+        self._again = again
+        self._is_taken = False
+        try:
+            with fetch_failures():
+                rows = numbers.mapInArrow(StageFetched(plan, staging), STAGED_DDL).collect()
+            said = {LeaseKey(row.lease_key): str(row.trailer) for row in rows if row.lease_key is not None}
+            lists = [row.files for row in rows if row.lease_key is None]
+            if len(said) != len(rows) - len(lists) or set(said) != {range_.lease for range_ in ranges}:
+                raise BatchContentChanged(f"{len(ranges)} ranges were fetched and {len(said)} accounted for")
+            if len(lists) != len(plan.tasks):
+                raise BatchContentChanged(
+                    f"{len(plan.tasks)} tasks have fetched, and {len(lists)} accounted for files"
+                )
+            self.outcome = Outcome.of(ranges, said)
+        except BaseException:
+            staging.discard_all()  # tasks that had succeeded have left files that no result names
+            raise
+        self._known: Manifest = [file for files in lists if files is not None for file in json.loads(files)]
+        self._is_staged = None not in lists
+
+    def files_of(self, leases: Collection[LeaseKey]) -> Manifest | None:
+        """The files with the records of these leases. None if there are no files that hold those and no others."""
+        read = {lease for lease, progress in self.outcome.progress.items() if progress.records}
+        return list(self._known) if self._is_staged and read <= set(leases) else None
+
+    def take(self) -> None:
+        """The files belong to a batch from now on, and are removed if that becomes void."""
+        self._is_taken = True
+
+    def read_again(self, leases: Collection[LeaseKey]) -> DataFrame:
+        progress = [self.outcome.progress[lease] for lease in leases]
+        return self._again(
+            [
+                replace(found.range, through=found.through, first=found.first)
+                for found in progress
+                if found.records and found.through is not None
+            ]
+        )
+
+    def form(self, leases: Collection[LeaseKey]) -> "StagedRecords":
+        return StagedRecords({self: tuple(leases)})
+
+    def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
+        return midpoint_of(self.read_again([lease])) if self._has_records(lease) else None
+
+    def records(self, lease: LeaseKey) -> list[PoisonRecord]:
+        return poison_records_of(self.read_again([lease])) if self._has_records(lease) else []
+
+    def release(self) -> None:
+        if not self._is_taken:
+            self._staging.discard(self._known)
+
+    def _has_records(self, lease: LeaseKey) -> bool:
+        return lease in self.outcome.progress and self.outcome.progress[lease].records > 0
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRecords:
+    """The records of some leases of a batch, by the fetch that read and staged them."""
+
+    fetches: Mapping[StagedRanges, tuple[LeaseKey, ...]]
+
+    def union(self, other: "StagedRecords") -> "StagedRecords":
+        """Of other fetches."""
+        return StagedRecords({**self.fetches, **other.fetches})
+
+    def files(self, chain: ChainId) -> list[Manifest] | None:
+        """The files of each fetch, if they are staged for this chain and hold these records and no others."""
+        found = [fetch.files_of(leases) for fetch, leases in self.fetches.items() if fetch.chain == chain]
+        whole = [files for files in found if files is not None]
+        return whole if len(whole) == len(self.fetches) else None
+
+    def take(self) -> None:
+        """See `StagedRanges.take`."""
+        for one in self.fetches:
+            one.take()
+
+    def records(self) -> DataFrame:
+        """The records as columns, for whatever does not use the files."""
+        return promised(self._frame, self)
+
+    def _frame(self) -> DataFrame:
+        frames = [fetch.read_again(leases) for fetch, leases in self.fetches.items()]
+        if not frames:
+            raise BatchError("no record was fetched")
+        return reduce(DataFrame.unionAll, frames)
