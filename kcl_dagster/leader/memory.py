@@ -72,7 +72,7 @@ class Memory:
         if isinstance(standing, Mapping):
             self.standing.absorb(standing, at)
         target = document.get("target")
-        if self.target is None and _is_number(target):
+        if _is_number(target):  # of the leader that led since: this one's own may be hours old
             self.target = target
         generations = document.get("generations")
         for slot, entry in generations.items() if isinstance(generations, Mapping) else ():

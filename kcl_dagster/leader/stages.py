@@ -143,6 +143,8 @@ class Tick:
         self.leader.remember()
         view = self.leader.tables.lock.hold(self.memory.standing)
         self.leading, self.owner = view.held, view.owner
+        if view.is_shared:
+            self.leader.remember(anew=True)
         if view.held and not is_declared:  # before any lease is made: workers refuse leases of no protocol
             self.leader.tables.declare()
         if not view.held:

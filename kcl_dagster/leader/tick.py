@@ -138,9 +138,11 @@ class Leader:
         self.tables.lock.release()
         self.forget_leadership()
 
-    def remember(self) -> None:
-        """Learn what earlier leaders observed. Once a process, and again when leadership comes back."""
-        if not self._remembers:
+    def remember(self, *, anew: bool = False) -> None:
+        """Learn what earlier leaders observed and wanted. Once a process, and again when leadership comes back, or
+        with `anew`, when another process of this deployment has led meanwhile: two that lead in turn, and each want
+        another number of workers, would launch and drain workers for ever."""
+        if anew or not self._remembers:
             document = self.tables.memory.load()
             self.memory.absorb(document, self.runtime.clock.monotonic())
             self.observer.book.recall_costs(self.memory.costs)

@@ -8,7 +8,7 @@ observer that is restarted more often than the duration still reaches it.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kcl_dagster import aws
@@ -54,6 +54,9 @@ class LockView:
 
     duration: float = 0.0
     """After how long it may be taken over. Seconds, from the row, within `LONGEST_DURATION`."""
+
+    is_shared: bool = False
+    """Whether another process with the same name has led since this one held the lock last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,8 @@ class LeaderLock:
         if row is None:
             return self._replace(None, started)
         if row.owner == self._owner and not row.is_released:
-            return self._heartbeat(row.version, started) or _OVERTAKEN
+            shared = self._heartbeat(row.version, started)
+            return _OVERTAKEN if shared is None else replace(shared, is_shared=True)
         standing.observe(self.standing_key, row.version, started, self._clock.monotonic())
         stood = standing.stood_for(self.standing_key, row.version)
         if row.is_released or stood > row.duration or self._outranks(row.owner) or self._is_orphaned(row):

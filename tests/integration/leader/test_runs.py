@@ -362,6 +362,51 @@ def test_starts_that_are_given_up_are_one_episode_which_ends_when_a_worker_has_s
     assert read_status(town.application, town.dynamodb, town.runtime).given_up == []
 
 
+def behind(town: Town, seconds: float) -> None:
+    for worker in town.workers.values():
+        worker.heartbeat.lag_ms = round(1000 * seconds)
+
+
+def test_two_daemons_of_one_deployment_do_not_launch_and_drain_in_turn() -> None:
+    """One of them sees the lag that asks for a larger fleet, and the other one does not."""
+    town = town_of(shards=8)
+    grown(town)
+    one, other = town.leader, town.open_leader()
+    for leader in (other, one) * 10:
+        town.leader = leader
+        town.step()
+    behind(town, 90.0)
+    assert town.step().target_workers == 3
+    ended: list[WorkerId] = []
+    for number in range(200):
+        behind(town, 30.0)
+        town.leader = (other, one)[number % 2]
+        ended += lived(town)
+    assert ended == []
+    assert len(town.runs) == 3
+    assert {report.target_workers for report in town.reports[-10:]} == {3}
+
+
+def test_a_deployment_that_leads_again_goes_on_with_the_number_of_workers_of_the_one_that_led() -> None:
+    town = town_of(shards=8)
+    grown(town)
+    one, other = town.leader, town.open_leader("another-deployment")
+    behind(town, 30.0)
+    assert town.step().target_workers == 2
+    one.resign()
+    town.leader = other
+    for _ in range(15):
+        behind(town, 90.0)
+        town.obey(town.step())
+    assert town.step().target_workers == 3
+    other.resign()
+    town.leader = one
+    behind(town, 30.0)
+    report = town.step()
+    assert report.leading
+    assert (report.target_workers, report.retire) == (3, {})
+
+
 def test_a_leader_that_was_away_gives_nothing_to_a_worker_that_died_meanwhile() -> None:
     """The row of the dead worker has changed since the leader's last look, but that was minutes ago."""
     town = town_of(min_workers=2, max_workers=2)
