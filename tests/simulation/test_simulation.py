@@ -13,8 +13,9 @@ import pytest
 from kcl_dagster.testing.simulation.campaign import Result, Tally, run_seed
 from kcl_dagster.testing.simulation.fleet import Outcome
 from kcl_dagster.testing.simulation.incidents import CREATES_LEASE, RELEASES_LOCK
-from kcl_dagster.testing.simulation.scenario import draw
+from kcl_dagster.testing.simulation.scenario import FIRST_BOUNDED_SEED, draw
 from kcl_dagster.testing.simulation.shrink import only, run, shrink
+from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.parents import Parents
 from tests.simulation.__main__ import figure, replay_command
 from tests.simulation.planted import MUTANTS, Mutant
@@ -69,6 +70,28 @@ def test_a_seed_that_once_found_a_bug_finds_it_no_more(seed: int) -> None:
 @pytest.mark.parametrize("seed", REGRESSIONS_WITH_INCIDENTS)
 def test_a_seed_that_found_something_with_incidents_finds_it_no_more(seed: int) -> None:
     assert run(draw(seed)).violations == []
+
+
+# Of each sort: led by daemons or by the runs themselves; runs that end well, are killed, or cannot read a shard.
+READ_BY_BOUNDED_RUNS = (30005, 30012, 30015, 30022, 30033)
+
+
+@pytest.mark.parametrize("seed", READ_BY_BOUNDED_RUNS)
+def test_bounded_runs_keep_every_property(seed: int) -> None:
+    scenario = draw(seed)
+    assert scenario.schedule is not None
+    assert run(scenario).violations == []
+
+
+def test_a_bounded_run_that_ends_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bound, "is_reached", lambda _self, stored_through: stored_through is not None)
+    assert {one.name for one in run(draw(READ_BY_BOUNDED_RUNS[0])).violations} == {"S16"}
+
+
+def test_seeds_from_before_there_were_bounded_runs_have_fleets() -> None:
+    assert all(draw(seed).schedule is None for seed in (*REGRESSIONS, FIRST_BOUNDED_SEED - 1))
+    shares = [draw(seed).schedule is not None for seed in range(FIRST_BOUNDED_SEED, FIRST_BOUNDED_SEED + 200)]
+    assert 5 < sum(shares) < 40
 
 
 @pytest.mark.timeout(3600)

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from kcl_dagster.leader.runs import RunStatus, RunView, SlotRun
 from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import worker_id
+from kcl_dagster.model.worker import BOUNDED_SLOT, worker_id
 from kcl_dagster.testing.simulation.kernel import Kernel, Process
 from kcl_dagster.testing.simulation.scenario import EPOCH
 
@@ -90,6 +90,9 @@ class Orchestrator:
     pod_seconds: float = 0.0
     """At most, for the machine of a run, on top of what Dagster takes."""
 
+    launches: bool = True
+    """Whether the leader may ask for runs of its fleet."""
+
     storage: Storage = field(default_factory=Storage)
     runs: dict[str, Run] = field(default_factory=dict)
     held_back_until: float = 0.0
@@ -137,7 +140,8 @@ class Orchestrator:
         if self.kernel.now < self.held_back_until:
             self._waiting.append(run)
             return
-        if self.one_run_per_slot and any(other.slot == run.slot for other in self._active()):
+        is_counted = self.one_run_per_slot and run.slot != BOUNDED_SLOT
+        if is_counted and any(other.slot == run.slot for other in self._active()):
             self.kernel.call_at(self.kernel.now + QUEUE_SECONDS[1], lambda: self._dequeue(run))
             return
         run.status = "starting"
@@ -183,13 +187,15 @@ class Orchestrator:
 
     def rival(self, run: Run) -> Run | None:
         """Another run at work in this slot, as Dagster knows it."""
+        if run.slot == BOUNDED_SLOT:
+            return None
         at_work = (r for r in self.runs.values() if r.slot == run.slot and r is not run and r.status == "running")
         return next(at_work, None)
 
     def view(self) -> RunView:
         best: dict[str, Run] = {}
         for run in self.runs.values():
-            if run.status is None:
+            if run.status is None or run.slot == BOUNDED_SLOT:
                 continue
             known = best.get(run.slot)
             if known is None or _RANK.index(run.status) > _RANK.index(known.status or "queued"):
@@ -198,7 +204,7 @@ class Orchestrator:
             slot: SlotRun(run.id, run.worker, run.status or "queued", EPOCH + (run.started_at or run.asked_at))
             for slot, run in sorted(best.items())
         }
-        return RunView(slots, self.finished)
+        return RunView(slots, self.finished, launches=self.launches)
 
     def finished(self, ids: Collection[str]) -> Collection[str]:
         return {run_id for run_id in ids if run_id in self.runs and self.runs[run_id].is_over}

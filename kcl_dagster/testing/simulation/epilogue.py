@@ -32,7 +32,7 @@ def play(simulation: "Simulation") -> None:
     act = random.choice(ACTS)
     if simulation.java.living():
         return  # the properties of a Java leader are not ours to guarantee
-    if may_rest(simulation) and act in NEED_WORKERS:
+    if simulation.scenario.schedule is not None or (may_rest(simulation) and act in NEED_WORKERS):
         return
     simulation.kernel.note("act", act.__name__.replace("_", " "))
     act(simulation, random)

@@ -11,6 +11,8 @@ from kcl_dagster.emulator.kinesis import Limits
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.stored import unpacked
+from kcl_dagster.model.worker import BOUNDED_SLOT
+from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.testing.dynamodb.table import Key, Table
 from kcl_dagster.testing.dynamodb.values import Item
@@ -27,12 +29,14 @@ from kcl_dagster.testing.simulation.operators import Operators
 from kcl_dagster.testing.simulation.processes import EVENTS, NAP_SECONDS, QUESTION, Daemon, WorkerProcess
 from kcl_dagster.testing.simulation.properties import Violation, Violations
 from kcl_dagster.testing.simulation.reading import ReadingWatch, check_readers
-from kcl_dagster.testing.simulation.scenario import EPOCH, Scenario
+from kcl_dagster.testing.simulation.scenario import EPOCH, Scenario, Schedule
 from kcl_dagster.testing.simulation.streams import MoodyKinesis, Streams
 from kcl_dagster.testing.simulation.trace import Trace
 from kcl_dagster.testing.simulation.volume import LogLines, Volume
 from kcl_dagster.testing.simulation.weather import Weather
+from kcl_dagster.worker.bound import PATIENCE_SECONDS, Bound
 from kcl_dagster.worker.events import EventKind, WorkerEvent
+from kcl_dagster.worker.stop import StopReason
 
 _MEMORIES_KEPT: Final = 8
 # After the faults, records come in for this part of the calm.
@@ -222,11 +226,18 @@ class Simulation:
         behind = self.lake.behind()
         found = self.violations.found
         seconds = self.reading.patience + _SHRINKING_SECONDS * self.scenario.stretch
+        if self.scenario.schedule is not None:  # a run gives up, and the next one begins
+            seconds += self.scenario.schedule.seconds + PATIENCE_SECONDS * self.scenario.stretch
         while behind and not found:
             self.kernel.run(self.kernel.now + seconds, found)
             before, behind = behind, self.lake.behind()
             if behind >= before:
                 return
+
+    @property
+    def _has_daemons(self) -> bool:
+        schedule = self.scenario.schedule
+        return schedule is None or not schedule.leads
 
     # Opening
 
@@ -238,8 +249,45 @@ class Simulation:
                 self._create_table(f"{scenario.application.name}-{table}", key)
         for deployment in range(scenario.deployments):
             self._add_deployment()
-            for number in range(scenario.daemons):
+            for number in range(scenario.daemons if self._has_daemons else 0):
                 self.start_daemon(deployment, number)
+
+        if scenario.schedule is not None:
+            self._launch_bounded(scenario.schedule)
+
+    def _launch_bounded(self, schedule: Schedule) -> None:
+        """As `orchestration.catch_up` schedules it."""
+        dagster, kernel = self.orchestrators[0], self.kernel
+        if all(run.is_over for run in dagster.runs.values() if run.slot == BOUNDED_SLOT):
+            dagster.launch(BOUNDED_SLOT)
+        kernel.call_at(kernel.now + schedule.seconds, lambda: self._launch_bounded(schedule))
+
+    def _start_leading(self, worker: WorkerProcess) -> None:
+        """The part of a bounded run that leads. It is a process of its own here, and ends with that of the run."""
+        run, scenario = worker.run, self.scenario
+        name = f"leads {run.worker}"
+        process, random = self.process(name), self.random(name)
+        leading = Daemon(
+            name,
+            process,
+            scenario.application,
+            worker.orchestrator,
+            self.line(process, "dynamodb"),
+            self.line(process, "kinesis"),
+            random,
+            identity=f"{STANDBY}{run.worker}",
+            interval=scenario.stretch * 1.0,
+            on_report=lambda report: self._reported(name, report),
+            is_over=lambda: not worker.process.is_alive,
+        )
+        self.daemons.append(leading)
+        worker.process.on_end(lambda: None if run.exit is not None else process.kill())
+        self.kernel.spawn(process, "ticks", leading.main)
+
+    def _bound(self) -> Bound:
+        scenario = self.scenario
+        margin = scenario.application.timings.arrival_margin
+        return Bound(EPOCH + self.kernel.now, margin, PATIENCE_SECONDS * scenario.stretch)
 
     def _add_deployment(self) -> Orchestrator:
         scenario, deployment = self.scenario, len(self.orchestrators)
@@ -250,6 +298,7 @@ class Simulation:
             scenario.one_run_per_slot,
             scenario.monitor_seconds,
             scenario.pod_seconds,
+            launches=scenario.schedule is None,
         )
         orchestrator.storage.on_call = self._asks_dagster
         self.orchestrators.append(orchestrator)
@@ -314,8 +363,11 @@ class Simulation:
             lambda event: self._event(run.worker, event),
             self.scenario.spark_seconds,
             self.reading.read,
+            self._bound if run.slot == BOUNDED_SLOT else None,
         )
         self.workers.append(worker)
+        if not self._has_daemons:
+            self._start_leading(worker)
         process.on_end(lambda: self._worker_ended(worker))
         self.kernel.spawn(process, "main", worker.main)
         return process
@@ -497,6 +549,8 @@ class Simulation:
 
     def _worker_ended(self, worker: WorkerProcess) -> None:
         self.fleet_changed = worker.ended_at = self.kernel.now
+        if worker.bound is not None and worker.reason is StopReason.CAUGHT_UP:
+            self.lake.is_said_complete(int(worker.bound.through))
 
     def _run_is_over(self, actor: Process | None, worker: str) -> bool:
         asked = [daemon.orchestrator for daemon in self.daemons if daemon.process is actor]
@@ -529,7 +583,8 @@ class Simulation:
             for run in orchestrator.runs.values():
                 if run.process is not None and not run.process.is_alive:
                     orchestrator.finish(run, run.exit or "its process died")
-            if not any(d.process.is_alive for d in self.daemons if d.orchestrator is orchestrator):
+            leading = [daemon for daemon in self.daemons if daemon.orchestrator is orchestrator]
+            if self._has_daemons and not any(daemon.process.is_alive for daemon in leading):
                 self.restarts += 1
                 self.start_daemon(deployment, 0)
 

@@ -99,8 +99,9 @@ def _check_rest(simulation: "Simulation") -> None:
 
 
 def may_rest(simulation: "Simulation") -> bool:
-    """Whether the fleet has no worker while nothing is unread."""
-    return simulation.scenario.application.fleet.min_workers == 0
+    """Whether the application may have no worker for a while."""
+    scenario = simulation.scenario
+    return scenario.application.fleet.min_workers == 0 or scenario.schedule is not None
 
 
 def java_seconds(simulation: "Simulation") -> float:

@@ -21,6 +21,7 @@ from kcl_dagster.testing.simulation.kernel import CooperativeLock, Process, Proc
 from kcl_dagster.testing.simulation.lake import LakeSink
 from kcl_dagster.testing.simulation.scenario import EPOCH
 from kcl_dagster.worker.batch import Budget, Range
+from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.concurrency import one_by_one
 from kcl_dagster.worker.delivery import IDLE_SECONDS, DeliveryQueue
 from kcl_dagster.worker.events import WorkerEvent
@@ -131,11 +132,19 @@ class WorkerProcess:
     on_event: Callable[[WorkerEvent], None]
     spark_seconds: float
     on_read: Callable[[str], None]
+    make_bound: Callable[[], Bound] | None = None
+    """Of a bounded run: what it is to read from now on."""
+
+    bound: Bound | None = None
+
     opened_at: float = 0.0
     """When its Spark is there."""
 
     queue: DeliveryQueue = field(default_factory=DeliveryQueue)
     worker: Worker[list[Row]] | None = None
+    reason: StopReason | None = None
+    """Why it stopped, where its process did not end before."""
+
     ended_at: float = 0.0
 
     def main(self) -> None:
@@ -145,6 +154,7 @@ class WorkerProcess:
             self._exit(f"slot {self.run.slot} is served by {rival.worker}")
             return
         runtime = runtime_of(self.process, self.random)
+        self.bound = None if self.make_bound is None else self.make_bound()
         self.opened_at = self.process.kernel.now + self.spark_seconds
         self._deliver(runtime)
         try:
@@ -158,6 +168,7 @@ class WorkerProcess:
                 watches=(Latest(self._run_is_over, self._ask_apart).ask,) if self.watchdog else (),
                 on_event=self._event,
                 is_ready=lambda: self.process.kernel.now >= self.opened_at,
+                bound=self.bound,
             )
             surroundings = replace(opened, windows=FixedWindows(WINDOW_SECONDS))
             identity = Identity(self.run.worker, self.run.slot, self.run.id)
@@ -168,7 +179,7 @@ class WorkerProcess:
                 background=lambda steps, _: Strands(self.process, self.nap, steps),
                 for_each=one_by_one,
             )
-            reason = self._work(self.worker)
+            reason = self.reason = self._work(self.worker)
         except KclError as error:
             self._exit(f"{type(error).__name__}: {error}")
             return
@@ -246,7 +257,8 @@ class WorkerProcess:
 
 @dataclass(slots=True, eq=False)
 class Daemon:
-    """A Dagster daemon whose sensor leads. Restarted after it was killed, without memory."""
+    """A Dagster daemon whose sensor leads. Restarted after it was killed, without memory. Also the part of a
+    bounded run that leads, until the run is over."""
 
     name: str
     process: Process
@@ -258,6 +270,7 @@ class Daemon:
     identity: str
     interval: float
     on_report: Callable[[TickReport], None]
+    is_over: Callable[[], bool] = lambda: False
     leader: Leader | None = None
     asked: list[tuple[Launch, ...]] = field(default_factory=list)
     """What earlier ticks wanted, to be wanted again by a replay."""
@@ -265,11 +278,22 @@ class Daemon:
     def main(self) -> None:
         kernel = self.process.kernel
         kernel.sleep(self.random.uniform(0, self.interval))
-        while True:
+        is_last = False
+        while not is_last:
+            is_last = self.is_over()
             began = kernel.now
             self._tick()
             spent = kernel.now - began
             kernel.sleep(max(self.interval - spent, 0.1))
+        self._resign()
+
+    def _resign(self) -> None:
+        try:
+            if self.leader is not None:
+                self.leader.resign()
+        except KclError as error:
+            self.process.kernel.note("leader", f"{self.name} could not resign: {error}")
+        self.process.end()
 
     def _tick(self) -> None:
         kernel = self.process.kernel

@@ -51,6 +51,10 @@ SHORTENED_SHARE: Final = 0.3
 JAVA_SHARE: Final = 0.35
 # Of the seeds without Java workers: fleets with `min_workers` 0.
 RESTING_SHARE: Final = 0.15
+# Of the seeds without Java workers: those that a schedule of bounded runs reads, without a fleet.
+# Earlier seeds remain what they were when they found something.
+BOUNDED_SHARE: Final = 0.1
+FIRST_BOUNDED_SEED: Final = 30_000
 FURTHER: Final = 1000
 MOST_CALLS_BEFORE_A_PAUSE: Final = 8  # a tick makes about as many
 
@@ -65,6 +69,15 @@ class JavaStint:
     alone: bool
     variance: bool
     """How their leader balances: by utilization, or by number of leases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A bounded run every `seconds`, unless the last one still goes on. `leads`: it leads meanwhile. Otherwise
+    there are daemons, which launch nothing."""
+
+    seconds: float
+    leads: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +128,8 @@ class Scenario:
 
     faults: tuple[Fault, ...] = field(default=())
     java: tuple[JavaStint, ...] = field(default=())
+    schedule: Schedule | None = None
+    """Where set, bounded runs read the streams, and no fleet does."""
 
     def without(self, *kinds: FaultKind) -> "Scenario":
         """The same run without faults of these kinds."""
@@ -183,7 +198,16 @@ def draw(seed: int, *, incidents: bool = True) -> Scenario:
     scenario = with_stalls(Random(f"stalls {seed}"), scenario)
     scenario = _resting(Random(f"resting {seed}"), scenario)
     scenario = with_delays(Random(f"delays {seed}"), scenario)
-    return with_partial_answers(Random(f"partial answers {seed}"), scenario)
+    scenario = with_partial_answers(Random(f"partial answers {seed}"), scenario)
+    return _bounded(Random(f"bounded {seed}"), scenario)
+
+
+def _bounded(random: Random, scenario: Scenario) -> Scenario:
+    """Some applications have no fleet: a schedule launches bounded runs."""
+    if scenario.java or scenario.seed < FIRST_BOUNDED_SEED or random.random() >= BOUNDED_SHARE:
+        return scenario
+    seconds = scenario.stretch * random.choice([30.0, 60.0, 120.0])
+    return replace(scenario, schedule=Schedule(seconds, leads=random.random() < 0.5))
 
 
 def _resting(random: Random, scenario: Scenario) -> Scenario:
