@@ -144,11 +144,19 @@ class Tick:
         view = self.leader.tables.lock.hold(self.memory.standing)
         self.leading, self.owner = view.held, view.owner
         if view.is_shared:
-            self.leader.remember(anew=True)
+            self._agree()
         if view.held and not is_declared:  # before any lease is made: workers refuse leases of no protocol
             self.leader.tables.declare()
         if not view.held:
             self.leader.forget_leadership()
+
+    def _agree(self) -> None:
+        """Take over what another process of this deployment decided. If that cannot be read, this tick goes on with
+        what is known: it leads."""
+        try:
+            self.leader.remember(anew=True)
+        except KclError as problem:
+            self.notes.append(f"what another process of this deployment decided could not be read: {problem}")
 
     def _stay_away(self) -> None:
         """Raise a KclError while this process is not to take the lock again that it gave up."""

@@ -387,6 +387,19 @@ def test_two_daemons_of_one_deployment_do_not_launch_and_drain_in_turn() -> None
     assert {report.target_workers for report in town.reports[-10:]} == {3}
 
 
+def test_a_daemon_that_cannot_read_what_the_other_one_decided_leads_all_the_same() -> None:
+    town = town_of(shards=8)
+    grown(town)
+    other = town.open_leader()
+    other.tick(town.view())
+    town.dynamodb.fails = lambda method, request: (
+        method == "get_item" and request["Key"] == {"leaseKey": {"S": "kdLeaderMemory"}}
+    )
+    report = town.step()
+    assert (report.leading, report.ok) == (True, True)
+    assert any("another process of this deployment" in note for note in report.notes)
+
+
 def test_a_deployment_that_leads_again_goes_on_with_the_number_of_workers_of_the_one_that_led() -> None:
     town = town_of(shards=8)
     grown(town)
