@@ -3,7 +3,7 @@ out of order."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kcl_dagster.errors import SinkError
@@ -200,6 +200,7 @@ class Lake:
             self._write_files(part, rows, files, truth, pause)
             return
         self._check_names(part, truth, worker)
+        self._withdraw_replaced(part, truth)
         self.stored[key] = rows
         self.records += len(rows)
         if truth.start_limit is not None:
@@ -210,6 +211,17 @@ class Lake:
         self._check_place(part, truth, start)
         truth.last_part, truth.is_put_back = part, False
         self._write_files(part, rows, files, truth, pause)
+
+    def _withdraw_replaced(self, part: Part, truth: ShardTruth) -> None:
+        """Remove the parts that this one takes the place of, as the Parquet sink does. One of them may be stored:
+        its worker ended before the checkpoint, and it was cut in two when three owners had ended."""
+        if part.instead_of is None:
+            return
+        place, numbers = identity(part)[:-2], range(part.instead_of, part.number)
+        for key in [key for key in self.stored if key[:-2] == place and key[-1] in numbers]:
+            self.records -= len(self.stored.pop(key))
+            self.files.pop(file_stem(replace(part, number=key[-1])), None)
+            truth.stored_to = min(truth.stored_to, truth.index_after(part.after))
 
     def _admit(self, code: CodeVersion) -> None:
         for name, kind in code.columns:

@@ -335,6 +335,17 @@ def test_a_batch_that_was_not_given_up_does_not_come_late(lake: Lake) -> None:
     assert found(lake)[0] == "S12"
 
 
+def test_a_part_takes_the_place_of_the_one_that_it_was_cut_out_of(lake: Lake) -> None:
+    """The whole was stored by a worker that ended before its checkpoint, and was cut in two after three losses."""
+    lake.store(part(TRIM_HORIZON, 4, 1), rows(1, 2, 3, 4))
+    lake.store(replace(part(TRIM_HORIZON, 2, 3), instead_of=1), rows(1, 2))
+    assert lake.missing() == ["clicks/s0: 2 of 4", "clicks/s1: 1 of 1"], "the other half has to come again"
+    lake.store(part(Checkpoint("2"), 4, 4), rows(3, 4))
+    assert (found(lake), lake.records) == ([], 4)
+    lake.store(replace(part(Checkpoint("2"), 3, 6), instead_of=5), rows(3))
+    assert found(lake) == ["S12"], "it takes the place of no part that is stored"
+
+
 def test_a_gap_between_two_parts_is_noticed(lake: Lake) -> None:
     lake.store(part(TRIM_HORIZON, 1, 1), rows(1))
     lake.store(part(Checkpoint("2"), 3, 2), rows(3))
