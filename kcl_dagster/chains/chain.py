@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kcl_dagster.chains.entry import PublishingEntry, StagedFile, StoredRange
+from kcl_dagster.chains.entry import PublishingEntry, StagedFile, StoredRange, TableRules
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import OutcomeUnknown
 from kcl_dagster.model.checkpoint import Checkpoint
@@ -32,7 +32,9 @@ class Chain:
     _waiting: dict[int, dict[LeaseKey, Checkpoint]] = field(default_factory=dict)
     """How far an entry stores the leases whose rows do not have that yet, by the entry's number."""
 
-    def decide(self, files: Sequence[StagedFile], ranges: Sequence[StoredRange]) -> PublishingEntry | None:
+    def decide(
+        self, files: Sequence[StagedFile], ranges: Sequence[StoredRange], rules: TableRules | None = None
+    ) -> PublishingEntry | None:
         """Decide that a batch is stored. None: the chain is closed, and the batch is void for ever.
 
         If this raises, the batch may have been decided: the chain is over, and its settlement shows it. All files
@@ -40,7 +42,7 @@ class Chain:
         """
         if self.is_over:
             return None
-        entry = PublishingEntry(self.new_id(), tuple(files), tuple(ranges))
+        entry = PublishingEntry(self.new_id(), tuple(files), tuple(ranges), rules=rules)
         number = self._last + 1
         self.is_over = True  # until it is known what became of the entry
         if not self._is_made(number, entry):

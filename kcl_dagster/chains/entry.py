@@ -13,12 +13,27 @@ from kcl_dagster.model.stored import BatchCounts
 VERSION: Final = 1
 
 
-class StagedFile(msgspec.Struct, frozen=True):
-    """A file that an entry publishes. `path`: its final one, relative to the root of the sink."""
+class StagedFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A file that an entry publishes. `path`: its final one, relative to the root of the sink.
+
+    Of a table: `partition`: the value of each partition column as text, None for null. `statistics`: as the table
+    keeps them.
+    """
 
     path: str
     rows: int
     bytes: int
+    partition: dict[str, str | None] | None = None
+    statistics: str | None = None
+
+
+class TableRules(msgspec.Struct, frozen=True):
+    """By which rules of a table the files of an entry were written. `schema`: of the rows, as text that the sink
+    reads. `required`: columns in which they have no nulls. `conditions`: SQL that is true of them, by name."""
+
+    schema: str
+    required: tuple[str, ...] = ()
+    conditions: dict[str, str] = {}
 
 
 class StoredRange(msgspec.Struct, frozen=True):
@@ -50,6 +65,8 @@ class PublishingEntry(msgspec.Struct, frozen=True, tag="publish", tag_field="kin
     files: tuple[StagedFile, ...]
     ranges: tuple[StoredRange, ...]
     version: int = VERSION
+    rules: TableRules | None = None
+    """None of folders, and of batches without rows."""
 
     def range_of(self, lease: LeaseKey, claim: ClaimId | None) -> StoredRange | None:
         return next((one for one in self.ranges if (one.lease, one.claim) == (lease, claim)), None)

@@ -49,6 +49,9 @@ class Selection:
     gaps: tuple[ChainId, ...] = ()
     """Chains of which an entry is missing. Nothing behind it is selected."""
 
+    passed_over: tuple[ChainId, ...] = ()
+    """Chains that are not in the table and whose first entry is missing."""
+
     is_complete: bool = True
     """Whether nothing had to be left for the next commit."""
 
@@ -62,18 +65,19 @@ def selected(
     Older entries come first, and those of one chain in order. An owner makes no entry for a shard before the table
     contains those of the former owner, so that the order of each shard is kept.
 
-    A chain that is not in the table and whose first entry is missing was deleted: a worker that was paused since
-    then has made an entry which means nothing. It is passed over.
+    A chain that is not in the table and whose first entry is missing was deleted. If a worker that was paused since
+    before that has made an entry, the entry means nothing: the chain is passed over.
     """
     chains: dict[ChainId, list[FoundEntry]] = defaultdict(list)
     for one in found:
         chains[one.chain].append(one)
     after: dict[ChainId, int] = {}
-    gaps, new = [], []
+    gaps, passed_over, new = [], [], []
     for chain, entries in sorted(chains.items()):
         entries.sort(key=lambda one: one.number)
         last = contained.get(chain)
         if last is None and entries[0].number != 1:
+            passed_over.append(chain)
             continue
         reached, modified = last or 0, 0.0
         if last is not None:
@@ -90,7 +94,7 @@ def selected(
     taken = tuple(one for _, one in new[:most])
     for one in taken:
         after[one.chain] = one.number
-    return Selection(taken, after, tuple(gaps), is_complete=len(taken) == len(new))
+    return Selection(taken, after, tuple(gaps), tuple(passed_over), is_complete=len(taken) == len(new))
 
 
 @dataclass(frozen=True, slots=True)

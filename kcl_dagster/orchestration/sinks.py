@@ -11,6 +11,7 @@ from kcl_dagster.orchestration.metadata import TABLE_NAME, URI
 from kcl_dagster.orchestration.secret_options import refuse_literals, refuse_secret_in, resolved
 from kcl_dagster.worker.batch import Batch, Sink
 from kcl_dagster.worker.staging import StagingSink
+from kcl_dagster.worker.table_committer import COMMIT_SECONDS
 
 _DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
 
@@ -19,7 +20,7 @@ _TABLES = frozenset({"parquet", "deltalake", "iceberg"})
 Transform = Callable[..., Any]
 """From the records of a batch, a Spark DataFrame, to what the sink stores. May ask for Dagster's context and for
 resources, see `kcl_consumer`. Runs once per batch, in the driver. It must be a pure function of its argument,
-because a batch that failed is transformed again. With `kcl.parquet(..., commit="chains")` it may be any function.
+because a batch that failed is transformed again. With `commit="chains"` it may be any function.
 """
 
 Connection = Mapping[str, str]
@@ -104,8 +105,7 @@ def parquet(path: str, *, partition_by: Sequence[str] = (), commit: Commit = "le
             kcl.parquet("s3://lake/clicks", partition_by=["day"])
     """
     _refuse_path(path, "kcl.parquet")
-    if commit not in get_args(Commit):
-        raise ConfigurationError(f"commit of kcl.parquet: {commit!r} is none of {', '.join(get_args(Commit))}")
+    _refuse_commit(commit, "kcl.parquet")
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
         from kcl_dagster.spark.sinks.parquet import ParquetSink
@@ -123,7 +123,12 @@ def parquet(path: str, *, partition_by: Sequence[str] = (), commit: Commit = "le
 
 
 def delta(
-    path: str, *, partition_by: Sequence[str] = (), storage_options: Mapping[str, str] | None = None
+    path: str,
+    *,
+    partition_by: Sequence[str] = (),
+    storage_options: Mapping[str, str] | None = None,
+    commit: Commit = "leases",
+    commit_seconds: float = COMMIT_SECONDS,
 ) -> SinkChoice:
     """A Delta table, each record once. Needs the `delta` extra.
 
@@ -133,6 +138,12 @@ def delta(
             hour of one, in UTC, such as `day(arrival_timestamp)`, which the sink adds as a column.
         storage_options: delta-rs' own; left out, the connection of the `KclResource`. A value may be a
             `dagster.EnvVar`, which the worker resolves. Secrets must be: a literal raises ConfigurationError.
+        commit: Where it is decided that a batch is stored. `leases`: in its leases; a commit of the table for each
+            batch of each worker, and the function must be deterministic. `chains`: in a chain of entries below the
+            path; one commit for all workers every `commit_seconds`, and the function may be any. Needs a store that
+            knows conditional puts, or a file system with hard links.
+        commit_seconds: With `chains`, how long a batch waits for the next commit of the table at most, while all
+            goes well. Readers and compactions pay for each commit.
 
     Example:
         .. code-block:: python
@@ -145,6 +156,9 @@ def delta(
         _DELTA,
         "leave it out and delta-rs takes it from the environment or the role of the machine",
     )
+    _refuse_commit(commit, "kcl.delta")
+    if not commit_seconds > 0:
+        raise ConfigurationError(f"commit_seconds of kcl.delta must be more than 0, is {commit_seconds}")
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
         from kcl_dagster.spark.sinks.delta import DeltaSink
@@ -158,7 +172,26 @@ def delta(
             storage_options=choice.delta_options(),
         )
 
-    choice = SinkChoice("deltalake", path, open_sink, storage_options=storage_options)
+    def open_staging(transform: Transform, s3: Connection) -> StagingSink[Any]:
+        from kcl_dagster.spark.sinks.staged_delta import StagedDeltaSink
+        from kcl_dagster.spark.storage import S3Options
+
+        return StagedDeltaSink(
+            path,
+            transform=transform,
+            partition_by=partition_by,
+            s3=S3Options(**s3),
+            storage_options=choice.delta_options(),
+            commit_seconds=commit_seconds,
+        )
+
+    choice = SinkChoice(
+        "deltalake",
+        path,
+        open_sink,
+        storage_options=storage_options,
+        open_staging=open_staging if commit == "chains" else None,
+    )
     return choice
 
 
@@ -209,6 +242,11 @@ def iceberg(
         )
 
     return SinkChoice("iceberg", identifier, open_sink)
+
+
+def _refuse_commit(commit: str, what: str) -> None:
+    if commit not in get_args(Commit):
+        raise ConfigurationError(f"commit of {what}: {commit!r} is none of {', '.join(get_args(Commit))}")
 
 
 def processors(factory: Callable[..., Any], processes: int | None = None) -> SinkChoice:

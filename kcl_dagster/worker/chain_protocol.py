@@ -188,7 +188,7 @@ class ChainProtocol(Generic[D]):
             tokens[key] = this.holdings[key].token
         try:
             with self.reading.timed(this, "commit"):
-                is_stored = self.claims.decide(chain, staged.files, ranges, tokens)
+                is_stored = self.claims.decide(chain, staged, ranges, tokens)
         except KclError as error:
             this.error = full(error)
             self.reading.failed(this, list(tokens), error)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.deletion import delete_chains
-from kcl_dagster.chains.entry import StagedFile, StoredRange
+from kcl_dagster.chains.entry import StoredRange
 from kcl_dagster.chains.publication import Publisher, chain_id
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import Unsafe
@@ -26,6 +26,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.worker.former_chains import FormerChains, store_errors, stored_after
 from kcl_dagster.worker.holdings import Holding, Holdings, Unwritten
 from kcl_dagster.worker.pending import binds, pin_of
+from kcl_dagster.worker.staging import StagedBatch
 
 
 @dataclass(slots=True)
@@ -138,21 +139,21 @@ class Claims:
     def decide(
         self,
         chain: Chain,
-        files: Sequence[StagedFile],
+        staged: StagedBatch,
         ranges: Sequence[StoredRange],
         tokens: Mapping[LeaseKey, int],
     ) -> bool:
-        """Store a batch: decide it, and publish it or leave that to `publish`. `chain`: the one for which its files
-        were staged. `tokens`: the ownerships under which its leases were read. False: the batch is void, its staged
+        """Store a batch: decide it, and publish it or leave that to `publish`. `chain`: the one for which it was
+        staged. `tokens`: the ownerships under which its leases were read. False: the batch is void, its staged
         files are removed, and its records have to be read again. If this raises, the batch may have been decided:
         the leases are claimed again before they are read."""
         with store_errors(self.entries, self.worker, "could not be decided"):
             refused = self.holdings.begin_decision(tokens, chain.id)
             # If this raises, the claims are not ended by a handoff: the next owner has to settle the chain.
-            entry = None if refused else chain.decide(files, ranges)
+            entry = None if refused else chain.decide(staged.files, ranges, staged.rules)
             if entry is None:
                 self.holdings.end_decision(tokens)
-                self.publisher.discard(chain.id, [file.path for file in files])
+                self.publisher.discard(chain.id, [file.path for file in staged.files])
                 return False
             # If the outcome is not known, or if another process has settled the chain, the chain is over: its
             # settlement shows what is stored.

@@ -287,7 +287,8 @@ class Worker(Generic[D]):
                 self._around.application.name,
                 runtime.new_id,
                 self._clock,
-                complete=self.completeness.last,
+                beside.commit_seconds,
+                self.completeness.last,
             )
         return FolderPublisher(beside.entries.files) if isinstance(beside, BesideChains) else None
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from kcl_dagster.chains.entry import StagedFile
+from kcl_dagster.chains.entry import StagedFile, TableRules
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
@@ -19,6 +19,8 @@ class StagedBatch:
 
     files: tuple[StagedFile, ...]
     counts: Mapping[LeaseKey, PartCounts]
+    rules: TableRules | None = None
+    """Of tables, see `PublishingEntry`."""
 
 
 @runtime_checkable
@@ -37,6 +39,10 @@ class TableBesideChains(BesideChains, Protocol):
     @property
     def chained_table(self) -> ChainedTable:
         """The table below whose root the chains are."""
+
+    @property
+    def commit_seconds(self) -> float:
+        """Between two commits of the table."""
 
 
 class StagingSink(BesideChains, Protocol[D_contra]):

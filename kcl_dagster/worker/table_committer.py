@@ -111,7 +111,7 @@ class TableCommitter:
                 self._look_due = now + PATIENCE_SECONDS
             elif age >= self.seconds or plan is None:
                 self._look_due = now + self.seconds
-                self._make_next(number, plan)
+                self._make_next(number, plan, wanted)
             else:
                 self._look_due = self._seen[1] + self.seconds
 
@@ -126,7 +126,7 @@ class TableCommitter:
                 number, plan = self._newest()
                 if plan is not None and not self._is_carried_out(number, plan):
                     self._carry_out(number, plan)
-                if self._has(wanted) or (not self._make_next(number, plan) and self._are_gone(wanted)):
+                if self._has(wanted) or (not self._make_next(number, plan, wanted) and self._are_gone(wanted)):
                     return
             raise OutcomeUnknown(f"other workers have made a commit before each of {TRIES} tries")
 
@@ -166,14 +166,18 @@ class TableCommitter:
         self._contained = plan.contained
         return True
 
-    def _make_next(self, number: int, plan: TableCommit | None) -> bool:
+    def _make_next(self, number: int, plan: TableCommit | None, wanted: Mapping[ChainId, int]) -> bool:
         """Plan the commit after this one, which the table contains, and carry it out. False: there is nothing to
         commit, or another worker was faster."""
         if plan is None:
             self._refuse_without_plans()
         chosen = selected({} if plan is None else plan.contained, self._all())
-        if chosen.gaps and self._newest()[0] == number:
-            raise Unsafe(f"entries of chain {chosen.gaps[0]} were removed before they were committed")
+        removed = [*chosen.gaps, *(chain for chain in chosen.passed_over if chain in wanted)]
+        if removed and self._newest()[0] == number:
+            raise Unsafe(
+                f"entries of chain {removed[0]} were removed before they were committed. Put them back, or remove "
+                "those that are left of this chain and reset its leases"
+            )
         if not chosen.entries or chosen.gaps:
             return False
         found = self._read(chosen)

@@ -22,9 +22,11 @@ from kcl_dagster.spark.parquet_file import ParquetFile, read_footer
 from kcl_dagster.spark.schema import REPEATING, ddl
 from kcl_dagster.spark.sealing import Unseal
 from kcl_dagster.spark.settling import settle
+from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, delta_statistics
 from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.minutes import MinuteCounts, minute_rows
 from kcl_dagster.spark.sinks.split import split
+from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.sinks.writing import FileWriter, in_utc, refuse_invalid
 from kcl_dagster.worker.batch import MinuteRows
 
@@ -36,6 +38,8 @@ _MANIFEST: Final = pa.schema(
         ("rows", pa.int64()),
         ("bytes", pa.int64()),
         ("parts", pa.string()),
+        ("partition", pa.string()),
+        ("statistics", pa.string()),
     ]
 )
 MANIFEST_DDL: Final = ddl(_MANIFEST)
@@ -52,7 +56,8 @@ class RowsOfLease:
 @dataclass(frozen=True, slots=True)
 class BatchFile:
     """A file that an attempt of a task has staged. `path`: its final one. `leases`: whose rows it holds, by the
-    column of the output; None where that is not known."""
+    column of the output; None where that is not known. `partition` and `statistics`: see `StagedFile`; None where
+    it was not written for a table."""
 
     task: int
     attempt: int
@@ -60,6 +65,17 @@ class BatchFile:
     rows: int
     bytes: int
     leases: Mapping[LeaseKey, RowsOfLease] | None
+    partition: dict[str, str | None] | None = None
+    statistics: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForTable:
+    """How files are written for a table, under their final names: readers see what the table contains. `target`:
+    its columns; None: there is no table yet. `indexed`: of how many columns it keeps statistics."""
+
+    target: Target | None
+    indexed: int = INDEXED_COLUMNS
 
 
 Rows = Iterator[pa.RecordBatch]
@@ -109,6 +125,9 @@ class StageFiles:
     """The rows are records as our fetch has read them: their texts are valid, and it is known which columns have
     values that repeat."""
 
+    table: ForTable | None = None
+    """Set where the files belong to a table."""
+
     def __call__(self, batches: Rows) -> Rows:
         settle()
         context = TaskContext.get()
@@ -129,6 +148,13 @@ class StageFiles:
             raise
         return [{"task": task, "attempt": attempt, **row} for row in written]
 
+    def cast(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows if self.table is None or self.table.target is None else self.table.target.cast(rows)
+
+    def written_path(self, path: str) -> str:
+        """Where a file is written whose final path this is."""
+        return path if self.table is not None else staged_path(self.chain, path)
+
 
 @dataclass(slots=True)
 class _LeaseCounts:
@@ -140,6 +166,7 @@ class _LeaseCounts:
 class _OpenBatchFile:
     path: str
     content: ParquetFile
+    key: tuple[Any, ...]
     leases: dict[str, _LeaseCounts] = field(default_factory=dict)
 
     def count(self, lease: str, rows: pa.RecordBatch, time_column: str) -> None:
@@ -182,7 +209,7 @@ class _TaskFiles:
     def _add(self, batch: pa.RecordBatch) -> None:
         if not self.of.is_as_read:
             refuse_invalid(batch)
-        rows = in_utc(batch)
+        rows = self.of.cast(in_utc(batch))
         for group in split(rows, self.of.layout.keys(rows)):
             self._write(group.key, group.rows)
 
@@ -194,7 +221,7 @@ class _TaskFiles:
             file = None
         if file is None:
             repeating = [name for name in body.schema.names if name in REPEATING] if self.of.is_as_read else None
-            file = self._open[key] = _OpenBatchFile(self._new_path(key), ParquetFile(body.schema, repeating))
+            file = self._open[key] = _OpenBatchFile(self._new_path(key), ParquetFile(body.schema, repeating), key)
         file.content.write(body)
         self._count(file, rows)
         if file.content.size >= self.of.target_bytes:
@@ -212,14 +239,14 @@ class _TaskFiles:
     def discard(self) -> None:
         """Remove what was staged. What cannot be removed now is when the chain is settled."""
         with suppress(KclError, OSError):
-            self.of.store.delete([staged_path(self.of.chain, row["path"]) for row in self._written])
+            self.of.store.delete([self.of.written_path(row["path"]) for row in self._written])
 
     def _new_path(self, key: tuple[Any, ...]) -> str:
         folder = self.of.layout.folder(key)
         name = file_name(self.of.chain, self.of.batch, self.attempt, self._number)
         self._number += 1
         path = f"{folder}/{name}" if folder else name
-        for longer in (path, staged_path(self.of.chain, path)):
+        for longer in (path, self.of.written_path(path)):
             reason = self.of.store.too_long(longer)
             if reason is not None:
                 raise RecordRefused(f"a value of the partition columns would need {reason}")
@@ -227,8 +254,14 @@ class _TaskFiles:
 
     def _close(self, file: _OpenBatchFile) -> None:
         content = file.content.finish()
+        partition, statistics = None, None
+        if self.of.table is not None:
+            partition = self.of.layout.values(file.key)
+            statistics = delta_statistics(read_footer(file.content.footer), self.of.table.indexed)
+            if self.of.table.target is not None:
+                self.of.table.target.check_nulls(file.content.footer, partition)
         try:
-            self.of.store.put(staged_path(self.of.chain, file.path), content)
+            self.of.store.put(self.of.written_path(file.path), content)
         except (OSError, KclError) as error:
             raise SinkError(f"{file.path} could not be staged: {error}") from error
         self._written.append(
@@ -237,6 +270,8 @@ class _TaskFiles:
                 "rows": read_footer(file.content.footer).num_rows,  # what readers will find
                 "bytes": len(content),
                 "parts": file.parts if file.leases else None,
+                "partition": None if partition is None else json.dumps(partition),
+                "statistics": statistics,
             }
         )
 
@@ -245,7 +280,16 @@ def batch_files(manifest: list[dict[str, Any]]) -> list[BatchFile]:
     """The files of a batch, from what the tasks of its job have yielded. Raises SinkError if two attempts of a task
     are among them: the rows of the task would be stored twice."""
     files = [
-        BatchFile(row["task"], row["attempt"], row["path"], row["rows"], row["bytes"], _leases(row["parts"]))
+        BatchFile(
+            row["task"],
+            row["attempt"],
+            row["path"],
+            row["rows"],
+            row["bytes"],
+            _leases(row["parts"]),
+            None if row["partition"] is None else json.loads(row["partition"]),
+            row["statistics"],
+        )
         for row in manifest
     ]
     attempts: dict[int, int] = {}

@@ -4,6 +4,7 @@ A type of the output may be narrower than the table's: integers, floats and deci
 written. Whatever may lose a value, or break a promise that the table makes to its readers, is refused.
 """
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -67,6 +68,15 @@ class Target:
     def cast(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         schema = self.stored(rows.schema)
         return rows if schema == rows.schema else rows.cast(schema)
+
+
+def encoded_schema(schema: pa.Schema) -> str:
+    """As text, for `decoded_schema`."""
+    return b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
+
+
+def decoded_schema(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.BufferReader(b64decode(text)))
 
 
 def fits(output: pa.DataType, table: pa.DataType) -> bool:

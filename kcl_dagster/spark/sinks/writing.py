@@ -158,7 +158,7 @@ def _written(
     if not layout.is_flat:
         layout.check(pieces[0].schema)
     if target is not None:
-        target.check(_schema_of(pieces[0]))
+        target.check(schema_of(pieces[0]))
     # A transform that gives back what it was given wants no columns in Spark.
     origin = origin if pieces[0] is data else None
     as_read = origin is not None and _stores_as_read(layout, target)
@@ -294,10 +294,11 @@ def _published(drafted: Drafted, names: Mapping[LeaseKey, str]) -> tuple[Written
 
 def output_schema(data: DataFrame, transform: Transform, leases: Sequence[LeaseKey]) -> pa.Schema:
     """The schema that `write_files` will write. Evaluates nothing."""
-    return _schema_of(apply(transform, data, leases)[0])
+    return schema_of(apply(transform, data, leases)[0])
 
 
-def _schema_of(output: DataFrame) -> pa.Schema:
+def schema_of(output: DataFrame) -> pa.Schema:
+    """As the files will have it, partition columns included. Evaluates nothing."""
     return _utc(output.limit(0).toArrow().schema)
 
 

@@ -1,6 +1,6 @@
 """A worker of a fleet whose batches are decided in chains. A program of its own: it is killed.
 
-python chain_worker.py ENDPOINT STREAM PLACE SLOT RUN_ID
+python chain_worker.py KIND ENDPOINT STREAM PLACE SLOT RUN_ID
 """
 
 import logging
@@ -22,6 +22,7 @@ from kcl_dagster.worker.stop import StopReason, StopSignal
 
 LEASE_SECONDS = 6.0
 REGION = "us-east-1"
+COMMIT_SECONDS = 3.0  # of a table
 
 
 def transform(records: DataFrame) -> DataFrame:
@@ -31,18 +32,21 @@ def transform(records: DataFrame) -> DataFrame:
     return records.select(number, F.rand().alias("chance"), F.current_timestamp().alias("at"), kind)
 
 
-def consumer(stream: str, place: str) -> Consumer:
+def consumer(kind: str, stream: str, place: str) -> Consumer:
     application = kcl.Application(
         name=f"{stream}-app",
         streams=stream,
         timings={"lease_duration": LEASE_SECONDS, "heartbeat": 1.0, "handoff_timeout": 5.0},
         batch={"max_seconds": 1.0, "idle_seconds": 0.1},
     )
-    sink = kcl.parquet(place, partition_by=["kind"], commit="chains")
+    if kind == "parquet":
+        sink = kcl.parquet(place, partition_by=["kind"], commit="chains")
+    else:
+        sink = kcl.delta(place, partition_by=["kind"], commit="chains", commit_seconds=COMMIT_SECONDS)
     return kcl.kcl_consumer(application=application, sink=sink, name="records")(transform)
 
 
-def main(endpoint: str, stream: str, place: str, slot: str, run_id: str) -> None:
+def main(kind: str, endpoint: str, stream: str, place: str, slot: str, run_id: str) -> None:
     logging.basicConfig(level=logging.INFO)
     with tempfile.TemporaryDirectory() as folder:
         conf = {
@@ -57,7 +61,7 @@ def main(endpoint: str, stream: str, place: str, slot: str, run_id: str) -> None
         resource = EmulatorResource(endpoint_url=endpoint, region_name=REGION)
         log = logging.getLogger(slot)
         diary = Diary(AssetKey("records"), slot, lambda event: log.info("%s", event), log, lambda *_: None)
-        WorkerRun(consumer(stream, place), resource, lambda: spark, slot, run_id, diary).work(stop)
+        WorkerRun(consumer(kind, stream, place), resource, lambda: spark, slot, run_id, diary).work(stop)
         stop_session(spark)
 
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from kcl_dagster.emulator import Endpoint
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.storage import S3Options, Store, open_store
+from kcl_dagster.spark.sinks.delta import open_table
+from kcl_dagster.spark.storage import S3Options, S3Store, Store, open_store
 from kcl_dagster.testing import EmulatorResource
 from tests.acceptance.family import wait_for
 from tests.integration.spark import chain_worker
@@ -27,16 +28,17 @@ from tests.integration.spark import chain_worker
 pytestmark = pytest.mark.spark
 
 SHARDS = 16
-STREAM, PLACE = "chain-fleet", "s3://chain-fleet/clicks"
+BUCKET = "chain-fleet"
 MOST_FILES = 2 * 2  # of a batch: two jobs with one task, if a part was read ahead; and two partition values
 
 
 class Producer(threading.Thread):
     """Puts numbered records until it is stopped."""
 
-    def __init__(self, kinesis: Any) -> None:
+    def __init__(self, kinesis: Any, stream: str) -> None:
         super().__init__(daemon=True)
         self.kinesis = kinesis
+        self.stream = stream
         self.produced = 0
         self.over = threading.Event()
 
@@ -44,14 +46,14 @@ class Producer(threading.Thread):
         while not self.over.wait(0.1):
             numbers = range(self.produced, self.produced + 40)
             some = [{"Data": str(n).encode(), "PartitionKey": f"key-{n}"} for n in numbers]
-            self.kinesis.put_records(StreamName=STREAM, Records=some)
+            self.kinesis.put_records(StreamName=self.stream, Records=some)
             self.produced += len(some)
 
 
 @contextmanager
-def leading(resource: EmulatorResource) -> Iterator[None]:
+def leading(resource: EmulatorResource, kind: str) -> Iterator[None]:
     leader = open_leader(
-        chain_worker.consumer(STREAM, PLACE).application,
+        chain_worker.consumer(kind, stream_of(kind), place_of(kind)).application,
         dynamodb=resource.client("dynamodb"),
         kinesis=resource.client("kinesis"),
         identity="test",
@@ -73,10 +75,10 @@ def leading(resource: EmulatorResource) -> Iterator[None]:
 
 
 @contextmanager
-def worker(sidecar: Endpoint, number: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def worker(sidecar: Endpoint, kind: str, number: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     slot = f"worker-{number:03}"
     command = [sys.executable, "-m", "tests.integration.spark.chain_worker"]
-    command += [sidecar.url, STREAM, PLACE, slot, f"{number:08d}-run"]
+    command += [kind, sidecar.url, stream_of(kind), place_of(kind), slot, f"{number:08d}-run"]
     with (folder / f"{slot}.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"TMPDIR": str(folder)})
         try:
@@ -86,51 +88,94 @@ def worker(sidecar: Endpoint, number: int, folder: Path) -> Iterator[subprocess.
             process.wait(60)
 
 
-def published(store: Store) -> list[str]:
+def stream_of(kind: str) -> str:
+    return f"chain-fleet-{kind}"
+
+
+def place_of(kind: str) -> str:
+    return f"s3://{BUCKET}/{kind}"
+
+
+def written(store: Store) -> list[str]:
+    """All files under their final names, whether readers see them or not."""
     return [file.path for file in store.files() if file.path.endswith(".parquet")]
+
+
+def published(store: Store, kind: str) -> list[str]:
+    """What readers see."""
+    if kind == "parquet":
+        return written(store)
+    assert isinstance(store, S3Store)
+    table = open_table(store.root, store.options)
+    return [] if table is None else [uri.removeprefix(f"{store.root}/") for uri in table.file_uris()]
+
+
+def is_staging(store: Store, kind: str, worker: str) -> bool:
+    """Whether a worker has written files that readers do not see yet."""
+    if kind == "parquet":
+        return any(worker in file.path for file in store.files("_staged/", hidden=True))
+    return any(worker in path for path in set(written(store)) - set(published(store, kind)))
 
 
 def by_worker(paths: list[str]) -> set[str]:
     return {found[0] for path in paths if (found := re.search(r"worker-\d+", path)) is not None}
 
 
-def numbers(store: Store) -> Counter[int]:
+def numbers(store: Store, kind: str) -> Counter[int]:
     found: Counter[int] = Counter()
-    for path in published(store):
+    for path in published(store, kind):
         found.update(pq.read_table(pa.BufferReader(store.get(path)))["n"].to_pylist())
     return found
 
 
-def test_a_worker_that_is_killed_loses_and_repeats_no_record(sidecar: Endpoint, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_a_worker_that_is_killed_loses_and_repeats_no_record(sidecar: Endpoint, tmp_path: Path, kind: str) -> None:
+    stream, place = stream_of(kind), place_of(kind)
     resource = EmulatorResource(endpoint_url=sidecar.url, region_name=chain_worker.REGION)
     kinesis = resource.client("kinesis")
-    kinesis.create_stream(StreamName=STREAM, ShardCount=SHARDS)
-    store = open_store(PLACE, S3Options(**resource.connection("s3", STREAM)))
-    resource.client("s3").create_bucket(Bucket="chain-fleet")
-    producer = Producer(kinesis)
+    kinesis.create_stream(StreamName=stream, ShardCount=SHARDS)
+    store = open_store(place, S3Options(**resource.connection("s3", stream)))
+    with suppress(resource.client("s3").exceptions.BucketAlreadyOwnedByYou):
+        resource.client("s3").create_bucket(Bucket=BUCKET)
+    producer = Producer(kinesis, stream)
     with (
-        leading(resource),
-        worker(sidecar, 0, tmp_path) as killed,
-        worker(sidecar, 1, tmp_path) as other,
+        leading(resource, kind),
+        worker(sidecar, kind, 0, tmp_path) as killed,
+        worker(sidecar, kind, 1, tmp_path) as other,
     ):
         producer.start()
-        wait_for(lambda: by_worker(published(store)) == {"worker-000", "worker-001"}, "both store")
+        wait_for(lambda: by_worker(published(store, kind)) == {"worker-000", "worker-001"}, "both store")
 
-        def is_staging() -> bool:
-            return any("worker-000" in file.path for file in store.files("_staged/", hidden=True))
-
-        wait_for(is_staging, "the first worker stages a batch")
+        wait_for(lambda: is_staging(store, kind, "worker-000"), "the first worker stages a batch")
         killed.kill()
         assert killed.wait(60) == -9
         at_kill = producer.produced
         wait_for(lambda: producer.produced > at_kill + 400, "records flow")
         producer.over.set()
         producer.join()
-        wait_for(lambda: len(numbers(store)) == producer.produced, "everything is stored")
+        wait_for(lambda: len(numbers(store, kind)) == producer.produced, "everything is stored")
         other.terminate()
         assert other.wait(60) == 0
-    assert numbers(store) == Counter(range(producer.produced))
+    assert numbers(store, kind) == Counter(range(producer.produced))
     assert list(store.files("_staged/", hidden=True)) == []
-    batches = Counter(re.sub(r"_\d+_\d+\.parquet", "", path.rpartition("/")[2]) for path in published(store))
+    batches = Counter(re.sub(r"_\d+_\d+\.parquet", "", path.rpartition("/")[2]) for path in published(store, kind))
     assert max(batches.values()) <= MOST_FILES < SHARDS
     assert len(batches) > 4
+    if kind == "delta":
+        check_table(store)
+
+
+def check_table(store: Store) -> None:
+    """One commit has the files of many batches, and nothing is left beside the table but the last plan, and the
+    chain of the worker that was killed."""
+    assert isinstance(store, S3Store)
+    table = open_table(store.root, store.options)
+    assert table is not None
+    files = Counter(re.sub(r"_\d+_\d+\.parquet", "", path.rpartition("/")[2]) for path in published(store, "delta"))
+    assert table.version() < len(files)
+    assert len(list(store.files("_commits/", hidden=True))) == 1
+    assert {path.split("/")[1].split("~")[1][:10] for path in chains_of(store)} <= {"worker-000"}
+
+
+def chains_of(store: Store) -> list[str]:
+    return [file.path for file in store.files("_chains/", hidden=True)]

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -28,7 +29,7 @@ SHARDS, RECORDS = 16, 400
 
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[EmbeddedAws]:
-    with embedded_aws(streams={"local-clicks": SHARDS, "s3-clicks": SHARDS}) as cloud:
+    with embedded_aws(streams=dict.fromkeys(["local-clicks", "s3-clicks", "delta-clicks"], SHARDS)) as cloud:
         cloud.emulator.client("s3").create_bucket(Bucket="lake")
         yield cloud
 
@@ -39,11 +40,11 @@ def transform(records: DataFrame) -> DataFrame:
     return records.select(number, F.rand().alias("chance"), F.current_timestamp().alias("at"))
 
 
-def consumer(stream: str, place: str, commit: Commit) -> Consumer:
+def consumer(stream: str, place: str, commit: Commit, kind: str = "parquet") -> Consumer:
     application = kcl.Application(
         name=f"{stream}-app", streams=stream, batch={"max_seconds": 1.0, "idle_seconds": 0.1}
     )
-    sink = kcl.parquet(place, commit=commit)
+    sink = kcl.parquet(place, commit=commit) if kind == "parquet" else kcl.delta(place, commit=commit)
     return kcl.kcl_consumer(application=application, sink=sink, name="records")(transform)
 
 
@@ -80,3 +81,27 @@ def test_every_record_is_stored_once_and_files_do_not_follow_shards(
     lease = table.get(LeaseKey("shardId-000000000000"))
     assert lease is not None
     assert lease.claim is None
+
+
+def test_every_record_is_in_a_delta_table_once_and_commits_do_not_follow_batches(
+    cloud: EmbeddedAws, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A run ends with a commit of what it has decided, so that the next setting begins behind it."""
+    place, stream = str(tmp_path / "table"), "delta-clicks"
+    resource: Any = cloud.resource()
+    settings: list[Commit] = ["leases", "chains", "chains", "leases"]
+    versions, files = [0], []
+    for turn, commit in enumerate(settings):
+        cloud.put(stream, [str(turn * RECORDS + n).encode() for n in range(RECORDS)])
+        before = set(DeltaTable(place).file_uris()) if turn else set()
+        assert consume(consumer(stream, place, commit, "delta"), resource, spark) == RECORDS
+        table = DeltaTable(place)
+        found = pa.table(table.to_pyarrow_table())["n"].to_pylist()
+        assert Counter(found) == Counter(range((turn + 1) * RECORDS))
+        files.append(len(set(table.file_uris()) - before))
+        versions.append(table.version())
+    assert min(files[0], files[3]) >= SHARDS, "a file for each shard"
+    assert max(files[1], files[2]) < SHARDS
+    assert versions[2] - versions[1] <= 3
+    left = [path for path in Path(place).rglob("*.json") if path.parts[-3] in ("_chains", "_commits")]
+    assert len(left) == 1, "the last plan"

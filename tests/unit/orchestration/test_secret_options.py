@@ -162,7 +162,7 @@ def test_the_worker_resolves_them_when_it_opens_the_sink(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(deltalake.DeltaTable, "is_deltatable", staticmethod(exists))
     sink: Any = delta
-    assert sink._open() is None
+    assert sink._log.open() is None
     assert opened == [plain]
 
 

@@ -52,7 +52,7 @@ def sink(path: Path, partition_by: Sequence[str] = ()) -> DeltaSink:
 
 def store(sink: DeltaSink, *batches: pa.RecordBatch, number: int = 1) -> None:
     """As `DeltaSink.write`, of an output that is there already."""
-    table = sink._open()
+    table = sink._log.open()
     rules = None if table is None else DeltaRules.of(table, "a table")
     if rules is not None:
         rules.target.check(batches[0].schema)

@@ -17,7 +17,8 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.sinks.batch_files import BatchFile, StageFiles, batch_files
 from kcl_dagster.spark.sinks.layout import Folders
-from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink, counts_of
+from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
+from kcl_dagster.spark.sinks.staging_job import counts_of
 from kcl_dagster.spark.storage import LocalStore, Store
 from kcl_dagster.worker.batch import FileCounts, MinuteRows, PartCounts
 from tests.unit.chains.memory import MemoryFiles
@@ -110,7 +111,8 @@ def test_a_file_that_cannot_be_staged_fails_the_batch_and_blames_no_record(tmp_p
 
 
 def test_two_attempts_of_a_task_are_not_in_one_batch() -> None:
-    row: dict[str, Any] = {"task": 1, "attempt": 7, "path": "a.parquet", "rows": 1, "bytes": 10, "parts": None}
+    row: dict[str, Any] = {"task": 1, "attempt": 7, "path": "a.parquet", "rows": 1, "bytes": 10}
+    row |= dict.fromkeys(["parts", "partition", "statistics"])
     assert len(batch_files([row, row | {"path": "b.parquet"}, row | {"task": 2, "attempt": 8}])) == 3
     with pytest.raises(SinkError, match="two attempts of task 1"):
         batch_files([row, row | {"attempt": 8}])

@@ -13,6 +13,7 @@ from kcl_dagster.chains.store import Entries
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.staging import StagedBatch
+from kcl_dagster.worker.table_committer import COMMIT_SECONDS
 from tests.unit.chains.memory import MemoryFiles
 from tests.unit.chains.memory_table import MemoryTable, TableState
 from tests.unit.worker.kit import Data, Fuse, MemorySink, Payload, Run, World
@@ -124,6 +125,7 @@ class MemoryTableSink:
     state: TableState
     attempts: Callable[[], int]
     refuses: Callable[[Data], None] | None = None
+    commit_seconds: float = COMMIT_SECONDS
 
     def __post_init__(self) -> None:
         self.chained_table = MemoryTable(self.state, self.files)
@@ -151,6 +153,7 @@ class SinkOfTable(SinkBesideChains):
     chains."""
 
     state: TableState = field(default_factory=TableState)
+    commit_seconds: float = COMMIT_SECONDS
 
     @property
     def chained_table(self) -> MemoryTable:

@@ -310,6 +310,8 @@ def test_entries_that_were_removed_before_they_were_committed_are_missed() -> No
     committer = world.committer()
     world.wanted = {world.chains["w2"].id: 2}
     world.finish(committer)  # the chain whose beginning is missing is passed over
+    with pytest.raises(SinkError, match="were removed before they were committed"):
+        world.committer().finish({world.chains["w1"].id: 2})
     world.decide("w2")
     world.decide("w2")
     world.entries.delete(world.chains["w2"].id, [3])

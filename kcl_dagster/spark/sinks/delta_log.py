@@ -1,0 +1,143 @@
+"""The log of a Delta table, as a sink uses it between batches."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import md5
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from kcl_dagster.errors import SinkError
+from kcl_dagster.spark.sinks.completeness import (
+    RECENT_COMMITS,
+    completeness_key,
+    completeness_record,
+    is_in_table,
+)
+from kcl_dagster.spark.sinks.delta_rules import DeltaRules
+from kcl_dagster.spark.sinks.record import table_errors
+from kcl_dagster.spark.sinks.target import nullable
+from kcl_dagster.spark.storage import Store
+from kcl_dagster.tables.completeness_row import WrittenThrough
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+LOG_RETRIES: Final = 15  # delta-rs's own: other shards' workers append to the same log
+
+
+@dataclass(slots=True)
+class DeltaLog:
+    """The table at the root of a store. It is kept open: what is read again is what was committed since.
+
+    `columns`: by which a table is partitioned that is made here. `keep_complete` may be called on another thread.
+    """
+
+    store: Store
+    options: Mapping[str, str] = field(repr=False)
+    columns: Sequence[str] = ()
+    _table: "DeltaTable | None" = None
+    _newest: tuple[int, bytes] | None = None  # version of the open table, and what its log says there
+    _kept: tuple[int, int] = (-1, 0)  # epoch and moment that the table has by `keep_complete`
+
+    @property
+    def name(self) -> str:
+        return f"delta at {self.store.root}"
+
+    @property
+    def url(self) -> str:
+        return url_of(self.store.root)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """For what is done with the table that is kept open. If it fails, the next attempt opens the table anew: it
+        may have been removed, or made anew, and the one that is open then never succeeds again. Not before the next
+        attempt, whose files are written by the rules of the table that it opens."""
+        try:
+            with table_errors(self.name):
+                yield
+        except SinkError:
+            self._table = None
+            raise
+
+    def open(self, schema: pa.Schema | None = None, columns: Sequence[str] | None = None) -> "DeltaTable | None":
+        """The table; made if there is none and `schema` is given. `columns`: by which it is partitioned then, if
+        not by those of the sink."""
+        from deltalake import DeltaTable
+
+        if self._table is not None:
+            return self._table
+        self._newest = None
+        if DeltaTable.is_deltatable(self.url, dict(self.options)):
+            self._table = DeltaTable(self.url, storage_options=dict(self.options))
+        elif schema is not None:
+            self._table = DeltaTable.create(
+                self.url,
+                nullable(schema),
+                mode="ignore",
+                partition_by=list(self.columns if columns is None else columns) or None,
+                storage_options=dict(self.options),
+            )
+        return self._table
+
+    def refreshed(self) -> "DeltaTable | None":
+        """The table as it is now. Raises SinkError if it is another one than before."""
+        table = self.open()
+        if table is None:
+            return None
+        self._refuse_another(table)
+        table.update_incremental()
+        if self._newest is None or self._newest[0] != table.version():
+            self._newest = self._commit_of(table)
+        return table
+
+    def committed(self, table: "DeltaTable") -> None:
+        """A commit was made with this table."""
+        self._newest = self._commit_of(table)
+
+    def _refuse_another(self, table: "DeltaTable") -> None:
+        """Raise SinkError if the log does not go on from the version that is known of it: the table was removed or
+        made anew. delta-rs does not notice where the log of the new table is as long as that of the old one, and
+        would append to the new one by the schema and the batch numbers of the old one."""
+        if self._newest is not None and self._newest != self._commit_of(table):
+            raise SinkError(
+                f"{self.name} is not the table that it was: it was removed or made anew since the last batch. The "
+                "next attempt writes to the table that is there"
+            )
+
+    def _commit_of(self, table: "DeltaTable") -> tuple[int, bytes] | None:
+        """The newest version that is known of a table, and the file of its log that made it. None: it has been
+        removed, as those are that a checkpoint has replaced."""
+        version = table.version()
+        path = f"_delta_log/{version:020}.json"
+        found = [file.path for file in self.store.files(path, hidden=True)]
+        return (version, md5(self.store.get(path), usedforsecurity=False).digest()) if path in found else None
+
+    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
+        """See `worker.batch.KeepingCompleteness`. If the table has got no commit with the entry, adds one that has
+        no data. Opens the table anew: batches may use the other one meanwhile."""
+        if known.through is None or (known.epoch, wanted) <= self._kept:
+            return
+        from deltalake import CommitProperties, DeltaTable
+
+        with table_errors(self.name):
+            if not DeltaTable.is_deltatable(self.url, dict(self.options)):
+                return
+            table = DeltaTable(self.url, storage_options=dict(self.options))
+            entries = (commit.get(completeness_key(application)) for commit in table.history(RECENT_COMMITS))
+            kept = wanted
+            if not is_in_table(entries, known.epoch, wanted):
+                columns = DeltaRules.of(table, self.name).partition_columns
+                properties = CommitProperties(
+                    custom_metadata=completeness_record(application, known), max_commit_retries=LOG_RETRIES
+                )
+                table.create_write_transaction(
+                    [], "append", table.schema(), partition_by=list(columns) or None, commit_properties=properties
+                )
+                kept = known.through
+            self._kept = known.epoch, kept
+
+
+def url_of(root: str) -> str:
+    return root if root.startswith("s3://") else f"file://{root}"

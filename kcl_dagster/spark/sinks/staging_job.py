@@ -1,0 +1,110 @@
+"""The Spark job that writes the files of a batch which is decided in a chain."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StringType
+
+from kcl_dagster.errors import SinkError
+from kcl_dagster.model.claim import ChainId
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sealing import Sealed
+from kcl_dagster.spark.sinks.batch_files import (
+    MANIFEST_DDL,
+    BatchFile,
+    ForTable,
+    RowsOfLease,
+    StageFiles,
+    batch_files,
+)
+from kcl_dagster.spark.sinks.layout import Layout
+from kcl_dagster.spark.sinks.writing import has_own_times, schema_of, warn_of_large_batch, warn_of_no_times
+from kcl_dagster.spark.storage import Store
+from kcl_dagster.worker.batch import Batch, FileCounts, PartCounts
+
+
+@dataclass(slots=True)
+class StagingJob:
+    """`sink`: named in messages. `table`: set where the files belong to a table."""
+
+    sink: str
+    store: Store
+    layout: Layout
+    target_bytes: int
+    table: ForTable | None = None
+    schema: pa.Schema | None = None
+    """Of the output, once it ran; only where the files belong to a table."""
+
+    def run(
+        self, output: DataFrame, origin: object, batch: Batch, chain: ChainId, number: int, *, is_as_read: bool
+    ) -> tuple[list[BatchFile], dict[LeaseKey, PartCounts]]:
+        """Write the files, and count what they hold of each lease. Raises what Spark raises. `origin`: of an output
+        that is the records as they were read, all columns and no further ones, see `spark.origins`; else None.
+        `is_as_read`: each record is a row."""
+        if not self.layout.is_flat:
+            self.layout.check(output.schema)
+        if self.table is not None:
+            self.schema = schema_of(output)
+            if self.table.target is not None:
+                self.table.target.check(self.schema)
+        if isinstance(origin, Sealed):
+            rows, unseal = origin.frame, origin.unseal()  # opened where it is written
+        else:
+            rows, unseal = output, None
+        time_column = batch.time_column
+        task = StageFiles(
+            self.store,
+            self.layout,
+            chain,
+            number,
+            self.target_bytes,
+            unseal,
+            time_column,
+            lease_column=LEASE_KEY if _has_texts(output, LEASE_KEY) else None,
+            only_lease=batch.parts[0].lease if len(batch.parts) == 1 else None,
+            table=self.table,
+        )
+        manifest = rows.mapInArrow(task, MANIFEST_DDL).collect()
+        files = batch_files([row.asDict() for row in manifest])
+        if is_as_read:
+            self.check_rows(files, batch)
+        warn_of_large_batch(self.store.root, len(files))
+        if has_own_times(time_column) and files and time_column not in output.columns:
+            warn_of_no_times(self.store.root, str(time_column))
+        return files, {} if time_column is None else counts_of(files, batch)
+
+    def check_rows(self, files: Sequence[BatchFile], batch: Batch) -> None:
+        """Of records that are stored as they were read, it is known how many there are."""
+        rows = sum(file.rows for file in files)
+        if rows != batch.records:
+            raise SinkError(f"{self.sink}: a batch of {batch.records} records would be stored in {rows} rows")
+
+
+def _has_texts(output: DataFrame, column: str) -> bool:
+    return column in output.columns and isinstance(output.schema[column].dataType, StringType)
+
+
+def counts_of(files: Sequence[BatchFile], batch: Batch) -> dict[LeaseKey, PartCounts]:
+    """What the files hold of each lease of the batch; empty where that is not known: the output does not say which
+    lease a row is of, or it names others than those of the batch."""
+    found: dict[LeaseKey, list[tuple[FileCounts, RowsOfLease]]] = {part.lease: [] for part in batch.parts}
+    for file in files:
+        if file.leases is None or not file.leases.keys() <= found.keys():
+            return {}
+        for place, (lease, held) in enumerate(file.leases.items()):
+            minutes = held.minutes or ()
+            timeless = held.rows - sum(one.rows for one in minutes)
+            size = file.bytes * held.rows // file.rows
+            found[lease].append((FileCounts(size, minutes, timeless, files=1 if place == 0 else 0), held))
+    return {lease: _of_lease(shares) for lease, shares in found.items()}
+
+
+def _of_lease(shares: Sequence[tuple[FileCounts, RowsOfLease]]) -> PartCounts:
+    counts = tuple(one for one, _ in shares)
+    if all(held.minutes is not None for _, held in shares):
+        return PartCounts(counts)
+    rows = sum(held.rows for _, held in shares)
+    return PartCounts(None, sum(one.bytes for one in counts), sum(one.files for one in counts), rows)
