@@ -22,10 +22,10 @@ from kcl_dagster.errors import ConfigurationError, KclError, StreamNotFound, Uns
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.model.superseded import former_streams
 from kcl_dagster.operations.backup import export_streams
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.reset import refusals
-from kcl_dagster.operations.status import former_streams
 from kcl_dagster.streams.listing import describe
 
 Keep = Callable[[str], str]
@@ -79,7 +79,8 @@ def forget(desk: Desk, streams: Collection[str] = (), *, keep: Keep, dry: bool =
     scan = desk.scan()
     if scan.unreadable:
         raise Unsafe(f"the lease table has rows that cannot be parsed: {scan.unreadable[0]}")
-    former = {str(stream): stream for stream in former_streams(desk.application, scan.leases)}
+    names = [stream.name for stream in desk.application.streams]
+    former = {str(stream): stream for stream in former_streams(names, scan.leases)}
     if others := sorted(set(streams) - set(former)):
         known = f"those are {', '.join(sorted(former))}" if former else "there is none"
         raise ConfigurationError(f"{', '.join(others)} is no former stream of the application: {known}")

@@ -14,6 +14,7 @@ from kcl_dagster.leader.memory import starts_given_up
 from kcl_dagster.leader.patience import described
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.model.superseded import former_streams
 from kcl_dagster.model.worker import BOUNDED_SLOT, WorkerRow
 from kcl_dagster.operations.no_table import no_table
 from kcl_dagster.operations.unread import Unread
@@ -118,11 +119,15 @@ class Status:
         return None if through is None else _moment(through)
 
     @property
+    def _former(self) -> frozenset[StreamIdentifier]:
+        return former_streams([stream.name for stream in self.application.streams], self.leases)
+
+    @property
     def why_not_known(self) -> str | None:
         """Why it is not known through when the application is complete; None where it is."""
         if self.complete.through is not None:
             return None
-        former = former_streams(self.application, self.leases)
+        former = self._former
         found = complete_through(
             [lease for lease in self.leases if lease.stream not in former],
             [stream.name for stream in self.application.streams],
@@ -151,7 +156,7 @@ class Status:
     @property
     def open_leases(self) -> list[Lease]:
         """Leases that are to be read."""
-        former = former_streams(self.application, self.leases)
+        former = self._former
         return [lease for lease in self.leases if not lease.is_finished and lease.stream not in former]
 
     @property
@@ -197,7 +202,7 @@ class Status:
             return "finished"
         if lease in self.unserved:
             return "unserved"
-        if lease.stream in former_streams(self.application, self.leases):
+        if lease.stream in self._former:
             return "former"
         if lease.actual_owner is None:
             return "paused" if self.is_paused(lease) else "at rest"
@@ -440,23 +445,6 @@ def read_status(
 
 def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
-
-
-def former_streams(application: Application, leases: Sequence[Lease]) -> frozenset[StreamIdentifier]:
-    """Streams whose leases are kept for their checkpoints alone. The application does not read them, or a younger
-    stream has their name. Of several streams of one name, the current one has leases with owners, because the
-    leader releases those of the others. If none has, or more than one, the youngest counts as current."""
-    streams: dict[tuple[str, str | None], dict[StreamIdentifier, bool]] = {}
-    for lease in leases:
-        if lease.stream is not None:
-            owned = streams.setdefault((lease.stream.name, lease.stream.account), {})
-            owned[lease.stream] = owned.get(lease.stream, False) or lease.owner is not None
-    names = {stream.name for stream in application.streams}
-    former: set[StreamIdentifier] = set()
-    for (name, _), owned in streams.items():
-        now = max(owned, key=lambda stream: (owned[stream], stream.creation_epoch or 0))
-        former |= {stream for stream in owned if name not in names or stream != now}
-    return frozenset(former)
 
 
 def refuse_other_streams(application: Application, dynamodb: Client, runtime: Runtime) -> None:

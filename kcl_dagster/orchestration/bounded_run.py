@@ -181,7 +181,11 @@ class BoundedRun:
         application, dynamodb = self.consumer.application, self._client("dynamodb")
         starts = StartTable(dynamodb, application, detect_layout(dynamodb, application, runtime), runtime)
         now = StreamLookup(self._client("kinesis"), application, starts, runtime).service_time()
-        return Bound(now if through is None else min(through, now), application.timings.arrival_margin)
+        return Bound(
+            now if through is None else min(through, now),
+            application.timings.arrival_margin,
+            streams=[stream.name for stream in application.streams],
+        )
 
     def _work(self, bound: Bound, stop: StopSignal) -> BoundedOutcome:
         worker = WorkerRun(

@@ -13,6 +13,7 @@ from typing import Final
 from kcl_dagster.errors import KclError, LeaseLost
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.superseded import former_streams
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.control import Control
@@ -40,6 +41,9 @@ class Bound:
     through: float
     margin: float
     patience: float = PATIENCE_SECONDS
+    streams: Collection[str] | None = None
+    """The names of the streams that the application reads. Leases of former streams are kept, and not waited for.
+    None: no lease is of a former stream."""
 
     def is_reached(self, stored_through: float | None) -> bool:
         return stored_through is not None and stored_through >= self.through + self.margin
@@ -81,7 +85,8 @@ def remainder(
 ) -> Remainder:
     """Pure. `stopped`: shards of the asking worker that keep failing, with the error; those of the other workers
     are in their `rows`."""
-    unfinished = {lease.key: lease for lease in leases if not lease.is_finished}
+    former = frozenset() if bound.streams is None else former_streams(bound.streams, leases)
+    unfinished = {lease.key: lease for lease in leases if not lease.is_finished and lease.stream not in former}
     left = {key: lease for key, lease in unfinished.items() if not bound.is_reached(lease.stored_through)}
     stopped_too = {key: why for row in rows for key, why in _stopped(row).items()} | dict(stopped)
     foreign = {row.id for row in rows if row.slot is None}

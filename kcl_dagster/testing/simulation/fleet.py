@@ -287,7 +287,8 @@ class Simulation:
     def _bound(self) -> Bound:
         scenario = self.scenario
         margin = scenario.application.timings.arrival_margin
-        return Bound(EPOCH + self.kernel.now, margin, PATIENCE_SECONDS * scenario.stretch)
+        names = [stream.name for stream in scenario.application.streams]
+        return Bound(EPOCH + self.kernel.now, margin, PATIENCE_SECONDS * scenario.stretch, names)
 
     def _add_deployment(self) -> Orchestrator:
         scenario, deployment = self.scenario, len(self.orchestrators)

@@ -75,6 +75,10 @@ def _check_lag(simulation: "Simulation") -> None:
     missing = simulation.lake.missing()
     if missing:
         simulation.violations.add("L3", f"not stored: {missing}")
+    for worker in simulation.living():
+        since = max(simulation.scenario.active, worker.run.started_at or 0.0)
+        if worker.bound is not None and simulation.kernel.now - since > simulation.reading.patience:
+            simulation.violations.add("L3", f"{worker.run.worker} goes on, and everything is stored")
     owners = {str(lease.actual) for lease in simulation.ledger.leases.values()}
     for name in simulation.lake.unsettled():
         simulation.violations.add("S15", f"{name} was repeated and has files of the earlier attempt")

@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError
 from kcl_dagster.application import BatchSettings, FailurePolicy
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.places import Layout
@@ -44,6 +45,23 @@ def test_a_lease_is_left_until_it_is_stored_through_the_moment_and_the_margin() 
 def test_a_finished_lease_is_not_left() -> None:
     leases = [a_lease(A, checkpoint=SHARD_END), a_lease(B, stored_through=REACHED, parents=frozenset({A}))]
     assert remainder(BOUND, leases, (), Control(), {}).is_empty
+
+
+def test_leases_of_former_streams_are_not_waited_for() -> None:
+    """The leader of an application with several streams keeps them for their checkpoints."""
+    read, anew, left = (
+        StreamIdentifier("orders", "123456789012", 100),
+        StreamIdentifier("orders", "123456789012", 200),
+        StreamIdentifier("clicks", "123456789012", 100),
+    )
+    leases = [
+        Lease(LeaseKey(stream.lease_key(A)), A, checkpoint=Checkpoint("1"), stream=stream, stored_through=through)
+        for stream, through in ((read, 0), (anew, REACHED), (left, 0))
+    ]
+    bound = replace(BOUND, streams=["orders"])
+    assert remainder(bound, leases, (), Control(), {}).is_empty
+    again = [replace(lease, stored_through=0) for lease in leases]
+    assert remainder(bound, again, (), Control(), {}).waiting == (leases[1].key,)
 
 
 def test_nothing_is_read_of_an_application_without_an_open_lease() -> None:
