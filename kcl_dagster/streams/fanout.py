@@ -183,9 +183,10 @@ class FanoutReader:
     def _accept(self, event: Event) -> list[StreamRecord]:
         continuation = event.get("ContinuationSequenceNumber")
         self.millis_behind = event.get("MillisBehindLatest", self.millis_behind)
+        is_far, has_records = is_far_behind(self.millis_behind), bool(event["Records"])
+        self._cut.note_gap(self._gaps.before(is_far=is_far, has_records=has_records))
         mine = self._cut.keep(event["Records"])
-        is_far = is_far_behind(self.millis_behind)
-        self._cut.note_gap(self._gaps.after(self._cut.last_sequence, is_far=is_far, has_records=bool(mine)))
+        self._gaps.went_on(self._cut.last_sequence, is_far=is_far, has_records=has_records)
         self._continuation = continuation if not self._cut.has_more else self._cut.last_sequence
         if self.millis_behind == 0 and not event["Records"]:
             self._cut.reached_end()

@@ -257,9 +257,10 @@ class ShardReader:
         page: list[StreamRecord] = answer["Records"]
         if page:
             self._record_bytes = max(self._page_bytes / len(page), 1.0)
-        mine = self._cut.keep(page)
         is_far = is_far_behind(self.millis_behind)
-        self._cut.note_gap(self._gaps.after(self._cut.last_sequence, is_far=is_far, has_records=bool(mine)))
+        self._cut.note_gap(self._gaps.before(is_far=is_far, has_records=bool(page)))
+        mine = self._cut.keep(page)
+        self._gaps.went_on(self._cut.last_sequence, is_far=is_far, has_records=bool(page))
         if self.millis_behind == 0 and not page:
             self._cut.reached_end()
         if self._iterator is None and not self._cut.has_more:

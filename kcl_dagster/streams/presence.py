@@ -62,10 +62,14 @@ class Gaps:
         self._presence = presence
         self._far_after: str | None = None
 
-    def after(self, last: str | None, *, is_far: bool, has_records: bool) -> str | None:
-        """Called with each answer: the last record of the range so far, whether the answer is far behind, and
-        whether it has records of the range. Returns the record after which others may be missing, or None."""
-        if is_far and not has_records:
+    def before(self, *, is_far: bool, has_records: bool) -> str | None:
+        """The record after which others may be missing before this answer, or None. `is_far`: whether the answer is
+        far behind. Raises as `Presence.has`: then the answer must not be used, because it is not known."""
+        if self._far_after is None or (is_far and not has_records):
             return None  # whatever comes next is compared with the same record
-        before, self._far_after = self._far_after, last if is_far else None
-        return before if before is not None and not self._presence.has(before) else None
+        return None if self._presence.has(self._far_after) else self._far_after
+
+    def went_on(self, last: str | None, *, is_far: bool, has_records: bool) -> None:
+        """Called with each answer that is used; `last` is the last record of the range so far."""
+        if has_records or not is_far:
+            self._far_after = last if is_far else None

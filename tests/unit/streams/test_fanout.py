@@ -401,6 +401,32 @@ def test_a_record_that_leaves_the_stream_between_two_events_is_noticed(
     assert reader.is_start_trimmed is leaves
 
 
+def test_records_of_an_event_are_not_left_out_if_it_is_not_known_what_left_the_stream_before_them(
+    world: World, fanout: Fanout
+) -> None:
+    """The question is throttled for so long that the reader subscribes again."""
+    sequences = world.put(*[b"%d" % number for number in range(4)], pause=10.0)
+    iterator = world.kinesis.get_shard_iterator(StreamName=STREAM, ShardId=SHARD, ShardIteratorType="TRIM_HORIZON")[
+        "ShardIterator"
+    ]
+    records = world.kinesis.get_records(ShardIterator=iterator)["Records"]
+    world.clock.advance(DAY - 3600)
+    world.answers = [refused("ProvisionedThroughputExceededException")] * 35
+    subscriptions = [_Late24Hours(world, 1.0, records[1:]), _Late24Hours(world, 1.0, records[:1], records[1:])]
+
+    class Far:
+        def subscribe_to_shard(self, **_request: Any) -> Any:
+            return {"EventStream": subscriptions.pop()}
+
+        def __getattr__(self, method: str) -> Any:
+            return getattr(world, method)
+
+    bounds = Bounds(TRIM_HORIZON, Checkpoint(sequences[3]), sequences[0])
+    reader = fanout.reader(bounds, client=Far())
+    assert payloads(fanout.read(reader)) == [b"0", b"1", b"2", b"3"]
+    assert subscriptions == []
+
+
 def test_a_silent_subscription_is_given_up(world: World, fanout: Fanout) -> None:
     class Silent:
         def subscribe_to_shard(self, **_request: Any) -> Any:
