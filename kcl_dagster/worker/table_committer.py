@@ -171,14 +171,18 @@ class TableCommitter:
         commit, or another worker was faster."""
         if plan is None:
             self._refuse_without_plans()
-        chosen = selected({} if plan is None else plan.contained, self._all())
-        removed = [*chosen.gaps, *(chain for chain in chosen.passed_over if chain in wanted)]
-        if removed and self._newest()[0] == number:
-            raise Unsafe(
-                f"entries of chain {removed[0]} were removed before they were committed. Put them back, or remove "
-                "those that are left of this chain and reset its leases"
-            )
-        if not chosen.entries or chosen.gaps:
+        contained = {} if plan is None else plan.contained
+        chosen = self._chosen(contained, wanted)
+        if chosen is None:
+            if self._newest()[0] == number:
+                removed = self._missing(selected(contained, self._all()), wanted)
+                if removed:
+                    raise Unsafe(
+                        f"entries of chain {removed[0]} were removed before they were committed. Put them back; or "
+                        "stop the workers, remove those that are left of this chain, and reset its leases"
+                    )
+            return False
+        if not chosen.entries:
             return False
         found = self._read(chosen)
         if found is None:
@@ -196,6 +200,20 @@ class TableCommitter:
             self._look_due = self.clock.monotonic()
             self._seen = number + 1, float("-inf")
         return True
+
+    def _chosen(self, contained: Mapping[ChainId, int], wanted: Mapping[ChainId, int]) -> Selection | None:
+        """None: it is to be tried again, because not all entries were seen that exist."""
+        chosen = selected(contained, self._all())
+        if self._missing(chosen, wanted):
+            return None
+        # An owner may make an entry and delete the former one while the list is read, which then shows neither. To
+        # forget such a chain would be to miss its entries.
+        forgotten = contained.keys() - chosen.contained.keys()
+        return None if any(self.entries.numbers(chain) for chain in sorted(forgotten)) else chosen
+
+    @staticmethod
+    def _missing(chosen: Selection, wanted: Mapping[ChainId, int]) -> list[ChainId]:
+        return [*chosen.gaps, *(chain for chain in chosen.passed_over if chain in wanted)]
 
     def _read(self, chosen: Selection) -> list[tuple[FoundEntry, PublishingEntry]] | None:
         """The publishing ones of the chosen entries. None: one was deleted since, so there is a newer plan."""

@@ -1,7 +1,7 @@
 """What is decided comes into the table, once and in order, whichever worker ends or pauses at whatever moment."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -15,10 +15,11 @@ from kcl_dagster.chains.publication import chain_id, file_name
 from kcl_dagster.chains.settlement import close
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.chains.table_commits import TableCommits
-from kcl_dagster.errors import SinkError
+from kcl_dagster.errors import OutcomeUnknown, SinkError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ChainId, ClaimId
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.storage import StoredFile
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, PATIENCE_SECONDS, RETRY_SECONDS, TableCommitter
@@ -337,3 +338,27 @@ def test_the_moment_through_which_the_application_is_complete_is_stored_with_the
     world.finish(committer)
     assert isinstance(committer.table, MemoryTable)
     assert committer.table.complete == [known]
+
+
+def test_a_chain_whose_entries_a_list_does_not_show_is_not_forgotten() -> None:
+    """Its owner makes an entry and deletes the former one while a local folder is listed."""
+    world = with_three_entries()
+    committer = world.committer()
+    world.finish(committer)
+    world.decide("w1")
+    files, hidden = world.files.files, str(world.chains["w2"].id)
+
+    def listed(prefix: str = "", *, hidden_too: bool = True, **more: bool) -> Iterator[StoredFile]:
+        whole = files(prefix, hidden=hidden_too or more["hidden"])
+        is_of_all = hidden not in prefix
+        return (file for file in list(whole) if not (is_of_all and hidden in file.path))
+
+    world.files.files = listed  # type: ignore[method-assign]
+    with suppress(OutcomeUnknown, SinkError):
+        committer.finish(dict(world.wanted))
+    world.files.files = files  # type: ignore[method-assign]
+    world.clock.advance(RETRY_SECONDS)
+    world.decide("w2")
+    world.finish(committer)
+    world.check()
+    assert world.state.paths.count(world.decided[1]) == 1
