@@ -1,10 +1,15 @@
 """Which of the records that a shard gives belong to a range, and whether the shard still has all of them."""
 
+from typing import Final
+
 from kcl_dagster.errors import DataLoss
 from kcl_dagster.streams.deaggregation import MAGIC, last_index
 from kcl_dagster.streams.pacing import Allowance
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord, arrival_millis, sizes_of
+
+# Answers in a row that nothing follows, after which the records of a pinned range count as lost.
+MOST_TIPS: Final = 3
 
 
 class RangeCut:
@@ -26,6 +31,7 @@ class RangeCut:
         self._saw_anchor = goes_on
         self._is_all_early = False  # the last page had records, all of them from before the range's time
         self._last_arrival_ms: int | None = None  # of the last page
+        self._tips = 0  # answers in a row that the shard has no further record
 
     @property
     def is_pinned(self) -> bool:
@@ -36,6 +42,12 @@ class RangeCut:
         """Whether the last record of a pinned range has been read."""
         through, last = self.bounds.through, self.last_sequence
         return through is not None and last is not None and int(last) >= int(through.sequence)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to wait for: the range is complete, or it is pinned and its records are gone.
+        They were read once, so a shard that has nothing behind the last record has lost them."""
+        return self.is_complete or (self.is_pinned and self._tips >= MOST_TIPS)
 
     def start_over(self) -> None:
         """The next page begins where the range does."""
@@ -49,6 +61,7 @@ class RangeCut:
         self.has_more = self._is_all_early = False
         if not page:
             return page
+        self._tips = 0
         self._last_arrival_ms = arrival_millis(page[-1])
         self._check_anchor(page[0]["SequenceNumber"])
         if self.last_sequence is None:
@@ -102,6 +115,7 @@ class RangeCut:
     def reached_end(self) -> None:
         """The shard has no further record: its tip was reached, or the shard is closed. If no page had records, the
         record at which the range begins has left the stream, and so has whatever followed it until now."""
+        self._tips += 1
         if not self._saw_anchor and self.bounds.begins_at_record is not None:
             self.is_start_trimmed = True
 
@@ -118,10 +132,11 @@ class RangeCut:
             )
 
     def lost_the_end(self) -> DataLoss:
-        """For a pinned range whose shard ended before it."""
+        """For a pinned range whose shard has no records up to its end."""
+        place = "has none of its records" if self.last_sequence is None else f"ends at {self.last_sequence}"
         return DataLoss(
             f"{self._name}: records through {self.bounds.through} belong to a batch that was begun, but the shard "
-            f"ended at {self.last_sequence}: they left the stream before they could be read again"
+            f"{place}: they left the stream before they could be read again"
         )
 
     def _check_anchor(self, sequence: str) -> None:

@@ -115,7 +115,7 @@ class FanoutReader:
         stood = answered = False
 
         def is_over() -> bool:
-            if self.is_ended or self._cut.is_complete or is_stopped():
+            if self.is_ended or self._cut.is_over or is_stopped():
                 return True
             return answered and not pinned and (allowance.is_spent or self._now() >= deadline)
 

@@ -118,7 +118,7 @@ class ShardReader:
         patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
         give_up = max(deadline, self._now() + patience)
         answered = False
-        while not (self.is_ended or self._cut.is_complete or is_stopped()):
+        while not (self.is_ended or self._cut.is_over or is_stopped()):
             if answered and not pinned and (allowance.is_spent or self._not_before >= deadline):
                 return
             self._wait()

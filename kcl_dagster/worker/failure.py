@@ -15,7 +15,7 @@ policy; where that is to stop, it is tried at long intervals, because each attem
 Order is never given up: nothing after a failing record is read before it was dealt with.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -53,6 +53,7 @@ class _Trouble:
     pauses: int = 0  # of whatever reason
     retry_at: float = 0.0
     group: int | None = None  # leases of one number are tried together; None: with the healthy ones
+    turn: int = 0  # when its group was tried last, among all suspects
     until: Checkpoint | None = None  # the end of the range that is being narrowed
     failing_since: float | None = None  # when this range failed first, alone; later by as long as outages took
     out_since: float | None = None  # of the outages in a row
@@ -88,6 +89,7 @@ class Failures:
         self._troubles: dict[LeaseKey, _Trouble] = {}
         self._suspects_turn = True
         self._last_group = 0
+        self._turn = 0
 
     @property
     def action(self) -> FailureAction:
@@ -107,9 +109,17 @@ class Failures:
                 suspects.setdefault(group, []).append(key)
         if suspects and (self._suspects_turn or not well):
             self._suspects_turn = False
-            return min(suspects.values(), key=lambda group: self._troubles[group[0]].retry_at)
+            return self._longest_untried(suspects.values())
         self._suspects_turn = True
         return well
+
+    def _longest_untried(self, groups: Iterable[list[LeaseKey]]) -> list[LeaseKey]:
+        """In turn, because a suspect may neither fail nor succeed: a batch of it may find no records yet."""
+        group = min(groups, key=lambda group: max(self._troubles[key].turn for key in group))
+        self._turn += 1
+        for key in group:
+            self._troubles[key].turn = self._turn
+        return group
 
     def failed(self, keys: Sequence[LeaseKey], error: BaseException) -> list[LeaseKey]:
         """Count a failed batch of these leases, or a lease that could not be fetched. Returns the lease that an
@@ -231,6 +241,7 @@ class Failures:
             now = self._clock.monotonic()
             self._troubles[key] = _Trouble(
                 group=self._new_group(),
+                turn=trouble.turn,
                 until=trouble.until,
                 retry_at=now,
                 is_lost=trouble.is_lost,

@@ -245,6 +245,14 @@ def test_a_pinned_range_that_left_the_stream_is_data_loss(world: World, fanout: 
         fanout.read(fanout.reader(Bounds(TRIM_HORIZON, through=Checkpoint(sequences[1]), first=sequences[0])))
 
 
+@pytest.mark.timeout(10)
+def test_a_pinned_range_of_which_a_quiet_shard_has_nothing_left_is_data_loss(world: World, fanout: Fanout) -> None:
+    sequences = world.put(b"a", b"b")
+    world.clock.advance(30 * 3600)
+    with pytest.raises(DataLoss, match="has none of its records"):
+        fanout.read(fanout.reader(Bounds(TRIM_HORIZON, through=Checkpoint(sequences[1]), first=sequences[0])))
+
+
 class Breaking:
     """Subscriptions that break off with an error after some events."""
 

@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeou
 from kcl_dagster.emulator import Limits
 from kcl_dagster.errors import AccessDenied, DataLoss, EndpointUnreachable, StreamNotFound, Throttled
 from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
+from kcl_dagster.streams.cutting import MOST_TIPS
 from kcl_dagster.streams.pacing import Allowance, ShardLimits
 from kcl_dagster.streams.position import Bounds
 from tests.unit.streams.conftest import SHARD, STREAM, WHOLE, World, after, payloads
@@ -447,8 +448,25 @@ def test_a_pinned_range_beyond_the_end_of_the_shard_is_data_loss(world: World) -
     sequences = world.put(b"a", b"b")
     world.kinesis.split_shard(StreamName=STREAM, ShardToSplit=SHARD, NewStartingHashKey=str(2**127))
     world.clock.advance(1)
-    with pytest.raises(DataLoss, match="ended at"):
+    with pytest.raises(DataLoss, match="the shard ends at"):
         world.read(world.reader(pinned(sequences[0], str(int(sequences[1]) + 1))))
+
+
+@pytest.mark.timeout(10)
+def test_a_pinned_range_of_which_a_quiet_shard_has_nothing_left_is_data_loss(world: World) -> None:
+    sequences = world.put(b"a", b"b")
+    world.clock.advance(30 * 3600)
+    with pytest.raises(DataLoss, match="has none of its records"):
+        world.read(world.reader(pinned(sequences[0], sequences[1])))
+
+
+@pytest.mark.timeout(10)
+def test_a_pinned_range_is_not_lost_with_one_answer_that_nothing_follows(world: World) -> None:
+    sequences = world.put(b"a", b"b")
+    place = world.kinesis.get_shard_iterator(StreamName=STREAM, ShardId=SHARD, ShardIteratorType="TRIM_HORIZON")
+    empty = {"Records": [], "MillisBehindLatest": 0, "NextShardIterator": place["ShardIterator"]}
+    world.answers = [empty] * (MOST_TIPS - 1)
+    assert payloads(world.read(world.reader(pinned(sequences[0], sequences[1])))) == [b"a", b"b"]
 
 
 def test_without_limits_nothing_is_waited_for(world: World) -> None:

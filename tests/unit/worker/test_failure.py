@@ -2,17 +2,21 @@
 
 import contextlib
 import json
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kcl_dagster.application import FailurePolicy
 from kcl_dagster.errors import (
     SinkError,
 )
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.dead_letter import DeadLetter, FiledDeadLetters, NoDeadLetters, from_json
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.report import Outcome
 from tests.unit.worker.failing import A, B, C, fails_on, stored, work, world_with
 from tests.unit.worker.kit import Data, World
@@ -430,3 +434,15 @@ def test_the_next_owner_takes_a_failing_batch_over_as_it_is() -> None:
     second.until_idle()
     world.check_exactly_once()
     assert world.lease(LeaseKey(A)).batch == pinned.batch
+
+
+def test_a_suspect_that_neither_fails_nor_succeeds_holds_no_other_one_up() -> None:
+    clock = FakeClock()
+    failures = Failures(FailurePolicy(), clock, Random(1))
+    keys = [LeaseKey(shard) for shard in (A, B, C)]
+    failures.failed(keys, ValueError("one of them"))
+    tried = []
+    for _ in range(6):
+        tried += failures.next_group(keys)
+        clock.advance(1)
+    assert tried == [A, B, C, A, B, C]
