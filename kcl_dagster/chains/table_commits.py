@@ -7,6 +7,8 @@ files. So a commit whose answer was lost is looked up, and no entry is committed
 
 The plan of number n is made when the table contains number n - 1. It says for each chain the last entry that the
 table contains afterwards. Only the last plan is kept, and in it only chains that have entries.
+
+Modelled in spec/TableCommits.tla.
 """
 
 import re

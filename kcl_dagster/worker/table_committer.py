@@ -4,6 +4,8 @@ Each worker has a committer, and whichever finds that a commit is due plans it: 
 no election. A worker that has made the last commit finds first that the next one is due, because the others count
 from when they see a commit; if it ends, another one goes on. If a worker ends with a commit that it has planned,
 another one carries it out.
+
+Modelled in spec/TableCommits.tla.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

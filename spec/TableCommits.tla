@@ -1,0 +1,213 @@
+---------------------------- MODULE TableCommits ----------------------------
+(***************************************************************************)
+(* Workers that commit to a table what was decided in chains of entries.   *)
+(*                                                                         *)
+(* A commit is planned in a record with a number, made with a conditional  *)
+(* create: the first one of a number remains until it is deleted. A create *)
+(* may arrive late, after its sender has given up (`wire`). The table      *)
+(* keeps the number of the last commit in the same transaction as the      *)
+(* files, and refuses a transaction if another one has changed the number  *)
+(* since it was read.                                                      *)
+(*                                                                         *)
+(* How chains are made and closed is shown by Chain.tla.                   *)
+(*                                                                         *)
+(* The code: kcl_dagster/chains/table_commits.py,                          *)
+(* worker/table_committer.py.                                              *)
+(***************************************************************************)
+EXTENDS Naturals, FiniteSets, TLC
+
+CONSTANTS
+    Workers,
+    Chains,
+    None,
+    MostEntries,     \* bound: of a chain
+    MostCommits,     \* bound: numbers of plans
+    MostOnTheWire,
+    \* What keeps it right. Each can be switched off, to see that it is needed.
+    CommitComesFirst,    \* a plan follows the commit of the one before
+    NewestIsVerified,    \* a plan counts only if no plan with a higher number exists
+    NumberIsLookedUp,    \* a plan whose number the table contains is not carried out
+    ConflictIsSeen,      \* of two transactions that read the same number, one is refused
+    LastPlanIsKept,      \* of the plans, only those before the newest one are deleted
+    LastEntryIsKept,     \* the owner of a chain does not delete its last entry
+    EntriesGoFirst       \* plans forget a chain when it has no entries any more
+
+Alike == Permutations(Workers) \union Permutations(Chains)
+
+VARIABLES
+    made, cut,   \* of each chain: entries 1..made were made, 1..cut are deleted again
+    gone,        \* chains that were closed and deleted: all of their entries are deleted
+    plans,       \* of each number: a plan, or None
+    number,      \* in the table
+    count,       \* of each entry: how often the table contains it
+    known,       \* of each chain: its owner knows that the table contains 1..known
+    worker, wire
+vars == <<made, cut, gone, plans, number, count, known, worker, wire>>
+
+Numbers == 1..MostCommits
+Nothing == [c \in Chains |-> 0]
+NoPlan == [entries |-> {}, contained |-> Nothing]
+Idle == [step |-> "idle", number |-> 0, plan |-> NoPlan, seen |-> 0]
+
+Init ==
+    /\ made = Nothing /\ cut = Nothing /\ gone = {} /\ known = Nothing
+    /\ plans = [n \in Numbers |-> None]
+    /\ number = 0
+    /\ count = [c \in Chains |-> [i \in 1..MostEntries |-> 0]]
+    /\ worker = [w \in Workers |-> Idle]
+    /\ wire = {}
+
+Max(some) == CHOOSE n \in some : \A m \in some : m <= n
+Existing == {n \in Numbers : plans[n] # None}
+Newest == IF Existing = {} THEN 0 ELSE Max(Existing)
+PlanOf(n) == IF n = 0 THEN NoPlan ELSE plans[n]
+Learn(contained) == [c \in Chains |-> Max({known[c], contained[c]})]
+
+----------------------------------------------------------------------------
+(* The owners of chains. *)
+
+Decide(c) ==
+    /\ c \notin gone /\ made[c] < MostEntries
+    /\ made' = [made EXCEPT ![c] = @ + 1]
+    /\ UNCHANGED <<cut, gone, plans, number, count, known, worker, wire>>
+
+Cut(c) ==
+    /\ c \notin gone /\ cut[c] < known[c]
+    /\ LastEntryIsKept => cut[c] + 1 < made[c]
+    /\ cut' = [cut EXCEPT ![c] = @ + 1]
+    /\ UNCHANGED <<made, gone, plans, number, count, known, worker, wire>>
+
+(* A chain that was closed, and all of whose entries are committed. *)
+Forget(c) ==
+    /\ c \notin gone /\ made[c] > 0 /\ known[c] = made[c]
+    /\ gone' = gone \union {c}
+    /\ cut' = [cut EXCEPT ![c] = made[c]]
+    /\ UNCHANGED <<made, plans, number, count, known, worker, wire>>
+
+----------------------------------------------------------------------------
+(* A worker plans a commit. *)
+
+Read(w) ==
+    /\ worker[w].step = "idle"
+    /\ worker' = [worker EXCEPT ![w] = [@ EXCEPT !.step = "read", !.number = Newest, !.plan = PlanOf(Newest)]]
+    /\ UNCHANGED <<made, cut, gone, plans, number, count, known, wire>>
+
+(* The plan that was read is in the table, or is carried out first. *)
+Check(w) ==
+    /\ worker[w].step = "read"
+    /\ IF number >= worker[w].number
+       THEN worker' = [worker EXCEPT ![w].step = "checked"] /\ known' = Learn(worker[w].plan.contained)
+       ELSE /\ UNCHANGED known
+            /\ \/ worker' = [worker EXCEPT ![w].step = "planned"]
+               \/ ~CommitComesFirst /\ worker' = [worker EXCEPT ![w].step = "checked"]
+    /\ UNCHANGED <<made, cut, gone, plans, number, count, wire>>
+
+HasEntries(c) == cut[c] < made[c]
+(* A chain that the last plan does not know, and whose first entry is missing, is passed over. *)
+IsTaken(c, contained) == HasEntries(c) /\ (contained[c] > 0 \/ cut[c] = 0)
+
+List(w) ==
+    LET before == worker[w].plan.contained IN
+    /\ worker[w].step = "checked" /\ worker[w].number < MostCommits
+    /\ \E forgotten \in SUBSET Chains :
+        /\ EntriesGoFirst => \A c \in forgotten : ~HasEntries(c)
+        /\ \A c \in Chains : ~HasEntries(c) => c \in forgotten
+        /\ LET entries == {e \in Chains \X (1..MostEntries) :
+                              /\ IsTaken(e[1], before) /\ e[1] \notin forgotten
+                              /\ e[2] > before[e[1]] /\ e[2] > cut[e[1]] /\ e[2] <= made[e[1]]}
+               after == [c \in Chains |-> IF c \in forgotten THEN 0
+                                          ELSE IF IsTaken(c, before) THEN made[c] ELSE before[c]]
+           IN /\ entries # {} \/ ~EntriesGoFirst
+              /\ worker' = [worker EXCEPT ![w] = [@ EXCEPT !.step = "listed", !.number = @ + 1,
+                                                           !.plan = [entries |-> entries, contained |-> after]]]
+    /\ UNCHANGED <<made, cut, gone, plans, number, count, known, wire>>
+
+Create(w) ==
+    LET n == worker[w].number IN
+    /\ worker[w].step = "listed"
+    /\ IF plans[n] = None
+       THEN /\ plans' = [plans EXCEPT ![n] = worker[w].plan]
+            /\ worker' = [worker EXCEPT ![w].step = "created"]
+       ELSE UNCHANGED plans /\ worker' = [worker EXCEPT ![w] = Idle]
+    /\ UNCHANGED <<made, cut, gone, number, count, known, wire>>
+
+GiveUp(w) ==
+    /\ worker[w].step = "listed" /\ Cardinality(wire) < MostOnTheWire
+    /\ wire' = wire \union {[number |-> worker[w].number, plan |-> worker[w].plan]}
+    /\ worker' = [worker EXCEPT ![w] = Idle]
+    /\ UNCHANGED <<made, cut, gone, plans, number, count, known>>
+
+Arrive(message) ==
+    /\ wire' = wire \ {message}
+    /\ plans' = IF plans[message.number] = None THEN [plans EXCEPT ![message.number] = message.plan] ELSE plans
+    /\ UNCHANGED <<made, cut, gone, number, count, known, worker>>
+
+(* The plans before the newest one are deleted. *)
+Verify(w) ==
+    LET n == worker[w].number IN
+    /\ worker[w].step = "created"
+    /\ IF Newest = n \/ ~NewestIsVerified
+       THEN /\ worker' = [worker EXCEPT ![w].step = "planned"]
+            /\ plans' = [m \in Numbers |-> IF m < n THEN None ELSE plans[m]]
+       ELSE worker' = [worker EXCEPT ![w] = Idle] /\ UNCHANGED plans
+    /\ UNCHANGED <<made, cut, gone, number, count, known, wire>>
+
+Lose ==
+    /\ ~LastPlanIsKept
+    /\ plans' = [n \in Numbers |-> None]
+    /\ UNCHANGED <<made, cut, gone, number, count, known, worker, wire>>
+
+----------------------------------------------------------------------------
+(* A worker carries out a plan, its own or another one's. *)
+
+Look(w) ==
+    /\ worker[w].step = "planned"
+    /\ IF number >= worker[w].number /\ NumberIsLookedUp
+       THEN worker' = [worker EXCEPT ![w] = Idle] /\ known' = Learn(worker[w].plan.contained)
+       ELSE worker' = [worker EXCEPT ![w] = [@ EXCEPT !.step = "looked", !.seen = number]] /\ UNCHANGED known
+    /\ UNCHANGED <<made, cut, gone, plans, number, count, wire>>
+
+Commit(w) ==
+    LET plan == worker[w].plan IN
+    /\ worker[w].step = "looked"
+    /\ IF number = worker[w].seen \/ ~ConflictIsSeen
+       THEN /\ number' = Max({number, worker[w].number})
+            /\ count' = [c \in Chains |-> [i \in 1..MostEntries |->
+                            IF <<c, i>> \in plan.entries /\ count[c][i] < 2 THEN count[c][i] + 1 ELSE count[c][i]]]
+            /\ \/ worker' = [worker EXCEPT ![w] = Idle] /\ known' = Learn(plan.contained)
+               \/ worker' = [worker EXCEPT ![w].step = "planned"] /\ UNCHANGED known   \* no answer: it looks again
+       ELSE worker' = [worker EXCEPT ![w].step = "planned"] /\ UNCHANGED <<number, count, known>>
+    /\ UNCHANGED <<made, cut, gone, plans, wire>>
+
+Die(w) ==
+    /\ worker[w].step # "idle"
+    /\ worker' = [worker EXCEPT ![w] = Idle]
+    /\ UNCHANGED <<made, cut, gone, plans, number, count, known, wire>>
+
+Next ==
+    \/ \E c \in Chains : Decide(c) \/ Cut(c) \/ Forget(c)
+    \/ \E w \in Workers : Read(w) \/ Check(w) \/ List(w) \/ Create(w) \/ GiveUp(w) \/ Verify(w) \/ Look(w)
+                          \/ Commit(w) \/ Die(w)
+    \/ \E message \in wire : Arrive(message)
+    \/ Lose
+
+Spec == Init /\ [][Next]_vars
+
+----------------------------------------------------------------------------
+(* What must always hold. *)
+
+Entries == Chains \X (1..MostEntries)
+
+Once == \A e \in Entries : count[e[1]][e[2]] <= 1
+
+InOrder == \A e \in Entries : e[2] > 1 /\ count[e[1]][e[2]] > 0 => count[e[1]][e[2] - 1] > 0
+
+(* What the owner of a chain believes to be visible, and deletes, is in the table. *)
+KnownIsThere == \A e \in Entries : e[2] <= known[e[1]] \/ e[2] <= cut[e[1]] => count[e[1]][e[2]] > 0
+
+(* What is not in the table is in the plan that is carried out next, or comes into a later one. *)
+NothingIsLost ==
+    \A e \in Entries : e[2] <= made[e[1]] /\ count[e[1]][e[2]] = 0 =>
+        \/ e \in PlanOf(Newest).entries /\ number < Newest
+        \/ e[2] > PlanOf(Newest).contained[e[1]] /\ (PlanOf(Newest).contained[e[1]] > 0 \/ cut[e[1]] = 0)
+=============================================================================

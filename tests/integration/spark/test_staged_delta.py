@@ -1,0 +1,135 @@
+"""Batches for Delta tables that are decided in chains, in Spark: what the table says of its rows holds for each."""
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from kcl_dagster.chains.entry import PublishingEntry
+from kcl_dagster.emulator import Emulator
+from kcl_dagster.errors import SinkError
+from kcl_dagster.model.claim import ChainId
+from kcl_dagster.spark.fetch import Connection
+from kcl_dagster.spark.sinks.staged_delta import StagedDeltaSink
+from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.batch import Batch
+from kcl_dagster.worker.error_class import ErrorClass, class_of
+from kcl_dagster.worker.staging import StagedBatch
+from tests.integration.spark.conftest import GENEROUS, batch_of, new_engine, new_stream
+
+pytestmark = pytest.mark.spark
+
+APPLICATION = "app"
+CHAIN = ChainId("app-1234~w1-1")
+SHARDS, RECORDS = 16, 320
+
+
+@pytest.fixture(scope="module")
+def fetched(aws: Emulator, spark: SparkSession, connection: Connection) -> Iterator[tuple[Batch, Any]]:
+    """A batch of many shards, which may be stored as often as one likes."""
+    with new_stream(aws, SHARDS) as stream, new_engine(spark, connection) as engine:
+        stream.produce(RECORDS)
+        read = engine.fetch(stream.ranges(), GENEROUS)
+        yield batch_of(list(read.progress.values())), read
+        read.release()
+
+
+def stage(sink: StagedDeltaSink, fetched: tuple[Batch, Any], number: int = 1) -> StagedBatch:
+    batch, read = fetched
+    return sink.stage(read.data([part.lease for part in batch.parts]), batch, CHAIN, number)
+
+
+def commit(sink: StagedDeltaSink, number: int, *batches: StagedBatch) -> None:
+    entries = [PublishingEntry("1", batch.files, (), rules=batch.rules) for batch in batches]
+    sink.chained_table.commit(APPLICATION, number, entries, WrittenThrough(1_700_000_000))
+
+
+def rows(path: Path) -> pa.Table:
+    return pa.table(DeltaTable(str(path)).to_pyarrow_table())
+
+
+def numbered(records: DataFrame) -> DataFrame:
+    """Not deterministic, and its rows do not say which lease they are of."""
+    return records.select(
+        F.substring(F.col("data").cast("string"), 1, 8).cast("int").alias("n"),
+        F.rand().alias("chance"),
+        F.current_timestamp().alias("at"),
+        F.when(F.rand() < 0.5, "a").otherwise("b").alias("kind"),
+    )
+
+
+def test_records_are_stored_as_they_were_read(fetched: tuple[Batch, Any], tmp_path: Path) -> None:
+    sink = StagedDeltaSink(str(tmp_path))
+    first, second = stage(sink, fetched), stage(sink, fetched, 2)
+    assert 1 <= len(first.files) <= 2, "a file for each task, whatever the shards"
+    assert rows(tmp_path).num_rows == 0
+    commit(sink, 1, first)
+    commit(sink, 1, first)  # once more, as by another worker
+    found = rows(tmp_path)
+    assert Counter(int(data[:8]) for data in found["data"].to_pylist()) == Counter(range(RECORDS))
+    commit(sink, 2, second)
+    assert rows(tmp_path).num_rows == 2 * RECORDS
+
+
+def test_the_transform_may_be_any_function_and_partitions_have_their_values(
+    fetched: tuple[Batch, Any], tmp_path: Path
+) -> None:
+    sink = StagedDeltaSink(str(tmp_path), transform=numbered, partition_by=["kind", "day(at)"])
+    for number in (1, 2):
+        batch = stage(sink, fetched, number)
+        assert 2 <= len(batch.files) <= 8
+        commit(sink, number, batch)
+    found = rows(tmp_path)
+    assert Counter(found["n"].to_pylist()) == Counter([*range(RECORDS)] * 2)
+    assert set(found["kind"].to_pylist()) == {"a", "b"}
+    days = {f"{datetime.now(UTC):%Y-%m-%d}"} | {str(at.date()) for at in found["at"].to_pylist()}
+    assert set(map(str, found["at_day"].to_pylist())) <= days
+    table = DeltaTable(str(tmp_path))
+    assert table.metadata().partition_columns == ["kind", "at_day"]
+    sizes = pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist()
+    assert sum(sizes) == 2 * RECORDS
+
+
+def test_rows_that_violate_a_constraint_are_the_failure_of_their_batch_before_the_decision(
+    fetched: tuple[Batch, Any], tmp_path: Path
+) -> None:
+    sink = StagedDeltaSink(str(tmp_path), transform=numbered)
+    commit(sink, 1, stage(sink, fetched))
+    DeltaTable(str(tmp_path)).alter.add_constraint({"small": f"n < {RECORDS}"})
+    held = stage(sink, fetched, 2)
+    assert held.rules is not None
+    assert set(held.rules.conditions) == {"small"}
+    commit(sink, 2, held)
+    strict = StagedDeltaSink(
+        str(tmp_path), transform=lambda records: numbered(records).withColumn("n", F.lit(10**6))
+    )
+    with pytest.raises(Exception, match="violates the constraint small") as caught:
+        stage(strict, fetched, 3)
+    assert class_of(caught.value) is ErrorClass.CODE
+    assert rows(tmp_path).num_rows == 2 * RECORDS
+
+
+def test_columns_that_the_table_does_not_have_are_refused_before_the_decision(
+    fetched: tuple[Batch, Any], tmp_path: Path
+) -> None:
+    sink = StagedDeltaSink(str(tmp_path), transform=numbered)
+    commit(sink, 1, stage(sink, fetched))
+    wider = StagedDeltaSink(str(tmp_path), transform=lambda records: numbered(records).withColumn("more", F.lit(1)))
+    with pytest.raises(SinkError, match=r"more \(not in the table\)"):
+        stage(wider, fetched, 2)
+
+
+def test_a_batch_without_rows_makes_no_table(fetched: tuple[Batch, Any], tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    sink = StagedDeltaSink(str(path), transform=lambda records: numbered(records).where("n < 0"))
+    batch = stage(sink, fetched)
+    assert (batch.files, batch.rules) == ((), None)
+    assert not DeltaTable.is_deltatable(str(path))
+    assert sink.chained_table.committed(APPLICATION) == 0
