@@ -101,8 +101,8 @@ class Status:
         ended = f"the last bounded run ({run.run_id[:8]}) {{}} at {_moment(run.ended_at)}"
         if self.failed_run is not None:
             return f"{ended.format('failed')}: {run.problem}"
-        what = "failed" if run.failed else "ended well"
-        return f"{ended.format(what)}; everything that had arrived by {_moment(run.bound)} is stored"
+        what, stored = ("failed", "is stored by now") if run.failed else ("ended well", "was stored")
+        return f"{ended.format(what)}; everything that had arrived by {_moment(run.bound)} {stored}"
 
     @property
     def is_overdue(self) -> bool:

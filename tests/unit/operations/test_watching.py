@@ -147,7 +147,9 @@ def test_after_a_bounded_run_that_ended_well_leases_are_at_rest_for_a_day(shop: 
     status = after_a_run(shop)
     text = shown(view(status), 300)
     assert "0 unserved" in text
-    assert "the last bounded run (run-0001) ended well at " in text
+    moment = datetime.fromtimestamp(int(shop.clock.now()), UTC).isoformat()
+    stored = f"everything that had arrived by {moment} was stored"
+    assert f"the last bounded run (run-0001) ended well at {moment}; {stored}" in text
     assert {status.state_of(lease) for lease in status.leases} == {"at rest"}
     assert status.is_well
     assert not replace(status, at=status.at + REST_SECONDS + 1).is_well, "no run came for a day"
