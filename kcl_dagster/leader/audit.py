@@ -4,32 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kcl_dagster.model.hole import Hole, find_hole
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 
 # The KCL acts on a hole only if it has found the same one this often, two minutes apart.
 KCL_CONFIRMATIONS: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """Hash keys between two ranges that no unfinished lease covers."""
-
-    start: int
-    end: int
-
-    def __str__(self) -> str:
-        return f"{self.start}..{self.end}"
-
-
-def find_hole(ranges: Iterable[HashRange]) -> Hole | None:
-    """The first hole in 0..2^128-1."""
-    covered = -1
-    for one in sorted(ranges):
-        if one.start > covered + 1:
-            return Hole(covered + 1, one.start - 1)
-        covered = max(covered, one.end)
-    return Hole(covered + 1, MAX_HASH_KEY) if covered < MAX_HASH_KEY else None
 
 
 def find_hole_as_kcl(ranges: Iterable[HashRange]) -> Hole | None:

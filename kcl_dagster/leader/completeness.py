@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from kcl_dagster.leader.audit import find_hole
 from kcl_dagster.leader.cleanup import has_started
 from kcl_dagster.model.first_moment import FirstMoment
+from kcl_dagster.model.hole import find_hole
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import StoredRows
 from kcl_dagster.model.stream import StreamIdentifier

@@ -12,13 +12,14 @@ from typing import Final
 
 from kcl_dagster.application import Application, Position, StartAt, StreamSettings
 from kcl_dagster.errors import KclError, OtherStream, StreamError, StreamRecreated
-from kcl_dagster.leader.audit import Hole, active_ranges, find_hole, lack_range
+from kcl_dagster.leader.audit import active_ranges, lack_range
 from kcl_dagster.leader.liveness import CLOCK_TOLERANCE
 from kcl_dagster.leader.report import DataLossEvent, StreamSight
 from kcl_dagster.leader.streams import Streams
 from kcl_dagster.leader.sync import SyncPlan, plan_first_sync, plan_sync
 from kcl_dagster.model.checkpoint import LATEST
 from kcl_dagster.model.first_moment import FirstMoment, ReadFrom, first_moment
+from kcl_dagster.model.hole import Hole, find_hole
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier

@@ -273,7 +273,7 @@ class _Look:
                 return self._outcome(StopReason.CAUGHT_UP)
             if left.is_stuck:
                 return self._outcome(StopReason.STUCK, str(left))
-            if left.is_known and self._is_unserved(left, scan):
+            if self._is_unserved(left, scan):
                 return None
             now = self.clock.monotonic()
             seen = {lease.key: lease.checkpoint for lease in scan.leases}

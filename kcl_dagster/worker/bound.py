@@ -3,7 +3,7 @@
 A worker without a bound reads until it is asked to stop. One with a bound reads what had arrived by a moment, and
 stops: it is done when every open lease of the application, whichever worker has it, is stored through that moment.
 Children of shards that are split or merged meanwhile are among these leases, because their leases exist before
-those of their parents are finished.
+those of their parents are finished, or the open leases do not cover all hash keys until then.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,7 +12,9 @@ from typing import Final
 
 from kcl_dagster.errors import KclError, LeaseLost
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.hole import find_hole
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.superseded import former_streams
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.runtime import Clock
@@ -52,11 +54,16 @@ class Bound:
 @dataclass(frozen=True, slots=True)
 class Remainder:
     """Open leases that are not stored through the bound. `waiting`: those that are being read, or will be. `stuck`:
-    those that are not read now, and why. `is_known`: False while the application has no open lease at all."""
+    those that are not read now, and why. `missing`: which leases have to be made first, by a leader; empty if the
+    open leases cover all hash keys."""
 
     waiting: tuple[LeaseKey, ...] = ()
     stuck: Mapping[LeaseKey, str] = field(default_factory=dict)
-    is_known: bool = True
+    missing: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        return not self.missing
 
     @property
     def is_empty(self) -> bool:
@@ -68,9 +75,8 @@ class Remainder:
         return self.is_known and not self.waiting and bool(self.stuck)
 
     def __str__(self) -> str:
-        if not self.is_known:
-            return "the application has no open lease yet"
-        named = [f"{key}: {why}" for key, why in sorted(self.stuck.items())]
+        named = [self.missing] if self.missing else []
+        named += [f"{key}: {why}" for key, why in sorted(self.stuck.items())]
         named += [f"{key}: not read yet" for key in self.waiting]
         more = len(named) - SHARDS_NAMED
         return "; ".join([*named[:SHARDS_NAMED], *([f"and {more} more"] if more > 0 else [])])
@@ -93,7 +99,22 @@ def remainder(
     stuck = {key: why for key, lease in left.items() if (why := _why_stuck(lease, control, stopped_too, foreign))}
     _add_children(stuck, left)
     waiting = tuple(sorted(left.keys() - stuck.keys()))
-    return Remainder(waiting, stuck, is_known=bool(unfinished))
+    return Remainder(waiting, stuck, _missing(unfinished.values()))
+
+
+def _missing(leases: Collection[Lease]) -> str:
+    """Which leases are missing. Leases of which no hash keys are known may cover anything."""
+    if not leases:
+        return "the application has no open lease yet"
+    streams: dict[str, list[HashRange | None]] = {}
+    for lease in leases:
+        streams.setdefault("" if lease.stream is None else f" of {lease.stream.name}", []).append(lease.hash_range)
+    for name, ranges in sorted(streams.items()):
+        known = [one for one in ranges if one is not None]
+        hole = find_hole(known) if len(known) == len(ranges) else None
+        if hole is not None:
+            return f"the shard with the hash keys {hole}{name} has no lease yet"
+    return ""
 
 
 def _stopped(row: WorkerRow) -> dict[LeaseKey, str]:

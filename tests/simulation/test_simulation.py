@@ -73,8 +73,8 @@ def test_a_seed_that_found_something_with_incidents_finds_it_no_more(seed: int) 
 
 
 # Of each sort: led by daemons or by the runs themselves; runs that end well, are killed, or cannot read a shard.
-# The last one found something.
-READ_BY_BOUNDED_RUNS = (30005, 30012, 30015, 30022, 30033, 30053)
+# The last ones found something.
+READ_BY_BOUNDED_RUNS = (30005, 30012, 30015, 30022, 30033, 30053, 32655)
 
 
 @pytest.mark.parametrize("seed", READ_BY_BOUNDED_RUNS)

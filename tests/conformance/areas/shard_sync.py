@@ -6,13 +6,14 @@ from typing import Any
 
 from kcl_dagster.application import Application, Position, StartAt
 from kcl_dagster.errors import StreamNotFound
-from kcl_dagster.leader.audit import find_hole, find_hole_as_kcl, lack_range
+from kcl_dagster.leader.audit import find_hole_as_kcl, lack_range
 from kcl_dagster.leader.auditor import Auditor
 from kcl_dagster.leader.completion import CompletedShard, is_done
 from kcl_dagster.leader.streams import KinesisStreams
 from kcl_dagster.leader.sync import SyncPlan, descends, plan_first_sync, plan_sync
 from kcl_dagster.leader.syncing import StreamOutcome, Syncer
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.hole import find_hole
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange, Shard
 from kcl_dagster.model.stream import StreamIdentifier

@@ -11,7 +11,7 @@ from kcl_dagster.leader.assignment.board import fair_share
 from kcl_dagster.leader.assignment.lease_count import lease_count, target_leases
 from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
 from kcl_dagster.leader.assignment.variance import Variance
-from kcl_dagster.leader.audit import HoleWatch, covers_everything, find_hole, find_hole_as_kcl
+from kcl_dagster.leader.audit import HoleWatch, covers_everything, find_hole_as_kcl
 from kcl_dagster.leader.cleanup import has_started, left_the_stream, plan_cleanup
 from kcl_dagster.leader.election import elected, leads
 from kcl_dagster.leader.expiry import observed_version, rest, why_unserved
@@ -20,6 +20,7 @@ from kcl_dagster.leader.handoff import Deadline, Verdict, may_be_asked_for
 from kcl_dagster.leader.launches import LONGEST_PAUSE, LaunchBook
 from kcl_dagster.leader.runs import SlotRun
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.hole import find_hole
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 

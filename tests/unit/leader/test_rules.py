@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_dagster.leader import expiry, handoff
-from kcl_dagster.leader.audit import Hole, HoleWatch, active_ranges, find_hole, find_hole_as_kcl, lack_range
+from kcl_dagster.leader.audit import HoleWatch, active_ranges, find_hole_as_kcl, lack_range
 from kcl_dagster.leader.cleanup import DECLARED_SECONDS, has_started, left_the_stream, plan_cleanup
 from kcl_dagster.leader.handoff import Deadline, Verdict
 from kcl_dagster.leader.liveness import (
@@ -19,6 +19,7 @@ from kcl_dagster.leader.liveness import (
     moving_average,
 )
 from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
+from kcl_dagster.model.hole import Hole, find_hole
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.model.stored import StoredCounts, StoredRows

@@ -47,6 +47,18 @@ def test_a_shard_that_no_worker_reads_is_read() -> None:
     assert look(world) is None
 
 
+def test_what_can_be_read_is_read_while_a_shard_has_no_lease() -> None:
+    world = World(shards=2)
+    reached(world, A)
+    world.leases.delete(world.lease(A), forced=True)
+    assert look(world) is None, "B is not read yet"
+    reached(world, B)
+    found = look(world)
+    assert found is not None
+    assert found.reason is StopReason.STUCK
+    assert "has no lease yet" in str(found)
+
+
 def test_a_shard_of_a_worker_that_is_gone_is_read() -> None:
     world = World()
     run = world.worker("fleet")

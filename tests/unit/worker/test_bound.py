@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError
 from kcl_dagster.application import BatchSettings, FailurePolicy
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.control import Control
@@ -45,6 +46,20 @@ def test_a_lease_is_left_until_it_is_stored_through_the_moment_and_the_margin() 
 def test_a_finished_lease_is_not_left() -> None:
     leases = [a_lease(A, checkpoint=SHARD_END), a_lease(B, stored_through=REACHED, parents=frozenset({A}))]
     assert remainder(BOUND, leases, (), Control(), {}).is_empty
+
+
+def test_nothing_is_caught_up_while_a_shard_has_no_lease() -> None:
+    """Such as the children of a finished shard that Kinesis did not name."""
+    half = MAX_HASH_KEY // 2
+    first = a_lease(A, stored_through=REACHED, hash_range=HashRange(0, half))
+    second = a_lease(B, stored_through=REACHED, hash_range=HashRange(half + 1, MAX_HASH_KEY))
+    left = remainder(BOUND, [first, replace(second, checkpoint=SHARD_END)], (), Control(), {})
+    assert not left.is_empty
+    assert not left.is_stuck
+    assert str(left) == f"the shard with the hash keys {half + 1}..{MAX_HASH_KEY} has no lease yet"
+    assert remainder(BOUND, [first, second], (), Control(), {}).is_empty
+    unknown = replace(first, hash_range=None)
+    assert remainder(BOUND, [unknown], (), Control(), {}).is_empty, "a lease of which no hash keys are known"
 
 
 def test_leases_of_former_streams_are_not_waited_for() -> None:
