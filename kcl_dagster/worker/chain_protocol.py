@@ -102,10 +102,14 @@ class ChainProtocol(Generic[D]):
         return this.finished(self.reading.failures)
 
     def close(self) -> None:
-        """A batch that was not decided is void. What was decided is published now, so that the rows get it."""
+        """A batch that was not decided is void."""
+        self.publish_all()
+
+    def publish_all(self) -> None:
+        """What was decided is published now, and not when it is due, so that the rows get it."""
         try:
             self.claims.finish()
-        except KclError as error:  # the next owners publish it
+        except KclError as error:  # the next rounds, or the next owners, publish it
             self.reading.tell(EventKind.BATCH_FAILED, str(error))
 
     def _publish(self) -> None:

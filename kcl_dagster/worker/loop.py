@@ -380,6 +380,8 @@ class Worker(Generic[D]):
         if not self.is_ready():
             return BatchReport()
         report = self._last_round = self.protocol.run_once(self.stop.is_requested)
+        if report.is_idle and self._bound is not None and isinstance(self.protocol, PinnedFirst):
+            self.protocol.chains.publish_all()  # the run ends once everything is visible
         self._lag.see(report.leases, self.holdings.to_be_read())
         self.heartbeat.stopped = report.stopped[:STOPPED_TOLD]
         self.heartbeat.why_stopped = {key: report.why_stopped[key] for key in report.stopped[:SHARDS_TOLD]}

@@ -10,6 +10,7 @@ from kcl_dagster.application import BatchSettings, FailureAction, FailurePolicy
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, RETRY_SECONDS
 from tests.unit.worker.chains import TableWorld, loses_its_lease_at
@@ -446,3 +447,17 @@ def test_whatever_happens_each_record_is_in_the_table_once_and_no_row_is_ahead_o
     publishes(last)
     world.check()
     check_rows(world, A, B)
+
+
+def test_a_bounded_run_commits_what_it_has_read_and_does_not_wait_for_the_interval(world: TableWorld) -> None:
+    """The interval may be longer than the patience of the run, which would then end as stuck."""
+    put(world, records=9)
+    run = world.chain_worker("w1", bound=Bound(world.clock.now(), 10.0))
+    world.assign(run)
+    for _ in range(3):
+        run.round()
+    assert len(world.stored()) == 3
+    run.until_idle()
+    world.check()
+    run.worker.holdings.renew(A)
+    assert world.lease(A).checkpoint == last_of(world)
