@@ -180,7 +180,8 @@ class BoundedRun:
         """By the service's clock, as the moments are that leases are stored through."""
         application, dynamodb = self.consumer.application, self._client("dynamodb")
         starts = StartTable(dynamodb, application, detect_layout(dynamodb, application, runtime), runtime)
-        now = StreamLookup(self._client("kinesis"), application, starts, runtime).service_time()
+        by_service = StreamLookup(self._client("kinesis"), application, starts, runtime).service_time()
+        now = runtime.clock.now() if by_service is None else by_service
         return Bound(
             now if through is None else min(through, now),
             application.timings.arrival_margin,

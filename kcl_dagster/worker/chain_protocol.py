@@ -131,7 +131,10 @@ class ChainProtocol(Generic[D]):
             self._deletion_due = now + FIRST_DELETION_SECONDS if self._deletion_due is None else self._deletion_due
             return
         self._deletion_due = now + DELETION_SECONDS
-        before = self.reading.service_time() - MIN_AGE_SECONDS
+        time = self.reading.service_time()
+        if time is None:
+            return
+        before = time - MIN_AGE_SECONDS
         try:
             named = {lease.claim.chain for lease in self.scan() if lease.claim is not None}
             self.claims.delete_former(named, before)

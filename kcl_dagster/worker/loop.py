@@ -200,7 +200,7 @@ class Worker(Generic[D]):
         planner = Planner(
             StreamIdentifier.single(application.streams[0].name),
             around.resolved_start,
-            lambda: first_number_at(self._service_time()),
+            lambda: first_number_at(self._service_time() or runtime.clock.now()),
             around.code,
         )
         shard_ends = ShardEnds(around.leases, around.list_shards)

@@ -44,6 +44,7 @@ from kcl_dagster.worker.surroundings import (
 _SECONDS_PER_HOUR = 3600.0
 VERIFY_SECONDS = 60.0  # between two checks of the layout of the tables
 COMPARE_CLOCKS_SECONDS = 600.0  # a machine's clock drifts by less than a millisecond in this time
+ASK_AGAIN_SECONDS = 10.0  # while the service's clock is not known
 
 
 class StreamLookup:
@@ -67,20 +68,18 @@ class StreamLookup:
     def retention_of(self, stream: StreamIdentifier) -> float | None:
         return describe(self._kinesis, stream.name, runtime=self._runtime).retention_hours * _SECONDS_PER_HOUR
 
-    def service_time(self) -> float:
-        """Epoch seconds by the service's clock, which is the same for all workers. If that is not known yet, by
-        this machine's clock."""
+    def service_time(self) -> float | None:
+        """Epoch seconds by the service's clock, which is the same for all workers; None while it is not known. This
+        machine's clock may be ahead. It counts only where the service's answers have no date."""
         clock = self._runtime.clock
-        if clock.monotonic() - self._compared_at >= COMPARE_CLOCKS_SECONDS:
-            now = None
+        pause = COMPARE_CLOCKS_SECONDS if self._ahead is not None else ASK_AGAIN_SECONDS
+        if clock.monotonic() - self._compared_at >= pause:
             with suppress(KclError):
-                now = describe(self._kinesis, next(iter(self._configured)), runtime=self._runtime).answered
-            if now is not None:
+                facts = describe(self._kinesis, next(iter(self._configured)), runtime=self._runtime)
+                now = clock.now() if facts.answered is None else facts.answered
                 self._ahead = now - clock.monotonic()
-            elif self._ahead is None:
-                self._ahead = clock.now() - clock.monotonic()
             self._compared_at = clock.monotonic()
-        return clock.monotonic() + (self._ahead or 0.0)
+        return None if self._ahead is None else clock.monotonic() + self._ahead
 
     def confirm(self, stream: StreamIdentifier) -> None:
         """Raises StreamRecreated when the stream of that name is not the one that was meant, which only leases of a

@@ -52,8 +52,8 @@ class Round:
     held: int = 0
     blocked: int = 0
     error: str | None = None
-    fetch_began: float = 0.0
-    """Epoch seconds by the clock that all workers share."""
+    fetch_began: float | None = None
+    """Epoch seconds by the clock that all workers share; None: not known."""
 
     fetch_began_at: float = 0.0
     """Monotonic."""
@@ -139,8 +139,9 @@ class Reading(Generic[R]):
     retention: RetentionWatch
     clock: Clock
     processing: ProcessingWatch
-    service_time: Callable[[], float]
-    """Epoch seconds by a clock that all workers share. May block for one request, seldom."""
+    service_time: Callable[[], float | None]
+    """Epoch seconds by a clock that all workers share, None while it is not known. May block for one request,
+    seldom."""
 
     on_event: OnEvent = ignore
     confirm: ConfirmStream = believed
@@ -436,6 +437,8 @@ class Reading(Generic[R]):
         key = progress.range.lease
         is_at_tip = progress.millis_behind == 0 and progress.through is None
         if is_at_tip and not progress.ended and not progress.range.is_pinned:
+            if this.fetch_began is None:
+                return
             waited = 0.0 if progress.read_since is None else max(0.0, this.fetch_began_at - progress.read_since)
             self.holdings.stored_through(key, this.holdings[key].token, this.fetch_began - waited)
         elif (moment := stored_through(progress)) is not None:

@@ -129,9 +129,9 @@ class Surroundings(Generic[D]):
     retention_of: RetentionOf = unknown_retention
     resolved_start: ResolvedStart = unresolved_start
     confirm_stream: ConfirmStream = believed
-    service_time: Callable[[], float] | None = None
-    """Epoch seconds by a clock that all workers share. May block for one request; asked once for each lease, at
-    most. None: by the worker's own clock."""
+    service_time: Callable[[], float | None] | None = None
+    """Epoch seconds by a clock that all workers share, None while it is not known. May block for one request;
+    asked once for each lease, at most. Where it is left out: the worker's own clock."""
 
     load_completeness: LoadCompleteness = nothing_known
     bound: Bound | None = None

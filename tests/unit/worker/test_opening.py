@@ -28,7 +28,13 @@ from kcl_dagster.testing.sink import RecordingSink
 from kcl_dagster.worker.batch import Batch, Budget
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.loop import Worker
-from kcl_dagster.worker.opening import VERIFY_SECONDS, StreamLookup, open_surroundings
+from kcl_dagster.worker.opening import (
+    ASK_AGAIN_SECONDS,
+    COMPARE_CLOCKS_SECONDS,
+    VERIFY_SECONDS,
+    StreamLookup,
+    open_surroundings,
+)
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from tests.unit.worker.kit import in_nobodys_background
 
@@ -282,11 +288,19 @@ def test_batches_of_a_lease_that_is_made_again_are_numbered_by_the_clock_of_the_
     assert min(later) > former.part.number
 
 
-def test_a_worker_that_cannot_ask_for_the_service_s_time_uses_its_own() -> None:
+def test_the_service_s_time_is_not_known_until_the_service_answers() -> None:
+    """This machine's clock may be ahead: a shard would count as stored through a moment that is yet to come."""
     place = Place()
     kinesis = SimpleNamespace(describe_stream_summary=refuse)
     lookup = StreamLookup(kinesis, place.application, place.starts, place.runtime)
-    assert lookup.service_time() == pytest.approx(place.clock.now())
+    assert lookup.service_time() is None
+    kinesis.describe_stream_summary = place.kinesis.describe_stream_summary
+    assert lookup.service_time() is None
+    place.clock.advance(ASK_AGAIN_SECONDS)
+    assert lookup.service_time() == pytest.approx(place.clock.now(), abs=1)
+    kinesis.describe_stream_summary = refuse
+    place.clock.advance(COMPARE_CLOCKS_SECONDS)
+    assert lookup.service_time() == pytest.approx(place.clock.now(), abs=1)
 
 
 def refuse(**_: Any) -> Any:
