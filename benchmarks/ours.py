@@ -51,6 +51,7 @@ from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.reading import FIRST_SECONDS
+from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.surroundings import Surroundings
 
 UNLIMITED: Final = ShardLimits.unlimited()
@@ -182,7 +183,9 @@ class Ours:
         ):
             yield self._made(batch, engine, sink)
 
-    def _made(self, batch: BatchSettings, engine: SparkEngine, sink: ParquetSink) -> Worker[Any]:
+    def _made(
+        self, batch: BatchSettings, engine: SparkEngine, sink: ParquetSink, chains: StagingSink[Any] | None = None
+    ) -> Worker[Any]:
         source, number = self.source, next(_numbers)
         application = Application.model_validate(
             {
@@ -209,6 +212,7 @@ class Ours:
                 list_shards=lambda _: list_shards(kinesis, source.stream, runtime=runtime),
                 engine=engine,
                 sink=sink,
+                chains=chains,
             ),
             Identity(me, "worker-000", "benchmark", None),
             runtime,
@@ -223,7 +227,7 @@ class Ours:
         worker.step_batch()
         return (time.monotonic() - began) * 1000
 
-    def _engine(self, sink: ParquetSink | None = None) -> SparkEngine:
+    def _engine(self, sink: object = None) -> SparkEngine:
         return SparkEngine(self._spark, self._connection, EngineSettings(limits=UNLIMITED), sink=sink)
 
     def _ranges(self) -> list[Range]:

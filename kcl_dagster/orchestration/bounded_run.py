@@ -170,7 +170,7 @@ class BoundedRun:
             known = CompletenessRow(dynamodb, application, layout, runtime).load()
             if known.through is None:
                 return
-            sink = choice.open(self.consumer.transform, self.kcl.connection("s3", application))
+            sink = choice.open(self.consumer.stored_transform, self.kcl.connection("s3", application))
             if isinstance(sink, KeepingCompleteness):
                 sink.keep_complete(application.name, known, self.consumer.windows.start_of(known.through))
         except Exception as error:  # of the store or of a table's library: the records are stored all the same

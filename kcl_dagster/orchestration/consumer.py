@@ -83,8 +83,20 @@ class Consumer:
     event_time: str | None = None
     """The column of the output by which rows belong to windows; None: the time of arrival at the stream."""
 
+    arrow: bool = False
+    """Whether the function takes and returns Arrow tables."""
+
     allowed_lateness: timedelta = timedelta()
     """How long after a window's end its records may arrive without being late."""
+
+    @property
+    def stored_transform(self) -> Transform:
+        """The transform as sinks are given it."""
+        if not self.arrow:
+            return self.transform
+        from kcl_dagster.spark.arrow_transform import ArrowTransform
+
+        return ArrowTransform(self.transform)
 
     @cached_property
     def windows(self) -> PartitionWindows:
@@ -188,6 +200,7 @@ def kcl_consumer(
     partitions: TimeWindowPartitionsDefinition | None = None,
     event_time: str | None = None,
     allowed_lateness: timedelta = timedelta(),
+    arrow: bool = False,
 ) -> Callable[[Callable[..., Any]], Consumer]:
     """Make a function the consumer of one or several Kinesis streams.
 
@@ -224,6 +237,9 @@ def kcl_consumer(
             they arrived at the stream.
         allowed_lateness: With `event_time`: a partition is complete this long after its end. Rows that arrive later
             still are stored, counted as late, and materialize their partition again.
+        arrow: The function takes a `pyarrow.Table` of records and returns one, or anything with the Arrow C
+            interface. It runs in the executors, with some of the records of a batch at a time, and takes the
+            records alone. Goes with `kcl.parquet(..., commit="chains")`.
 
     The function's first parameter gets the records. Others are as in Dagster's assets: `context` is the run's
     `OpExecutionContext`, and any other without a default is the resource of that name.
@@ -276,6 +292,8 @@ def kcl_consumer(
             raise ConfigurationError(
                 f"application {whole.name}: processes={processes} must be positive and goes with record processors"
             )
+        if arrow:
+            _refuse_arrow(whole.name, transform, sink)
         _refuse_windows(whole.name, sink, event_time, allowed_lateness)
         windows = DEFAULT_PARTITIONS if partitions is None else refuse(partitions, whole.name)
         made = Consumer(
@@ -293,6 +311,7 @@ def kcl_consumer(
             partitions=windows,
             event_time=event_time,
             allowed_lateness=allowed_lateness,
+            arrow=arrow,
         )
         _refuse_freshness(made)
         return made
@@ -313,6 +332,23 @@ def _refuse_windows(application: str, sink: SinkChoice | None, event_time: str |
             f"application {application}: event_time={event_time!r} names a column of a table, and rows of "
             f"{'record processors' if sink is None else f'the sink {sink.place}'} are not seen; leave it out and "
             "records are counted by their arrival"
+        )
+
+
+def _refuse_arrow(application: str, transform: Callable[..., Any], sink: SinkChoice | None) -> None:
+    if sink is None:
+        raise ConfigurationError(f"application {application}: arrow=True is not for record processors")
+    if not sink.takes_arrow:
+        raise ConfigurationError(
+            f"application {application}: arrow=True needs a sink whose files the executors stage, and {sink.kind} "
+            f'at {sink.place} is none: use kcl.parquet(path, commit="chains"), or leave arrow out and take a '
+            "DataFrame"
+        )
+    wanted = ", ".join(_parameters(transform))
+    if wanted:
+        raise ConfigurationError(
+            f"application {application}: {transform.__name__} asks for {wanted}, and with arrow=True it runs in "
+            "the executors, where there are no resources and no context: give it the records alone"
         )
 
 

@@ -46,7 +46,7 @@ def build_kcl_dead_letter_job(
             recipient = ToProcessors(choice.processors)
         else:
             session = getattr(context.resources, spark_key).spark_session
-            sink = choice.open(consumer.bound(context, context.resources).transform, connection)
+            sink = choice.open(consumer.bound(context, context.resources).stored_transform, connection)
             check_sharing(session, sink, context.run_id)
             recipient = ToSink(session, sink)
         done = replay(open_store(path, S3Options(**connection)), application.name, recipient, most=config.most)

@@ -178,7 +178,7 @@ def _replay_window(
                 window,
                 list_shards(kinesis, stream.name, shard_filter=since, runtime=runtime),
                 engine,
-                choice.open(consumer.transform, s3),
+                choice.open(consumer.stored_transform, s3),
                 lambda batch: context.log.debug(
                     "%s: %s records of %s shards", window.name, batch.records, len(batch.parts)
                 ),

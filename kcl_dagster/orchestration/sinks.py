@@ -66,6 +66,9 @@ class SinkChoice:
     """Where set, workers decide their batches in chains of entries. What `open` makes is then used for replays, and
     for batches that were begun before this was set."""
 
+    takes_arrow: bool = False
+    """Whether what `open_staging` makes runs functions of Arrow tables."""
+
     @property
     def is_table(self) -> bool:
         """Whether this package writes the rows, and so sees their columns."""
@@ -119,7 +122,10 @@ def parquet(path: str, *, partition_by: Sequence[str] = (), commit: Commit = "le
 
         return StagedParquetSink(path, transform=transform, partition_by=partition_by, s3=S3Options(**s3))
 
-    return SinkChoice("parquet", path, open_sink, open_staging=open_staging if commit == "chains" else None)
+    is_chained = commit == "chains"
+    return SinkChoice(
+        "parquet", path, open_sink, open_staging=open_staging if is_chained else None, takes_arrow=is_chained
+    )
 
 
 def delta(

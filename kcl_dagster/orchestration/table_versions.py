@@ -33,7 +33,7 @@ def newest_version(consumer: Consumer, kcl: KclResource) -> Mapping[str, Any]:
 
     def ask() -> None:
         try:
-            sink = consumer.sink.open(consumer.transform, kcl.connection("s3", consumer.application))
+            sink = consumer.sink.open(consumer.stored_transform, kcl.connection("s3", consumer.application))
             if isinstance(sink, Versioned):
                 found.update(sink.version())
         except Exception as error:  # of a catalog's or a table's library, or of the store

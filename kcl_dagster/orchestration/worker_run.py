@@ -13,6 +13,7 @@ from kcl_dagster.model.worker import worker_id
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.sinks import Transform
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine, local_slots
 from kcl_dagster.spark.executors import check_executors, check_stream
@@ -88,14 +89,19 @@ class WorkerRun:
         choice = self.consumer.sink
         if choice.processors is not None:
             return None
-        return choice.open(self.diary.noting_columns(self.consumer.transform), self._connection("s3"))
+        return choice.open(self._transform(), self._connection("s3"))
 
     def _staging_sink(self) -> StagingSink[Any] | None:
         """None where batches are decided in the leases."""
         open_staging = self.consumer.sink.open_staging
         if open_staging is None:
             return None
-        return open_staging(self.diary.noting_columns(self.consumer.transform), self._connection("s3"))
+        return open_staging(self._transform(), self._connection("s3"))
+
+    def _transform(self) -> Transform:
+        """Functions of Arrow tables run in the executors, where no columns can be noted."""
+        transform = self.consumer.stored_transform
+        return transform if self.consumer.arrow else self.diary.noting_columns(transform)
 
     def _surroundings(
         self,

@@ -212,6 +212,11 @@ class _Decoding:
         self._decode = None
 
 
+def decoding_of(make_decoder: Callable[[], Decode], *, is_strict: bool) -> Callable[[bytes | None], Any]:
+    """Decodes one payload after another with one decoder. Without `is_strict`, None for malformed ones."""
+    return _Decoding(make_decoder, is_strict=is_strict)
+
+
 class _Protobuf:
     def __init__(self, descriptor_set: bytes, message: str) -> None:
         self._descriptor_set = descriptor_set

@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException, PythonException
 from kcl_dagster.errors import (
     BatchContentChanged,
     BatchError,
+    ConfigurationError,
     ProcessLost,
     RecordRefused,
     SinkError,
@@ -35,6 +36,9 @@ RECORD_REFUSED: Final = "KCL_RECORD_REFUSED"
 
 TRANSFORM_FAILED: Final = "KCL_TRANSFORM_FAILED"
 """For an output that cannot be of this batch."""
+
+WRONG_CONFIGURATION: Final = "KCL_WRONG_CONFIGURATION"
+"""For an output that the settings of the sink do not fit."""
 
 
 @contextmanager
@@ -76,6 +80,8 @@ class Marks:
                 yield
         except RecordRefused as error:
             raise RecordRefused(f"{self.of(RECORD_REFUSED)}: {error}") from error
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self.of(WRONG_CONFIGURATION)}: {error}") from error
         except TransformError as error:
             raise TransformError(f"{self.of(TRANSFORM_FAILED)}: {error}") from error
         except SinkError as error:
@@ -127,6 +133,8 @@ def write_failures(sink: str) -> Iterator[None]:
             ) from error
         if (refused := _marked_line(error, RECORD_REFUSED)) is not None:
             raise RecordRefused(f"{sink}: {refused}") from error
+        if (unfit := _marked_line(error, WRONG_CONFIGURATION)) is not None:
+            raise ConfigurationError(unfit) from error
         if (wrong := _marked_line(error, TRANSFORM_FAILED)) is not None:
             raise TransformError(wrong) from error
         if (failed := _marked_line(error, SINK_FAILED)) is not None:

@@ -5,6 +5,7 @@ driver, such as one whose executor was lost, do not belong to the batch.
 """
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from kcl_dagster.chains.publication import file_name, staged_path
-from kcl_dagster.errors import KclError, RecordRefused, SinkError
+from kcl_dagster.errors import ConfigurationError, KclError, RecordRefused, SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.failures import Marks
@@ -40,6 +41,7 @@ _MANIFEST: Final = pa.schema(
         ("parts", pa.string()),
         ("partition", pa.string()),
         ("statistics", pa.string()),
+        ("columns", pa.string()),
     ]
 )
 MANIFEST_DDL: Final = ddl(_MANIFEST)
@@ -67,6 +69,8 @@ class BatchFile:
     leases: Mapping[LeaseKey, RowsOfLease] | None
     partition: dict[str, str | None] | None = None
     statistics: str | None = None
+    columns: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    """Of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +276,7 @@ class _TaskFiles:
                 "parts": file.parts if file.leases else None,
                 "partition": None if partition is None else json.dumps(partition),
                 "statistics": statistics,
+                "columns": b64encode(file.content.schema.serialize().to_pybytes()).decode(),
             }
         )
 
@@ -289,6 +294,7 @@ def batch_files(manifest: list[dict[str, Any]]) -> list[BatchFile]:
             _leases(row["parts"]),
             None if row["partition"] is None else json.loads(row["partition"]),
             row["statistics"],
+            pa.ipc.read_schema(pa.BufferReader(b64decode(row["columns"]))),
         )
         for row in manifest
     ]
@@ -306,3 +312,25 @@ def _leases(parts: str | None) -> dict[LeaseKey, RowsOfLease] | None:
         LeaseKey(lease): RowsOfLease(rows, minute_rows(minutes))
         for lease, (rows, minutes) in json.loads(parts).items()
     }
+
+
+@dataclass(frozen=True, slots=True)
+class RequireColumns:
+    """A step that refuses an output which cannot be partitioned. For outputs whose columns are known only when
+    there are rows."""
+
+    columns: tuple[str, ...]
+
+    def __call__(self, rows: Rows) -> Rows:
+        for batch in rows:
+            missing = [name for name in self.columns if name not in batch.schema.names]
+            if missing:
+                raise ConfigurationError(
+                    f"files are partitioned by {missing}, which the function's output does not have: "
+                    f"{batch.schema.names}"
+                )
+            for name in self.columns:
+                kind = batch.schema.field(name).type
+                if pa.types.is_nested(kind):
+                    raise ConfigurationError(f"files cannot be partitioned by column {name} of type {kind}")
+            yield batch

@@ -3,30 +3,38 @@
 The output of a batch is one set of files: rows of several shards are in one file, and rows need no `lease_key`. The
 executors stage the files; they get the names by which readers find them when the batch is decided. Records that are
 stored as they were read are staged by the fetch itself, from the second batch on: then it is known what the
-transform does, and for which chain files are staged.
+transform does, and for which chain files are staged. The same holds for the output of a function of Arrow tables,
+which runs in the task that stages it.
 """
 
 import itertools
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
 from kcl_dagster.chains.entry import StagedFile
-from kcl_dagster.chains.publication import staged_of_batch
+from kcl_dagster.chains.publication import staged_of_batch, staged_path
 from kcl_dagster.chains.store import Entries, check_store
-from kcl_dagster.errors import KclError, SinkError
+from kcl_dagster.errors import KclError, SinkError, TransformError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.arrow_columns import Types, united
+from kcl_dagster.spark.arrow_transform import ApplyFunction, ArrowTransform
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.origins import made, origin_of
 from kcl_dagster.spark.partitioning import partition_columns
-from kcl_dagster.spark.sinks.batch_files import BatchFile, StageFiles, batch_files
+from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sealing import Sealed
+from kcl_dagster.spark.sinks.batch_files import MANIFEST_DDL, BatchFile, RequireColumns, StageFiles, batch_files
+from kcl_dagster.spark.sinks.column_types import ColumnTypes
 from kcl_dagster.spark.sinks.completeness import write_file
 from kcl_dagster.spark.sinks.layout import Folders
-from kcl_dagster.spark.sinks.staging_job import StagingJob
+from kcl_dagster.spark.sinks.staging_job import StagingJob, counts_of
+from kcl_dagster.spark.sinks.writing import has_own_times, warn_of_large_batch, warn_of_no_times
 from kcl_dagster.spark.staged_ranges import FetchStaging, StagedRecords
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, checked, guarded, unchanged
@@ -38,6 +46,8 @@ from kcl_dagster.worker.staging import StagedBatch
 TARGET_BYTES: Final = 128 * 1024 * 1024  # what query engines read best
 # Numbers of batches are in the names of staged files. Those that fetches stage are above all that workers count.
 FIRST_NUMBER_OF_FETCHES: Final = 10**12
+# The first attempt may find types in one task that do not fit those of another one, and the second one knows both.
+ATTEMPTS_AT_TYPES: Final = 2
 
 
 class StagedParquetSink:
@@ -58,13 +68,16 @@ class StagedParquetSink:
         runtime: Runtime | None = None,
     ) -> None:
         self._store = open_store(path, s3)
+        self._arrow = transform if isinstance(transform, ArrowTransform) else None
         self._transform = guarded(transform)
+        self._types = ColumnTypes(self._store)
         self._times, columns = partition_columns(partition_by)
         self._layout = Folders.of(columns)
         self._target_bytes = target_bytes
         self._runtime = runtime or system()
         self._is_checked = False
         self._chain: ChainId | None = None
+        self._time_column: str | None = None
         self._is_as_read = transform is unchanged
         self._fetches = itertools.count(FIRST_NUMBER_OF_FETCHES)
 
@@ -85,14 +98,29 @@ class StagedParquetSink:
     def staging(self) -> FetchStaging | None:
         """See `spark.staged_ranges.StagesInFetches`. Files that are staged for a chain that has ended meanwhile
         are not used."""
-        if self._chain is None or not self._is_as_read:
+        chain = self._chain
+        if chain is None or not (self._is_as_read or self._arrow is not None):
             return None
         number = next(self._fetches)
-        steps = (self._times,) if self._times.units else ()
-        files = StageFiles(
-            self._store, self._layout, self._chain, number, self._target_bytes, steps=steps, is_as_read=True
+        if self._arrow is None:
+            steps = (self._times,) if self._times.units else ()
+            files = self._files(chain, number, steps=steps, is_as_read=True)
+        else:
+            files = self._files_of_tables(self._arrow, chain, number, self._types.known())
+        return FetchStaging(chain, number, self._store, files)
+
+    def _files(self, chain: ChainId, number: int, **more: Any) -> StageFiles:
+        return StageFiles(self._store, self._layout, chain, number, self._target_bytes, **more)
+
+    def _files_of_tables(self, arrow: ArrowTransform, chain: ChainId, number: int, types: Types) -> StageFiles:
+        function = ApplyFunction(arrow, types, frozenset(self._layout.columns))
+        return self._files(
+            chain,
+            number,
+            time_column=self._time_column,
+            lease_column=LEASE_KEY,
+            steps=(function, self._times, RequireColumns(self._layout.columns)),
         )
-        return FetchStaging(self._chain, number, self._store, files)
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:  # noqa: ARG002 - of tables
         """See `worker.batch.KeepingCompleteness`."""
@@ -119,7 +147,9 @@ class StagedParquetSink:
             self._is_checked = True
 
     def _stage(self, data: DataFrame, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
-        self._chain = chain
+        self._chain, self._time_column = chain, batch.time_column
+        if self._arrow is not None:
+            return self._stage_tables(self._arrow, data, batch, chain, number)
         origin, data = origin_of(data), made(data)
         output = checked(self._transform(data))
         job = StagingJob(f"parquet at {self.path}", self._store, self._layout, self._target_bytes)
@@ -133,6 +163,50 @@ class StagedParquetSink:
         as_written = origin if output is data else None
         files, counts = job.run(output, as_written, batch, chain, number, is_as_read=is_as_read)
         return StagedBatch(_staged_files(files), counts)
+
+    def _stage_tables(
+        self, arrow: ArrowTransform, data: DataFrame, batch: Batch, chain: ChainId, number: int
+    ) -> StagedBatch:
+        origin, known = origin_of(data), self._types.known()
+        if isinstance(origin, StagedRecords) and (staged := origin.files(chain)) is not None:
+            files = [file for manifest in staged for file in batch_files(manifest)]
+            types = united((file.columns for file in files), known)
+            if _have_types(files, types):
+                self._types.add(types)
+                origin.take()
+                return self._staged_tables(files, batch)
+            known |= types
+        if isinstance(origin, Sealed):
+            rows, unseal = origin.frame, origin.unseal()
+        else:
+            rows, unseal = made(data), None
+        only_lease = batch.parts[0].lease if len(batch.parts) == 1 else None
+        for _ in range(ATTEMPTS_AT_TYPES):
+            task = replace(self._files_of_tables(arrow, chain, number, known), unseal=unseal, only_lease=only_lease)
+            manifest = rows.mapInArrow(task, MANIFEST_DDL).collect()
+            files = batch_files([row.asDict() for row in manifest])
+            types = united((file.columns for file in files), known)
+            if _have_types(files, types):
+                self._types.add(types)
+                return self._staged_tables(files, batch)
+            self._store.delete([staged_path(chain, file.path) for file in files])
+            known |= types
+        raise TransformError("the types of the columns differ with each call of the function: cast them in it")
+
+    def _staged_tables(self, files: Sequence[BatchFile], batch: Batch) -> StagedBatch:
+        has_times = any(batch.time_column in file.columns.names for file in files)
+        return self._staged(files, batch, has_times=has_times or batch.time_column in self._layout.columns)
+
+    def _staged(self, files: Sequence[BatchFile], batch: Batch, *, has_times: bool) -> StagedBatch:
+        warn_of_large_batch(self.path, len(files))
+        counts = {} if batch.time_column is None else counts_of(files, batch)
+        if has_own_times(batch.time_column) and files and not has_times:
+            warn_of_no_times(self.path, str(batch.time_column))
+        return StagedBatch(_staged_files(files), counts)
+
+
+def _have_types(files: Sequence[BatchFile], types: Types) -> bool:
+    return all(one.type == types[one.name] for file in files for one in file.columns)
 
 
 def _staged_files(files: Sequence[BatchFile]) -> tuple[StagedFile, ...]:

@@ -253,3 +253,30 @@ def test_partitions_can_be_described_in_yaml(name: str) -> None:
 def test_partitions_in_yaml_that_do_not_exist_are_refused(text: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         component(text)
+
+
+IN_CHAINS = kcl.parquet("/lake/clicks", commit="chains")
+
+
+def test_a_function_of_tables_is_marked_for_sinks() -> None:
+    made = kcl.kcl_consumer(application="clicks", stream="clicks", sink=IN_CHAINS, arrow=True)(
+        lambda records: records
+    )
+    assert type(made.stored_transform).__name__ == "ArrowTransform"
+    assert made("table") == "table", "it is tested like the function"
+    assert consumer(lambda records: records).stored_transform(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("sink", "function", "message"),
+    [
+        (kcl.parquet("/lake/clicks"), lambda records: records, r'use kcl.parquet\(path, commit="chains"\)'),
+        (kcl.delta("/lake/clicks"), lambda records: records, "deltalake at /lake/clicks is none"),
+        (kcl.foreach_batch(print), lambda records: records, "leave arrow out"),
+        (IN_CHAINS, asking, "asking asks for context, shops"),
+        (None, type("Reader", (), {"process_records": print}), "not for record processors"),
+    ],
+)
+def test_functions_of_tables_that_could_not_run_are_refused(sink: Any, function: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        kcl.kcl_consumer(application="clicks", stream="clicks", sink=sink, arrow=True)(function)

@@ -1,5 +1,6 @@
 """The files of a batch that is decided in a chain: by partition value and size, not by shard."""
 
+from base64 import b64encode
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -113,6 +114,7 @@ def test_a_file_that_cannot_be_staged_fails_the_batch_and_blames_no_record(tmp_p
 def test_two_attempts_of_a_task_are_not_in_one_batch() -> None:
     row: dict[str, Any] = {"task": 1, "attempt": 7, "path": "a.parquet", "rows": 1, "bytes": 10}
     row |= dict.fromkeys(["parts", "partition", "statistics"])
+    row["columns"] = b64encode(pa.schema([]).serialize().to_pybytes()).decode()
     assert len(batch_files([row, row | {"path": "b.parquet"}, row | {"task": 2, "attempt": 8}])) == 3
     with pytest.raises(SinkError, match="two attempts of task 1"):
         batch_files([row, row | {"attempt": 8}])

@@ -1,0 +1,190 @@
+"""The columns of Arrow tables, in types that the readers of a folder can read together. Pure.
+
+The types of a DataFrame follow from its plan. Those of a table may follow from its values: a column may be of
+integers in one table, of floats in the next one, and of nulls in a third. So each column has one type, that of the
+first table which has it, and later tables have to fit it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as kinds
+
+from kcl_dagster.errors import RecordRefused, TransformError
+from kcl_dagster.spark.schema import PROGRESS
+from kcl_dagster.spark.sinks.target import fits
+
+Types = Mapping[str, pa.DataType]
+"""The type of each column that is known, by its name."""
+
+WIDEST_DECIMAL: Final = 38  # digits, of Spark and of most readers
+_ARE_LISTS: Final = (
+    kinds.is_list,
+    kinds.is_large_list,
+    kinds.is_fixed_size_list,
+    kinds.is_list_view,
+    kinds.is_large_list_view,
+)
+_AS_THEY_ARE: Final = (
+    kinds.is_boolean,
+    kinds.is_integer,
+    kinds.is_float32,
+    kinds.is_float64,
+    kinds.is_null,
+    kinds.is_date32,
+)
+
+
+def plain(kind: pa.DataType) -> pa.DataType | None:
+    """The type in which values of `kind` are stored. None: readers have no such type."""
+    if any(is_kind(kind) for is_kind in _AS_THEY_ARE):
+        return kind
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain(kind.storage_type)
+    if kinds.is_dictionary(kind):
+        return plain(kind.value_type)
+    if kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind):
+        return pa.string()
+    if kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_binary_view(kind):
+        return pa.binary()
+    if kinds.is_fixed_size_binary(kind):
+        return pa.binary()
+    if kinds.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if kinds.is_date64(kind):
+        return pa.date32()
+    if kinds.is_float16(kind):
+        return pa.float32()
+    if kinds.is_decimal(kind):
+        is_known = kind.precision <= WIDEST_DECIMAL and 0 <= kind.scale <= kind.precision
+        return pa.decimal128(kind.precision, kind.scale) if is_known else None
+    return _plain_nested(kind)
+
+
+def _plain_nested(kind: pa.DataType) -> pa.DataType | None:
+    if kinds.is_map(kind):
+        key, item = plain(kind.key_type), plain(kind.item_type)
+        return None if key is None or item is None else pa.map_(key, item)
+    if kinds.is_struct(kind):
+        inner = [(one.name, plain(one.type)) for one in kind]
+        return pa.struct(inner) if inner and all(one is not None for _, one in inner) else None
+    if any(is_kind(kind) for is_kind in _ARE_LISTS):
+        value = plain(kind.value_type)
+        return None if value is None else pa.list_(value)
+    return None
+
+
+def has_null(kind: pa.DataType) -> bool:
+    """Whether it is not known what a column of this type holds, or a part of it."""
+    if kinds.is_map(kind):
+        return has_null(kind.key_type) or has_null(kind.item_type)
+    if kinds.is_struct(kind):
+        return any(has_null(one.type) for one in kind)
+    return has_null(kind.value_type) if kinds.is_list(kind) else bool(kinds.is_null(kind))
+
+
+@dataclass(slots=True)
+class OutputColumns:
+    """Gives the tables of one task the same columns. A column that a later table lacks is null there. One without
+    values and without a known type is left out until it has values.
+
+    `known`: types that are stored already. `partitions`: columns that become names of folders, whose types are in
+    no file.
+    """
+
+    known: Types
+    partitions: frozenset[str] = frozenset()
+    _found: dict[str, pa.DataType] = field(default_factory=dict)
+
+    def conformed(self, output: pa.Table) -> pa.Table:
+        """Raises TransformError for columns that cannot be stored, or do not fit; RecordRefused for a value."""
+        self._check_names(output.column_names)
+        columns = {
+            name: column
+            for name, given in zip(output.column_names, output.columns, strict=True)
+            if (column := self._conformed(name, given)) is not None
+        }
+        for name, kind in self._found.items():
+            if name not in columns:
+                columns[name] = pa.chunked_array([pa.nulls(output.num_rows, kind)])
+        order = [*self._found, *(name for name in columns if name not in self._found)]
+        fields = [pa.field(name, columns[name].type) for name in order]
+        if not fields and output.num_rows:
+            raise TransformError("an Arrow function returned rows without a column that has values")
+        return pa.Table.from_arrays([columns[name] for name in order], schema=pa.schema(fields))
+
+    def _check_names(self, names: list[str]) -> None:
+        if PROGRESS in names:
+            raise TransformError(f"a transform may not return a column named {PROGRESS}")
+        spelled = {name.casefold(): name for name in (*self.known, *self._found)}
+        seen = set[str]()
+        for name in names:
+            folded = name.casefold()
+            if folded in seen or spelled.get(folded, name) != name:
+                raise TransformError(
+                    f"column {name} has the name of another one, apart from upper and lower case: most readers do "
+                    f"not "
+                    "tell them apart"
+                )
+            seen.add(folded)
+
+    def _conformed(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+        """None: it has no values, and its type is not known."""
+        kind = plain(column.type)
+        if kind is None:
+            raise TransformError(
+                f"column {name} is of type {column.type}, which Spark and other readers do not know: cast it"
+            )
+        if name in self.partitions:
+            return _cast(name, column, pa.string() if kinds.is_null(kind) else kind)
+        wanted = self._found.get(name) or self.known.get(name)
+        if wanted is None:
+            if kinds.is_null(kind):
+                return None
+            if has_null(kind):
+                raise TransformError(f"column {name} is of type {kind}, which leaves open what is in it: cast it")
+            wanted = kind
+        elif not fits(kind, wanted):
+            raise TransformError(
+                f"column {name} is of type {kind}, and what is stored is of type {wanted}: cast it in the "
+                "function, so that its type does not depend on the values, or give it another name"
+            )
+        self._found[name] = wanted
+        return _cast(name, column, wanted)
+
+
+def _cast(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if column.type == kind:
+        return column
+    try:
+        if isinstance(column.type, pa.BaseExtensionType):
+            column = column.cast(column.type.storage_type)
+        if kinds.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        return column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
+    except pa.ArrowInvalid as error:
+        raise RecordRefused(f"column {name} has a value that is none of type {kind}") from error
+    except pa.ArrowNotImplementedError as error:
+        raise TransformError(f"column {name} is of type {column.type}, not stored as {kind}: cast it") from error
+
+
+def united(schemas: Iterable[pa.Schema], known: Types) -> dict[str, pa.DataType]:
+    """One type for each column that outputs of several tasks have: the known one, else the widest. Raises
+    TransformError if there is none."""
+    found: dict[str, pa.DataType] = {}
+    for schema in schemas:
+        for one in schema:
+            former = known.get(one.name) or found.get(one.name, one.type)
+            if fits(one.type, former):
+                found[one.name] = former
+            elif one.name not in known and fits(former, one.type):
+                found[one.name] = one.type
+            else:
+                raise TransformError(
+                    f"column {one.name} is of type {one.type} in one table and of type {former} in another: "
+                    "cast it in the function, so that its type does not depend on the values"
+                )
+    return found

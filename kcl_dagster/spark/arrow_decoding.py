@@ -1,0 +1,112 @@
+"""From payloads to columns of Arrow tables, for functions of Arrow tables: JSON, and whatever a decoder knows.
+
+Each helper returns a row for each record, in their order. A payload that does not fit is null there, or fails the
+batch with `malformed="fail"`, which hands it to the application's failure policy.
+"""
+
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, Final, TypedDict
+
+import msgspec
+import pyarrow as pa
+from pyarrow import types as kinds
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.spark.decoding import Decode, Malformed, as_arrow, decoding_of
+
+KEPT_DECODERS: Final = 16
+
+
+def decode_json(records: pa.Table, schema: pa.Schema, *, malformed: Malformed = "null") -> pa.Table:
+    """Parse `data` as JSON (UTF-8): the columns of `schema`. A field that is missing is null, others are left out.
+    A payload with a value of another type is malformed, and null in every column.
+
+    Types: integers, floats, decimals, texts, booleans, bytes (as base64), dates and timestamps (as ISO 8601 writes
+    them), lists and structs.
+    """
+    decode, empty = _json_decoder(schema)
+    is_strict = malformed == "fail"
+    payloads = records.column("data").to_pylist()
+    try:
+        rows = list(map(decode, payloads))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        if is_strict:
+            raise
+        rows = [_or(empty, decode, payload) for payload in payloads]
+    columns = [
+        as_arrow(list(map(attrgetter(name), rows)), one.type, is_strict=is_strict)
+        for name, one in zip(_names(schema), schema, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def decode_column(
+    records: pa.Table, make_decoder: Callable[[], Decode], kind: pa.DataType, *, malformed: Malformed = "null"
+) -> pa.Array:
+    """Decode `data` with what `make_decoder` makes: `avro(...)`, `registered_avro(...)`, `protobuf(...)` of
+    `kcl_dagster.spark.decoding`, or a function of yours. `kind` is the type of a value, such as a struct. A
+    decoder is made once in each process, for as long as `make_decoder` is the same object."""
+    is_strict = malformed == "fail"
+    decoding = _kept(make_decoder, is_strict)
+    return as_arrow(
+        [decoding(payload) for payload in records.column("data").to_pylist()], kind, is_strict=is_strict
+    )
+
+
+@lru_cache(KEPT_DECODERS)
+def _kept(make_decoder: Callable[[], Decode], is_strict: bool) -> Callable[[bytes | None], Any]:
+    return decoding_of(make_decoder, is_strict=is_strict)
+
+
+def _names(schema: pa.Schema) -> list[str]:
+    """Of the attributes: columns may have any names."""
+    return [f"field_{place}" for place in range(len(schema))]
+
+
+@lru_cache(KEPT_DECODERS)
+def _json_decoder(schema: pa.Schema) -> tuple[Callable[[bytes], Any], Any]:
+    """A decoder of objects that have the attributes of `_names`, and the object without values."""
+    kind = msgspec.defstruct(
+        "JsonRecord",
+        [(name, _python_type(one.type) | None, None) for name, one in zip(_names(schema), schema, strict=True)],
+        rename=dict(zip(_names(schema), schema.names, strict=True)),
+        gc=False,
+    )
+    return msgspec.json.Decoder(kind).decode, kind()
+
+
+def _or(empty: Any, decode: Callable[[bytes], Any], payload: bytes) -> Any:
+    try:
+        return decode(payload)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return empty
+
+
+_PYTHON: Final = (
+    (kinds.is_boolean, bool),
+    (kinds.is_integer, int),
+    (kinds.is_floating, float),
+    (kinds.is_decimal, Decimal),
+    (kinds.is_timestamp, datetime),
+    (kinds.is_date, date),
+    (kinds.is_string, str),
+    (kinds.is_large_string, str),
+    (kinds.is_binary, bytes),
+    (kinds.is_large_binary, bytes),
+)
+
+
+def _python_type(kind: pa.DataType) -> Any:
+    for is_kind, of in _PYTHON:
+        if is_kind(kind):
+            return of
+    if kinds.is_list(kind) or kinds.is_large_list(kind):
+        return list[_python_type(kind.value_type) | None]  # type: ignore[misc]
+    if kinds.is_struct(kind):
+        fields = {one.name: _python_type(one.type) | None for one in kind}
+        return TypedDict("JsonObject", fields, total=False)  # type: ignore[operator]
+    raise ConfigurationError(f"JSON cannot be decoded into columns of type {kind}")

@@ -1,0 +1,135 @@
+"""A consumer's function of Arrow tables. It runs where the records are, in the executors, and no row enters the
+JVM."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from kcl_dagster.errors import CodeExited, KclError, TransformError
+from kcl_dagster.spark.arrow_columns import OutputColumns, Types, united
+from kcl_dagster.spark.failures import Marks
+from kcl_dagster.spark.schema import RECORDS
+from kcl_dagster.worker.error_text import redacted
+
+# What the function is given at once. Smaller tables cost more calls, larger ones more memory.
+TABLE_ROWS: Final = 32_768
+TABLE_BYTES: Final = 8 * 1024 * 1024
+ROWS_AT_ONCE: Final = 8_000  # of an output, as of a fetch
+
+TableFunction = Callable[[pa.Table], Any]
+"""From records to what is stored of them: a `pyarrow.Table`, or anything with the Arrow C interface."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowTransform:
+    """Marks a function of tables for sinks that run it in the executors. For other uses, such as replays, it is a
+    transform of DataFrames: it then runs twice, because Spark has to know the columns first."""
+
+    function: TableFunction
+
+    def table(self, records: pa.Table) -> pa.Table:
+        """What the function makes of some records. Errors of the function are never mistaken for ours."""
+        try:
+            output = self.function(records)
+        except KclError as error:
+            raise TransformError(f"the function raised {type(error).__name__}: {redacted(str(error))}") from error
+        except SystemExit as error:  # would end the Python worker, and look like a lost process
+            raise CodeExited("the function raised SystemExit") from error
+        return table_of(output)
+
+    def __call__(self, records: DataFrame) -> DataFrame:
+        rows = records.mapInArrow(_ColumnsOf(self), "columns binary").collect()
+        schemas = [pa.ipc.read_schema(pa.BufferReader(bytes(row.columns))) for row in rows]
+        types = united(schemas, {})
+        given = from_arrow_schema(pa.schema(list(types.items())))
+        return records.mapInArrow(_InFrame(self, types), given)
+
+
+def table_of(output: object) -> pa.Table:
+    """What a function returned. Raises TransformError for what is no table."""
+    if isinstance(output, pa.Table):
+        return output
+    if isinstance(output, pa.RecordBatch):
+        return pa.Table.from_batches([output])
+    try:
+        if hasattr(output, "__arrow_c_stream__"):
+            return pa.RecordBatchReader.from_stream(output).read_all()
+        if hasattr(output, "__arrow_c_array__"):
+            return pa.Table.from_batches([pa.record_batch(output)])
+    except pa.ArrowException as error:
+        raise TransformError(f"an Arrow function returned {type(output).__name__}, which is no table") from error
+    raise TransformError(
+        f"an Arrow function must return a pyarrow.Table, or anything with the Arrow C interface, and "
+        f"this one returned {type(output).__name__}"
+    )
+
+
+def tables(records: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Records in tables of about `TABLE_ROWS` rows or `TABLE_BYTES`, in their order."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in records:
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= TABLE_ROWS or size >= TABLE_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting, rows, size = [], 0, 0
+    if rows:
+        yield pa.Table.from_batches(waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyFunction:
+    """A step of a task: from records to rows in the columns that are stored. See `OutputColumns`."""
+
+    transform: ArrowTransform
+    known: Types
+    partitions: frozenset[str] = frozenset()
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        columns = OutputColumns(dict(self.known), self.partitions)
+        for records in tables(rows):
+            output = self.transform.table(records)
+            if output.num_rows:
+                yield from columns.conformed(output).combine_chunks().to_batches(ROWS_AT_ONCE)
+
+
+@dataclass(frozen=True, slots=True)
+class _ColumnsOf:
+    """Function for `mapInArrow`: the columns of the output."""
+
+    transform: ArrowTransform
+    marks: Marks = field(default_factory=Marks)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with self.marks.errors():
+            found = {batch.schema: None for batch in ApplyFunction(self.transform, {})(map(_as_read, batches))}
+        texts = [schema.serialize().to_pybytes() for schema in found]
+        yield pa.RecordBatch.from_pydict({"columns": pa.array(texts, pa.binary())})
+
+
+@dataclass(frozen=True, slots=True)
+class _InFrame:
+    """Function for `mapInArrow`: the output, with all of its columns in each batch."""
+
+    transform: ArrowTransform
+    types: Types
+    marks: Marks = field(default_factory=Marks)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with self.marks.errors():
+            for batch in ApplyFunction(self.transform, self.types)(map(_as_read, batches)):
+                columns = [
+                    batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, kind)
+                    for name, kind in self.types.items()
+                ]
+                yield pa.RecordBatch.from_arrays(columns, names=list(self.types))
+
+
+def _as_read(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Records as a fetch yields them: Spark gives times the zone of the session."""
+    return batch.cast(RECORDS) if batch.schema != RECORDS else batch

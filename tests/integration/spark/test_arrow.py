@@ -1,0 +1,285 @@
+"""Functions of Arrow tables: run where records are fetched, stored once, with the failure policy of every
+transform."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pytest
+from pyspark.sql import SparkSession
+
+import kcl_dagster as kcl
+from kcl_dagster.chains.publication import staged
+from kcl_dagster.errors import BatchError, ConfigurationError, RecordRefused, SinkError, TransformError
+from kcl_dagster.spark.arrow_transform import ArrowTransform
+from kcl_dagster.spark.fetch import Connection
+from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
+from kcl_dagster.testing import consuming
+from kcl_dagster.testing.consuming import EmbeddedAws, consume, embedded_aws, records
+from kcl_dagster.worker.report import BatchReport, Outcome
+from kcl_dagster.worker.stop import StopReason
+from tests.integration.spark.conftest import Stream
+from tests.integration.spark.test_staged_fetches import CHAIN, Storing, is_staged, storing
+
+pytestmark = pytest.mark.spark
+
+
+def numbers(table: pa.Table) -> pa.ChunkedArray:
+    return pc.utf8_slice_codeunits(table["data"].cast(pa.string()), 0, 8).cast(pa.int64())
+
+
+def odd(table: pa.Table) -> pa.Table:
+    """Leaves rows out and adds others; some partition values are null."""
+    n = numbers(table)
+    kind = pc.if_else(pc.equal(pc.bit_wise_and(n, 3), 1), "one", pa.scalar(None, pa.string()))
+    rows = pa.table({"n": n, "kind": kind}).filter(pc.equal(pc.bit_wise_and(n, 1), 1))
+    return pa.concat_tables([rows, rows])
+
+
+def sink_of(path: Path, function: Callable[[pa.Table], Any], **more: Any) -> StagedParquetSink:
+    return StagedParquetSink(str(path), transform=ArrowTransform(function), **more)
+
+
+def rows_of(path: Path) -> Any:
+    return ds.dataset(str(path), partitioning="hive").to_table()
+
+
+Started = Callable[..., Any]
+
+
+@pytest.fixture
+def started(stream: Stream, spark: SparkSession, connection: Connection) -> Started:
+    return lambda sink: storing(stream, spark, connection, sink)
+
+
+def store(batches: Storing, stream: Stream, count: int, *, expected: bool) -> None:
+    stream.produce(count)
+    fetched = batches.fetch()
+    assert is_staged(fetched) is expected
+    batches.store(fetched)
+
+
+def test_rows_are_stored_once_in_the_folders_of_their_values(
+    stream: Stream, started: Started, tmp_path: Path
+) -> None:
+    with started(sink_of(tmp_path, odd, partition_by=["kind"])) as batches:
+        for turn in range(3):
+            store(batches, stream, 80, expected=turn > 0)
+        assert staged(batches.sink.stores_into, CHAIN) == []
+    rows = rows_of(tmp_path).to_pylist()
+    assert Counter(row["n"] for row in rows) == Counter(dict.fromkeys(range(1, 240, 2), 2))
+    assert all((row["kind"] == "one") is (row["n"] % 4 == 1) for row in rows)
+
+
+def test_a_batch_whose_output_has_no_rows_has_no_files(stream: Stream, started: Started, tmp_path: Path) -> None:
+    with started(sink_of(tmp_path, lambda table: table.slice(0, 0))) as batches:
+        for turn in range(2):
+            stream.produce(30)
+            fetched = batches.fetch()
+            assert is_staged(fetched) is (turn > 0)
+            assert batches.store(fetched).files == ()
+
+
+def by_value(table: pa.Table) -> pa.Table:
+    """Types follow from values: an all-null column, an integer, a text."""
+    n = numbers(table)
+    if pc.min(n).as_py() >= 60:
+        return pa.table({"n": pc.cast(n, pa.string())})
+    return pa.table({"n": n.cast(pa.int32()) if pc.min(n).as_py() < 30 else n, "x": pa.nulls(len(n))})
+
+
+def test_a_type_that_differs_from_what_is_stored_fails_the_batch(
+    stream: Stream, started: Started, tmp_path: Path
+) -> None:
+    with started(sink_of(tmp_path, by_value)) as batches:
+        store(batches, stream, 30, expected=False)
+        for message in (
+            "int64, and what is stored is of type int32",
+            "string, and what is stored is of type int32",
+        ):
+            stream.produce(30)
+            fetched = batches.fetch()
+            assert is_staged(fetched)
+            with pytest.raises(TransformError, match=f"column n is of type {message}"):
+                batches.stage(fetched)
+            fetched.release()
+            batches.ranges = [
+                one.__class__(**{**_fields(one), "after": fetched.progress[one.lease].through or one.after})
+                for one in batches.ranges
+            ]
+        assert staged(batches.sink.stores_into, CHAIN) == []
+    assert rows_of(tmp_path).schema.field("n").type == pa.int32()
+
+
+def _fields(one: Any) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in one.__slots__}
+
+
+def raises(table: pa.Table) -> pa.Table:
+    if pc.max(numbers(table)).as_py() >= 30:
+        raise ValueError("a record that cannot be processed")
+    return table
+
+
+def exits(table: pa.Table) -> pa.Table:
+    raise SystemExit(3)
+
+
+def refused(table: pa.Table) -> pa.Table:
+    return pa.table({"at": pa.array([2**62] * len(table), pa.int64()).cast(pa.timestamp("s"))})
+
+
+@pytest.mark.parametrize(
+    ("function", "partition_by", "error", "message"),
+    [
+        (raises, [], Exception, "a record that cannot be processed"),
+        (exits, [], Exception, "the function raised SystemExit"),
+        (refused, [], RecordRefused, "column at has a value"),
+        (lambda table: 1, [], TransformError, "must return a pyarrow.Table"),
+        (lambda table: table, ["kind"], ConfigurationError, r"partitioned by \['kind'\]"),
+        (lambda table: table.select(["data"]), ["day(at)"], ConfigurationError, "the output has no at"),
+    ],
+)
+@pytest.mark.parametrize("turn", [0, 1])
+def test_what_a_function_raises_is_what_the_batch_fails_with(
+    stream: Stream,
+    started: Started,
+    tmp_path: Path,
+    function: Callable[[pa.Table], Any],
+    partition_by: list[str],
+    error: type[Exception],
+    message: str,
+    turn: int,
+) -> None:
+    sink = sink_of(tmp_path, function, partition_by=partition_by)
+    if turn:
+        sink._chain = CHAIN  # as after a batch that was stored
+    with started(sink) as batches:
+        stream.produce(40)
+        fetched = batches.fetch()
+        assert is_staged(fetched) is bool(turn)
+        with pytest.raises(error, match=message) as caught:
+            batches.stage(fetched)
+        assert not isinstance(caught.value, SinkError)
+        lease = next(iter(fetched.progress))
+        assert fetched.midpoint(lease) is not None
+        assert len(fetched.records(lease)) == fetched.progress[lease].records
+        fetched.release()
+        assert staged(batches.sink.stores_into, CHAIN) == []
+
+
+def ends_its_process(table: pa.Table) -> pa.Table:
+    import os
+
+    os._exit(1)
+
+
+def test_a_function_that_ends_its_process_does_not_end_the_fetch(
+    stream: Stream, started: Started, tmp_path: Path
+) -> None:
+    sink = sink_of(tmp_path, ends_its_process)
+    sink._chain = CHAIN
+    with started(sink) as batches:
+        stream.produce(30)
+        fetched = batches.fetch()
+        assert not is_staged(fetched), "read again, without the function"
+        with pytest.raises(BatchError, match="Spark lost a process"):
+            batches.stage(fetched)
+        fetched.release()
+
+
+def many_rows(table: pa.Table) -> pa.Table:
+    noise = pa.array([bytes([n % 251]) * 2000 + str(n).encode() for n in range(2000)], pa.binary())
+    return pa.concat_tables([pa.table({"noise": noise})] * len(table))
+
+
+def test_an_output_that_is_larger_than_a_file_is_in_several(
+    stream: Stream, started: Started, tmp_path: Path
+) -> None:
+    sink = sink_of(tmp_path, many_rows, target_bytes=24 * 1024 * 1024)
+    sink._chain = CHAIN
+    with started(sink) as batches:
+        stream.produce(20)
+        fetched = batches.fetch()
+        assert is_staged(fetched)
+        done = batches.store(fetched)
+        assert sum(file.rows for file in done.files) == 40_000
+        assert len(done.files) >= 2
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[EmbeddedAws]:
+    with embedded_aws(streams={"clicks": 4, "poisoned": 1}) as cloud:
+        yield cloud
+
+
+def clicks(table: pa.Table) -> pa.Table:
+    import random
+
+    values = [json.loads(data) for data in table["data"].to_pylist()]
+    rows = pa.Table.from_pylist([{"n": value["n"], "chance": random.random()} for value in values])
+    return rows.append_column("at", table["arrival_timestamp"])
+
+
+def test_a_consumer_of_tables_stores_each_record_once(
+    cloud: EmbeddedAws, spark: SparkSession, tmp_path: Path
+) -> None:
+    consumer = kcl.kcl_consumer(
+        application="arrow-clicks",
+        stream="clicks",
+        sink=kcl.parquet(str(tmp_path), commit="chains", partition_by=["day(at)"]),
+        batch=kcl.BatchSettings(max_seconds=0.5, idle_seconds=0.1, max_records=60),
+        arrow=True,
+    )(clicks)
+    for turn in range(2):
+        cloud.put("clicks", [json.dumps({"n": turn * 200 + n}).encode() for n in range(200)])
+        assert consume(consumer, cloud.resource(), spark) == 200
+        assert Counter(rows_of(tmp_path)["n"].to_pylist()) == Counter(range((turn + 1) * 200))
+
+
+def test_a_record_that_fails_is_set_aside_as_with_every_transform(
+    cloud: EmbeddedAws, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters, lake = tmp_path / "letters", tmp_path / "lake"
+    consumer = kcl.kcl_consumer(
+        application="arrow-poisoned",
+        stream="poisoned",
+        sink=kcl.parquet(str(lake), commit="chains"),
+        batch=kcl.BatchSettings(
+            max_seconds=0.3,
+            idle_seconds=0.1,
+            failure=kcl.FailurePolicy(action="dead_letter", attempts=1, dead_letter_path=str(letters)),
+        ),
+        arrow=True,
+    )(clicks)
+    payloads = [json.dumps({"n": n}).encode() for n in range(8)]
+    payloads[5] = b"no JSON"
+    outcomes: list[Outcome] = []
+
+    def go_on_after_failures(witness: Any, report: BatchReport) -> None:
+        outcomes.extend(lease.outcome for lease in report.leases)
+        witness.stored += report.records
+        witness.is_done = outcomes[-1:] == [Outcome.IDLE] and Outcome.SET_ASIDE in outcomes
+        if witness.is_done:
+            witness.stop.request(StopReason.ASKED, "the test has seen enough")
+
+    monkeypatch.setattr(consuming._Witness, "batch", go_on_after_failures)
+    cloud.put("poisoned", payloads)
+    consume(consumer, cloud.resource(), spark)
+    assert sorted(rows_of(lake)["n"].to_pylist()) == [0, 1, 2, 3, 4, 6, 7]
+    assert len(list(letters.rglob("*.json"))) == 1
+    assert Outcome.NARROWED in outcomes
+
+
+def test_a_function_of_tables_is_a_transform_of_frames_for_replays(spark: SparkSession) -> None:
+    given = records(spark, [json.dumps({"n": n}).encode() for n in range(5)])
+    output = ArrowTransform(clicks)(given)
+    assert output.columns == ["n", "chance", "at"]
+    assert sorted(row.n for row in output.collect()) == list(range(5))
+    assert ParquetSink("/tmp/nowhere", transform=ArrowTransform(clicks)).path.endswith("nowhere")

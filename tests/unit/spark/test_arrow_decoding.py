@@ -1,0 +1,106 @@
+"""Payloads as columns of Arrow tables: a row for each record, whatever its payload is."""
+
+import io
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import msgspec
+import pyarrow as pa
+import pytest
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.spark.arrow_decoding import decode_column, decode_json
+from kcl_dagster.spark.decoding import avro
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("price", pa.float64())])
+
+
+def records(*payloads: bytes) -> pa.Table:
+    return pa.table({"data": pa.array(payloads, pa.binary())})
+
+
+def test_fields_become_columns() -> None:
+    found = decode_json(records(b'{"id": 1, "name": "a", "more": [1]}', b'{"price": 2, "id": null}'), SCHEMA)
+    assert found.schema == SCHEMA
+    assert found.to_pylist() == [
+        {"id": 1, "name": "a", "price": None},
+        {"id": None, "name": None, "price": 2.0},
+    ]
+
+
+def test_values_of_all_types() -> None:
+    schema = pa.schema(
+        [
+            ("yes no", pa.bool_()),
+            ("at", pa.timestamp("us", "UTC")),
+            ("day", pa.date32()),
+            ("amount", pa.decimal128(10, 2)),
+            ("raw", pa.binary()),
+            ("tags", pa.list_(pa.string())),
+            ("inside", pa.struct([("x", pa.int32()), ("y", pa.list_(pa.struct([("z", pa.int8())])))])),
+        ]
+    )
+    payload = (
+        b'{"yes no": true, "at": "2026-11-23T01:00:00+01:00", "day": "2026-11-23", "amount": "1.50", "raw": "aGk=",'
+        b' "tags": ["a", null], "inside": {"x": 1, "y": [{"z": 2}, {}]}}'
+    )
+    [row] = decode_json(records(payload), schema).to_pylist()
+    assert row == {
+        "yes no": True,
+        "at": datetime(2026, 11, 23, tzinfo=UTC),
+        "day": date(2026, 11, 23),
+        "amount": Decimal("1.50"),
+        "raw": b"hi",
+        "tags": ["a", None],
+        "inside": {"x": 1, "y": [{"z": 2}, {"z": None}]},
+    }
+    with pytest.raises(ConfigurationError, match="time64"):
+        decode_json(records(), pa.schema([("t", pa.time64("us"))]))
+
+
+MALFORMED = [
+    b"",
+    b"no JSON",
+    b"[1]",
+    b'{"id": "text"}',
+    b'{"id": 1}{"id": 2}',
+    b'{"name": "\xff"}',
+    b'{"id": 1',
+    b"[" * 100_000,
+]
+
+
+def test_a_malformed_payload_is_null_and_moves_no_other() -> None:
+    payloads = [json.dumps({"id": n}).encode() for n in range(len(MALFORMED))]
+    mixed = [payload for pair in zip(payloads, MALFORMED, strict=True) for payload in pair]
+    found = decode_json(records(*mixed), SCHEMA)
+    assert found["id"].to_pylist()[::2] == list(range(len(MALFORMED)))
+    assert set(found["id"].to_pylist()[1::2]) == {None}
+    assert found["name"].null_count == len(mixed)
+
+
+@pytest.mark.parametrize("payload", MALFORMED)
+def test_a_malformed_payload_may_fail_the_batch(payload: bytes) -> None:
+    with pytest.raises((msgspec.MsgspecError, UnicodeError, RecursionError)):
+        decode_json(records(b"{}", payload), SCHEMA, malformed="fail")
+
+
+def test_a_number_that_is_too_large_is_null_alone() -> None:
+    found = decode_json(records(b'{"id": 99999999999999999999, "name": "a"}', b'{"id": 1}'), SCHEMA)
+    assert found.to_pylist()[0]["id"] is None
+    assert found["name"].to_pylist() == ["a", None]
+    assert found["id"].to_pylist() == [None, 1]
+
+
+def test_avro_is_decoded_as_in_frames() -> None:
+    schema: dict[str, Any] = {"type": "record", "name": "Click", "fields": [{"name": "id", "type": "long"}]}
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema, {"id": 7})
+    decoder = avro(schema)
+    kind = pa.struct([("id", pa.int64())])
+    assert decode_column(records(out.getvalue(), b""), decoder, kind).to_pylist() == [{"id": 7}, None]
+    with pytest.raises(EOFError):
+        decode_column(records(b""), decoder, kind, malformed="fail")
