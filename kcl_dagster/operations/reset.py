@@ -15,6 +15,7 @@ from typing import Any, Final
 from kcl_dagster import aws
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.leader.sync import in_order, new_lease
+from kcl_dagster.model.checkpoint import LATEST
 from kcl_dagster.model.first_moment import FirstMoment, ReadFrom, first_moment
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import Shard
@@ -68,10 +69,11 @@ class StreamReset:
     forget: tuple[Lease, ...] = ()
     start: StartPosition | None = None
 
-    def ended_parent(self, lease: Lease) -> str | None:
-        """What the row says from then on, see `Lease`. Parents that are reset, too, are read again first."""
+    def ended_parent(self, lease: Lease, target: Target) -> str | None:
+        """What the row says from then on, see `Lease`. Parents that are reset, too, are read again first. Clean-up
+        takes a child at LATEST for one that was read, and does not keep the leases of its parents."""
         again = {one.shard_id for one in (*self.rewind, *self.create)}
-        if lease.parents.isdisjoint(again):
+        if lease.parents.isdisjoint(again) or target.checkpoint == LATEST:
             return None
         return next(iter(lease.parents - again), lease.shard_id)
 
@@ -424,12 +426,12 @@ def _carry_out(
             desk.starts.replace(replace(plan.start, counted_since=floor))
         for lease in plan.rewind:
             free = _freed(desk, lease) if lease.key in dead else lease
-            ended = plan.ended_parent(lease)
+            ended = plan.ended_parent(lease, target)
             if free is None or desk.leases.rewind(free, target.checkpoint, since, ended_parent=ended) is None:
                 overtaken.append(lease.key)
         stored = None if since is None else nothing_since(since, target.checkpoint)
         for lease in plan.create:
-            wanted = replace(lease, stored=stored, ended_parent=plan.ended_parent(lease))
+            wanted = replace(lease, stored=stored, ended_parent=plan.ended_parent(lease, target))
             if not desk.leases.create(wanted):
                 overtaken.append(lease.key)
         for lease in plan.forget:

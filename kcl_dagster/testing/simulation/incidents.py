@@ -274,7 +274,8 @@ def _half_rights(random: Random, scenario: "Scenario", number: int) -> tuple["Sc
 
 def _first_leases(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
     """A leader pauses while it makes the first leases, for so long that another one makes them, and that those of
-    closed shards are read, finished and deleted. The other one pauses for a moment, in case it comes first."""
+    closed shards are read, finished and deleted. The other one pauses for a moment, in case it comes first. Each
+    stream began with one shard, so that the first lease is of a closed shard with records."""
     if scenario.application.streams[0].start.position is not Position.TRIM_HORIZON:
         return scenario, []  # it reads no closed shards
     if scenario.deployments * scenario.daemons == 1:
@@ -290,7 +291,7 @@ def _first_leases(random: Random, scenario: "Scenario", number: int) -> tuple["S
         operation=CREATES_LEASE,
     )
     other = replace(fault, id=number + 1, number=fault.number + 1, seconds=_lease(scenario) * 0.5)
-    return replace(scenario, history=history), [fault, other]
+    return replace(scenario, history=history, shards=(1,) * len(scenario.shards)), [fault, other]
 
 
 def _code(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:

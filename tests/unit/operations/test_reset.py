@@ -318,6 +318,17 @@ def test_a_child_awaits_those_parents_that_are_read_again(
     assert created.awaited_parents == again.awaited_parents == awaited
 
 
+def test_after_a_reset_to_latest_no_parent_is_made_again_that_was_cleaned_up(shop: Shop) -> None:
+    """For clean-up, a child at LATEST was read."""
+    progressed(shop)
+    shop.kinesis.merge_shards(StreamName=STREAM, ShardToMerge=FIRST, AdjacentShardToMerge=SECOND)
+    reset(shop.desk, target(shop, "latest"))
+    for parent in (FIRST, SECOND):
+        assert shop.desk.leases.delete(shop.leases()[parent], forced=True)
+    listed = list_shards(shop.desk.kinesis, STREAM, runtime=shop.runtime)
+    assert plan_sync(listed, list(shop.leases().values()), Position.LATEST).creates == ()
+
+
 def test_a_parent_that_lost_its_lease_after_a_reset_is_read_before_its_child(shop: Shop) -> None:
     progressed(shop)
     shop.kinesis.merge_shards(StreamName=STREAM, ShardToMerge=FIRST, AdjacentShardToMerge=SECOND)
