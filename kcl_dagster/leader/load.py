@@ -7,7 +7,6 @@ is also written into the leader's memory, because it takes minutes to learn.
 """
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,6 +24,10 @@ CHANGED: Final = 0.25  # of the slow mean; samples that jitter by 30 % move the 
 _CHANGED_SPREADS: Final = 1.5
 # Loads that were watched for a shorter time are no reason for a handoff: their jitter has not been averaged out.
 WATCH_SECONDS: Final = 60.0
+# A throughput counts for balancing after so long without a change. By then, a peak of some seconds has nearly been
+# averaged out, such as a backlog that is read many times faster than records arrive. Each burst may count as a
+# change at first; but the spread grows, so that soon none does, and the mean over all of them counts.
+SETTLE_SECONDS: Final = 180.0
 # Workers that were launched together come to read within so long of one another, also on a busy machine. So long
 # after the first worker that reads, leases of the others are left with them.
 TOGETHER_SECONDS: Final = 15.0
@@ -42,8 +45,7 @@ _COST_RANGE: Final = 4.0  # machines of one fleet do not differ more; what does 
 @dataclass(slots=True)
 class Estimate:
     """A value that is seen through noise. `value` is its mean over `SLOW_SECONDS`, or over a shorter time after it
-    has changed. A peak of some seconds, such as a backlog that is read many times faster than records arrive, is no
-    change: the median of a minute tells."""
+    has changed."""
 
     value: float
     fast: float
@@ -54,12 +56,10 @@ class Estimate:
     """How long it has been watched since it began or changed."""
 
     settled: float | None = None
-    """The last value that was watched for `WATCH_SECONDS` and was near the median."""
+    """The last value that had been watched for `SETTLE_SECONDS`."""
 
-    _clock: float = 0.0
-    _recent: deque[tuple[float, float]] = field(default_factory=deque)
-    _apart: float = 0.0
-    """For how many seconds the value has been far from the median."""
+    is_known: bool = False
+    """The first value was measured before, and has not changed since: there is nothing to wait for."""
 
     def see(self, sample: float, seconds: float) -> None:
         """`seconds` since the last sample."""
@@ -74,38 +74,21 @@ class Estimate:
         if abs(self.fast - self.value) > max(CHANGED * self.value, _CHANGED_SPREADS * self.spread):
             self.spread *= self.fast / self.value if self.value > 0 else 1.0
             self.value, self.seconds = self.fast, min(self.seconds, FAST_SECONDS)
-        self._compare(sample, seconds)
+            self.is_known = False
         if self.is_settled:
             self.settled = self.value
 
     @property
     def is_settled(self) -> bool:
-        return self.seconds >= WATCH_SECONDS and not self._apart
+        return self.is_known or self.seconds >= SETTLE_SECONDS
 
     def fade(self, factor: float) -> None:
         """Nothing confirms the value any more."""
         self.value *= factor
         self.fast *= factor
         self.spread *= factor
-        self._recent.clear()
         if self.settled is not None:
             self.settled *= factor
-
-    def _compare(self, sample: float, seconds: float) -> None:
-        """The median of the last minute takes the place of a value that was far from it for a minute."""
-        self._clock += seconds
-        self._recent.append((self._clock, sample))
-        while self._recent[0][0] < self._clock - WATCH_SECONDS:
-            self._recent.popleft()
-        middle = sorted(one for _, one in self._recent)[len(self._recent) // 2]
-        if abs(middle - self.value) <= CHANGED * max(self.value, middle):
-            self._apart = 0.0
-            return
-        self._apart += seconds
-        if self._apart >= WATCH_SECONDS:
-            self.spread = sum(abs(one - middle) for _, one in self._recent) / len(self._recent)
-            self.value = self.fast = middle
-            self._apart = 0.0
 
 
 @dataclass(slots=True)
@@ -233,8 +216,10 @@ class LoadBook:
         flow = self._flows.get(lease.key)
         published = lease.throughput_kbps
         if flow is None:
-            settled = published if is_known else None
-            estimate = None if published is None else Estimate(published, published, settled=settled)
+            estimate = None
+            if published is not None:
+                settled = published if is_known else None
+                estimate = Estimate(published, published, settled=settled, is_known=is_known)
             self._flows[lease.key] = _Flow(published, lease.checkpoint, at, at, estimate)
             return
         if (published, lease.checkpoint) != (flow.published, flow.checkpoint):

@@ -10,8 +10,8 @@ from kcl_dagster.leader.load import (
     HALF_LIFE_SECONDS,
     IDLE_AFTER_SECONDS,
     PATIENCE,
+    SETTLE_SECONDS,
     TOGETHER_SECONDS,
-    WATCH_SECONDS,
     Estimate,
     LoadBook,
 )
@@ -142,21 +142,21 @@ BACKLOG, USUAL = 1500.0, 100.0
 
 
 def test_leases_are_not_balanced_by_the_first_records_of_a_shard() -> None:
-    """They are a backlog, which is read many times faster than records arrive."""
+    """They are a backlog, which is read many times faster than records arrive. A mean over minutes counts."""
     book = LoadBook()
     book.see([lease(kbps=None)], [], 0.0)
     balanced_by: list[float] = []
-    for number in range(1, 60):
+    for number in range(1, 120):
         kbps = BACKLOG if number <= 4 else USUAL
         book.see([lease(kbps=kbps, at=number)], [], number * TICK)
         load = book.load(lease(kbps=kbps), unserved=None, pinned=False, age=0.0)
-        if number * TICK < WATCH_SECONDS:
+        if number * TICK < SETTLE_SECONDS:
             assert load.balanced_kbps is None
             assert load.kbps is not None, "caps count it"
         elif load.balanced_kbps is not None:
             balanced_by.append(load.balanced_kbps)
-    assert max(balanced_by) < 2 * USUAL
-    assert balanced_by[-1] == pytest.approx(USUAL, rel=0.1)
+    assert max(balanced_by) < BACKLOG / 5
+    assert balanced_by[-1] < 2 * USUAL
 
 
 def test_a_backlog_after_a_handoff_is_no_reason_to_balance() -> None:
@@ -164,7 +164,9 @@ def test_a_backlog_after_a_handoff_is_no_reason_to_balance() -> None:
     for number in range(200):
         kbps = BACKLOG if 100 <= number < 104 else USUAL
         book.see([lease(kbps=kbps, at=number)], [], number * TICK)
-        assert book.load(lease(), unserved=None, pinned=False, age=0.0).balanced_kbps == pytest.approx(USUAL, 0.5)
+        balanced_by = book.load(lease(), unserved=None, pinned=False, age=0.0).balanced_kbps
+        assert balanced_by is not None
+        assert USUAL * 0.99 < balanced_by < BACKLOG / 5
 
 
 def test_what_was_measured_before_a_leader_began_counts_at_once() -> None:
