@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Generic, Protocol
 
 from kcl_dagster.chains.publication import FolderPublisher, Publisher
-from kcl_dagster.errors import ConfigurationError, KclError, Unsafe
+from kcl_dagster.errors import ConfigurationError, EndpointUnreachable, KclError, Unsafe
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stored import MOST_BYTES, MOST_BYTES_BETWEEN_RUNS
 from kcl_dagster.model.stream import StreamIdentifier
@@ -194,13 +194,21 @@ class Worker(Generic[D]):
             self.tell,
         )
 
+    def _first_number(self) -> int:
+        """Of the batches of a new lease: above all that a lease had which was there before, by the clock that all
+        workers share."""
+        now = self._service_time()
+        if now is None:
+            raise EndpointUnreachable("the time is not known by which batches are numbered: Kinesis did not say it")
+        return first_number_at(now)
+
     def _make_protocol(self, runtime: Runtime) -> Rounds:
         around, application = self._around, self._around.application
         failures = Failures(application.batch.failure, self._clock, runtime.random)
         planner = Planner(
             StreamIdentifier.single(application.streams[0].name),
             around.resolved_start,
-            lambda: first_number_at(self._service_time() or runtime.clock.now()),
+            self._first_number,
             around.code,
         )
         shard_ends = ShardEnds(around.leases, around.list_shards)

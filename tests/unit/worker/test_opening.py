@@ -31,12 +31,13 @@ from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import (
     ASK_AGAIN_SECONDS,
     COMPARE_CLOCKS_SECONDS,
+    LONGEST_COMPARISON_SECONDS,
     VERIFY_SECONDS,
     StreamLookup,
     open_surroundings,
 )
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
-from tests.unit.worker.kit import in_nobodys_background
+from tests.unit.worker.kit import World, in_nobodys_background
 
 STREAM, SHARD = "clicks", "shardId-000000000000"
 ME = WorkerId("w1")
@@ -301,6 +302,47 @@ def test_the_service_s_time_is_not_known_until_the_service_answers() -> None:
     kinesis.describe_stream_summary = refuse
     place.clock.advance(COMPARE_CLOCKS_SECONDS)
     assert lookup.service_time() == pytest.approx(place.clock.now(), abs=1)
+
+
+def test_an_answer_that_was_long_under_way_does_not_tell_the_time() -> None:
+    """Batches of a lease that is made again would have numbers that the sink has seen."""
+    place = Place()
+
+    def slow(**parameters: Any) -> Any:
+        answer = place.kinesis.describe_stream_summary(**parameters)
+        place.clock.advance(LONGEST_COMPARISON_SECONDS + 1)
+        return answer
+
+    kinesis = SimpleNamespace(describe_stream_summary=slow)
+    lookup = StreamLookup(kinesis, place.application, place.starts, place.runtime)
+    assert lookup.service_time() is None
+    kinesis.describe_stream_summary = place.kinesis.describe_stream_summary
+    place.clock.advance(ASK_AGAIN_SECONDS)
+    assert lookup.service_time() == pytest.approx(place.clock.now(), abs=1)
+
+
+def test_after_a_sleep_the_service_is_asked_for_the_time_again() -> None:
+    place = Place()
+    lookup = StreamLookup(place.kinesis, place.application, place.starts, place.runtime)
+    before = lookup.service_time()
+    place.clock.jump(40)  # the clock of the wall went on, and the monotonic one did not
+    after = lookup.service_time()
+    assert before is not None
+    assert after == pytest.approx(place.clock.now(), abs=1)
+
+
+def test_a_new_lease_is_not_read_before_the_time_is_known() -> None:
+    world = World()
+    time: list[float | None] = [None]
+    run = world.worker("w1", service_time=lambda: time[0])
+    world.assign(run)
+    world.stream.put("shardId-000000000000", "a")
+    run.round()
+    assert not world.store.everything()
+    time[0] = world.clock.now()
+    world.clock.advance(2)
+    run.until_idle()
+    world.check_exactly_once()
 
 
 def refuse(**_: Any) -> Any:
