@@ -1,5 +1,6 @@
 """Which of the records that a shard gives belong to a range, and whether the shard still has all of them."""
 
+from dataclasses import dataclass
 from typing import Final
 
 from kcl_dagster.errors import DataLoss
@@ -12,6 +13,17 @@ from kcl_dagster.streams.records import StreamRecord, arrival_millis, sizes_of
 MOST_TIPS: Final = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Between two answers of a shard, records may have left the stream unread."""
+
+    after: str
+    """The last record before it."""
+
+    is_certain: bool
+    """That record is no longer in the stream. False: the shard did not say whether it is."""
+
+
 class RangeCut:
     """Told every page of a shard in order, it keeps the range's records. Whole Kinesis records only: the edges
     inside an aggregate are cut where aggregates are opened."""
@@ -21,6 +33,9 @@ class RangeCut:
         self.bounds = bounds
         self.last_sequence: str | None = None
         self.is_start_trimmed = False
+        self.has_begun = False
+        """The range has a record that is to be processed."""
+
         self.has_more = False
         """The last page had records beyond the range."""
 
@@ -29,6 +44,7 @@ class RangeCut:
 
         self._name = name
         self._saw_anchor = goes_on
+        self._is_start_unknown = False  # a gap behind the record at which the range begins was not certain
         self._is_all_early = False  # the last page had records, all of them from before the range's time
         self._last_arrival_ms: int | None = None  # of the last page
         self._tips = 0  # answers in a row that the shard has no further record
@@ -81,6 +97,7 @@ class RangeCut:
         if anchors and self._has_rest(records[0]["Data"]):
             anchors = 0
         sizes = sizes_of(records[anchors:])
+        self.has_begun = self.has_begun or bool(sizes)
         if self.is_pinned:
             allowance.spend(len(sizes), sum(sizes))
             return records
@@ -119,17 +136,27 @@ class RangeCut:
         if not self._saw_anchor and self.bounds.begins_at_record is not None:
             self.is_start_trimmed = True
 
-    def note_gap(self, sequence: str | None) -> None:
-        """The record `sequence` has left the stream since it was read, and so may have records after it that were
-        not. None: no such thing. Raises DataLoss for a pinned range, which would have other records than it had."""
-        if sequence is None:
-            return
-        self.is_start_trimmed = True
+    def ends_before(self, gap: Gap | None) -> bool:
+        """Whether the range has to end before the next page, because of a gap between the two.
+
+        No open range extends over a gap: the next range begins at the record before it, and so finds that this
+        record has left the stream. What lies before the gap is stored by then. An open range without a record so
+        far goes on, since it would make no progress otherwise; so does a pinned one, which ends where it has to.
+        Raises DataLoss for a certain gap in a pinned range, which would have other records than it had.
+        """
+        if gap is None:
+            return False
         if self.is_pinned:
-            raise DataLoss(
-                f"{self._name}: records after {sequence} belong to a batch that was begun, and may have left the "
-                "stream while they were read again"
-            )
+            if gap.is_certain:
+                raise DataLoss(
+                    f"{self._name}: records after {gap.after} belong to a batch that was begun, and may have left "
+                    "the stream while they were read again"
+                )
+            return False
+        if not self.has_begun or (self._is_start_unknown and gap.after == self.bounds.after.sequence):
+            self.is_start_trimmed = self.is_start_trimmed or gap.is_certain
+            self._is_start_unknown = not gap.is_certain
+        return self.has_begun
 
     def lost_the_end(self) -> DataLoss:
         """For a pinned range whose shard has no records up to its end."""

@@ -137,9 +137,11 @@ class FanoutReader:
                             break  # five minutes are over, or the deadline is
                         if pinned:
                             give_up = self._now() + patience
-                        records = self._accept(event)
-                        answered = answered or not (self._cut.is_before_the_first(records) and self.millis_behind)
-                        records = self._cut.claim(records, allowance)
+                        accepted = self._accept(event)
+                        if accepted is None:
+                            return
+                        answered = answered or not (self._cut.is_before_the_first(accepted) and self.millis_behind)
+                        records = self._cut.claim(accepted, allowance)
                         if self._cut.rest_is_left:
                             self.leave_rest(arrival_millis(records[-1]) if records else None)
                         if records:
@@ -180,11 +182,15 @@ class FanoutReader:
         self._not_before = self._now() + RESUBSCRIBE_SECONDS
         return _Events(self._client, request, answer["EventStream"], self._runtime, threaded=self._in_background)
 
-    def _accept(self, event: Event) -> list[StreamRecord]:
+    def _accept(self, event: Event) -> list[StreamRecord] | None:
+        """As `ShardReader._accept`."""
         continuation = event.get("ContinuationSequenceNumber")
-        self.millis_behind = event.get("MillisBehindLatest", self.millis_behind)
-        is_far, has_records = is_far_behind(self.millis_behind), bool(event["Records"])
-        self._cut.note_gap(self._gaps.before(is_far=is_far, has_records=has_records))
+        millis_behind = event.get("MillisBehindLatest", self.millis_behind)
+        is_far, has_records = is_far_behind(millis_behind), bool(event["Records"])
+        if self._cut.ends_before(self._gaps.before(is_far=is_far, has_records=has_records)):
+            self._continuation = None
+            return None
+        self.millis_behind = millis_behind
         mine = self._cut.keep(event["Records"])
         self._gaps.went_on(self._cut.last_sequence, is_far=is_far, has_records=has_records)
         self._continuation = continuation if not self._cut.has_more else self._cut.last_sequence

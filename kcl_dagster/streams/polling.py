@@ -130,7 +130,10 @@ class ShardReader:
                     continue
                 if pinned:
                     give_up = self._now() + patience
-                records = self._cut.claim(self._accept(answer), allowance)
+                accepted = self._accept(answer)
+                if accepted is None:
+                    return
+                records = self._cut.claim(accepted, allowance)
                 if self._cut.rest_is_left:
                     self.leave_rest(arrival_millis(records[-1]) if records else None)
                 # What is not processed is no answer, or a small budget would end here each time.
@@ -250,15 +253,19 @@ class ShardReader:
         except ResourceMissing as error:
             raise StreamNotFound(f"stream {self._stream} does not exist any more") from error
 
-    def _accept(self, answer: Mapping[str, Any]) -> list[StreamRecord]:
-        """Take in a page: its records that belong to the range, and what it says of the shard."""
-        self._iterator = answer.get("NextShardIterator")
-        self.millis_behind = answer.get("MillisBehindLatest", self.millis_behind)
+    def _accept(self, answer: Mapping[str, Any]) -> list[StreamRecord] | None:
+        """Take in a page: its records that belong to the range, and what it says of the shard. None: the range ends
+        before it."""
+        millis_behind = answer.get("MillisBehindLatest", self.millis_behind)
         page: list[StreamRecord] = answer["Records"]
+        is_far = is_far_behind(millis_behind)
+        if self._cut.ends_before(self._gaps.before(is_far=is_far, has_records=bool(page))):
+            self._iterator = None
+            return None
+        self._iterator = answer.get("NextShardIterator")
+        self.millis_behind = millis_behind
         if page:
             self._record_bytes = max(self._page_bytes / len(page), 1.0)
-        is_far = is_far_behind(self.millis_behind)
-        self._cut.note_gap(self._gaps.before(is_far=is_far, has_records=bool(page)))
         mine = self._cut.keep(page)
         self._gaps.went_on(self._cut.last_sequence, is_far=is_far, has_records=bool(page))
         if self.millis_behind == 0 and not page:

@@ -8,11 +8,15 @@ arrived, nothing between the two was skipped.
 from typing import Any, Final
 
 from kcl_dagster.aws import Client, ResourceMissing, Unanswered, call, stream_arn
-from kcl_dagster.errors import EndpointUnreachable, Throttled
+from kcl_dagster.errors import EndpointUnreachable, ServiceError, Throttled
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.streams.cutting import Gap
 
-PATIENCE_SECONDS: Final = 10.0
-PAUSE_SECONDS: Final = 0.5  # others may read the shard, too
+# Well below the time that a reader waits for its shard: a check that fails must not end what can be read.
+CHECK_SECONDS: Final = 2.0
+# Of the five a second that all consumers of a shard share.
+MOST_REQUESTS: Final = 4
+PAUSE_SECONDS: Final = 0.4
 
 
 class Presence:
@@ -24,13 +28,18 @@ class Presence:
         self._shard_id = shard_id
         self._runtime = runtime
 
-    def has(self, sequence: str) -> bool:
-        """Whether the record with this number can be read. Raises Throttled, EndpointUnreachable or OutcomeUnknown
-        if the shard does not answer for ten seconds."""
-        give_up = self._runtime.clock.monotonic() + PATIENCE_SECONDS
+    def has(self, sequence: str) -> bool | None:
+        """Whether the record with this number can be read. None: that was not found out with a few requests within
+        two seconds."""
+        clock = self._runtime.clock
+        give_up = clock.monotonic() + CHECK_SECONDS
         iterator: str | None = None
         arn = stream_arn(self._client, self._stream)
-        while True:
+        for request in range(MOST_REQUESTS):
+            if request:
+                if clock.monotonic() + PAUSE_SECONDS > give_up:
+                    return None
+                clock.sleep(PAUSE_SECONDS * self._runtime.random.uniform(0.5, 1.0))
             try:
                 if iterator is None:
                     iterator = self._iterator_at(sequence)
@@ -38,15 +47,15 @@ class Presence:
             except ResourceMissing:
                 return False
             except (Throttled, EndpointUnreachable, Unanswered):
-                if self._runtime.clock.monotonic() + PAUSE_SECONDS > give_up:
-                    raise
-                self._runtime.clock.sleep(PAUSE_SECONDS * self._runtime.random.uniform(0.5, 1.0))
                 continue
+            except ServiceError:
+                return None  # such as a missing right; the reader itself may do without it
             if answer["Records"]:
                 return bool(answer["Records"][0]["SequenceNumber"] == sequence)
             iterator = answer.get("NextShardIterator")
             if iterator is None or not answer.get("MillisBehindLatest"):
                 return False
+        return None
 
     def _iterator_at(self, sequence: str) -> str:
         place: dict[str, Any] = {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": sequence}
@@ -61,15 +70,18 @@ class Gaps:
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
         self._far_after: str | None = None
+        self._is_unknown = False
 
-    def before(self, *, is_far: bool, has_records: bool) -> str | None:
-        """The record after which others may be missing before this answer, or None. `is_far`: whether the answer is
-        far behind. Raises as `Presence.has`: then the answer must not be used, because it is not known."""
+    def before(self, *, is_far: bool, has_records: bool) -> Gap | None:
+        """The gap that there may be before this answer, or None. `is_far`: whether the answer is far behind."""
         if self._far_after is None or (is_far and not has_records):
             return None  # whatever comes next is compared with the same record
-        return None if self._presence.has(self._far_after) else self._far_after
+        is_there = self._presence.has(self._far_after)
+        self._is_unknown = is_there is None
+        return None if is_there else Gap(self._far_after, is_certain=not self._is_unknown)
 
     def went_on(self, last: str | None, *, is_far: bool, has_records: bool) -> None:
-        """Called with each answer that is used; `last` is the last record of the range so far."""
-        if has_records or not is_far:
+        """Called with each answer that is used; `last` is the last record of the range so far. While it is not
+        known whether there was a gap, the record before it is looked for again after the next answer."""
+        if not self._is_unknown and (has_records or not is_far):
             self._far_after = last if is_far else None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kcl_dagster.errors import DataLoss
 from kcl_dagster.model.checkpoint import LATEST, TRIM_HORIZON, Checkpoint
-from kcl_dagster.streams.cutting import RangeCut
+from kcl_dagster.streams.cutting import Gap, RangeCut
 from kcl_dagster.streams.pacing import Allowance, ShardLimits
 from kcl_dagster.streams.parsing import parse_get_records
 from kcl_dagster.streams.position import Bounds
@@ -115,6 +115,30 @@ def test_an_initial_position_misses_nothing(start: Checkpoint, sizes: list[int])
     found, cut, _ = read(Bounds(start), pages(shard({}), sizes))
     cut.reached_end()
     assert len(found) == LAST - FIRST + 1
+    assert not cut.is_start_trimmed
+
+
+@pytest.mark.parametrize("is_certain", [False, True])
+def test_a_range_without_a_record_goes_on_over_a_gap(is_certain: bool) -> None:
+    """It would make no progress otherwise. What is missing lies behind its beginning."""
+    records, allowance = shard({}), Allowance(100, 1 << 20, 1)
+    anchor = str(FIRST)
+    cut = RangeCut(Bounds(Checkpoint(anchor)), "a shard", goes_on=False)
+    cut.claim(cut.keep(records[:1]), allowance)
+    assert not cut.ends_before(Gap(anchor, is_certain))
+    assert cut.is_start_trimmed is is_certain
+    cut.claim(cut.keep(records[2:3]), allowance)
+    assert cut.ends_before(Gap(anchor, is_certain=True))  # looked for again, if it was not known
+    assert cut.is_start_trimmed
+
+
+@pytest.mark.parametrize("is_certain", [False, True])
+def test_a_range_ends_before_a_gap_that_follows_its_records(is_certain: bool) -> None:
+    records = shard({})
+    cut = RangeCut(Bounds(TRIM_HORIZON), "a shard", goes_on=False)
+    cut.claim(cut.keep(records[:2]), Allowance(100, 1 << 20, 1))
+    assert not cut.ends_before(None)
+    assert cut.ends_before(Gap(records[1]["SequenceNumber"], is_certain))
     assert not cut.is_start_trimmed
 
 

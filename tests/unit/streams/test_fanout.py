@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,22 @@ from botocore.exceptions import EventStreamError
 from kcl_dagster.aws import ResourceBusy
 from kcl_dagster.errors import ConsumerNotFound, DataLoss, EndpointUnreachable, ServiceError, StreamNotFound
 from kcl_dagster.model.checkpoint import LATEST, TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.consumers import ensure_consumer, remove_consumer
 from kcl_dagster.streams.fanout import QUEUED_EVENTS, FanoutReader, _Events
 from kcl_dagster.streams.pacing import Allowance
-from kcl_dagster.streams.polling import Bookmark
+from kcl_dagster.streams.polling import Bookmark, is_far_behind
 from kcl_dagster.streams.position import Bounds
-from kcl_dagster.streams.records import StreamRecord
+from kcl_dagster.streams.presence import CHECK_SECONDS
+from kcl_dagster.streams.records import StreamRecord, arrival_millis
+from kcl_dagster.worker.batch import Progress, Range
+from kcl_dagster.worker.retention import Loss, loss_in
 from tests.unit.streams.conftest import SHARD, STREAM, WHOLE, World, after, payloads
 from tests.unit.streams.test_polling import DAY, MEGABYTE, closed_and_emptied, refused
+
+CLICKS = StreamIdentifier(STREAM)
 
 
 class Fanout:
@@ -364,6 +371,12 @@ def test_a_missing_shard_is_gone_a_missing_consumer_or_stream_is_an_error(world:
         fanout.read(fanout.reader())
 
 
+def all_records(world: World) -> list[StreamRecord]:
+    place = world.kinesis.get_shard_iterator(StreamName=STREAM, ShardId=SHARD, ShardIteratorType="TRIM_HORIZON")
+    records: list[StreamRecord] = world.kinesis.get_records(ShardIterator=place["ShardIterator"])["Records"]
+    return records
+
+
 class _Late24Hours:
     """Events that were sent a day after their records arrived; time passes before the second one."""
 
@@ -388,10 +401,7 @@ def test_a_record_that_leaves_the_stream_between_two_events_is_noticed(
     world: World, fanout: Fanout, leaves: bool
 ) -> None:
     sequences = world.put(*[b"%d" % number for number in range(4)], pause=10.0)
-    iterator = world.kinesis.get_shard_iterator(StreamName=STREAM, ShardId=SHARD, ShardIteratorType="TRIM_HORIZON")[
-        "ShardIterator"
-    ]
-    records = world.kinesis.get_records(ShardIterator=iterator)["Records"]
+    records = all_records(world)
     world.clock.advance(DAY - 90)
     pages = ([records[0]], records[2:]) if leaves else ([records[0]], records[1:])
     events = _Late24Hours(world, 65.0 if leaves else 5.0, *pages)
@@ -412,27 +422,72 @@ def test_a_record_that_leaves_the_stream_between_two_events_is_noticed(
 def test_records_of_an_event_are_not_left_out_if_it_is_not_known_what_left_the_stream_before_them(
     world: World, fanout: Fanout
 ) -> None:
-    """The question is throttled for so long that the reader subscribes again."""
+    """The check is throttled throughout. A batch that was begun has to be read to its end."""
     sequences = world.put(*[b"%d" % number for number in range(4)], pause=10.0)
-    iterator = world.kinesis.get_shard_iterator(StreamName=STREAM, ShardId=SHARD, ShardIteratorType="TRIM_HORIZON")[
-        "ShardIterator"
-    ]
-    records = world.kinesis.get_records(ShardIterator=iterator)["Records"]
+    records = all_records(world)
     world.clock.advance(DAY - 3600)
     world.answers = [refused("ProvisionedThroughputExceededException")] * 35
-    subscriptions = [_Late24Hours(world, 1.0, records[1:]), _Late24Hours(world, 1.0, records[:1], records[1:])]
-
-    class Far:
-        def subscribe_to_shard(self, **_request: Any) -> Any:
-            return {"EventStream": subscriptions.pop()}
-
-        def __getattr__(self, method: str) -> Any:
-            return getattr(world, method)
-
+    client = _Far(world, lambda _: _Late24Hours(world, 1.0, records[:1], records[1:]))
     bounds = Bounds(TRIM_HORIZON, Checkpoint(sequences[3]), sequences[0])
-    reader = fanout.reader(bounds, client=Far())
+    reader = fanout.reader(bounds, client=client)
     assert payloads(fanout.read(reader)) == [b"0", b"1", b"2", b"3"]
-    assert subscriptions == []
+
+
+class _Far:
+    """A client whose subscriptions send other events than the world's."""
+
+    def __init__(self, world: World, events_from: Callable[[str | None], _Late24Hours]) -> None:
+        """`events_from` is called with the record at which a subscription begins, or None."""
+        self._world, self._events_from = world, events_from
+
+    def subscribe_to_shard(self, **request: Any) -> Any:
+        return {"EventStream": self._events_from(request["StartingPosition"].get("SequenceNumber"))}
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._world, method)
+
+
+@pytest.mark.parametrize("begins_at_record", [False, True])
+def test_a_range_ends_before_a_gap_and_the_next_one_reports_it(
+    world: World, fanout: Fanout, begins_at_record: bool
+) -> None:
+    """What lies before the gap is stored by then, also where nothing of the shard was processed before."""
+    sequences = world.put(*[b"%d" % number for number in range(5)], pause=20.0)
+    records = all_records(world)
+    world.clock.advance(DAY - 145)
+    events = _Late24Hours(world, 92.0, records[:2], records[3:])
+    bounds = after(sequences[0]) if begins_at_record else Bounds(TRIM_HORIZON)
+    first = fanout.reader(bounds, client=_Far(world, lambda _: events))
+    assert payloads(fanout.read(first, records=5)) == [b"0", b"1"]
+    assert (first.is_start_trimmed, first.is_ended) == (False, False)
+    assert is_far_behind(first.millis_behind)
+    second = fanout.reader(after(sequences[1]), first.bookmark)
+    assert payloads(fanout.read(second)) == [b"3", b"4"]
+    stored_through = (arrival_millis(records[1]) or 0) // 1000
+    planned = Range(LeaseKey(SHARD), CLICKS, SHARD, Checkpoint(sequences[1]), 2)
+    progress = Progress(planned, start_trimmed=second.is_start_trimmed, first=sequences[3])
+    assert loss_in(progress, stored_through, world.clock.now()) == Loss(sequences[1], sequences[3])
+
+
+def test_a_shard_that_is_far_behind_is_read_although_others_use_up_its_requests(
+    world: World, fanout: Fanout
+) -> None:
+    """What is read before the check is given. The record at which the range begins is not enough."""
+    sequences = world.put(*[b"%d" % number for number in range(6)], pause=10.0)
+    records = all_records(world)
+    world.clock.advance(DAY - 3600)
+    world.answers = [refused("ProvisionedThroughputExceededException")] * 5000
+
+    def events_from(sequence: str | None) -> _Late24Hours:
+        return _Late24Hours(world, 1.0, *[[record] for record in records[sequences.index(sequence or "") :]])
+
+    for at in range(4):
+        began = world.clock.monotonic()
+        reader = fanout.reader(after(sequences[at]), client=_Far(world, events_from))
+        found = payloads(fanout.read(reader, records=6))
+        assert found == [b"%d" % at, b"%d" % (at + 1)]
+        assert not reader.is_start_trimmed
+        assert world.clock.monotonic() - began < 1 + 2 * CHECK_SECONDS
 
 
 def test_a_silent_subscription_is_given_up(world: World, fanout: Fanout) -> None:
