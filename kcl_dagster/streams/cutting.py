@@ -33,6 +33,9 @@ class RangeCut:
         self.bounds = bounds
         self.last_sequence: str | None = None
         self.is_start_trimmed = False
+        self.has_gap = False
+        """The range ended before a gap that is certain."""
+
         self.has_begun = False
         """The range has a record that is to be processed."""
 
@@ -156,6 +159,7 @@ class RangeCut:
         if not self.has_begun or (self._is_start_unknown and gap.after == self.bounds.after.sequence):
             self.is_start_trimmed = self.is_start_trimmed or gap.is_certain
             self._is_start_unknown = not gap.is_certain
+        self.has_gap = self.has_begun and gap.is_certain
         return self.has_begun
 
     def lost_the_end(self) -> DataLoss:

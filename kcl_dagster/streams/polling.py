@@ -70,13 +70,17 @@ class ShardReader:
         runtime: Runtime,
         limits: ShardLimits,
         bookmark: Bookmark | None = None,
+        reads_on: bool = False,
     ) -> None:
+        """`reads_on`: do not end the range after its first records while it is far behind, but check for a gap
+        before each further page, which costs requests."""
         self._client = client
         self._stream = stream
         self._shard_id = shard_id
         self._bounds = bounds
         self._runtime = runtime
         self._limits = limits
+        self._reads_on = reads_on
         self._iterator = bookmark.iterator if bookmark else None
         self._record_bytes = bookmark.record_bytes if bookmark else None
         self._record_rows = bookmark.record_rows if bookmark else 1.0
@@ -143,7 +147,7 @@ class ShardReader:
             if self._cut.rest_is_left:
                 return
             if (
-                not pinned
+                not (pinned or self._reads_on)
                 and records
                 and is_far_behind(self.millis_behind)
                 and not self._cut.is_only_anchor(records)
@@ -156,6 +160,11 @@ class ShardReader:
     def is_start_trimmed(self) -> bool:
         """Whether the record at which the range begins is no longer in the stream."""
         return self._cut.is_start_trimmed
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether the range ended because records behind it have left the stream."""
+        return self._cut.has_gap
 
     def opened(self, rows: int, bytes_: int, records: int) -> None:
         """Called after each page: what its `records` turned out to hold. Sets the size of the pages to come."""

@@ -55,7 +55,7 @@ class WindowReader:
         self._name = f"{shard_id} of stream {stream}"
         self._runtime = runtime
         self._page_bytes = limits.bytes_per_second / limits.reads_per_second
-        self._reader = ShardReader(client, stream, shard_id, bounds, runtime=runtime, limits=limits)
+        self._reader = ShardReader(client, stream, shard_id, bounds, runtime=runtime, limits=limits, reads_on=True)
         self._anchor = bounds.after.sequence
         self._bytes = 0
         self._is_full = False
@@ -124,7 +124,7 @@ class WindowReader:
         return page
 
     def _refuse_holes(self) -> None:
-        if self._reader.is_start_trimmed or self._reader.is_gone:
+        if self._reader.is_start_trimmed or self._reader.has_gap or self._reader.is_gone:
             raise DataLoss(f"{self._name}: records left the stream while the window was read")
 
 

@@ -158,6 +158,30 @@ def test_records_that_left_the_stream_meanwhile_are_said(world: World) -> None:
         read(world, reader_of(world, bounds, Window(now_ms(world), 1 << 30)))
 
 
+def test_a_window_of_some_days_ago_is_read_whole(world: World) -> None:
+    world.kinesis.increase_stream_retention_period(StreamName=STREAM, RetentionPeriodHours=168)
+    start = now_ms(world)
+    world.put(*[b"x" * 1000] * 200, pause=0.01)
+    end = now_ms(world)
+    world.clock.advance(3 * 24 * 3600)
+    assert len(flat(pieces(world, start, end, limits=ShardLimits(1.0, 20_000)))) == 200
+
+
+def test_records_that_leave_the_stream_between_two_pages_of_a_window_are_said(world: World) -> None:
+    start = now_ms(world)
+    world.put(*[b"x" * 1000] * 200, pause=1.0)
+    end = now_ms(world)
+    world.clock.advance(24 * 3600 - 201)
+    reader = reader_of(
+        world, Bounds(AT_TIMESTAMP, timestamp_ms=start), Window(end, 1 << 30), ShardLimits(1.0, 20_000)
+    )
+    pages = reader.pages(UNBOUNDED, world.clock.monotonic() + PATIENCE)
+    assert next(pages)
+    world.clock.advance(60 + FIRST_PAGE_RECORDS)
+    with pytest.raises(DataLoss, match="left the stream while the window was read"):
+        list(pages)
+
+
 def test_a_piece_that_is_not_complete_in_time_is_no_piece(world: World) -> None:
     start = now_ms(world)
     world.put(*[b"x" * 1000] * 200, pause=0.01)
