@@ -9,7 +9,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.errors import ConfigurationError, TableNotFound, UnreadableItem
 from kcl_dagster.leader.completeness import Hindrance, complete_through
-from kcl_dagster.leader.liveness import is_recent
+from kcl_dagster.leader.liveness import CLOCK_TOLERANCE, is_recent
 from kcl_dagster.leader.memory import starts_given_up
 from kcl_dagster.leader.patience import described
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
@@ -20,7 +20,7 @@ from kcl_dagster.operations.no_table import no_table
 from kcl_dagster.operations.unread import Unread
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
-from kcl_dagster.tables.completeness_row import CompletenessRow, WrittenThrough
+from kcl_dagster.tables.completeness_row import CompletenessRow, SetBack, WrittenThrough
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
@@ -81,6 +81,23 @@ class Status:
         return run
 
     @property
+    def set_back_since_run(self) -> SetBack | None:
+        """What resets and imports since the last bounded run have set back of what it stored: since when, and to
+        which moment. None: nothing, or all of it is stored again, or the run failed."""
+        run, complete = self.last_run, self.complete
+        if run is None or run.failed or (complete.through is not None and complete.through >= run.bound):
+            return None
+        since = [
+            one
+            for one in complete.resets
+            if one.epoch >= run.ended_at - CLOCK_TOLERANCE and (one.back_to is None or one.back_to < run.bound)
+        ]
+        if not since:
+            return None
+        moments = [one.back_to for one in since if one.back_to is not None]
+        return SetBack(since[-1].epoch, min(moments) if len(moments) == len(since) else None)
+
+    @property
     def is_run_missed(self) -> bool:
         """Whether the last bounded run failed, which is a reason to be called, unless something is paused, or
         `complete_within` is set: it says for how long runs may fail."""
@@ -101,6 +118,11 @@ class Status:
         ended = f"the last bounded run ({run.run_id[:8]}) {{}} at {_moment(run.ended_at)}"
         if self.failed_run is not None:
             return f"{ended.format('failed')}: {run.problem}"
+        back = self.set_back_since_run
+        if back is not None:
+            which = "what it stored" if back.back_to is None else f"what arrived after {_moment(back.back_to)}"
+            why = f"because leases were reset or imported at {_moment(back.epoch)}"
+            return f"{ended.format('ended well')}; {which} is read again, {why}"
         what, stored = ("failed", "is stored by now") if run.failed else ("ended well", "was stored")
         return f"{ended.format(what)}; everything that had arrived by {_moment(run.bound)} {stored}"
 
@@ -190,7 +212,7 @@ class Status:
         run = self.last_run
         if run is None or self._is_led_for_a_fleet or self.at - run.ended_at > REST_SECONDS:
             return False
-        if self.failed_run is None:
+        if self.failed_run is None and self.set_back_since_run is None:
             return True
         return lease.stored_through is not None and lease.stored_through >= run.bound
 
@@ -364,6 +386,7 @@ class Status:
             "bound": _moment(run.bound),
             "problem": run.problem or None,
             "stored_since": run.failed and self.failed_run is None,
+            "set_back_since": self.set_back_since_run is not None,
         }
 
     def _lease(self, lease: Lease) -> Mapping[str, Any]:

@@ -20,11 +20,13 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.operations.pausing import pause
+from kcl_dagster.operations.reset import reset
 from kcl_dagster.operations.status import FOREIGN, REST_SECONDS, Status, read_status
+from kcl_dagster.operations.target import Target
 from kcl_dagster.operations.unread import Unread
 from kcl_dagster.operations.watching import view, watch
 from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
-from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.tables.completeness_row import SetBack, WrittenThrough
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.places import LayoutKind
 from tests.unit.operations.conftest import ANNA, STREAM, Shop
@@ -137,6 +139,7 @@ def test_after_a_bounded_run_that_failed_status_has_its_error_and_when(shop: Sho
         "bound": moment,
         "problem": why,
         "stored_since": False,
+        "set_back_since": False,
     }
     since = replace(status, complete=WrittenThrough(int(shop.clock.now())))
     assert since.failed_run is None, "it was stored since"
@@ -155,6 +158,31 @@ def test_after_a_bounded_run_that_ended_well_leases_are_at_rest_for_a_day(shop: 
     assert not replace(status, at=status.at + REST_SECONDS + 1).is_well, "no run came for a day"
     assert not replace(status, leader="dagster").is_well, "a fleet should serve them"
     assert replace(status, leader="standby:catch-up:4711").is_well, "the next run has begun"
+
+
+def test_what_was_set_back_since_a_bounded_run_is_not_said_to_be_stored(shop: Shop) -> None:
+    ended = after_a_run(shop).last_run
+    assert ended is not None
+    shop.desk.completeness.advance(shop.desk.completeness.load(), ended.bound)
+    shop.clock.advance(60)
+    back_to = int(shop.clock.now()) - 3600
+    moment = datetime.fromtimestamp(back_to, UTC).isoformat()
+    reset(shop.desk, Target.parse(moment, shop.clock.now()))
+
+    status = status_of(shop)
+    text = shown(view(status), 300)
+    assert "was stored" not in text
+    assert f"; what arrived after {moment} is read again, because leases were reset or imported at " in text
+    assert {status.state_of(lease) for lease in status.leases} == {"unserved"}
+    assert status.to_document()["last_bounded_run"]["set_back_since"] is True
+    unknown = replace(status, complete=WrittenThrough(None, 1, None, (SetBack(ended.ended_at, None),)))
+    assert "; what it stored is read again, because leases" in shown(view(unknown), 300)
+    for other in (
+        WrittenThrough(ended.bound, 1, back_to, (SetBack(ended.ended_at + 10, back_to),)),
+        WrittenThrough(back_to, 1, back_to, (SetBack(ended.ended_at - 31, back_to),)),
+        WrittenThrough(None, 1, None, (SetBack(ended.ended_at + 10, ended.bound),)),
+    ):
+        assert "was stored" in shown(view(replace(status, complete=other)), 300), "stored again, before, not behind"
 
 
 def test_a_bounded_run_that_failed_because_of_a_pause_is_said_and_calls_nobody(shop: Shop) -> None:
