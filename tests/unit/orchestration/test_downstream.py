@@ -158,6 +158,14 @@ def test_eager_leaves_out_all_but_the_latest_of_windows_that_become_complete_at_
     assert [world.evaluate(f"13:{minute}") for minute in range(10, 20)] == [{}] * 10
 
 
+def test_eager_runs_nothing_of_what_was_complete_before_it_was_first_evaluated() -> None:
+    world = day(below("eager", EAGER), below("sessions", kcl.on_complete()))
+    world.declare(10, 11, 12)
+    assert world.evaluate("13:01") == {"sessions": hours(10, 11, 12)}
+    world.declare(13)
+    assert world.evaluate("14:01") == {"eager": hours(13), "sessions": hours(13)}
+
+
 @pytest.mark.audit("F10")
 def test_a_day_is_rolled_up_once_when_its_last_hour_is_complete() -> None:
     world = day(below("eager", EAGER, DAYS), below("daily", kcl.on_complete(), DAYS))
