@@ -230,11 +230,10 @@ def judge_complete(seen: Status) -> Iterator[Finding]:
     if not seen.is_overdue:
         yield ok("complete", f"complete through {through}, which is within {seen.complete_within:g} s")
         return
-    yield fail(
-        "complete",
-        f"complete through {through}, which is not within {seen.complete_within:g} s",
-        "see in Dagster whether the schedule is on, and whether its runs start",
-    )
+    remedy = "see in Dagster whether the schedule is on, and whether its runs start"
+    if seen.failed_run is not None:
+        remedy = "the last run failed: see `bounded run`"
+    yield fail("complete", f"complete through {through}, which is not within {seen.complete_within:g} s", remedy)
 
 
 def judge_bounded_run(seen: Status) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from kcl_dagster.operations.doctor.machine import judge_clock
 from kcl_dagster.operations.doctor.rights import PROBED, probed
 from kcl_dagster.spark.java import Java
 from kcl_dagster.spark.storage import is_hidden, open_store
+from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
 from tests.unit.chains.memory import MemoryFiles
 from tests.unit.operations.conftest import ANNA, MADE_BY_OTHERS, STREAM, Shop
 
@@ -537,3 +538,13 @@ def test_between_bounded_runs_no_leader_and_no_worker_is_expected() -> None:
     overdue = examine(between_runs(), complete_within=1800.0)
     assert named(overdue) == {("complete", "fail"), ("leases", "fail")}
     assert not overdue.is_well
+
+
+def test_where_the_last_bounded_run_failed_doctor_does_not_suspect_the_schedule() -> None:
+    shop = between_runs()
+    now = int(shop.clock.now())
+    row = BoundedRunRow(shop.dynamodb, shop.application, shop.desk.layout, shop.runtime)
+    assert row.save(EndedRun("run-0001-4711", now, now, "shardId-0: stopped: ValueError: no price"))
+    [overdue] = [one for one in examine(shop, complete_within=1800.0).not_ok() if one.check == "complete"]
+    assert "schedule" not in overdue.do
+    assert "`bounded run`" in overdue.do
