@@ -117,6 +117,7 @@ ACTIONS: dict[str, Callable[[Everything], Any]] = {
     "memory.save": lambda t: t.memory.save({}),
     "starts.get": lambda t: t.starts.get("orders"),
     "starts.all": lambda t: t.starts.all(),
+    "starts.delete": lambda t: t.starts.delete("orders"),
     "starts.record": lambda t: t.starts.record(START),
     "starts.refuse_other": lambda t: t.starts.refuse_other("orders-app", StreamIdentifier.single("orders")),
     "starts.replace": lambda t: t.starts.replace(START),
