@@ -146,7 +146,7 @@ def refused(table: pa.Table) -> pa.Table:
         (lambda table: table.select(["data"]), ["day(at)"], ConfigurationError, "the output has no at"),
     ],
 )
-@pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("turn", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_what_a_function_raises_is_what_the_batch_fails_with(
     stream: Stream,
     started: Started,

@@ -128,7 +128,7 @@ def numbers(store: Store, kind: str) -> Counter[int]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta"])
+@pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.nightly), "delta"])
 def test_a_worker_that_is_killed_loses_and_repeats_no_record(sidecar: Endpoint, tmp_path: Path, kind: str) -> None:
     stream, place = stream_of(kind), place_of(kind)
     resource = EmulatorResource(endpoint_url=sidecar.url, region_name=chain_worker.REGION)

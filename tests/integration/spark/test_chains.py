@@ -57,7 +57,7 @@ def numbers(store: Store) -> Counter[int]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["local", "s3"])
+@pytest.mark.parametrize("kind", [pytest.param("local", marks=pytest.mark.nightly), "s3"])
 def test_every_record_is_stored_once_and_files_do_not_follow_shards(
     cloud: EmbeddedAws, spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:
