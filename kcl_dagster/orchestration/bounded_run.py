@@ -40,11 +40,10 @@ from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.tables.reading import ScanResult
-from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.worker.batch import KeepingCompleteness
 from kcl_dagster.worker.bound import Bound, Remainder, remainder
 from kcl_dagster.worker.error_text import brief
-from kcl_dagster.worker.opening import StreamLookup
+from kcl_dagster.worker.service_clock import ServiceClock
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.succession import FRESH_BEATS
 from kcl_dagster.worker.surroundings import EndProcess, Watch, cannot_end
@@ -178,9 +177,8 @@ class BoundedRun:
 
     def _bound(self, through: float | None, runtime: Runtime) -> Bound:
         """By the service's clock, as the moments are that leases are stored through."""
-        application, dynamodb = self.consumer.application, self._client("dynamodb")
-        starts = StartTable(dynamodb, application, detect_layout(dynamodb, application, runtime), runtime)
-        by_service = StreamLookup(self._client("kinesis"), application, starts, runtime).service_time()
+        application = self.consumer.application
+        by_service = ServiceClock(self._client("kinesis"), application.streams[0].name, runtime).now()
         now = runtime.clock.now() if by_service is None else by_service
         return Bound(
             now if through is None else min(through, now),

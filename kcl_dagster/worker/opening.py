@@ -1,7 +1,6 @@
 """A worker's surroundings on AWS: tables and streams behind two clients."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,7 @@ from kcl_dagster.worker.heartbeat import Utilization
 from kcl_dagster.worker.leader_watch import LockWatch
 from kcl_dagster.worker.processing_watch import Interrupt, cannot_interrupt
 from kcl_dagster.worker.seating import Seats
+from kcl_dagster.worker.service_clock import ServiceClock
 from kcl_dagster.worker.settings import WorkerSettings
 from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.surroundings import (
@@ -43,10 +43,6 @@ from kcl_dagster.worker.surroundings import (
 
 _SECONDS_PER_HOUR = 3600.0
 VERIFY_SECONDS = 60.0  # between two checks of the layout of the tables
-COMPARE_CLOCKS_SECONDS = 600.0  # a machine's clock drifts by less than a millisecond in this time
-ASK_AGAIN_SECONDS = 10.0  # while the service's clock is not known
-LONGEST_COMPARISON_SECONDS = 5.0  # by so much the time may be wrong
-MOST_APART_SECONDS = 1.0  # as far as a clock that is corrected moves unnoticed
 
 
 class StreamLookup:
@@ -61,34 +57,12 @@ class StreamLookup:
         self._starts = starts
         self._runtime = runtime
         self._resolved: dict[StreamIdentifier, int] = {}
-        self._ahead: float | None = None  # of the monotonic clock, the service's
-        self._compared_at = float("-inf")
-        self._apart = float("-inf")  # of this machine's two clocks, when they were compared last
 
     def list_shards(self, stream: StreamIdentifier) -> Sequence[Shard]:
         return list_shards(self._kinesis, stream.name, runtime=self._runtime)
 
     def retention_of(self, stream: StreamIdentifier) -> float | None:
         return describe(self._kinesis, stream.name, runtime=self._runtime).retention_hours * _SECONDS_PER_HOUR
-
-    def service_time(self) -> float | None:
-        """Epoch seconds by the service's clock, which is the same for all workers; None while it is not known. This
-        machine's clock may be ahead. It counts only where the service's answers have no date. An answer that was
-        long under way is too old to tell the time by. Of a machine that slept, or whose clock was set, the two
-        clocks have moved apart: the service is asked again."""
-        clock = self._runtime.clock
-        began, apart = clock.monotonic(), clock.now() - clock.monotonic()
-        if abs(apart - self._apart) > MOST_APART_SECONDS:
-            self._ahead, self._apart, self._compared_at = None, apart, float("-inf")
-        pause = COMPARE_CLOCKS_SECONDS if self._ahead is not None else ASK_AGAIN_SECONDS
-        if began - self._compared_at >= pause:
-            with suppress(KclError):
-                facts = describe(self._kinesis, next(iter(self._configured)), runtime=self._runtime)
-                now = clock.now() if facts.answered is None else facts.answered
-                if clock.monotonic() - began <= LONGEST_COMPARISON_SECONDS:
-                    self._ahead = now - clock.monotonic()
-            self._compared_at = clock.monotonic()
-        return None if self._ahead is None else clock.monotonic() + self._ahead
 
     def confirm(self, stream: StreamIdentifier) -> None:
         """Raises StreamRecreated when the stream of that name is not the one that was meant, which only leases of a
@@ -188,7 +162,7 @@ def open_surroundings(
         processors=processors,
         retention_of=lookup.retention_of,
         confirm_stream=lookup.confirm,
-        service_time=lookup.service_time,
+        service_time=ServiceClock(kinesis, application.streams[0].name, runtime).now,
         resolved_start=lookup.resolved_start,
         bound=bound,
         load_completeness=CompletenessRow(dynamodb, application, layout, runtime).load,

@@ -2,7 +2,6 @@
 
 import random
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -20,7 +19,6 @@ from kcl_dagster.tables.starts import StartPosition, StartTable
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
-from kcl_dagster.testing.dynamodb.failures import client_error
 from kcl_dagster.testing.engine import MemoryEngine
 from kcl_dagster.testing.kinesis import FakeKinesis
 from kcl_dagster.testing.processors import LocalSeats
@@ -29,9 +27,6 @@ from kcl_dagster.worker.batch import Batch, Budget
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import (
-    ASK_AGAIN_SECONDS,
-    COMPARE_CLOCKS_SECONDS,
-    LONGEST_COMPARISON_SECONDS,
     VERIFY_SECONDS,
     StreamLookup,
     open_surroundings,
@@ -289,48 +284,6 @@ def test_batches_of_a_lease_that_is_made_again_are_numbered_by_the_clock_of_the_
     assert min(later) > former.part.number
 
 
-def test_the_service_s_time_is_not_known_until_the_service_answers() -> None:
-    """This machine's clock may be ahead: a shard would count as stored through a moment that is yet to come."""
-    place = Place()
-    kinesis = SimpleNamespace(describe_stream_summary=refuse)
-    lookup = StreamLookup(kinesis, place.application, place.starts, place.runtime)
-    assert lookup.service_time() is None
-    kinesis.describe_stream_summary = place.kinesis.describe_stream_summary
-    assert lookup.service_time() is None
-    place.clock.advance(ASK_AGAIN_SECONDS)
-    assert lookup.service_time() == pytest.approx(place.clock.now(), abs=1)
-    kinesis.describe_stream_summary = refuse
-    place.clock.advance(COMPARE_CLOCKS_SECONDS)
-    assert lookup.service_time() == pytest.approx(place.clock.now(), abs=1)
-
-
-def test_an_answer_that_was_long_under_way_does_not_tell_the_time() -> None:
-    """Batches of a lease that is made again would have numbers that the sink has seen."""
-    place = Place()
-
-    def slow(**parameters: Any) -> Any:
-        answer = place.kinesis.describe_stream_summary(**parameters)
-        place.clock.advance(LONGEST_COMPARISON_SECONDS + 1)
-        return answer
-
-    kinesis = SimpleNamespace(describe_stream_summary=slow)
-    lookup = StreamLookup(kinesis, place.application, place.starts, place.runtime)
-    assert lookup.service_time() is None
-    kinesis.describe_stream_summary = place.kinesis.describe_stream_summary
-    place.clock.advance(ASK_AGAIN_SECONDS)
-    assert lookup.service_time() == pytest.approx(place.clock.now(), abs=1)
-
-
-def test_after_a_sleep_the_service_is_asked_for_the_time_again() -> None:
-    place = Place()
-    lookup = StreamLookup(place.kinesis, place.application, place.starts, place.runtime)
-    before = lookup.service_time()
-    place.clock.jump(40)  # the clock of the wall went on, and the monotonic one did not
-    after = lookup.service_time()
-    assert before is not None
-    assert after == pytest.approx(place.clock.now(), abs=1)
-
-
 def test_a_new_lease_is_not_read_before_the_time_is_known() -> None:
     world = World()
     time: list[float | None] = [None]
@@ -343,10 +296,6 @@ def test_a_new_lease_is_not_read_before_the_time_is_known() -> None:
     world.clock.advance(2)
     run.until_idle()
     world.check_exactly_once()
-
-
-def refuse(**_: Any) -> Any:
-    raise client_error("AccessDeniedException", "not yours", "DescribeStreamSummary")
 
 
 def test_a_worker_refuses_a_stream_other_than_the_recorded_one() -> None:
