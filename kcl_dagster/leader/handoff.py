@@ -18,9 +18,9 @@ def observed_key(lease: Lease) -> str:
 
 
 def observed_version(lease: Lease) -> str:
-    """A value that identifies the handoff. Renewals by the old owner do not change it. A handoff may end and be
-    asked for again between the same workers while another leader looks the other way; one that a Java leader asked
-    for is told by its workers alone."""
+    """A value that identifies the handoff. Renewals by the old owner do not change it. Two handoffs between the
+    same workers differ in the counter at which they began. A Java leader does not write that counter, so its
+    handoffs are identified by their workers alone."""
     return f"{lease.checkpoint_owner}>{lease.owner}@{lease.handoff}"
 
 

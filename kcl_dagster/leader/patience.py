@@ -7,7 +7,7 @@ What is remembered is a set of runs with the times at which they were given up. 
 old, so leaders that merge theirs, in any order and repeatedly, come to the same patience.
 
 Starts that were given up are shown until a worker that was launched after the last of them reads, or none is to be
-launched any more. The time of the last one that is over is remembered with the runs, and only grows, too.
+launched any more. The leader also remembers the time of the last start that is over, which only grows.
 """
 
 from collections.abc import Iterable, Mapping

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import DataFrame
 
 from kcl_dagster.chains.store import Entries
-from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
+from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
-from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.completeness import completeness_record
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
-from kcl_dagster.spark.sinks.delta_log import LOG_RETRIES, DeltaLog, url_of
+from kcl_dagster.spark.sinks.delta_log import LOG_RETRIES, DeltaLog, check_settings, url_of
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
 from kcl_dagster.spark.sinks.layout import TableFolders
 from kcl_dagster.spark.sinks.record import (
@@ -65,12 +64,7 @@ class DeltaSink:
         storage_options: Mapping[str, str] | None = None,
         runtime: Runtime | None = None,
     ) -> None:
-        try:
-            import deltalake  # noqa: F401
-        except ImportError as error:
-            raise PackageMissing("the delta sink needs deltalake: pip install 'kcl-dagster[delta]'") from error
-        if LEASE_KEY in partition_by:
-            raise ConfigurationError(f"leave {LEASE_KEY} out of partition_by: a table is not partitioned by shard")
+        check_settings(partition_by)
         self._store = open_store(path, s3)
         self._transform, columns = partitioned(transform, partition_by)
         self._layout = TableFolders(columns)

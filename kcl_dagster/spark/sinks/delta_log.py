@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from kcl_dagster.errors import SinkError
+from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
+from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.completeness import (
     RECENT_COMMITS,
     completeness_key,
@@ -25,6 +26,17 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 LOG_RETRIES: Final = 15  # delta-rs's own: other shards' workers append to the same log
+
+
+def check_settings(partition_by: Sequence[str]) -> None:
+    """Raise PackageMissing where deltalake is not installed, and ConfigurationError for a column by which no table
+    is partitioned."""
+    try:
+        import deltalake  # noqa: F401 - it is an extra, and asked for when the consumer is defined
+    except ImportError as error:
+        raise PackageMissing("the delta sink needs deltalake: pip install 'kcl-dagster[delta]'") from error
+    if LEASE_KEY in partition_by:
+        raise ConfigurationError(f"leave {LEASE_KEY} out of partition_by: a table is not partitioned by shard")
 
 
 @dataclass(slots=True)

@@ -12,17 +12,16 @@ from pyspark.sql import DataFrame
 
 from kcl_dagster.chains.entry import StagedFile
 from kcl_dagster.chains.store import Entries, check_store
-from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
+from kcl_dagster.errors import SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.origins import made, origin_of
 from kcl_dagster.spark.partitioning import partitioned
-from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.batch_files import ForTable
 from kcl_dagster.spark.sinks.delta import delta_options
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
-from kcl_dagster.spark.sinks.delta_log import DeltaLog
+from kcl_dagster.spark.sinks.delta_log import DeltaLog, check_settings
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.staged_parquet import TARGET_BYTES
@@ -53,12 +52,7 @@ class StagedDeltaSink:
         target_bytes: int = TARGET_BYTES,
         runtime: Runtime | None = None,
     ) -> None:
-        try:
-            import deltalake  # noqa: F401
-        except ImportError as error:
-            raise PackageMissing("the delta sink needs deltalake: pip install 'kcl-dagster[delta]'") from error
-        if LEASE_KEY in partition_by:
-            raise ConfigurationError(f"leave {LEASE_KEY} out of partition_by: a table is not partitioned by shard")
+        check_settings(partition_by)
         self._store = open_store(path, s3)
         self._transform, columns = partitioned(transform, partition_by)
         self._layout = TableFolders(columns)

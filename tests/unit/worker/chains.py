@@ -11,12 +11,15 @@ from kcl_dagster.chains.entry import PublishingEntry, StagedFile
 from kcl_dagster.chains.publication import file_name, staged_path
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.model.claim import ChainId
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.staging import StagedBatch
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS
 from tests.unit.chains.memory import MemoryFiles
 from tests.unit.chains.memory_table import MemoryTable, TableState
 from tests.unit.worker.kit import Data, Fuse, MemorySink, Payload, Run, World
+
+A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
 
 
 @dataclass
@@ -186,6 +189,17 @@ class TableWorld(ChainWorld):
         """What readers of the table see."""
         rows = [row for path in self.table.paths for row in json.loads(self.shared.content[path])]
         return sorted((shard, sequence, data) for shard, sequence, data, _ in rows)
+
+
+def put(world: ChainWorld, shard: str = A, records: int = 7) -> None:
+    world.stream.put(shard, *(f"record {number}" for number in range(records)))
+
+
+def working(world: ChainWorld, name: str = "w1") -> Run:
+    """A worker that has all leases."""
+    run = world.chain_worker(name)
+    world.assign(run)
+    return run
 
 
 def loses_its_lease_at(world: ChainWorld, run: Run, successor: Run, point: int) -> None:

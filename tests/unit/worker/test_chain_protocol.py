@@ -12,7 +12,6 @@ from kcl_dagster.chains.deletion import MIN_AGE_SECONDS, delete_chains
 from kcl_dagster.errors import KclError, ServiceError, SinkError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ChainId, Claim, ClaimId
-from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stored import BatchCounts, StoredRows
 from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.worker.batch import Batch
@@ -22,25 +21,13 @@ from kcl_dagster.worker.pending import pin_of
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from kcl_dagster.worker.report import Outcome
 from kcl_dagster.worker.staging import StagedBatch
-from tests.unit.worker.chains import ChainWorld, loses_its_lease_at
-from tests.unit.worker.kit import Data, Killed, Run
-
-A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
+from tests.unit.worker.chains import A, B, ChainWorld, loses_its_lease_at, put, working
+from tests.unit.worker.kit import Data, Killed
 
 
 @pytest.fixture
 def world() -> ChainWorld:
     return ChainWorld()
-
-
-def put(world: ChainWorld, shard: str = A, records: int = 7) -> None:
-    world.stream.put(shard, *(f"record {number}" for number in range(records)))
-
-
-def working(world: ChainWorld, name: str = "w1") -> Run:
-    run = world.chain_worker(name)
-    world.assign(run)
-    return run
 
 
 def test_everything_is_stored_once_and_rows_are_written_by_renewals_only(world: ChainWorld) -> None:

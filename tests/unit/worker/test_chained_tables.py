@@ -13,25 +13,13 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, RETRY_SECONDS
-from tests.unit.worker.chains import TableWorld, loses_its_lease_at
+from tests.unit.worker.chains import A, B, TableWorld, loses_its_lease_at, put, working
 from tests.unit.worker.kit import Data, Killed, Run
-
-A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
 
 
 @pytest.fixture
 def world() -> TableWorld:
     return TableWorld()
-
-
-def put(world: TableWorld, shard: str = A, records: int = 7) -> None:
-    world.stream.put(shard, *(f"record {number}" for number in range(records)))
-
-
-def working(world: TableWorld, name: str = "w1") -> Run:
-    run = world.chain_worker(name)
-    world.assign(run)
-    return run
 
 
 def publishes(run: Run) -> None:
