@@ -13,7 +13,7 @@ lock back as soon as it ticks.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
@@ -24,6 +24,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.errors import AccessDenied, KclError
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import TickReport
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.worker import BOUNDED_SLOT
@@ -41,7 +42,7 @@ from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.tables.reading import ScanResult
 from kcl_dagster.worker.batch import KeepingCompleteness
-from kcl_dagster.worker.bound import Bound, Remainder, remainder
+from kcl_dagster.worker.bound import SHARDS_NAMED, Bound, Remainder, remainder
 from kcl_dagster.worker.error_text import brief
 from kcl_dagster.worker.service_clock import ServiceClock
 from kcl_dagster.worker.stop import StopReason, StopSignal
@@ -199,7 +200,9 @@ class BoundedRun:
             bound,
         )
         reason = worker.work(stop)
-        return BoundedOutcome(bound.through, reason, stop.detail, self.diary.records, worked=True)
+        told = reason in (StopReason.CAUGHT_UP, StopReason.STUCK)  # the latter names the errors by itself
+        detail = stop.detail if told else _with_errors(stop.detail, self.diary.errors)
+        return BoundedOutcome(bound.through, reason, detail, self.diary.records, worked=True)
 
     def _leader(self, runtime: Runtime) -> Leader | None:
         """None where this run has no rights to lead: another leader gives it leases then."""
@@ -229,6 +232,13 @@ class BoundedRun:
 
     def _client(self, service: str) -> Any:
         return self.kcl.client(service, self.consumer.application)
+
+
+def _with_errors(detail: str, errors: Mapping[LeaseKey, str]) -> str:
+    """Why it stopped, and what failed until then: a run that is stopped by hand may have been stopped for that."""
+    named = [f"{key}: {error}" for key, error in sorted(errors.items())[:SHARDS_NAMED]]
+    more = len(errors) - len(named)
+    return "; ".join([*filter(None, [detail]), *named, *([f"and {more} more shards failed"] if more else [])])
 
 
 def _judged(outcome: BoundedOutcome) -> BoundedOutcome:

@@ -27,9 +27,10 @@ from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclRecordsMetadata
 from kcl_dagster.orchestration.sinks import place_of
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
 from kcl_dagster.runtime import system
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.delivery import LAST_SECONDS, DeliveryQueue, DeliveryThread, Offer, at_once, counted
 from kcl_dagster.worker.events import EventKind, WorkerEvent
-from kcl_dagster.worker.report import BatchReport
+from kcl_dagster.worker.report import PROGRESS, BatchReport
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,9 @@ class Diary:
     _alarms: dict[EventKind, tuple[float, int]] = field(default_factory=dict)
     """When each kind was told last, and how many it has happened to since."""
 
+    _errors: dict[LeaseKey, str] = field(default_factory=dict)
+    """The last error of each shard that failed and has stored nothing since."""
+
     _episodes: Episodes = field(default_factory=Episodes)
     _offer: Offer = at_once
 
@@ -149,6 +153,7 @@ class Diary:
             for tally in (self._total, self._recent):
                 tally.add(report)
             self._last = report
+            self._note_errors(report)
             now = self.monotonic()
             due = now - self._recent.since >= self._pace
             if not first and not (due and self._recent.records):
@@ -206,6 +211,19 @@ class Diary:
         if unheard:
             return self.alarm(event.kind, f"{what}, after {unheard} others") or evaluation
         return evaluation
+
+    def _note_errors(self, report: BatchReport) -> None:
+        for lease in report.leases:
+            if lease.outcome in PROGRESS:
+                self._errors.pop(lease.lease, None)
+            elif lease.error is not None:
+                self._errors[lease.lease] = lease.error
+
+    @property
+    def errors(self) -> Mapping[LeaseKey, str]:
+        """Of each shard that failed and has stored nothing since: its last error."""
+        with self._lock:
+            return dict(self._errors)
 
     @property
     def records(self) -> int:

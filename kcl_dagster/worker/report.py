@@ -103,7 +103,7 @@ class BatchReport:
     @property
     def is_idle(self) -> bool:
         """Nothing happened that would make it worth asking again at once."""
-        return all(lease.outcome not in _PROGRESS for lease in self.leases)
+        return all(lease.outcome not in PROGRESS for lease in self.leases)
 
     @property
     def millis_behind(self) -> int | None:
@@ -112,4 +112,4 @@ class BatchReport:
 
 
 _STORED = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.FINISHED})
-_PROGRESS = _STORED | {Outcome.NARROWED, Outcome.SET_ASIDE}
+PROGRESS = _STORED | {Outcome.NARROWED, Outcome.SET_ASIDE}

@@ -6,7 +6,7 @@ from kcl_dagster.application import Application, PolicySettings
 from kcl_dagster.leader.completeness import Completeness, HeldBy, Hindrance
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.orchestration.bounded_run import BoundedOutcome, _judged, _Look, _without_caps
+from kcl_dagster.orchestration.bounded_run import BoundedOutcome, _judged, _Look, _with_errors, _without_caps
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.worker.bound import PATIENCE_SECONDS, Bound
@@ -151,3 +151,11 @@ def test_a_lease_that_is_missing_is_told_by_the_last_tick(
     assert _judged(outcome).reason is reason
     stuck = BoundedOutcome(1.0, StopReason.STUCK, "why", tick=TickReport(completeness=completeness))
     assert _judged(stuck) == stuck
+
+
+def test_a_run_that_is_stopped_by_hand_names_what_failed() -> None:
+    errors = {LeaseKey(f"shard-{number}"): "refused" for number in range(7)}
+    told = str(BoundedOutcome(0.0, StopReason.ASKED, _with_errors("interrupted", errors)))
+    assert told.startswith("asked to stop: interrupted; shard-0: refused; shard-1: refused")
+    assert told.endswith("shard-4: refused; and 2 more shards failed")
+    assert str(BoundedOutcome(0.0, StopReason.ASKED, _with_errors("", {}))) == "asked to stop"

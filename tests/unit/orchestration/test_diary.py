@@ -6,8 +6,12 @@ from typing import Any
 import dagster as dg
 
 import kcl_dagster as kcl
+from kcl_dagster.model.checkpoint import TRIM_HORIZON
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.orchestration.diary import diary_of
 from kcl_dagster.worker.events import EventKind, WorkerEvent
+from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 from tests.unit.orchestration.test_declared_windows import THINGS, consumer_of
 
 
@@ -33,3 +37,20 @@ def test_observations_are_of_the_run_and_checks_of_no_run() -> None:
     [evaluation] = runless
     assert isinstance(evaluation, dg.AssetCheckEvaluation)
     assert evaluation.check_name == "no_records_lost"
+
+
+def test_errors_are_kept_until_the_shard_stores_something() -> None:
+    context: Any = SimpleNamespace(instance=None, log_event=lambda _: None, log=Log())
+    diary = diary_of(context, consumer_of(), kcl.KclTranslator(), "worker-000")
+
+    def happens(key: str, outcome: Outcome, error: str | None = None) -> None:
+        stream = StreamIdentifier.single("things")
+        report = LeaseReport(LeaseKey(key), stream, key, outcome, 1, TRIM_HORIZON, error=error)
+        diary.batch(BatchReport((report,)))
+
+    happens("a", Outcome.FAILED, "refused")
+    happens("b", Outcome.NOT_READ, "throttled")
+    happens("a", Outcome.IDLE)
+    assert diary.errors == {"a": "refused", "b": "throttled"}
+    happens("b", Outcome.COMMITTED)
+    assert diary.errors == {"a": "refused"}
