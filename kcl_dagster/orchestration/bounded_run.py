@@ -24,9 +24,9 @@ from kcl_dagster.application import Application
 from kcl_dagster.errors import AccessDenied, KclError
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import TickReport
-from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.tick import Leader
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.worker import BOUNDED_SLOT
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary

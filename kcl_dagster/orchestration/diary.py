@@ -20,6 +20,7 @@ from dagster import (
     TableSchema,
 )
 
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration import checks
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.episodes import Episodes
@@ -27,7 +28,6 @@ from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclRecordsMetadata
 from kcl_dagster.orchestration.sinks import place_of
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
 from kcl_dagster.runtime import system
-from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.delivery import LAST_SECONDS, DeliveryQueue, DeliveryThread, Offer, at_once, counted
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import PROGRESS, BatchReport
