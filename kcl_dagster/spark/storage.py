@@ -362,8 +362,7 @@ class S3Store:
         return self.put_new(path, content)
 
     def move(self, names: Mapping[str, str]) -> list[str]:
-        with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
-            copied = list(pool.map(self._copy_if_there, names, names.values()))
+        copied = self._at_once(self._copy_if_there, names)
         found = [path for path, was_there in zip(names, copied, strict=True) if was_there]
         self.delete(found)
         return [path for path in names if path not in set(found)]
@@ -418,8 +417,11 @@ class S3Store:
         pass
 
     def copy(self, names: Mapping[str, str]) -> None:
+        self._at_once(self._copy, names)
+
+    def _at_once(self, copy: Callable[[str, str], T], names: Mapping[str, str]) -> list[T]:
         with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
-            list(pool.map(self._copy, names, names.values()))
+            return list(pool.map(copy, names, names.values()))
 
     def _copy(self, path: str, to: str) -> None:
         source = {"Bucket": self.bucket, "Key": self._key(path)}

@@ -55,12 +55,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
         return compile(text, self.path, "exec", dont_inherit=True)
 
 
-def hunting_seeds(needs: Needed | None = None) -> Iterator[int]:
-    """From 1 on, those with several faults, and with the one that the bug needs. In the most stretched runs a bug
-    shows as rarely in more hours."""
-    from kcl_dagster.testing.simulation.scenario import STRETCHES, draw
+def hunting_seeds(needs: Needed | None = None, *, in_chains: bool = False) -> Iterator[int]:
+    """From 1 on, or from the first one in chains, those with several faults, and with the one that the bug needs.
+    In the most stretched runs a bug shows as rarely in more hours."""
+    from kcl_dagster.testing.simulation.scenario import CHAINED_SEEDS, STRETCHES, draw
 
-    for seed in itertools.count(1):
+    for seed in itertools.count(CHAINED_SEEDS.start if in_chains else 1):
         scenario = draw(seed)
         pauses = {Needed(fault.target, fault.operation) for fault in scenario.faults}
         is_fit = len(scenario.faults) >= FEWEST_FAULTS and scenario.stretch < max(STRETCHES)
@@ -73,7 +73,8 @@ def hunt(mutant: Mutant, most: int) -> dict[str, object]:
     sys.meta_path.insert(0, _Planter(mutant))
     from kcl_dagster.testing.simulation.campaign import run_seed
 
-    for count, seed in enumerate(itertools.islice(hunting_seeds(mutant.needs), most), 1):
+    seeds = hunting_seeds(mutant.needs, in_chains=mutant.in_chains)
+    for count, seed in enumerate(itertools.islice(seeds, most), 1):
         result = run_seed(seed)
         if result.violations:
             first = result.violations[0]

@@ -33,7 +33,8 @@ class Needed:
 @dataclass(frozen=True)
 class Mutant:
     """A bug. `also`: what else has to go, because one defence stands behind another. `needs`: the fault without
-    which the bug changes nothing."""
+    which the bug changes nothing. `in_chains`: it shows only where batches are decided in chains, so it is hunted
+    with those seeds."""
 
     name: str
     module: str
@@ -41,6 +42,7 @@ class Mutant:
     planted: str
     also: tuple[Change, ...] = ()
     needs: Needed | None = None
+    in_chains: bool = False
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -86,6 +88,14 @@ _WRITING: Final = "kcl_dagster.spark.sinks.writing"
 _SPLIT: Final = "kcl_dagster.spark.sinks.split"
 _LAYOUT: Final = "kcl_dagster.spark.sinks.layout"
 _COORDINATION: Final = "kcl_dagster.tables.coordination"
+_CHAIN: Final = "kcl_dagster.chains.chain"
+_SETTLEMENT: Final = "kcl_dagster.chains.settlement"
+_PUBLICATION: Final = "kcl_dagster.chains.publication"
+_DELETION: Final = "kcl_dagster.chains.deletion"
+_TABLE_COMMITS: Final = "kcl_dagster.chains.table_commits"
+_CLAIMS: Final = "kcl_dagster.worker.claims"
+_FORMER_CHAINS: Final = "kcl_dagster.worker.former_chains"
+_CHAIN_PROTOCOL: Final = "kcl_dagster.worker.chain_protocol"
 
 MUTANTS: Final = (
     # Conditions dropped
@@ -610,5 +620,126 @@ MUTANTS: Final = (
         _ITEMS,
         "return {a.HASH_START: s(str(hash_range.start)), a.HASH_END: s(str(hash_range.end))}",
         "return {a.HASH_START: n(hash_range.start), a.HASH_END: n(hash_range.end)}",
+    ),
+    # Batches in chains
+    Mutant(
+        "a batch is decided for leases that were given away",
+        _CLAIMS,
+        "entry = None if refused else chain.decide(",
+        "entry = chain.decide(",
+        in_chains=True,
+    ),
+    Mutant(
+        "a chain is closed without a look at its entries",
+        _SETTLEMENT,
+        "        last = numbers[-1] if numbers else 0\n",
+        "        last = 0\n",
+        also=(
+            Change(
+                _SETTLEMENT,
+                "        entries.create(chain, last + 1, closing)\n",
+                "        entries.create(chain, last + 1, closing)\n        return\n",
+            ),
+        ),
+        in_chains=True,
+    ),
+    Mutant(
+        "files are published before their batch is decided",
+        _CLAIMS,
+        "entry = None if refused else chain.decide(",
+        "entry = None if refused or self.publisher.publish(chain.id, 0, staged) else chain.decide(",
+        in_chains=True,
+    ),
+    Mutant(
+        "a checkpoint is written before its batch is decided",
+        _CHAIN_PROTOCOL,
+        "            tokens[key] = this.holdings[key].token\n",
+        "            tokens[key] = this.holdings[key].token\n"
+        "            self.holdings.stored(key, tokens[key], Unwritten(progress.through or progress.range.after))\n",
+        in_chains=True,
+    ),
+    Mutant(
+        "checkpoints do not wait until the table contains what they say",
+        _HOLDINGS,
+        "            held.unpublished.append(_Unpublished(number, stored))",
+        "            held.unwritten = _followed_by(held.unwritten, stored)",
+        in_chains=True,
+    ),
+    Mutant(
+        "an entry is committed twice",
+        _TABLE_COMMITS,
+        "        reached, modified = last or 0, 0.0\n",
+        "        reached, modified = max(0, (last or 0) - 1), 0.0\n",
+        in_chains=True,
+    ),
+    Mutant(
+        "a commit leaves an entry out",
+        _TABLE_COMMITS,
+        "    taken = tuple(one for _, one in new[:most])\n",
+        "    taken = tuple(one for _, one in new[len(new) > 1 : most])\n",
+        in_chains=True,
+    ),
+    Mutant(
+        "a settlement leaves the last entry out",
+        _SETTLEMENT,
+        "        for number in entries.numbers(chain)\n",
+        "        for number in entries.numbers(chain)[:-2]\n",
+        in_chains=True,
+    ),
+    Mutant(
+        "of two former owners, one is settled",
+        _FORMER_CHAINS,
+        "        found = self._settled.get(chain)\n",
+        "        found = next(iter(self._settled.values()), None)\n",
+        in_chains=True,
+    ),
+    Mutant(
+        "an entry whose answer was lost counts as not made",
+        _CHAIN,
+        "return found.attempt == entry.attempt  #",
+        "return False  #",
+        in_chains=True,
+    ),
+    Mutant(
+        "an entry whose answer was lost counts as made",
+        _CHAIN,
+        "return found.attempt == entry.attempt  #",
+        "return True  #",
+        in_chains=True,
+    ),
+    Mutant(
+        "the last entry of a chain is deleted",
+        _CHAIN,
+        "if self._waiting[number] or number == self._last or",
+        "if self._waiting[number] or",
+        in_chains=True,
+    ),
+    Mutant(
+        "a claim is ended while an entry is made",
+        _HOLDINGS,
+        "        if held.claimed is None or held.is_deciding or held.unpublished:\n            return",
+        "        if held.claimed is None or held.unpublished:\n            return",
+        in_chains=True,
+    ),
+    Mutant(
+        "what a settled chain has stored is read again",
+        _FORMER_CHAINS,
+        "    if settlement is None or lease.claim is None",
+        "    if settlement is not None or lease.claim is None",
+        in_chains=True,
+    ),
+    Mutant(
+        "what was staged and not decided remains",
+        _PUBLICATION,
+        "        self.files.delete(sorted(left))\n",
+        "        self.files.delete(sorted(left)[:0])\n",
+        in_chains=True,
+    ),
+    Mutant(
+        "chains that were closed remain",
+        _DELETION,
+        "        if is_closed:\n",
+        "        if not is_closed and not deleted:\n",
+        in_chains=True,
     ),
 )

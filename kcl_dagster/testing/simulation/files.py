@@ -1,4 +1,5 @@
-"""The files of a part, as the file sinks lay them out: one for each partition value, named by the package.
+"""The files of a part or a batch, as the file sinks lay them out: one for each partition value, with the package's
+names.
 
 From each record, the consumer's code derives a value that producers really send and that folders and comparisons
 treat badly, and the version of the schema that its producer used.
@@ -11,7 +12,9 @@ from zlib import crc32
 
 import pyarrow as pa
 
+from kcl_dagster.chains.publication import file_name
 from kcl_dagster.errors import RecordRefused
+from kcl_dagster.model.claim import ChainId
 from kcl_dagster.spark.sinks.layout import Folders
 from kcl_dagster.spark.sinks.split import split
 from kcl_dagster.spark.sinks.writing import file_stem
@@ -38,12 +41,34 @@ def files_of(part: Part, rows: Sequence[Row], code: CodeVersion = FIRST_VERSION)
     name = file_stem(part)
     if not rows:
         return [(name, ())]
+    return [(_path(folder, name), found) for folder, found in _divided(rows, code)]
+
+
+def staged_files_of(
+    rows: Sequence[Row], tasks: int, chain: ChainId, batch: int, code: CodeVersion = FIRST_VERSION
+) -> Files:
+    """Final path and rows of each file of a batch that is decided in a chain. Each of several tasks writes one file
+    for each partition value. Raises RecordRefused as `files_of`."""
+    return [
+        (_path(folder, file_name(chain, batch, task, number)), found)
+        for task in range(tasks)
+        if rows[task::tasks]
+        for number, (folder, found) in enumerate(_divided(rows[task::tasks], code))
+    ]
+
+
+def _path(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _divided(rows: Sequence[Row], code: CodeVersion) -> Files:
+    """Folder and rows of each file."""
     hashes = [crc32(row.data) for row in rows]
     kind = hashes[0] // len(TEXTS) % len(KINDS)
     cases = len(TEXTS) * (SCHEMAS if SCHEMA in code.partition_by else 1)
     chosen = tuple(number % cases for number in hashes)
     groups = _grouped(kind, chosen, code.partition_by, code.shift % len(TEXTS), code.has_long_values)
-    return [(f"{folder}/{name}" if folder else name, tuple(rows[at] for at in places)) for folder, places in groups]
+    return [(folder, tuple(rows[at] for at in places)) for folder, places in groups]
 
 
 @lru_cache(maxsize=65536)

@@ -12,11 +12,15 @@ from kcl_dagster.leader.report import TickReport
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.stored import unpacked
 from kcl_dagster.model.worker import BOUNDED_SLOT
+from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.testing.dynamodb.table import Key, Table
 from kcl_dagster.testing.dynamodb.values import Item
-from kcl_dagster.testing.simulation import epilogue, liveness
+from kcl_dagster.testing.simulation import epilogue, leftovers, liveness
+from kcl_dagster.testing.simulation.bucket import Bucket, store_of
+from kcl_dagster.testing.simulation.chained_lake import ChainedLake
+from kcl_dagster.testing.simulation.chained_sink import ChainedSink, ChainedTableSink
 from kcl_dagster.testing.simulation.consumer import FIRST_VERSION, CodeVersion
 from kcl_dagster.testing.simulation.dagster import Orchestrator, Run
 from kcl_dagster.testing.simulation.hands import Hands
@@ -136,8 +140,8 @@ class Simulation:
         self.kernel = kernel = Kernel(self._note)
         kernel.on_strand_end = self._strand_ended
         self.violations = Violations(lambda: kernel.now)
-        self.lake = Lake(self.violations, scenario.application.batch.on_data_loss == "continue")
         clock = _TrueClock(kernel)
+        self.lake = self._make_lake(clock)
         lag = self.random("staleness")
         self.tables = _Tables(
             clock,
@@ -179,6 +183,24 @@ class Simulation:
         self.volume = Volume(self.violations, lambda: kernel.now)
         self.weather = Weather(kernel, self.hands, scenario.seed, scenario.stretch)
 
+    def _make_lake(self, clock: _TrueClock) -> Lake:
+        scenario = self.scenario
+        goes_on = scenario.application.batch.on_data_loss == "continue"
+        if scenario.chained is None:
+            return Lake(self.violations, goes_on)
+        return ChainedLake(
+            self.violations,
+            goes_on,
+            bucket=Bucket(clock.now, scenario.page_items),
+            is_table=scenario.chained.is_table,
+            row_of=self._row_of,
+            truth_of=self.truth_of,
+            application=scenario.application.name,
+        )
+
+    def _row_of(self, key: str) -> LeaseRow | None:
+        return self.ledger.leases.get(key)
+
     def run(self) -> Outcome:
         scenario, kernel = self.scenario, self.kernel
         handlers = (_Mistakes(self.violations), LogLines(self.volume, self._acting))
@@ -186,6 +208,7 @@ class Simulation:
         for handler in handlers:
             logger.addHandler(handler)
         propagates, logger.propagate = logger.propagate, False
+        simulated = 0.0
         try:
             self._open()
             self.weather.forecast(scenario.faults)
@@ -199,13 +222,16 @@ class Simulation:
             self.epilogue_begins = True
             if not self.violations.found:
                 epilogue.play(self)
+            simulated = kernel.now
+            if not self.violations.found:
+                leftovers.check(self)
         except Stuck as stuck:
             self.violations.add("X1", str(stuck))
         finally:
             for handler in handlers:
                 logger.removeHandler(handler)
             logger.propagate = propagates
-        simulated = kernel.now
+        simulated = simulated or kernel.now
         self.counts["call"] = self._calls
         for process in self.processes():
             process.kill()
@@ -341,6 +367,7 @@ class Simulation:
 
     def _start_worker(self, deployment: int, run: Run) -> Process:
         self.fleet_changed = self.kernel.now
+        scenario = self.scenario
         process = self.process(run.worker)
         random = self.random(run.worker)
         worker = WorkerProcess(
@@ -365,6 +392,7 @@ class Simulation:
             self.scenario.spark_seconds,
             self.reading.read,
             self._bound if run.slot == BOUNDED_SLOT else None,
+            make_chains=None if scenario.chained is None else lambda runtime: self._chained_sink(process, runtime),
         )
         self.workers.append(worker)
         if not self._has_daemons:
@@ -373,13 +401,36 @@ class Simulation:
         self.kernel.spawn(process, "main", worker.main)
         return process
 
+    def _chained_sink(self, process: Process, runtime: Runtime) -> ChainedSink:
+        chained, lake, draw = self.scenario.chained, self.lake, self.random(f"{process.name} chains").random
+        assert chained is not None
+        assert isinstance(lake, ChainedLake)
+        line = self.line(process, "s3")
+        store = store_of(line, runtime)
+        sink = ChainedSink(lake, store, process, self.weather.sink, draw, self.code, chained.tasks)
+        if not chained.is_table:
+            return sink
+        return ChainedTableSink(
+            lake,
+            store,
+            process,
+            self.weather.sink,
+            draw,
+            self.code,
+            chained.tasks,
+            commit_seconds=chained.commit_seconds,
+            line=line,
+        )
+
     def process(self, name: str) -> Process:
         random = self.random(f"{name} clocks")
         skew = self.scenario.skew
         return Process(self.kernel, name, skew=random.uniform(-skew, skew), booted=random.uniform(0, 100_000))
 
     def line(self, process: Process, service: Service, sdk: Sdk = "botocore") -> Line:
-        backend = self.tables if service == "dynamodb" else self.streams.kinesis
+        backend: object = self.tables if service == "dynamodb" else self.streams.kinesis
+        if service == "s3" and isinstance(self.lake, ChainedLake):
+            backend = self.lake.backend
         random = self.random(f"{process.name} {service}")
         return Line(process, service, backend, random, self.weather.fate, self._served, sdk)
 
@@ -421,6 +472,8 @@ class Simulation:
                 self.truth_of(row).is_leased = True
             if new is not None and "kdStored" in new and is_lease(new):
                 self._counted(new)
+            if isinstance(self.lake, ChainedLake) and new is not None and is_lease(new):
+                self._check_checkpoint(self.lake, old, new)
             if self.operators.is_operator(self.kernel.acting) and is_lease(some):
                 moved = read_lease(some)
                 self.lake.repeats(self.stream_of(moved.stream)[0], moved.shard)
@@ -449,6 +502,13 @@ class Simulation:
         )
         if rows != behind:
             self.violations.add("S17", f"{truth.name} counts {rows} rows, and {behind} are stored through {at}")
+
+    def _check_checkpoint(self, lake: ChainedLake, old: Item | None, new: Item) -> None:
+        if old is not None and old["checkpoint"] == new["checkpoint"]:
+            return
+        row = self.ledger.leases[new["leaseKey"]["S"]]
+        if not (self.is_former(row.stream) or self.ledger.by_hand):
+            lake.check_checkpoint(row)
 
     def _completed(self, old: Item, new: Item) -> None:
         """Through a moment was written. Within an epoch it never falls, and epochs only grow."""
@@ -598,6 +658,15 @@ class Simulation:
         found += self.java.names
         found += self.operators.processes
         return [process for process in found if process.is_alive]
+
+    def end_fleet(self) -> None:
+        """Kill all processes for good."""
+        for orchestrator in self.orchestrators:
+            orchestrator.held_back_until = float("inf")
+            for run in orchestrator.runs.values():
+                orchestrator.finish(run, "the fleet is ended")
+        for process in self.processes():
+            process.kill()
 
     def living(self) -> list[WorkerProcess]:
         return [worker for worker in self.workers if worker.process.is_alive]

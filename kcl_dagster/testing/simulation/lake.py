@@ -4,7 +4,7 @@ out of order."""
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import ClassVar, Final
 
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
@@ -85,7 +85,11 @@ class ShardTruth:
             return len(self.numbers)
         if checkpoint.is_initial_position:
             return self.wanted_from
-        return bisect_right(self.numbers, int(checkpoint.sequence))
+        return self.index_of(int(checkpoint.sequence))
+
+    def index_of(self, number: int) -> int:
+        """The number of records through the one with this sequence number."""
+        return bisect_right(self.numbers, number)
 
     @property
     def read_to(self) -> int:
@@ -110,6 +114,9 @@ def _nothing(_stream: str, _shard: str, _numbers: Sequence[int]) -> int:
 @dataclass(slots=True)
 class Lake:
     """An exactly-once sink that checks each part against what was put (S1, S2, S6, S12)."""
+
+    HAS_NUMBERS: ClassVar = True
+    """Whether each part has a number of its own."""
 
     violations: Violations
     goes_on: bool = False
@@ -187,7 +194,7 @@ class Lake:
         """One part, once. `pause` is called between the two steps by which another version of the code replaces
         what an earlier attempt has stored; the process may end there."""
         files = files_of(part, rows, code)
-        self._admit(code)
+        self.admit(code)
         key = identity(part)
         known = self.stored.get(key)
         truth = self.truth(part.stream.name, part.shard_id, part.stream.creation_epoch)
@@ -202,6 +209,11 @@ class Lake:
         self._check_names(part, truth, worker)
         self._withdraw_replaced(part, truth)
         self.stored[key] = rows
+        self.add(part, rows, truth)
+        self._write_files(part, rows, files, truth, pause)
+
+    def add(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth) -> None:
+        """Readers see the rows of a part that they have not seen before."""
         self.records += len(rows)
         if truth.start_limit is not None:
             self._begin(part, rows, truth)
@@ -210,7 +222,6 @@ class Lake:
         self._check_content(part, rows, truth, start)
         self._check_place(part, truth, start)
         truth.last_part, truth.is_put_back = part, False
-        self._write_files(part, rows, files, truth, pause)
 
     def _withdraw_replaced(self, part: Part, truth: ShardTruth) -> None:
         """Remove the parts that this one takes the place of, as the Parquet sink does. One of them may be stored:
@@ -223,7 +234,8 @@ class Lake:
             self.files.pop(file_stem(replace(part, number=key[-1])), None)
             truth.stored_to = min(truth.stored_to, truth.index_after(part.after))
 
-    def _admit(self, code: CodeVersion) -> None:
+    def admit(self, code: CodeVersion) -> None:
+        """Raises SinkError for code whose columns do not fit those of the table."""
         for name, kind in code.columns:
             if self.columns.setdefault(name, kind) != kind:
                 raise SinkError(f"column {name} of the table is {self.columns[name]}, and of the batch {kind}")
@@ -442,7 +454,7 @@ class Lake:
                 "S12", f"{_named(part)} repeats {truth.stored_to - start} records: {truth.last_part}"
             )
         last = truth.last_part
-        if last is not None and part.number <= last.number and not may_repeat:
+        if self.HAS_NUMBERS and last is not None and part.number <= last.number and not may_repeat:
             self.violations.add("S12", f"{_named(part)} has a number that does not grow: {last.number}")
         truth.stored_to = max(truth.stored_to, end)
 

@@ -50,6 +50,8 @@ class LeaseRow(NamedTuple):
     stream: str | None
     shard: str
     state: bytes | None
+    chain: str | None
+    claim: str | None
 
     @property
     def begun_at(self) -> str | None:
@@ -84,6 +86,8 @@ def read_lease(item: Mapping[str, Any]) -> LeaseRow:
         stream=item.get("streamName", {}).get("S"),
         shard=item.get("shardId", item["leaseKey"])["S"],
         state=item.get("pendingCheckpointState", {}).get("B"),
+        chain=item.get("kdChain", {}).get("S"),
+        claim=item.get("kdClaim", {}).get("S"),
     )
 
 

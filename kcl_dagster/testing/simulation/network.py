@@ -18,7 +18,7 @@ from kcl_dagster import aws
 from kcl_dagster.integrity import lacks
 from kcl_dagster.testing.simulation.kernel import Process
 
-Service = Literal["dynamodb", "kinesis"]
+Service = Literal["dynamodb", "kinesis", "s3"]
 Sdk = Literal["botocore", "java"]
 
 # What `kcl_dagster.aws` configures.
@@ -34,6 +34,7 @@ TAIL_SHARE: Final = 0.02
 THROTTLING: Final[dict[Service, str]] = {
     "dynamodb": "ProvisionedThroughputExceededException",
     "kinesis": "ProvisionedThroughputExceededException",
+    "s3": "SlowDown",
 }
 
 

@@ -16,6 +16,7 @@ from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.pacing import READS_PER_SECOND, ShardLimits
 from kcl_dagster.testing.engine import MemoryEngine, MemoryFetch, Row
+from kcl_dagster.testing.simulation.chained_sink import ChainedSink
 from kcl_dagster.testing.simulation.dagster import Orchestrator, Run, StorageAway
 from kcl_dagster.testing.simulation.kernel import CooperativeLock, Process, ProcessClock
 from kcl_dagster.testing.simulation.lake import LakeSink
@@ -136,6 +137,8 @@ class WorkerProcess:
     """Of a bounded run: what it is to read from now on."""
 
     bound: Bound | None = None
+    make_chains: Callable[[Runtime], ChainedSink] | None = None
+    """Where the worker decides its batches in chains: its sink."""
 
     opened_at: float = 0.0
     """When its Spark is there."""
@@ -164,6 +167,7 @@ class WorkerProcess:
                 kinesis=self.kinesis,
                 engine=self._engine(runtime),
                 sink=self.sink,
+                chains=None if self.make_chains is None else self.make_chains(runtime),
                 runtime=runtime,
                 watches=(Latest(self._run_is_over, self._ask_apart).ask,) if self.watchdog else (),
                 on_event=self._event,
@@ -231,10 +235,13 @@ class WorkerProcess:
         worker.start()
         try:
             with Strands(self.process, self.nap, worker):
-                while not worker.stop.is_requested():
-                    report = worker.step_batch()
-                    if report.is_idle and not worker.stop.is_requested():
-                        self.process.kernel.sleep(worker.settings.idle)
+                try:
+                    while not worker.stop.is_requested():
+                        report = worker.step_batch()
+                        if report.is_idle and not worker.stop.is_requested():
+                            self.process.kernel.sleep(worker.settings.idle)
+                finally:
+                    worker.protocol.close()
         finally:
             worker.shut_down()
         return worker.stop.reason or StopReason.ASKED

@@ -1,4 +1,4 @@
-"""What must hold, by the names of the design: S1 to S17 and L1 to L9."""
+"""What must hold, by the names of the design: S1 to S20 and L1 to L10."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +22,9 @@ MEANING: Final = {
     "S15": "the files of a batch hold each of its rows once, whichever code stored them",
     "S16": "what arrived before the moment through which the application is complete is stored",
     "S17": "the rows that a lease counts are those that are stored",
+    "S18": "an entry names only leases whose rows name its chain",
+    "S19": "only what was decided becomes visible, and once",
+    "S20": "no checkpoint runs ahead of what readers see",
     "L1": "every unfinished lease is owned",
     "L2": "every handoff ends",
     "L3": "the lag goes to zero",
@@ -31,6 +34,7 @@ MEANING: Final = {
     "L7": "every shard is read, and again soon after a launch or a handoff",
     "L8": "no thread that keeps leases waits for Dagster",
     "L9": "events and log lines per hour are bounded",
+    "L10": "entries, chains and staged files are removed when nothing needs them",
     "X1": "no step fails with an unexpected error",
 }
 

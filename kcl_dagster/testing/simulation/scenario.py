@@ -20,6 +20,7 @@ from kcl_dagster.application import (
     Timings,
 )
 from kcl_dagster.tables.attributes import CHECKPOINT_OWNER, PENDING
+from kcl_dagster.testing.simulation.chained import Chained, with_chains
 from kcl_dagster.testing.simulation.faults import Fault, FaultKind
 from kcl_dagster.testing.simulation.incidents import (
     with_delays,
@@ -55,6 +56,10 @@ RESTING_SHARE: Final = 0.15
 # Earlier seeds remain what they were when they found something.
 BOUNDED_SHARE: Final = 0.1
 FIRST_BOUNDED_SEED: Final = 30_000
+# Of these seeds, all workers decide their batches in chains, and of later ones some. Earlier seeds remain as above.
+CHAINED_SEEDS: Final = range(40_000, 50_000)
+FIRST_MIXED_SEED: Final = 100_000
+CHAINED_SHARE: Final = 0.5
 FURTHER: Final = 1000
 MOST_CALLS_BEFORE_A_PAUSE: Final = 8  # a tick makes about as many
 
@@ -131,6 +136,9 @@ class Scenario:
     schedule: Schedule | None = None
     """Where set, bounded runs read the streams, and no fleet does."""
 
+    chained: Chained | None = None
+    """Where set, batches are decided in chains, and not in the leases."""
+
     def without(self, *kinds: FaultKind) -> "Scenario":
         """The same run without faults of these kinds."""
         return replace(self, faults=tuple(fault for fault in self.faults if fault.kind not in kinds))
@@ -199,7 +207,14 @@ def draw(seed: int, *, incidents: bool = True) -> Scenario:
     scenario = _resting(Random(f"resting {seed}"), scenario)
     scenario = with_delays(Random(f"delays {seed}"), scenario)
     scenario = with_partial_answers(Random(f"partial answers {seed}"), scenario)
-    return _bounded(Random(f"bounded {seed}"), scenario)
+    scenario = _bounded(Random(f"bounded {seed}"), scenario)
+    return _chained(Random(f"chained {seed}"), scenario)
+
+
+def _chained(random: Random, scenario: Scenario) -> Scenario:
+    """The sink of some applications is a folder or a table in chains."""
+    is_mixed = scenario.seed >= FIRST_MIXED_SEED and random.random() < CHAINED_SHARE
+    return with_chains(random, scenario) if is_mixed or scenario.seed in CHAINED_SEEDS else scenario
 
 
 def _bounded(random: Random, scenario: Scenario) -> Scenario:

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 from kcl_dagster.tables.attributes import COUNTER, PENDING, SWITCHES
 from kcl_dagster.tables.coordination import LEADER_KEY
+from kcl_dagster.testing.simulation.chained import COMMITS, DELETES, MAKES_ENTRY, PLANS_COMMIT, PUBLISHES
 from kcl_dagster.testing.simulation.faults import Fault, FaultKind
 from kcl_dagster.testing.simulation.incidents import CREATES_LEASE, RELEASES_LOCK, SLOW_WRITES
 from kcl_dagster.testing.simulation.kernel import Kernel, Process
@@ -39,6 +40,18 @@ DRIPPING_SECONDS: Final = (200.0, 1000.0)
 UNREACHABLE: Final = 1  # of a cut: no request gets through, instead of no answer
 # A restarted daemon is back after this long, before stretching.
 RESTART_SECONDS: Final = (5.0, 120.0)
+
+
+def _about_put(request: dict[str, Any]) -> str:
+    return MAKES_ENTRY if request["Key"].startswith("_chains/") else PLANS_COMMIT
+
+
+_ABOUT_FILES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
+    "put_object": _about_put,
+    "copy_object": lambda _: PUBLISHES,
+    "write_log": lambda _: COMMITS,
+    "delete_objects": lambda _: DELETES,
+}
 
 
 class Fleet(Protocol):
@@ -100,7 +113,7 @@ class Weather:
     without it, there is no leader."""
 
     _storms: list[_Storm] = field(default_factory=list)
-    _deadly: dict[str, list[int]] = field(default_factory=dict)
+    _deadly: dict[str, tuple[int, Fault]] = field(default_factory=dict)
     """Calls left until a process dies."""
 
     _sleepy: dict[str, tuple[int, Fault]] = field(default_factory=dict)
@@ -128,7 +141,7 @@ class Weather:
         if self._sleepy:
             self._count_to_sleep(process, 0, _about(operation, request))
         if self._deadly:
-            self._count_down(process, 0)
+            self._count_down(process, 0, operation, request)
         for storm in self._storms:
             fault = storm.fault
             if storm.process not in (None, process) or fault.service != service:
@@ -169,17 +182,20 @@ class Weather:
         if self._sleepy:
             self._count_to_sleep(process, 1, _about(operation, request))
         if self._deadly:
-            self._count_down(process, 1)
+            self._count_down(process, 1, operation, request)
 
-    def _count_down(self, process: Process, moment: int) -> None:
+    def _count_down(self, process: Process, moment: int, operation: str, request: dict[str, Any]) -> None:
         """`moment`: 0 before a call takes effect, 1 after."""
-        left = self._deadly.get(process.name)
-        if left is None or left[1] != moment:
+        calls, fault = self._deadly.get(process.name, (0, None))
+        if fault is None or fault.number % 2 != moment:
             return
-        left[0] -= 1
-        if left[0] < 0:
-            del self._deadly[process.name]
-            self._end(process)
+        if fault.operation and fault.operation not in _about(operation, request):
+            return
+        if calls > 0:
+            self._deadly[process.name] = (calls - 1, fault)
+            return
+        del self._deadly[process.name]
+        self._end(process)
 
     def _count_to_sleep(self, process: Process, moment: int, about: str) -> None:
         """A fault that names an attribute or a kind of write counts the writes that are about it, any other all
@@ -209,7 +225,7 @@ class Weather:
             case FaultKind.KILL if process is not None:
                 self._end(process)
             case FaultKind.KILL_AT_CALL if process is not None:
-                self._deadly[process.name] = [int(fault.seconds), fault.number % 2]
+                self._deadly[process.name] = (int(fault.seconds), fault)
             case FaultKind.PAUSE if process is not None:
                 process.pause(fault.seconds)
             case FaultKind.PAUSE_AT_CALL | FaultKind.PAUSE_AFTER_CALL if process is not None:
@@ -364,6 +380,8 @@ def _about(operation: str, request: dict[str, Any]) -> str:
         return update
     if operation == "delete_item":
         return RELEASES_LOCK if {"S": LEADER_KEY} in request["Key"].values() else ""
+    if operation in _ABOUT_FILES:
+        return _ABOUT_FILES[operation](request)
     puts = (
         [request]
         if "Item" in request
