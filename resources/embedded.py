@@ -47,12 +47,17 @@ def start(watch_pid: int) -> Endpoint:
         endpoint = ensure_sidecar(directory(), watch_pid)
     except SidecarError as error:
         raise EmulatorError(str(error)) from None
-    kinesis = client("kinesis", endpoint.url)
+    make_stream(endpoint.url)
+    return endpoint
+
+
+def make_stream(endpoint_url: str) -> None:
+    """Make the clickstream's stream, unless the embedded AWS has it."""
+    kinesis = client("kinesis", endpoint_url)
     with suppress(aws.ResourceBusy):  # made by whoever started the emulator
         aws.call(kinesis, "create_stream", StreamName=STREAM, ShardCount=SHARDS)
         made_at = datetime.fromtimestamp(describe(kinesis, STREAM).created, UTC)
         _began().write_text(made_at.isoformat())
-    return endpoint
 
 
 def began() -> datetime | None:

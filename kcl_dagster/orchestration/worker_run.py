@@ -145,7 +145,10 @@ class WorkerRun:
         )
 
     def _open(self, sink: object, interruption: Interruption) -> SparkEngine | SparkSeats:
+        clock = system().clock
+        began = clock.monotonic()
         choice, session = self.consumer.sink, self.open_session()
+        took = clock.monotonic() - began
         interruption.session = session
         connection = Connection(**self._connection("kinesis"))
         if local_slots(session) is None:
@@ -153,9 +156,13 @@ class WorkerRun:
             check_stream(session, connection, self.consumer.application.streams[0].name)
         check_sharing(session, sink, system().new_id())
         settings = replace(EngineSettings.of(self.consumer.application), tasks=choice.processes)
+        opened: SparkEngine | SparkSeats
         if choice.processors is not None:
-            return SparkSeats(session, connection, choice.processors, settings)
-        return SparkEngine(session, connection, settings, sink=sink)
+            opened = SparkSeats(session, connection, choice.processors, settings)
+        else:
+            opened = SparkEngine(session, connection, settings, sink=sink)
+        self.diary.info("ready to read: Spark took %.1f s to start", took)
+        return opened
 
     def _dead_letters(self) -> DeadLetters | None:
         path = self.consumer.application.batch.failure.dead_letter_path
