@@ -197,7 +197,8 @@ def _is_at_rest(sight: FleetSight) -> bool:
     """Whether the last tick wanted no worker. A leader that does not know the last target takes the fleet to be at
     rest if none of its workers is alive, apart from those that drain. Bounded runs are not part of the fleet."""
     if sight.target is None:
-        return not any(seen.alive and not seen.drains and not seen.row.is_bounded for seen in sight.workers)
+        workers = (seen for seen in sight.workers if seen.alive or seen.unsure)
+        return all(seen.drains or seen.row.is_bounded for seen in workers)
     return sight.target == 0
 
 
@@ -358,10 +359,16 @@ class _Slots:
 
 
 def _by_slot(workers: Sequence[WorkerSight], own: Mapping[str, WorkerSight]) -> dict[str, WorkerSight]:
-    """The living workers of slots whose run has no living worker of its own; where a slot has several, one that
-    stays before one that leaves. Bounded runs have no slot of the fleet."""
+    """The workers of slots whose run has no living worker of its own, those included of which it is not known yet
+    whether they live. Where a slot has several, one that stays before one that leaves, and a living one before
+    those. Bounded runs have no slot of the fleet."""
     found: dict[str, WorkerSight] = {}
-    for seen in sorted(workers, key=lambda seen: (not seen.drains, seen.id)):
-        if seen.alive and seen.row.slot is not None and not seen.row.is_bounded and seen.row.slot not in own:
+    for seen in sorted(workers, key=lambda seen: (seen.alive, not seen.drains, seen.id)):
+        if (
+            (seen.alive or seen.unsure)
+            and seen.row.slot is not None
+            and not seen.row.is_bounded
+            and seen.row.slot not in own
+        ):
             found[seen.row.slot] = seen
     return found

@@ -21,6 +21,8 @@ MISSED_BEATS: Final = 4  # if the row of a worker of ours missed this many, the 
 # seconds: how long Spark takes to start does not depend on the interval of heartbeats.
 START_BEATS: Final = 6
 SLOW_START_SECONDS: Final = 30.0
+# Clocks that are wrong by more than this are not reckoned with.
+WRONG_CLOCK_SECONDS: Final = 3600.0
 FRESH_BEATS: Final = 2  # heartbeats; if a row is this young, the process that wrote it is alive
 _EMA_WEIGHT: Final = 0.5  # of the newest sample, as in the KCL
 _NO_SAMPLE: Final = -1.0
@@ -46,6 +48,10 @@ class WorkerSight:
     """This leader observed a change of the row, or the row was written a moment ago. A new leader cannot
     distinguish a worker that has just ended from one that is alive, so it begins no handoff to a worker that is not
     proven."""
+
+    unsure: bool = False
+    """By the time in its row it is gone, but this leader has not watched the row for long enough to know: the clock
+    of the worker may be wrong. Its slot is not launched until then."""
 
     starts_slowly: bool = False
     """Cannot read yet, and has not been able to for some time."""
@@ -97,6 +103,7 @@ class LivenessRule:
             why=why,
             beats=self.moved(row) and self.stood(row) <= self._patience(row),
             proven=self._is_proven(row),
+            unsure=not over and not alive and self._may_have_wrong_clock(row),
             starts_slowly=row.state is WorkerState.STARTING and self._has_beaten_for_long(row),
         )
 
@@ -109,6 +116,11 @@ class LivenessRule:
         if self.stood(row) > self._patience(row):
             return False
         return self.moved(row) or is_recent(row, self.heartbeat, self.now)
+
+    def _may_have_wrong_clock(self, row: WorkerRow) -> bool:
+        if row.slot is None or row.last_update is None or self.stood(row) > self._patience(row):
+            return False
+        return self.now - row.last_update <= WRONG_CLOCK_SECONDS
 
     def _is_proven(self, row: WorkerRow) -> bool:
         if row.slot is None or row.last_update is None or self.moved(row):

@@ -388,6 +388,7 @@ class Simulation:
             random,
             NAP_SECONDS * self.scenario.stretch,
             self.scenario.watchdog,
+            self.scenario.counts,
             lambda event: self._event(run.worker, event),
             self.scenario.spark_seconds,
             self.reading.read,
@@ -470,7 +471,7 @@ class Simulation:
             if new is not None and old is None and is_lease(new):
                 row = self._rows[new["leaseKey"]["S"]] = read_lease(new)
                 self.truth_of(row).is_leased = True
-            if new is not None and "kdStored" in new and is_lease(new):
+            if new is not None and "kdStored" in new and is_lease(new) and not _counts_as_before(old, new):
                 self._counted(new)
             if isinstance(self.lake, ChainedLake) and new is not None and is_lease(new):
                 self._check_checkpoint(self.lake, old, new)
@@ -698,6 +699,13 @@ def _generous() -> Limits:
     return Limits(
         reads=None, read_bytes=None, written_bytes=None, written_records=None, iterators=None, takeover_seconds=None
     )
+
+
+def _counts_as_before(old: Item | None, new: Item) -> bool:
+    """Values are never changed in place: those that are the same objects were looked at before."""
+    if old is None:
+        return False
+    return all(old.get(name) is new.get(name) for name in ("kdStored", "checkpoint", "checkpointSubSequenceNumber"))
 
 
 def _number(item: Item, attribute: str) -> int | None:

@@ -291,7 +291,8 @@ def _first_leases(random: Random, scenario: "Scenario", number: int) -> tuple["S
         operation=CREATES_LEASE,
     )
     other = replace(fault, id=number + 1, number=fault.number + 1, seconds=_lease(scenario) * 0.5)
-    return replace(scenario, history=history, shards=(1,) * len(scenario.shards)), [fault, other]
+    shards = (1,) * len(scenario.shards)
+    return replace(scenario, history=history, shards=shards, counts=False), [fault, other]
 
 
 def _code(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:
@@ -385,7 +386,7 @@ def _late_children(random: Random, scenario: "Scenario", number: int) -> tuple["
     # The others are not to pause when they have taken the shard.
     awake = [replace(one, id=one.id + MOST_WORKERS, at=at + 0.9 * lease, seconds=0.0) for one in asleep]
     split = Fault(id=number + 2 * MOST_WORKERS, kind=FaultKind.DOUBLE_SPLIT, at=at, target="")
-    return scenario, [*asleep, split, *awake]
+    return replace(scenario, counts=False), [*asleep, split, *awake]
 
 
 def _table_lost(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:

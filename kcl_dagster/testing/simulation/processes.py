@@ -130,6 +130,9 @@ class WorkerProcess:
     random: Random
     nap: float
     watchdog: bool
+    counts: bool
+    """Whether it counts what it stores by windows."""
+
     on_event: Callable[[WorkerEvent], None]
     spark_seconds: float
     on_read: Callable[[str], None]
@@ -174,7 +177,7 @@ class WorkerProcess:
                 is_ready=lambda: self.process.kernel.now >= self.opened_at,
                 bound=self.bound,
             )
-            surroundings = replace(opened, windows=FixedWindows(WINDOW_SECONDS))
+            surroundings = replace(opened, windows=FixedWindows(WINDOW_SECONDS) if self.counts else None)
             identity = Identity(self.run.worker, self.run.slot, self.run.id)
             self.worker = Worker(
                 surroundings,

@@ -52,6 +52,8 @@ SHORTENED_SHARE: Final = 0.3
 JAVA_SHARE: Final = 0.35
 # Of the seeds without Java workers: fleets with `min_workers` 0.
 RESTING_SHARE: Final = 0.15
+# Of all seeds: those whose workers count nothing.
+UNCOUNTED_SHARE: Final = 0.25
 # Of the seeds without Java workers: those that a schedule of bounded runs reads, without a fleet.
 # Earlier seeds remain what they were when they found something.
 BOUNDED_SHARE: Final = 0.1
@@ -131,6 +133,10 @@ class Scenario:
     spark_seconds: float = 0.0
     """From a worker's first heartbeat to its first batch."""
 
+    counts: bool = True
+    """Whether workers count what they store by windows. The lease of a closed shard that was counted is kept until
+    its windows are declared, which is longer than most runs last."""
+
     faults: tuple[Fault, ...] = field(default=())
     java: tuple[JavaStint, ...] = field(default=())
     schedule: Schedule | None = None
@@ -207,6 +213,8 @@ def draw(seed: int, *, incidents: bool = True) -> Scenario:
     scenario = _resting(Random(f"resting {seed}"), scenario)
     scenario = with_delays(Random(f"delays {seed}"), scenario)
     scenario = with_partial_answers(Random(f"partial answers {seed}"), scenario)
+    if Random(f"counts {seed}").random() < UNCOUNTED_SHARE:
+        scenario = replace(scenario, counts=False)
     scenario = _bounded(Random(f"bounded {seed}"), scenario)
     return _chained(Random(f"chained {seed}"), scenario)
 

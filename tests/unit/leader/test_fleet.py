@@ -481,6 +481,15 @@ def foreign(index: int, **more: Any) -> WorkerSight:
     return worker(index, run_id=f"foreign-{index}", **more)
 
 
+def test_a_slot_is_not_launched_beside_a_worker_whose_clock_may_be_wrong() -> None:
+    """A leader that has lost its memory knows only the time in the row, which a wrong clock wrote."""
+    unsure = replace(foreign(0), alive=False, accepts=False, unsure=True)
+    plan = decide_fleet(SETTINGS, FleetSight({}, [unsure], open_leases=1, target=1, now=NOW))
+    assert not plan.launch
+    known = replace(unsure, unsure=False)
+    assert decide_fleet(SETTINGS, FleetSight({}, [known], open_leases=1, target=1, now=NOW)).launch
+
+
 @pytest.mark.audit("B7")
 def test_a_living_worker_serves_its_slot_whoever_launched_it() -> None:
     plan = decide_fleet(SETTINGS, FleetSight({}, [foreign(0), foreign(1)], open_leases=8, target=2, now=NOW))

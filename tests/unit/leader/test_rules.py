@@ -155,6 +155,15 @@ def test_a_new_leader_does_not_hand_over_to_a_worker_it_has_not_seen_alive() -> 
     assert not judged(row(state=WorkerState.STARTING)).ready
 
 
+def test_the_slot_of_a_worker_with_a_wrong_clock_waits_until_its_row_was_watched() -> None:
+    late = row(last_update=int(NOW) - 600)
+    assert (judged(late).alive, judged(late).unsure) == (False, True)
+    assert judged(late, moved=True).alive
+    assert not judged(late, stood=20.5).unsure, "watched for four heartbeats"
+    assert not judged(late, ended=("aaaaaaaa-1",)).unsure, "its run is known to be over"
+    assert not judged(row(last_update=int(NOW) - 3601)).unsure
+
+
 def test_clocks_may_disagree_a_little() -> None:
     oldest = int(NOW - KCL_ROW_SECONDS - CLOCK_TOLERANCE)
     assert judged(row(slot=None, last_update=oldest)).alive
