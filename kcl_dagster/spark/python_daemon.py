@@ -4,17 +4,21 @@ Spark's Python worker announces an error and then encodes its text. If the text 
 half of a surrogate pair from a record's JSON, nothing follows, and Spark waits for the text without end.
 
 The daemon makes its workers by fork, and must not have threads before: so this module imports nothing but pyspark.
+
+Spark has its Python import pyspark from an archive, `pyspark.zip`, which Python compiles anew in every daemon. An
+installed pyspark that the archive is a part of is imported instead.
 """
 
 import struct
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import IO, Any
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import IO, Any, Final
 
-import pyspark.daemon
-import pyspark.util
-from pyspark.serializers import SpecialLengths
+ARCHIVE: Final = "pyspark.zip"  # beside the one of py4j, in pyspark/python/lib
 
 Send = Callable[..., None]
 """What Spark's worker calls with an error and the connection to the JVM, as `handle_worker_exception`."""
@@ -22,6 +26,8 @@ Send = Callable[..., None]
 
 def sends_every_error(spark: Send) -> Send:
     """`spark`, but for an error whose text it could not send. Such an error is sent with escapes in its text."""
+
+    from pyspark.serializers import SpecialLengths
 
     def send(error: BaseException, connection: IO[bytes], *more: Any, **named: Any) -> None:
         try:
@@ -52,8 +58,25 @@ def _encoded(error: BaseException) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
+def without_archives(path: Sequence[str]) -> list[str]:
+    """The import path `path` without the archives of a pyspark that it finds installed, too, and without those of
+    its py4j. Unchanged if either of them is found in an archive only."""
+    archives = [Path(entry) for entry in path if Path(entry).name == ARCHIVE]
+    rest = [entry for entry in path if Path(entry).parent not in {archive.parent for archive in archives}]
+    spark, py4j = (PathFinder.find_spec(name, rest) for name in ("pyspark", "py4j"))
+    if spark is None or spark.origin is None or py4j is None:
+        return list(path)
+    folder = Path(spark.origin).resolve().parent
+    is_part = all(archive.resolve().is_relative_to(folder) for archive in archives)
+    return rest if is_part else list(path)
+
+
 def main() -> None:
     """Run the daemon until Spark ends it."""
+    sys.path[:] = without_archives(sys.path)
+    import pyspark.daemon
+    import pyspark.util
+
     # A version of Spark that has no such function works as it does with its own daemon.
     if hasattr(pyspark.util, "handle_worker_exception"):
         pyspark.util.handle_worker_exception = sends_every_error(pyspark.util.handle_worker_exception)

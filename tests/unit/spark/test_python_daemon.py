@@ -1,13 +1,17 @@
 """What Spark's Python workers send to the JVM for an error."""
 
 import io
+import os
 import struct
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pyspark.util
 import pytest
 
-from kcl_dagster.spark.python_daemon import sends_every_error
+from kcl_dagster.spark.python_daemon import sends_every_error, without_archives
 
 EXCEPTION_THROWN = -2  # of Spark's protocol
 HALF = "\ud83d"  # half of a surrogate pair, which has no encoding
@@ -74,3 +78,49 @@ class Closed(io.RawIOBase):
 
     def write(self, _data: Any) -> int:
         raise BrokenPipeError
+
+
+LIB = Path(pyspark.util.__file__).parent / "python/lib"
+ARCHIVES = [str(path) for path in sorted(LIB.glob("*.zip"))]
+INSTALLED = str(Path(pyspark.util.__file__).parents[1])
+
+
+def test_an_installed_pyspark_is_imported_and_not_its_archive() -> None:
+    assert [Path(archive).name.split("-")[0] for archive in ARCHIVES] == ["py4j", "pyspark.zip"]
+    assert without_archives(["/app", *ARCHIVES, INSTALLED]) == ["/app", INSTALLED]
+
+
+def test_archives_of_another_pyspark_than_the_installed_one_are_kept(tmp_path: Path) -> None:
+    other = [str(tmp_path / name) for name in ("pyspark.zip", "py4j-0.10-src.zip")]
+    assert without_archives([*other, INSTALLED]) == [*other, INSTALLED]
+
+
+def test_archives_are_kept_where_nothing_is_installed(tmp_path: Path) -> None:
+    assert without_archives([*ARCHIVES, str(tmp_path)]) == [*ARCHIVES, str(tmp_path)]
+
+
+def test_where_py4j_is_in_the_archive_only_it_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "pyspark").symlink_to(Path(INSTALLED, "pyspark"))
+    assert without_archives([*ARCHIVES, str(tmp_path)]) == [*ARCHIVES, str(tmp_path)]
+
+
+def test_the_daemon_does_not_compile_the_archive() -> None:
+    """As Spark starts it: the archives come first."""
+    code = (
+        "import sys\n"
+        "from kcl_dagster.spark import python_daemon\n"
+        "assert 'pyspark' not in sys.modules\n"
+        "sys.path[:] = python_daemon.without_archives(sys.path)\n"
+        "import pyspark, py4j\n"
+        "print(pyspark.__file__, py4j.__file__)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(ARCHIVES)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ".zip" not in done.stdout
