@@ -13,10 +13,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+import kcl_dagster
 from kcl_dagster.application import Application
 
 _LENGTH: Final = 16  # hexadecimal digits: a tag that fits on one line of a run's page
 MOST_FILES: Final = 500  # of a project; the rest is left out rather than read at every load
+PACKAGE: Final = Path(kcl_dagster.__file__).resolve().parent
+_BLOCKS: Final = ("body", "orelse", "handlers", "finalbody", "cases")  # of statements: where others are
 
 
 def code_version(transform: Any, application: Application, more: Mapping[str, Any] | None = None) -> str:
@@ -39,18 +42,28 @@ def code_version(transform: Any, application: Application, more: Mapping[str, An
 
 
 def project_files(source: Path, module: str) -> dict[str, bytes]:
-    """The module and the modules of its project that it imports, directly or not, by their paths in the project."""
+    """The module and the modules of its project that it imports, directly or not, by their paths in the project.
+
+    If this package is in the project, as in a checkout of it, all of its modules count: to parse its 400 modules
+    for what they import takes a second, in each process that loads the code.
+    """
     root = _root(source, module)
     found: dict[str, bytes] = {}
     waiting = [source, *_packages(source, root)]
+    has_package = False
     while waiting and len(found) < MOST_FILES:
         path = waiting.pop()
         name = path.relative_to(root).as_posix()
         if name in found:
             continue
+        if path.is_relative_to(PACKAGE):
+            has_package = True
+            continue
         found[name] = path.read_bytes()
         for imported in _imports(found[name], path, root):
             waiting += [imported, *_packages(imported, root)]
+    if has_package:
+        found |= {path.relative_to(root).as_posix(): path.read_bytes() for path in PACKAGE.rglob("*.py")}
     return found
 
 
@@ -78,7 +91,7 @@ def _imports(content: bytes, path: Path, root: Path) -> Iterator[Path]:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):
         return
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from _found(root.joinpath(*alias.name.split(".")))
@@ -90,6 +103,16 @@ def _imports(content: bytes, path: Path, root: Path) -> Iterator[Path]:
                 yield from _found(base)
                 for alias in node.names:
                     yield from _found(base / alias.name)
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements, without looking into expressions, which are most of a module and hold no import."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        for name in _BLOCKS:
+            waiting += getattr(node, name, ())
+        yield node
 
 
 def _found(base: Path) -> Iterator[Path]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import kcl_dagster.orchestration.code_version as versions
 from kcl_dagster.application import Application, FleetSettings, Position, StartAt, StreamSettings
 from kcl_dagster.orchestration.code_version import code_version, project_files
 
@@ -96,3 +97,47 @@ def test_a_module_that_cannot_be_parsed_counts_as_it_is(tmp_path: Path, content:
 @pytest.mark.audit("F4")
 def test_a_transform_without_source_has_a_version() -> None:
     assert code_version(len, APPLICATION) == code_version(len, APPLICATION) != code_version(abs, APPLICATION)
+
+
+@pytest.mark.audit("F4")
+@pytest.mark.parametrize(
+    "importing",
+    [
+        "if True:\n    import found\n",
+        "if False:\n    pass\nelse:\n    import found\n",
+        "try:\n    pass\nexcept ValueError:\n    import found\n",
+        "try:\n    pass\nfinally:\n    from found import x\n",
+        "for x in ():\n    pass\nelse:\n    import found\n",
+        "match 1:\n    case _:\n        import found\n",
+        "class A:\n    def f(self):\n        with self:\n            import found\n",
+        "async def f():\n    while True:\n        import found\n",
+    ],
+)
+def test_an_import_counts_wherever_it_is(tmp_path: Path, importing: str) -> None:
+    (tmp_path / "definitions.py").write_text(importing)
+    (tmp_path / "found.py").write_text("")
+    assert set(project_files(tmp_path / "definitions.py", "definitions")) == {"definitions.py", "found.py"}
+
+
+@pytest.mark.audit("F4")
+def test_where_this_package_is_part_of_the_project_all_of_it_counts_and_none_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "kcl_dagster"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "leases.py").write_text("def broken(")
+    (tmp_path / "definitions.py").write_text("import kcl_dagster\nimport rules\n")
+    (tmp_path / "rules.py").write_text("")
+    monkeypatch.setattr(versions, "PACKAGE", package)
+    parsed: list[Path] = []
+    imports = versions._imports
+
+    def noted(content: bytes, path: Path, root: Path) -> Iterator[Path]:
+        parsed.append(path)
+        return imports(content, path, root)
+
+    monkeypatch.setattr(versions, "_imports", noted)
+    found = project_files(tmp_path / "definitions.py", "definitions")
+    assert set(found) == {"definitions.py", "rules.py", "kcl_dagster/__init__.py", "kcl_dagster/leases.py"}
+    assert {path.name for path in parsed} == {"definitions.py", "rules.py"}
