@@ -14,7 +14,8 @@ VERSION: Final = 1
 
 
 class StagedFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file that an entry publishes. `path`: its final one, relative to the root of the sink.
+    """A file that an entry publishes. `path`: its final one, relative to the root of the sink; of an Iceberg table,
+    the whole one.
 
     Of a table: `partition`: the value of each partition column as text, None for null. `statistics`: as the table
     keeps them.
@@ -29,11 +30,13 @@ class StagedFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class TableRules(msgspec.Struct, frozen=True):
     """By which rules of a table the files of an entry were written. `schema`: of the rows, as text that the sink
-    reads. `required`: columns in which they have no nulls. `conditions`: SQL that is true of them, by name."""
+    reads. `required`: columns in which they have no nulls. `conditions`: SQL that is true of them, by name.
+    `table`: the id of the table, where it has one that no other table gets."""
 
     schema: str
     required: tuple[str, ...] = ()
     conditions: dict[str, str] = {}
+    table: str | None = None
 
 
 class StoredRange(msgspec.Struct, frozen=True):

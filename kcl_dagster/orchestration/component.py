@@ -76,7 +76,7 @@ class SinkModel(Described):
     """Name of the catalog in pyiceberg's configuration; for iceberg only."""
 
     commit: sinks.Commit = "leases"
-    """Where it is decided that a batch is stored: `leases` or `chains`; for parquet and delta."""
+    """Where it is decided that a batch is stored: `leases` or `chains`."""
 
     def choice(self) -> SinkChoice:
         match self.kind:
@@ -84,12 +84,14 @@ class SinkModel(Described):
                 return sinks.parquet(self.path, partition_by=self.partition_by, commit=self.commit)
             case "delta":
                 return sinks.delta(self.path, partition_by=self.partition_by, commit=self.commit)
-            case "iceberg" if self.commit == "leases":
-                return sinks.iceberg(
-                    self.path, self.catalog, catalog_name=self.catalog_name, partition_by=self.partition_by
-                )
             case "iceberg":
-                raise ConfigurationError("sink.commit: an iceberg sink decides its batches in leases")
+                return sinks.iceberg(
+                    self.path,
+                    self.catalog,
+                    catalog_name=self.catalog_name,
+                    partition_by=self.partition_by,
+                    commit=self.commit,
+                )
         # Dagster does not insist on a Literal.
         raise ConfigurationError(f"sink.kind: {self.kind!r} is none of parquet, delta, iceberg")
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.folder import misspelt
@@ -12,6 +12,9 @@ from kcl_dagster.orchestration.secret_options import refuse_literals, refuse_sec
 from kcl_dagster.worker.batch import Batch, Sink
 from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS
+
+if TYPE_CHECKING:
+    from kcl_dagster.spark.storage import Store
 
 _DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
 
@@ -29,6 +32,9 @@ OpenSink = Callable[[Transform, Connection], Sink[Any]]
 
 OpenStagingSink = Callable[[Transform, Connection], StagingSink[Any]]
 """As `OpenSink`, for batches that are decided in chains of entries."""
+
+OpenStore = Callable[[Connection], "Store"]
+"""Opens a store of files, given the S3 connection."""
 
 Commit = Literal["leases", "chains"]
 """Where it is decided that a batch is stored: in its leases, or in a chain of entries beside the data."""
@@ -65,6 +71,9 @@ class SinkChoice:
     open_staging: OpenStagingSink | None = field(default=None, repr=False, compare=False)
     """Where set, workers decide their batches in chains of entries. What `open` makes is then used for replays, and
     for batches that were begun before this was set."""
+
+    open_chains: "OpenStore | None" = field(default=None, repr=False, compare=False)
+    """Opens the store of the chains, where `open_staging` is set."""
 
     takes_arrow: bool = False
     """Whether what `open_staging` makes runs functions of Arrow tables."""
@@ -124,7 +133,12 @@ def parquet(path: str, *, partition_by: Sequence[str] = (), commit: Commit = "le
 
     is_chained = commit == "chains"
     return SinkChoice(
-        "parquet", path, open_sink, open_staging=open_staging if is_chained else None, takes_arrow=is_chained
+        "parquet",
+        path,
+        open_sink,
+        open_staging=open_staging if is_chained else None,
+        open_chains=_store_at(path) if is_chained else None,
+        takes_arrow=is_chained,
     )
 
 
@@ -162,9 +176,7 @@ def delta(
         _DELTA,
         "leave it out and delta-rs takes it from the environment or the role of the machine",
     )
-    _refuse_commit(commit, "kcl.delta")
-    if not commit_seconds > 0:
-        raise ConfigurationError(f"commit_seconds of kcl.delta must be more than 0, is {commit_seconds}")
+    _refuse_commit(commit, "kcl.delta", commit_seconds)
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
         from kcl_dagster.spark.sinks.delta import DeltaSink
@@ -197,6 +209,7 @@ def delta(
         open_sink,
         storage_options=storage_options,
         open_staging=open_staging if commit == "chains" else None,
+        open_chains=_store_at(path) if commit == "chains" else None,
     )
     return choice
 
@@ -207,6 +220,9 @@ def iceberg(
     *,
     catalog_name: str = "default",
     partition_by: Sequence[str] = (),
+    commit: Commit = "leases",
+    commit_seconds: float = COMMIT_SECONDS,
+    chains_path: str | None = None,
 ) -> SinkChoice:
     """An Iceberg table, each record once. Needs the `iceberg` extra.
 
@@ -220,6 +236,15 @@ def iceberg(
         partition_by: What the table is partitioned by, when it is made: columns of the output, or Iceberg's own
             transforms of them, such as `day(arrival_timestamp)`, `bucket(16, user)` or `truncate(4, page)`. A table
             that exists is written to by its own partition spec.
+        commit: Where it is decided that a batch is stored. `leases`: in its leases; a commit of the table for each
+            batch of each worker, and the function must be deterministic. `chains`: in a chain of entries below the
+            location of the table; one commit for all workers every `commit_seconds`, and the function may be any.
+            Needs a store that knows conditional puts, or a file system with hard links.
+        commit_seconds: With `chains`, how long a batch waits for the next commit of the table at most, while all
+            goes well. Each commit is a snapshot, for which readers and maintenance pay.
+        chains_path: With `chains`, where they are, if not below the location of the table: a directory that all
+            workers share, or `s3://bucket/prefix`. Needed where workers reach the table only with what the catalog
+            gives them, as in S3 Tables, and where a REST catalog has no such table yet.
 
     Example:
         .. code-block:: python
@@ -233,6 +258,9 @@ def iceberg(
         return f"leave it out and set pyiceberg's own variable, {variable}"
 
     refuse_literals(catalog or {}, _ICEBERG, configured, prefix=identifier)
+    _refuse_commit(commit, "kcl.iceberg", commit_seconds)
+    if chains_path is not None:
+        _refuse_path(chains_path, "kcl.iceberg(chains_path=...)")
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
         from kcl_dagster.spark.sinks.iceberg import IcebergSink
@@ -245,14 +273,58 @@ def iceberg(
             transform=transform,
             partition_by=partition_by,
             s3=S3Options(**s3),
+            chains_path=chains_path,
         )
 
-    return SinkChoice("iceberg", identifier, open_sink)
+    def open_staging(transform: Transform, s3: Connection) -> StagingSink[Any]:
+        from kcl_dagster.spark.sinks.staged_iceberg import StagedIcebergSink
+        from kcl_dagster.spark.storage import S3Options
+
+        return StagedIcebergSink(
+            identifier,
+            resolved(catalog or {}, _ICEBERG),
+            catalog_name=catalog_name,
+            transform=transform,
+            partition_by=partition_by,
+            s3=S3Options(**s3),
+            chains_path=chains_path,
+            commit_seconds=commit_seconds,
+        )
+
+    def open_chains(s3: Connection) -> "Store":
+        from kcl_dagster.spark.sinks.catalog_table import CatalogTable
+        from kcl_dagster.spark.sinks.chain_folder import ChainFolder
+        from kcl_dagster.spark.storage import S3Options
+
+        table = CatalogTable(
+            identifier, resolved(catalog or {}, _ICEBERG), catalog_name=catalog_name, s3=S3Options(**s3)
+        )
+        return ChainFolder(table, chains_path).store
+
+    is_chained = commit == "chains"
+    return SinkChoice(
+        "iceberg",
+        identifier,
+        open_sink,
+        open_staging=open_staging if is_chained else None,
+        open_chains=open_chains if is_chained else None,
+    )
 
 
-def _refuse_commit(commit: str, what: str) -> None:
+def _store_at(path: str) -> "OpenStore":
+    def open_it(s3: Connection) -> "Store":
+        from kcl_dagster.spark.storage import S3Options, open_store
+
+        return open_store(path, S3Options(**s3))
+
+    return open_it
+
+
+def _refuse_commit(commit: str, what: str, seconds: float = COMMIT_SECONDS) -> None:
     if commit not in get_args(Commit):
         raise ConfigurationError(f"commit of {what}: {commit!r} is none of {', '.join(get_args(Commit))}")
+    if not seconds > 0:
+        raise ConfigurationError(f"commit_seconds of {what} must be more than 0, is {seconds}")
 
 
 def processors(factory: Callable[..., Any], processes: int | None = None) -> SinkChoice:

@@ -1,10 +1,11 @@
 """What the workers of an application write files to, for the doctor and the policies."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from kcl_dagster.application import Application
 from kcl_dagster.operations.doctor.rights import CHAINS
-from kcl_dagster.orchestration.sinks import SinkChoice
+from kcl_dagster.orchestration.sinks import OpenStore, SinkChoice
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 
 
@@ -25,9 +26,13 @@ def written_stores(
         why = f"a sink of the kind {sink.kind} cannot be asked without writing to it: {sink.place}"
         if sink.kind in ("parquet", "deltalake"):
             stores["sink"] = opener(sink.place)
-        if sink.open_staging is not None:
-            stores[CHAINS] = opener(sink.place)
+        if sink.open_chains is not None:
+            stores[CHAINS] = partial(_opened, sink.open_chains, connection)
     letters = application.batch.failure.dead_letter_path
     if letters is not None:
         stores["dead letters"] = opener(letters)
     return stores, why
+
+
+def _opened(open_store_of: OpenStore, connection: Callable[[], Mapping[str, str]]) -> Store:
+    return open_store_of(connection())

@@ -42,6 +42,9 @@ class ChainedTable(Protocol):
         stored with the commit, see `spark.sinks.completeness`. Raises SinkError: the table does not take the files,
         or it is not known whether it did."""
 
+    def discard(self, paths: Sequence[str]) -> None:
+        """Remove files of a batch that was not decided; `paths`: see `StagedFile`."""
+
 
 @dataclass(slots=True)
 class TableCommitter:
@@ -86,7 +89,7 @@ class TableCommitter:
             self.finish({chain: max(decided)})
 
     def discard(self, chain: ChainId, paths: Sequence[str]) -> None:  # noqa: ARG002 - the paths say it
-        self.entries.files.delete(paths)
+        self.table.discard(paths)
 
     def forget(self, chain: ChainId) -> None:
         """The next plan forgets a chain that has no entries."""

@@ -15,8 +15,8 @@ from kcl_dagster import aws
 from kcl_dagster.aws import Access
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.fetch import Connection
+from kcl_dagster.spark.sinks.catalog_table import iceberg_options
 from kcl_dagster.spark.sinks.delta import delta_options
-from kcl_dagster.spark.sinks.iceberg import iceberg_options
 from kcl_dagster.spark.storage import S3Options
 
 ROLE = "arn:aws:iam::123456789012:role/reader"

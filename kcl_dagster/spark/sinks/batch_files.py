@@ -6,7 +6,7 @@ driver, such as one whose executor was lost, do not belong to the batch.
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -19,11 +19,10 @@ from kcl_dagster.errors import ConfigurationError, KclError, RecordRefused, Sink
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.failures import Marks
-from kcl_dagster.spark.parquet_file import ParquetFile, read_footer
+from kcl_dagster.spark.parquet_file import Footer, ParquetFile, read_footer
 from kcl_dagster.spark.schema import REPEATING, ddl
 from kcl_dagster.spark.sealing import Unseal
 from kcl_dagster.spark.settling import settle
-from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, delta_statistics
 from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.minutes import MinuteCounts, minute_rows
 from kcl_dagster.spark.sinks.split import split
@@ -58,8 +57,8 @@ class RowsOfLease:
 @dataclass(frozen=True, slots=True)
 class BatchFile:
     """A file that an attempt of a task has staged. `path`: its final one. `leases`: whose rows it holds, by the
-    column of the output; None where that is not known. `partition` and `statistics`: see `StagedFile`; None where
-    it was not written for a table."""
+    column of the output; None where that is not known. `partition`: see `StagedFile`. `statistics`: see `ForTable`.
+    Both are None where it was not written for a table."""
 
     task: int
     attempt: int
@@ -76,10 +75,11 @@ class BatchFile:
 @dataclass(frozen=True, slots=True)
 class ForTable:
     """How files are written for a table, under their final names: readers see what the table contains. `target`:
-    its columns; None: there is no table yet. `indexed`: of how many columns it keeps statistics."""
+    its columns; None: there is no table yet. `statistics`: makes of a file's footer what the driver needs for the
+    statistics of the table."""
 
     target: Target | None
-    indexed: int = INDEXED_COLUMNS
+    statistics: Callable[[Footer], str]
 
 
 Rows = Iterator[pa.RecordBatch]
@@ -261,7 +261,7 @@ class _TaskFiles:
         partition, statistics = None, None
         if self.of.table is not None:
             partition = self.of.layout.values(file.key)
-            statistics = delta_statistics(read_footer(file.content.footer), self.of.table.indexed)
+            statistics = self.of.table.statistics(file.content.footer)
             if self.of.table.target is not None:
                 self.of.table.target.check_nulls(file.content.footer, partition)
         try:

@@ -14,6 +14,7 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.sinks.completeness import completeness_record
 from kcl_dagster.spark.sinks.delta_log import LOG_RETRIES, DeltaLog
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
+from kcl_dagster.spark.sinks.record import application_key
 from kcl_dagster.spark.sinks.target import decoded_schema
 from kcl_dagster.tables.completeness_row import WrittenThrough
 
@@ -68,6 +69,9 @@ class DeltaCommits:
             )
             self.log.committed(table)
 
+    def discard(self, paths: Sequence[str]) -> None:
+        self.log.store.delete(paths)
+
     def _made(self, entries: Sequence[PublishingEntry]) -> "DeltaTable":
         first = next(entry for entry in entries if entry.rules is not None and entry.files)
         assert first.rules is not None
@@ -75,8 +79,3 @@ class DeltaCommits:
         if table is None:
             raise SinkError(f"{self.log.name} could not be made")
         return table
-
-
-def application_key(application: str) -> str:
-    """Names the application inside a table; its shards have keys that begin so, see `record.owner_key`."""
-    return f"kcl-dagster/{application}"

@@ -16,9 +16,10 @@ from pyspark.sql.types import StructType
 from kcl_dagster.chains.entry import PublishingEntry, TableRules
 from kcl_dagster.errors import SinkError
 from kcl_dagster.spark.parquet_file import read_footer
-from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, delta_statistics
+from kcl_dagster.spark.sinks.batch_files import ForTable
+from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, DeltaStatistics, delta_statistics
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
-from kcl_dagster.spark.sinks.target import Target, decoded_schema, encoded_schema
+from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.sinks.writing import WrittenFile
 from kcl_dagster.spark.transform import Transform
 
@@ -99,6 +100,10 @@ class DeltaRules:
         return TableFolders(self.partition_columns)
 
     @property
+    def for_table(self) -> ForTable:
+        return ForTable(self.target, DeltaStatistics(self.indexed_columns))
+
+    @property
     def target(self) -> Target:
         return Target(self.table, self.schema, " (DeltaTable.alter.add_columns)")
 
@@ -134,26 +139,20 @@ class DeltaRules:
 
     def fulfilled(self, output: pa.Schema) -> TableRules:
         """What files of this output fulfil that were written by these rules."""
-        required = tuple(field.name for field in self.schema if not field.nullable)
-        return TableRules(encoded_schema(self.target.stored(output)), required, dict(self.conditions))
+        return self.target.fulfilled(output, self.conditions)
 
     def check_entry(self, entry: PublishingEntry) -> None:
         """Raise SinkError if the files of an entry do not fit into the table: it was altered since they were
         written."""
         if not entry.files or entry.rules is None:
             return
-        self.target.check(decoded_schema(entry.rules.schema))
+        self.target.check_rules(entry.rules, self.conditions)
         for file in entry.files:
             if set(file.partition or {}) != set(self.partition_columns):
                 raise SinkError(
                     f"{self.table} is partitioned by {list(self.partition_columns)}, and {file.path} by "
                     f"{list(file.partition or {})}"
                 )
-        nulls = {field.name for field in self.schema if not field.nullable} - set(entry.rules.required)
-        conditions = {name for name, sql in self.conditions.items() if entry.rules.conditions.get(name) != sql}
-        if nulls or conditions:
-            broken = sorted(nulls | conditions)
-            raise SinkError(f"{self.table} was altered: rows that were decided before may not fulfil {broken}")
 
     def statistics(self, file: WrittenFile) -> str:
         return delta_statistics(read_footer(file.footer), self.indexed_columns)

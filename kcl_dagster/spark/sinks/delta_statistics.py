@@ -5,12 +5,13 @@ not know well enough: of floats, because NaN is not in them, of decimals, which 
 """
 
 import json
+from dataclasses import dataclass
 from datetime import MAXYEAR, UTC, date, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow.parquet as pq
 
-from kcl_dagster.spark.parquet_file import columns_of, has_readable_bounds
+from kcl_dagster.spark.parquet_file import Footer, columns_of, has_readable_bounds, read_footer
 
 INDEXED_COLUMNS: Final = 32  # Delta's default: statistics of more columns cost every reader of the log
 LONGEST_TEXT: Final = 32  # characters of a bound
@@ -38,6 +39,16 @@ def delta_statistics(footer: pq.FileMetaData, columns: int = INDEXED_COLUMNS) ->
     return json.dumps(
         {"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaStatistics:
+    """Makes the statistics of the first `columns` columns of a file. A value that can be sent to an executor."""
+
+    columns: int = INDEXED_COLUMNS
+
+    def __call__(self, footer: Footer) -> str:
+        return delta_statistics(read_footer(footer), self.columns)
 
 
 def _least(bounds: list[tuple[Any, Any]]) -> Any:

@@ -34,9 +34,14 @@ class StoredPart:
         return json.dumps([self.number, self.after, self.through])
 
 
+def application_key(application: str) -> str:
+    """Names the application inside a table."""
+    return f"kcl-dagster/{application}"
+
+
 def owner_key(part: Part) -> str:
     """Names the writer of a shard's parts inside a table: several applications may share one."""
-    return f"kcl-dagster/{part.application}/{part.stream}/{part.shard_id}"
+    return f"{application_key(part.application)}/{part.stream}/{part.shard_id}"
 
 
 @contextmanager

@@ -18,11 +18,11 @@ from kcl_dagster.spark.sinks.batch_files import (
     ForTable,
     RowsOfLease,
     StageFiles,
+    StagingStore,
     batch_files,
 )
 from kcl_dagster.spark.sinks.layout import Layout
-from kcl_dagster.spark.sinks.writing import has_own_times, schema_of, warn_of_large_batch, warn_of_no_times
-from kcl_dagster.spark.storage import Store
+from kcl_dagster.spark.sinks.writing import has_own_times, warn_of_large_batch, warn_of_no_times
 from kcl_dagster.worker.batch import Batch, FileCounts, PartCounts
 
 
@@ -31,12 +31,12 @@ class StagingJob:
     """`sink`: named in messages. `table`: set where the files belong to a table."""
 
     sink: str
-    store: Store
+    store: StagingStore
     layout: Layout
     target_bytes: int
     table: ForTable | None = None
     schema: pa.Schema | None = None
-    """Of the output, once it ran; only where the files belong to a table."""
+    """Of the output; only where the files belong to a table."""
 
     def run(
         self, output: DataFrame, origin: object, batch: Batch, chain: ChainId, number: int, *, is_as_read: bool
@@ -46,10 +46,8 @@ class StagingJob:
         `is_as_read`: each record is a row."""
         if not self.layout.is_flat:
             self.layout.check(output.schema)
-        if self.table is not None:
-            self.schema = schema_of(output)
-            if self.table.target is not None:
-                self.table.target.check(self.schema)
+        if self.table is not None and self.table.target is not None and self.schema is not None:
+            self.table.target.check(self.schema)
         if isinstance(origin, Sealed):
             rows, unseal = origin.frame, origin.unseal()  # opened where it is written
         else:

@@ -4,7 +4,7 @@ A catalog may hand out credentials for one table and some minutes (Polaris, Unit
 are in the properties of the table as it was loaded, so the table is loaded for each batch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -35,6 +35,18 @@ class TableFiles:
                 stream.write(bytes(content))
         except Exception as error:  # of whichever library the FileIO uses
             raise SinkError(f"{self.root}/{path}: {type(error).__name__}: {error}") from error
+
+    def delete(self, paths: Sequence[str]) -> None:
+        from pyiceberg.io import load_file_io
+
+        files = load_file_io(dict(self.properties), self.root)
+        for path in paths:
+            try:
+                files.delete(f"{self.root}/{path}")
+            except FileNotFoundError:
+                continue
+            except Exception as error:
+                raise SinkError(f"{self.root}/{path}: {type(error).__name__}: {error}") from error
 
 
 def files_of(root: str, properties: Mapping[str, Any], own: Mapping[str, str], s3: S3Options) -> Store | TableFiles:

@@ -12,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 from pyarrow import types as kinds
 
+from kcl_dagster.chains.entry import TableRules
 from kcl_dagster.errors import RecordRefused, SinkError
 from kcl_dagster.spark.parquet_file import Footer, null_counts, read_footer
 
@@ -36,7 +37,7 @@ class Target:
                 wrong.append(f"{field.name} (not in the table)")
             elif not fits(field.type, self.schema.field(index).type):
                 wrong.append(f"{field.name} ({field.type}, and {self.schema.field(index).type} in the table)")
-        missing = [field.name for field in self.schema if not field.nullable and field.name not in output.names]
+        missing = [name for name in self.required if name not in output.names]
         if wrong:
             raise SinkError(
                 f"{self.table}: the output's columns do not fit: {', '.join(wrong)}. Change the table first"
@@ -45,13 +46,33 @@ class Target:
         if missing:
             raise SinkError(f"{self.table}: the output lacks {missing}, which the table requires")
 
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The columns that allow no nulls."""
+        return tuple(field.name for field in self.schema if not field.nullable)
+
+    def fulfilled(
+        self, output: pa.Schema, conditions: Mapping[str, str] | None = None, table: str | None = None
+    ) -> TableRules:
+        """What files of this output fulfil that were written for this target. The rest: see `TableRules`."""
+        return TableRules(encoded_schema(self.stored(output)), self.required, dict(conditions or {}), table)
+
+    def check_rules(self, rules: TableRules, conditions: Mapping[str, str] | None = None) -> None:
+        """Raise SinkError if files that were written by these rules do not fit into the table: it was altered
+        since. `conditions`: those that are true of every row of the table."""
+        self.check(decoded_schema(rules.schema))
+        nulls = set(self.required) - set(rules.required)
+        others = {name for name, sql in (conditions or {}).items() if rules.conditions.get(name) != sql}
+        if nulls or others:
+            broken = sorted(nulls | others)
+            raise SinkError(f"{self.table} was altered: rows that were decided before may not fulfil {broken}")
+
     def check_nulls(self, footer: Footer, partition: Mapping[str, object] | None = None) -> None:
         """Raise RecordRefused if a file has nulls in a column that allows none."""
-        required = [field.name for field in self.schema if not field.nullable]
-        if not required:
+        if not self.required:
             return
         counts = null_counts(read_footer(footer))
-        wrong = [name for name in required if counts.get(name, 0) or (partition or {}).get(name, "") is None]
+        wrong = [name for name in self.required if counts.get(name, 0) or (partition or {}).get(name, "") is None]
         if wrong:
             raise RecordRefused(f"{self.table}: a row has null in {wrong}, which the table does not allow")
 

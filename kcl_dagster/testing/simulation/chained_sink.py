@@ -8,7 +8,7 @@ from typing import Final
 from kcl_dagster.aws import Client, call
 from kcl_dagster.chains.entry import PublishingEntry, StagedFile
 from kcl_dagster.chains.publication import staged_of_batch, staged_path
-from kcl_dagster.chains.store import Entries
+from kcl_dagster.chains.store import Entries, FileStore
 from kcl_dagster.errors import KclError, SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.tables.completeness_row import WrittenThrough
@@ -108,7 +108,7 @@ class ChainedTableSink(ChainedSink):
 
     @property
     def chained_table(self) -> "CommittedTable":
-        return CommittedTable(self.line, self.weather, self.draw)
+        return CommittedTable(self.line, self.store, self.weather, self.draw)
 
     def _place(self, chain: ChainId, path: str) -> str:  # noqa: ARG002 - the path says it
         return path
@@ -122,6 +122,7 @@ class CommittedTable:
     """The table as one process uses it, see `worker.table_committer.ChainedTable`."""
 
     line: Client
+    files: FileStore
     weather: SinkWeather
     draw: Callable[[], float]
 
@@ -147,6 +148,9 @@ class CommittedTable:
             call(self.line, "write_log", application=application, read=read, number=number, paths=paths)
         if self.draw() < self.weather.lies:
             raise SinkError("the table lies, injected")
+
+    def discard(self, paths: Sequence[str]) -> None:
+        self.files.delete(paths)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A worker of a fleet whose batches are decided in chains. A program of its own: it is killed.
 
-python chain_worker.py KIND ENDPOINT STREAM PLACE SLOT RUN_ID
+python chain_worker.py KIND ENDPOINT STREAM PLACE SLOT RUN_ID. The environment has the catalog of Iceberg.
 """
 
 import logging
@@ -23,6 +23,7 @@ from kcl_dagster.worker.stop import StopReason, StopSignal
 LEASE_SECONDS = 6.0
 REGION = "us-east-1"
 COMMIT_SECONDS = 3.0  # of a table
+TABLE = "lake.clicks"  # of Iceberg
 
 
 def transform(records: DataFrame) -> DataFrame:
@@ -41,6 +42,8 @@ def consumer(kind: str, stream: str, place: str) -> Consumer:
     )
     if kind == "parquet":
         sink = kcl.parquet(place, partition_by=["kind"], commit="chains")
+    elif kind == "iceberg":
+        sink = kcl.iceberg(TABLE, partition_by=["kind"], commit="chains", commit_seconds=COMMIT_SECONDS)
     else:
         sink = kcl.delta(place, partition_by=["kind"], commit="chains", commit_seconds=COMMIT_SECONDS)
     return kcl.kcl_consumer(application=application, sink=sink, name="records")(transform)

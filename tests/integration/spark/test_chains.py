@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.sinks import Commit
 from kcl_dagster.runtime import system
+from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.tables.layout import Layout
 from kcl_dagster.tables.leases import LeaseTable
@@ -25,11 +27,14 @@ from kcl_dagster.testing.consuming import EmbeddedAws, consume, embedded_aws
 pytestmark = pytest.mark.spark
 
 SHARDS, RECORDS = 16, 400
+TABLE = "lake.clicks"
 
 
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[EmbeddedAws]:
-    with embedded_aws(streams=dict.fromkeys(["local-clicks", "s3-clicks", "delta-clicks"], SHARDS)) as cloud:
+    with embedded_aws(
+        streams=dict.fromkeys(["local-clicks", "s3-clicks", "delta-clicks", "iceberg-clicks"], SHARDS)
+    ) as cloud:
         cloud.emulator.client("s3").create_bucket(Bucket="lake")
         yield cloud
 
@@ -44,8 +49,34 @@ def consumer(stream: str, place: str, commit: Commit, kind: str = "parquet") -> 
     application = kcl.Application(
         name=f"{stream}-app", streams=stream, batch={"max_seconds": 1.0, "idle_seconds": 0.1}
     )
-    sink = kcl.parquet(place, commit=commit) if kind == "parquet" else kcl.delta(place, commit=commit)
+    if kind == "iceberg":
+        sink = kcl.iceberg(TABLE, catalog(place), commit=commit)
+    else:
+        sink = kcl.parquet(place, commit=commit) if kind == "parquet" else kcl.delta(place, commit=commit)
     return kcl.kcl_consumer(application=application, sink=sink, name="records")(transform)
+
+
+def catalog(place: str) -> dict[str, str]:
+    return {"type": "sql", "uri": f"sqlite:///{place}.db", "warehouse": place}
+
+
+@dataclass(frozen=True)
+class TableContent:
+    """What readers see of a table, and how many commits it has."""
+
+    numbers: Counter[int]
+    files: set[str]
+    version: int
+
+
+def content_of(kind: str, place: str) -> TableContent:
+    if kind == "delta":
+        table = DeltaTable(place)
+        found = pa.table(table.to_pyarrow_table())
+        return TableContent(Counter(found["n"].to_pylist()), set(table.file_uris()), table.version())
+    iceberg = CatalogTable(TABLE, catalog(place)).catalog.load_table(TABLE)
+    files = {task.file.file_path for task in iceberg.scan().plan_files()}
+    return TableContent(Counter(iceberg.scan().to_arrow()["n"].to_pylist()), files, len(iceberg.snapshots()))
 
 
 def numbers(store: Store) -> Counter[int]:
@@ -83,25 +114,23 @@ def test_every_record_is_stored_once_and_files_do_not_follow_shards(
     assert lease.claim is None
 
 
-def test_every_record_is_in_a_delta_table_once_and_commits_do_not_follow_batches(
-    cloud: EmbeddedAws, spark: SparkSession, tmp_path: Path
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_every_record_is_in_a_table_once_and_commits_do_not_follow_batches(
+    cloud: EmbeddedAws, spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:
     """A run ends with a commit of what it has decided, so that the next setting begins behind it."""
-    place, stream = str(tmp_path / "table"), "delta-clicks"
+    place, stream = str(tmp_path / "table"), f"{kind}-clicks"
     resource: Any = cloud.resource()
     settings: list[Commit] = ["leases", "chains", "chains", "leases"]
-    versions, files = [0], []
+    contents, files = [TableContent(Counter(), set(), 0)], []
     for turn, commit in enumerate(settings):
         cloud.put(stream, [str(turn * RECORDS + n).encode() for n in range(RECORDS)])
-        before = set(DeltaTable(place).file_uris()) if turn else set()
-        assert consume(consumer(stream, place, commit, "delta"), resource, spark) == RECORDS
-        table = DeltaTable(place)
-        found = pa.table(table.to_pyarrow_table())["n"].to_pylist()
-        assert Counter(found) == Counter(range((turn + 1) * RECORDS))
-        files.append(len(set(table.file_uris()) - before))
-        versions.append(table.version())
+        assert consume(consumer(stream, place, commit, kind), resource, spark) == RECORDS
+        contents.append(content_of(kind, place))
+        assert contents[-1].numbers == Counter(range((turn + 1) * RECORDS))
+        files.append(len(contents[-1].files - contents[-2].files))
     assert min(files[0], files[3]) >= SHARDS, "a file for each shard"
     assert max(files[1], files[2]) < SHARDS
-    assert versions[2] - versions[1] <= 3
+    assert contents[2].version - contents[1].version <= 3
     left = [path for path in Path(place).rglob("*.json") if path.parts[-3] in ("_chains", "_commits")]
     assert len(left) == 1, "the last plan"

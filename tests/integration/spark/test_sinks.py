@@ -100,7 +100,7 @@ def read_delta(root: str, s3: S3Options) -> list[dict[str, Any]]:
 
 
 def read_iceberg(sink: IcebergSink) -> list[dict[str, Any]]:
-    return sink._catalog.load_table("lake.clicks").scan().to_arrow().to_pylist()  # type: ignore[no-any-return]  # untyped
+    return sink._table.catalog.load_table("lake.clicks").scan().to_arrow().to_pylist()  # type: ignore[no-any-return]  # untyped
 
 
 def part(shard: int, first: int, last: int, number: int, after: Checkpoint | None = None) -> Part:
@@ -160,7 +160,7 @@ def test_an_iceberg_catalog_has_the_name_and_properties_it_is_given(
         monkeypatch.setenv(f"PYICEBERG_CATALOG__PROD__{name.upper()}", value)
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # it is read once, when that is imported
     assert len(read_iceberg(IcebergSink("lake.clicks", catalog_name="prod"))) == 2
-    assert IcebergSink("lake.clicks", where)._load() is None
+    assert IcebergSink("lake.clicks", where)._table.load() is None
     with pytest.raises(ConfigurationError, match="Iceberg catalog prod"):
         IcebergSink("lake.clicks", {"type": "no such"}, catalog_name="prod")
 
@@ -292,7 +292,7 @@ def test_times_name_partitions_whatever_zone_the_session_has(place: Place, spark
         spark.conf.set("spark.sql.session.timeZone", zone)
     assert place.contents() == Counter(times.keys())
     if is_hidden:
-        files = sink._load().inspect.partitions().to_pylist()
+        files = sink._table.load().inspect.partitions().to_pylist()
         assert {file["partition"]["at_hour"] for file in files} == {seconds[n] // 3600 for n in times}
         return
     found = {int(row["sequence_number"]): (row["at_month"], row["at_day"], row["at_hour"]) for row in place.read()}

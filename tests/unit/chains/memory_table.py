@@ -52,3 +52,6 @@ class MemoryTable:
         self.state.commits.append((number, paths))
         self.complete.append(complete)
         self.files._moment()
+
+    def discard(self, paths: Sequence[str]) -> None:
+        self.files.delete(paths)

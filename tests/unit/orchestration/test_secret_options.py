@@ -17,8 +17,8 @@ from kcl_dagster.orchestration import spark_resource
 from kcl_dagster.orchestration.component import SinkModel
 from kcl_dagster.orchestration.resources import SECRETS
 from kcl_dagster.orchestration.secret_options import is_secret
+from kcl_dagster.spark.sinks.catalog_table import iceberg_options
 from kcl_dagster.spark.sinks.delta import delta_options
-from kcl_dagster.spark.sinks.iceberg import iceberg_options
 from kcl_dagster.spark.storage import S3Options
 
 VALUE = "never-to-be-shown"

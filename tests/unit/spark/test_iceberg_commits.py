@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
 
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
@@ -48,7 +50,7 @@ class Lake:
 
     def commit(self, sink: IcebergSink, number: int, *values: int, complete: WrittenThrough | None = None) -> None:
         """A part with these values, of which no file is made if there are none."""
-        table = sink._catalog.load_table("lake.clicks")
+        table = sink._table.catalog.load_table("lake.clicks")
         root = f"{table.location()}/data"
         files = []
         if values:
@@ -63,7 +65,7 @@ class Lake:
 
     @property
     def table(self) -> Any:
-        return self.sink()._catalog.load_table("lake.clicks")
+        return self.sink()._table.catalog.load_table("lake.clicks")
 
     def values(self) -> list[int]:
         return sorted(self.table.scan().to_arrow()["n"].to_pylist())
@@ -72,13 +74,13 @@ class Lake:
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     found = Lake(tmp_path)
-    found.sink()._create(SCHEMA)
+    found.sink()._table.create(SCHEMA)
     return found
 
 
 def sleeps_after_it_looked(sink: IcebergSink, meanwhile: Callable[[], None], monkeypatch: Any) -> None:
     """Of the next commit of the sink: others act between its look at the table and what it does then."""
-    look, others = sink._catalog.load_table, [None, meanwhile]  # the first look is for where the files go
+    look, others = sink._table.catalog.load_table, [None, meanwhile]  # the first look is for where the files go
 
     def load_table(identifier: str) -> Any:
         found = look(identifier)
@@ -87,7 +89,7 @@ def sleeps_after_it_looked(sink: IcebergSink, meanwhile: Callable[[], None], mon
             act()
         return found
 
-    monkeypatch.setattr(sink._catalog, "load_table", load_table)
+    monkeypatch.setattr(sink._table.catalog, "load_table", load_table)
 
 
 def test_others_keep_their_retries(lake: Lake) -> None:
@@ -129,10 +131,10 @@ def test_a_snapshot_says_through_when_the_application_was_complete(tmp_path: Pat
     """For engines that never ask Dagster."""
     lake = Lake(tmp_path)
     sink = lake.sink()
-    sink._create(SCHEMA)
+    sink._table.create(SCHEMA)
     lake.commit(sink, 1, 1)
     lake.commit(sink, 2, 2, complete=WrittenThrough(1_769_860_800, epoch=3))
-    first, second = sink._catalog.load_table("lake.clicks").snapshots()
+    first, second = sink._table.catalog.load_table("lake.clicks").snapshots()
     key = "kcl-dagster/app/complete-through"
     assert first.summary is not None
     assert second.summary is not None
@@ -144,7 +146,7 @@ def test_an_idle_table_has_the_moment_as_a_property_once_in_each_window(tmp_path
     lake, hour, noon = Lake(tmp_path), 3600, 1_769_860_800
     sink, key = lake.sink(), "kcl-dagster/app/complete-through"
     sink.keep_complete("app", WrittenThrough(noon), noon)  # the first batch makes the table
-    sink._create(SCHEMA)
+    sink._table.create(SCHEMA)
     lake.commit(sink, 1, 1)
     seen = []
     for through, wanted in (
@@ -183,14 +185,32 @@ def test_the_moment_and_a_batch_do_not_keep_each_other_from_the_table(
     assert lake.table.properties["kcl-dagster/app/complete-through"]
     # The other way round, the batch is first, and its table is not idle.
     late = lake.sink()
-    late._beside = late._open_catalog()
-    look = late._beside.load_table
+    late._table.beside = late._table.open_catalog()
+    look = late._table.beside.load_table
 
     def load_table(identifier: str) -> Any:
         found = look(identifier)
         lake.commit(lake.sink(), 2, 20)
         return found
 
-    monkeypatch.setattr(late._beside, "load_table", load_table)
+    monkeypatch.setattr(late._table.beside, "load_table", load_table)
     late.keep_complete("app", WrittenThrough(1_769_900_000), 1_769_900_000)
     assert lake.values() == [10, 20]
+
+
+def test_a_commit_that_the_client_sent_again_after_a_lost_answer_keeps_its_manifests(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second request is refused, because the first one was carried out."""
+    commit = SqlCatalog.commit_table
+
+    def sent_twice(*args: Any) -> Any:
+        commit(*args)
+        raise CommitFailedException("the table has changed")
+
+    with monkeypatch.context() as network:
+        network.setattr(SqlCatalog, "commit_table", sent_twice)
+        lake.commit(lake.sink(), 1, 10, 11)
+    assert lake.values() == [10, 11]
+    lake.commit(lake.sink(), 2, 20)
+    assert lake.values() == [10, 11, 20]

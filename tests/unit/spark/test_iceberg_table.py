@@ -18,7 +18,8 @@ from pyiceberg.transforms import IdentityTransform
 from kcl_dagster.errors import ConfigurationError, RecordRefused, SinkError
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.partitioning import PartitionTerm
-from kcl_dagster.spark.sinks.iceberg import IcebergSink, _target
+from kcl_dagster.spark.sinks.iceberg import IcebergSink
+from kcl_dagster.spark.sinks.iceberg_files import target_of
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
 from kcl_dagster.spark.sinks.layout import NULL_PARTITION
 from kcl_dagster.spark.sinks.table_files import TableFiles, files_of
@@ -52,11 +53,11 @@ def sink(folder: Path, partition_by: Sequence[str] = (), **more: Any) -> Iceberg
 
 def store(sink: IcebergSink, *batches: pa.RecordBatch, number: int = 1) -> None:
     """As `IcebergSink.write`, of an output that is there already."""
-    table = sink._load() or sink._create(batches[0].schema)
+    table = sink._table.load() or sink._table.create(batches[0].schema)
     partitions = IcebergPartitions.of("the table", table.spec(), table.schema())
     root = f"{table.location()}/data"
-    files = files_of(root, table.io.properties, sink._own, sink._s3)
-    target = _target(table, "the table")
+    files = sink._table.store(table, root)
+    target = target_of(table, "the table")
     target.check(batches[0].schema)
     travelled = pickle.loads(pickle.dumps((files, partitions, target)))  # to an executor
     written = run_writer(travelled[0], travelled[1], batches, f"{number}", target=travelled[2])
@@ -70,11 +71,11 @@ def output(columns: dict[str, pa.Array]) -> pa.RecordBatch:
 
 
 def rows(sink: IcebergSink) -> list[dict[str, Any]]:
-    return sink._catalog.load_table(IDENTIFIER).scan().to_arrow().sort_by("n").to_pylist()  # type: ignore[no-any-return]  # untyped
+    return sink._table.catalog.load_table(IDENTIFIER).scan().to_arrow().sort_by("n").to_pylist()  # type: ignore[no-any-return]  # untyped
 
 
 def partitions(sink: IcebergSink) -> list[dict[str, Any]]:
-    found = sink._catalog.load_table(IDENTIFIER).inspect.partitions().to_pylist()
+    found = sink._table.catalog.load_table(IDENTIFIER).inspect.partitions().to_pylist()
     return [row["partition"] for row in found]
 
 
@@ -110,7 +111,7 @@ def test_a_batch_across_midnight_is_stored_in_two_days(tmp_path: Path) -> None:
     assert [row["at"] for row in rows(there)] == times
     found = {partition["at_day"] for partition in partitions(there)}
     assert found == {MIDNIGHT.date() - timedelta(days=1), MIDNIGHT.date(), None}
-    read = there._catalog.load_table(IDENTIFIER).scan(row_filter=f"at >= '{MIDNIGHT.isoformat()}'")
+    read = there._table.catalog.load_table(IDENTIFIER).scan(row_filter=f"at >= '{MIDNIGHT.isoformat()}'")
     assert len(list(read.plan_files())) == 1
     assert sorted(read.to_arrow()["n"].to_pylist()) == [1, 3]
 
@@ -134,7 +135,7 @@ def test_tables_are_made_with_the_spec_that_was_asked_for(
     users = [f"user-{number}" for number in range(20)] + ["ab", None]
     times = [MIDNIGHT + timedelta(hours=40 * number) for number in range(22)]
     store(there, output({"at": pa.array(times, TIME), "user": pa.array(users)}))
-    table = there._catalog.load_table(IDENTIFIER)
+    table = there._table.catalog.load_table(IDENTIFIER)
     assert [(field.name, str(field.transform)) for field in table.spec().fields] == expected
     assert table.schema().column_names == ["n", "lease_key", "at", "user"]
     assert [row["user"] for row in rows(there)] == users
@@ -149,7 +150,7 @@ def test_tables_are_made_with_the_spec_that_was_asked_for(
 def test_a_table_that_another_engine_partitioned_is_written_by_its_own_spec(tmp_path: Path) -> None:
     there = sink(tmp_path)
     store(there, output({"at": pa.array([MIDNIGHT], TIME), "user": pa.array(["a"])}))
-    with there._catalog.load_table(IDENTIFIER).update_spec() as spec:
+    with there._table.catalog.load_table(IDENTIFIER).update_spec() as spec:
         spec.add_field("user", IdentityTransform(), "who")
     store(there, output({"at": pa.array([MIDNIGHT] * 2, TIME), "user": pa.array(["a", "b"])}), number=2)
     assert [row["user"] for row in rows(there)] == ["a", "a", "b"]
@@ -160,7 +161,7 @@ def test_a_table_that_another_engine_partitioned_is_written_by_its_own_spec(tmp_
 def test_a_batch_for_a_spec_that_was_changed_meanwhile_is_not_added(tmp_path: Path) -> None:
     there = sink(tmp_path)
     store(there, output({"user": pa.array(["a"])}))
-    table = there._load()
+    table = there._table.load()
     assert table is not None
     before = IcebergPartitions.of("t", table.spec(), table.schema())
     with table.update_spec() as spec:
@@ -172,12 +173,12 @@ def test_a_batch_for_a_spec_that_was_changed_meanwhile_is_not_added(tmp_path: Pa
 @pytest.mark.audit("E3")
 def test_a_table_with_the_text_columns_of_an_earlier_version_keeps_them(tmp_path: Path) -> None:
     there = sink(tmp_path, ["day(at)"])
-    there._catalog.create_namespace("lake")
+    there._table.catalog.create_namespace("lake")
     made = pa.schema([("n", pa.int64()), ("lease_key", pa.string()), ("at", TIME), ("at_day", pa.string())])
-    there._catalog.create_table(IDENTIFIER, made)
-    table = there._load()
+    there._table.catalog.create_table(IDENTIFIER, made)
+    table = there._table.load()
     assert table is not None
-    assert there._transform_for(table) is not there._transform
+    assert there._table.transform_for(table, there._transform) is not there._transform
     store(there, output({"at": pa.array([MIDNIGHT], TIME), "at_day": pa.array(["2026-02-01"])}))
     assert [row["at_day"] for row in rows(there)] == ["2026-02-01"]
 
@@ -187,7 +188,7 @@ def test_narrower_types_and_required_columns_are_looked_after(tmp_path: Path) ->
     store(there, output({"count": pa.array([1], pa.int64())}))
     store(there, output({"count": pa.array([2], pa.int32())}), number=2)
     assert sorted(row["count"] for row in rows(there)) == [1, 2]
-    with there._catalog.load_table(IDENTIFIER).update_schema(allow_incompatible_changes=True) as schema:
+    with there._table.catalog.load_table(IDENTIFIER).update_schema(allow_incompatible_changes=True) as schema:
         schema.update_column("count", required=True)
     with pytest.raises(RecordRefused, match="count"):
         store(there, output({"count": pa.array([None], pa.int64())}), number=3)
@@ -206,7 +207,7 @@ FAR_TIME = pa.array([1767225600000 * 10**6, None], TIME)
 def test_a_table_holds_times_that_python_does_not_know(tmp_path: Path) -> None:
     there = sink(tmp_path)
     store(there, output({"at": FAR_TIME, "i": pa.array([1, 2])}))
-    table = there._catalog.load_table(IDENTIFIER)
+    table = there._table.catalog.load_table(IDENTIFIER)
     assert table.scan().to_arrow()["at"].cast(pa.int64()).to_pylist() == [1767225600000 * 10**6, None]
     [metrics] = table.inspect.files()["readable_metrics"].to_pylist()
     assert (metrics["i"]["lower_bound"], metrics["i"]["upper_bound"]) == (1, 2)
@@ -311,7 +312,7 @@ def test_glue_is_where_the_resource_says(tmp_path: Path, monkeypatch: pytest.Mon
         there = sink(tmp_path, ["day(at)"], catalog={"type": "glue", "warehouse": str(tmp_path)}, s3=s3)
         store(there, output({"at": pa.array([MIDNIGHT - timedelta(seconds=1), MIDNIGHT], TIME)}))
         assert [row["n"] for row in rows(there)] == [0, 1]
-        assert there._catalog.glue.meta.region_name == "eu-west-1"  # type: ignore[attr-defined]  # of this catalog
+        assert there._table.catalog.glue.meta.region_name == "eu-west-1"  # type: ignore[attr-defined]  # of this catalog
 
 
 def test_a_catalog_that_cannot_be_used_is_named_without_its_password() -> None:

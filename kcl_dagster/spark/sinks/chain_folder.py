@@ -1,0 +1,70 @@
+"""Where the chains of an Iceberg table are: below the table's location, or at a place of their own.
+
+The location is asked of the catalog when it is first needed, so that a catalog which does not answer is an outage
+like any other.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kcl_dagster.errors import SinkError
+from kcl_dagster.spark.sinks.catalog_table import CatalogTable
+from kcl_dagster.spark.storage import Store, StoredFile, open_store
+
+
+@dataclass(slots=True)
+class ChainFolder:
+    """See `chains.store.FileStore`. `path`: the place, if it is not below the table's location."""
+
+    table: CatalogTable
+    path: str | None = None
+    _location: str | None = None
+    _store: Store | None = None
+
+    @property
+    def store(self) -> Store:
+        if self._store is None:
+            with self.table.errors():
+                self._location = self.path or self.table.location()
+                self._store = open_store(self._location, self.table.s3)
+        return self._store
+
+    @property
+    def location(self) -> str | None:
+        """Where a table is made that has its chains below it. None: the catalog decides."""
+        _ = self.store
+        return None if self.path is not None else self._location
+
+    def check(self, location: str) -> None:
+        """Raise SinkError if a table at this location has its chains elsewhere: it was made or moved meanwhile."""
+        if self.path is None and open_store(location, self.table.s3).root != self.root:
+            raise SinkError(
+                f"{self.table.name} is at {location}, and the chains of this worker are at {self.root}: the table "
+                "was made or moved since the worker began. Stop the workers, and start them again; with "
+                f'chains_path="{self._location}", if the table was moved'
+            )
+
+    @property
+    def root(self) -> str:
+        return self.store.root
+
+    def create(self, path: str, content: bytes) -> bool:
+        return self.store.create(path, content)
+
+    def get(self, path: str) -> bytes:
+        return self.store.get(path)
+
+    def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
+        return self.store.files(prefix, hidden=hidden)
+
+    def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
+        return self.store.unfinished(prefix)
+
+    def delete(self, paths: Sequence[str]) -> None:
+        self.store.delete(paths)
+
+    def remove_empty(self, folder: str) -> None:
+        self.store.remove_empty(folder)
+
+    def move(self, names: Mapping[str, str]) -> list[str]:
+        return self.store.move(names)

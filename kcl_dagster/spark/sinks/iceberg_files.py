@@ -1,0 +1,117 @@
+"""The files of an Iceberg table: what its manifests say of them, made from the footers of the Parquet files."""
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kcl_dagster.chains.entry import PublishingEntry, StagedFile
+from kcl_dagster.spark.parquet_file import Footer, names_without_bounds, read_footer
+from kcl_dagster.spark.sinks.batch_files import BatchFile
+from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
+from kcl_dagster.spark.sinks.target import Target
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+_DATA_PATH: Final = "write.data.path"  # a table's property
+
+
+class FileStatistics(msgspec.Struct, frozen=True):
+    """What a manifest keeps of a file beside its partition, by the ids of the table's columns."""
+
+    record_count: int
+    column_sizes: dict[int, int]
+    value_counts: dict[int, int]
+    null_value_counts: dict[int, int]
+    nan_value_counts: dict[int, int]
+    lower_bounds: dict[int, bytes]
+    upper_bounds: dict[int, bytes]
+    split_offsets: list[int] | None
+
+
+class FileOfTable(msgspec.Struct, frozen=True):
+    """What an entry of a chain keeps as the statistics of a file. `spec`: by which it is partitioned."""
+
+    spec: int
+    manifest: FileStatistics
+
+
+def data_root(table: "Table") -> str:
+    """Where the data files of a table are."""
+    return table.properties.get(_DATA_PATH, f"{table.location().rstrip('/')}/data").rstrip("/")
+
+
+def target_of(table: "Table", name: str) -> Target:
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    return Target(name, schema_to_pyarrow(table.schema(), include_field_ids=False), " (table.update_schema())")
+
+
+def file_statistics(table: "Table", footer: Footer) -> FileStatistics:
+    """By the table's own settings of metrics."""
+    from pyiceberg.io.pyarrow import (
+        MetricModeTypes,
+        MetricsMode,
+        compute_statistics_plan,
+        data_file_statistics_from_parquet_metadata,
+        parquet_path_to_id_mapping,
+    )
+
+    schema, read = table.schema(), read_footer(footer)
+    plan, ids = compute_statistics_plan(schema, table.properties), parquet_path_to_id_mapping(schema)
+    for name in names_without_bounds(read):
+        column = plan[ids[name]]
+        if column.mode != MetricsMode(MetricModeTypes.NONE):
+            plan[ids[name]] = replace(column, mode=MetricsMode(MetricModeTypes.COUNTS))
+    statistics = data_file_statistics_from_parquet_metadata(
+        parquet_metadata=read, stats_columns=plan, parquet_column_mapping=ids
+    )
+    return FileStatistics(**statistics.to_serialized_dict())
+
+
+def data_file(
+    place: str, size: int, partition: Mapping[str, str | None], statistics: FileStatistics, of: IcebergPartitions
+) -> "DataFile":
+    """As a manifest has it. `partition`: see `IcebergPartitions.values`."""
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+
+    file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=place,
+        file_format=FileFormat.PARQUET,
+        partition=of.record(partition),
+        file_size_in_bytes=size,
+        sort_order_id=None,
+        equality_ids=None,
+        key_metadata=None,
+        **msgspec.structs.asdict(statistics),
+    )
+    file.spec_id = of.spec.spec_id
+    return file
+
+
+def encoded_footer(footer: Footer) -> str:
+    """See `batch_files.ForTable`: the driver alone knows which ids the columns have, and makes the statistics."""
+    return b64encode(footer).decode()
+
+
+def staged_file(table: "Table", file: BatchFile, of: IcebergPartitions) -> StagedFile:
+    """As an entry has it. Its path is the whole one: where the data files of a table are may be changed."""
+    statistics = FileOfTable(of.spec.spec_id, file_statistics(table, b64decode(file.statistics or "")))
+    text = msgspec.json.encode(statistics).decode()
+    return StagedFile(f"{data_root(table)}/{file.path}", file.rows, file.bytes, file.partition, text)
+
+
+def files_of_entry(table: "Table", entry: PublishingEntry) -> "list[DataFile]":
+    """As manifests have them. A file stays in the partition of the spec by which it was written, also if the table
+    has another spec since."""
+    found = []
+    for file in entry.files:
+        about = msgspec.json.decode(file.statistics or "", type=FileOfTable)
+        partitions = IcebergPartitions.of(table.name()[-1], table.specs()[about.spec], table.schema())
+        found.append(data_file(file.path, file.bytes, file.partition or {}, about.manifest, partitions))
+    return found

@@ -1,0 +1,145 @@
+"""Iceberg tables whose batches are decided in chains of entries, see `staged_table`. The first batch makes the
+table: by its partition spec files are written."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from kcl_dagster.chains.entry import StagedFile, TableRules
+from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.partitioning import partitioned
+from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable
+from kcl_dagster.spark.sinks.catalog_table import DEFAULT_CATALOG, MERGES, CatalogTable
+from kcl_dagster.spark.sinks.chain_folder import ChainFolder
+from kcl_dagster.spark.sinks.iceberg_commits import IcebergCommits
+from kcl_dagster.spark.sinks.iceberg_files import data_root, encoded_footer, staged_file, target_of
+from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
+from kcl_dagster.spark.sinks.layout import UNPARTITIONED, Layout
+from kcl_dagster.spark.sinks.staged_parquet import TARGET_BYTES
+from kcl_dagster.spark.sinks.staged_table import StagedTableSink, WritingRules
+from kcl_dagster.spark.sinks.table_files import TableFiles
+from kcl_dagster.spark.sinks.target import Target
+from kcl_dagster.spark.storage import S3Options, Store
+from kcl_dagster.spark.transform import Transform, unchanged
+from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+# Of a table that is made here. Small manifests are merged, and of the table's metadata the last hundred versions
+# are kept: a commit every half minute would leave thousands of each a day.
+PROPERTIES: Final = {MERGES: "true", "write.metadata.delete-after-commit.enabled": "true"}
+
+
+class StagedIcebergSink(StagedTableSink):
+    """Stages batches for an Iceberg table, see `CatalogTable`. `chains_path`: see `ChainFolder`. `commit_seconds`:
+    between two commits."""
+
+    def __init__(
+        self,
+        identifier: str,
+        catalog: Mapping[str, str] | None = None,
+        *,
+        catalog_name: str = DEFAULT_CATALOG,
+        transform: Transform = unchanged,
+        partition_by: Sequence[str] = (),
+        s3: S3Options | None = None,
+        chains_path: str | None = None,
+        commit_seconds: float = COMMIT_SECONDS,
+        target_bytes: int = TARGET_BYTES,
+        runtime: Runtime | None = None,
+    ) -> None:
+        table = CatalogTable(identifier, catalog, catalog_name=catalog_name, partition_by=partition_by, s3=s3)
+        super().__init__(
+            IcebergFormat(table, ChainFolder(table, chains_path), runtime or system()),
+            partitioned(transform, ())[0],
+            commit_seconds=commit_seconds,
+            target_bytes=target_bytes,
+            runtime=runtime,
+        )
+        self._catalog_table = table
+
+    @property
+    def path(self) -> str:
+        return self._catalog_table.identifier
+
+    def version(self) -> dict[str, str]:
+        """See `orchestration.table_versions.Versioned`."""
+        return self._catalog_table.version()
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergFormat:
+    """See `staged_table.TableFormat`."""
+
+    table: CatalogTable
+    chains: ChainFolder
+    runtime: Runtime
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def commits(self) -> ChainedTable:
+        return IcebergCommits(self.table, self.chains, self.runtime)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        with self.table.errors():
+            yield
+
+    def rules(self) -> WritingRules | None:
+        table = self.table.load()
+        return None if table is None else self._of(table)
+
+    def first_rules(self, output: pa.Schema) -> WritingRules:
+        return self._of(self.table.create(output, self.chains.location, PROPERTIES))
+
+    def _of(self, table: "Table") -> WritingRules:
+        self.chains.check(table.location())
+        return IcebergWriting(self.table, table)
+
+    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
+        self.table.keep_complete(application, known, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergWriting:
+    """See `staged_table.WritingRules`. `loaded`: the table as it was then."""
+
+    table: CatalogTable
+    loaded: "Table"
+
+    @property
+    def store(self) -> Store | TableFiles:
+        return self.table.store(self.loaded, data_root(self.loaded))
+
+    @property
+    def layout(self) -> Layout:
+        """Executors need pyiceberg for a partitioned table only."""
+        return UNPARTITIONED if self._partitions.is_flat else self._partitions
+
+    @property
+    def _partitions(self) -> IcebergPartitions:
+        return IcebergPartitions.of(self.table.name, self.loaded.spec(), self.loaded.schema())
+
+    @property
+    def for_table(self) -> ForTable:
+        return ForTable(self._target, encoded_footer)
+
+    @property
+    def _target(self) -> Target:
+        return target_of(self.loaded, self.table.name)
+
+    def applied(self, transform: Transform) -> Transform:
+        return self.table.transform_for(self.loaded, transform)
+
+    def staged(self, files: Sequence[BatchFile], output: pa.Schema) -> tuple[tuple[StagedFile, ...], TableRules]:
+        partitions = self._partitions
+        staged = tuple(staged_file(self.loaded, file, partitions) for file in files)
+        return staged, self._target.fulfilled(output, table=str(self.loaded.metadata.table_uuid))

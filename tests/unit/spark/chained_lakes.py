@@ -1,0 +1,235 @@
+"""Real tables, and workers that decide batches for them in chains: one of each format."""
+
+import itertools
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, Field
+from deltalake.schema import PrimitiveType
+from pyiceberg.types import StringType
+
+from kcl_dagster.chains.chain import Chain
+from kcl_dagster.chains.entry import PublishingEntry, StoredRange
+from kcl_dagster.chains.publication import chain_id
+from kcl_dagster.chains.store import Entries, FileStore
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.claim import ChainId, ClaimId
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.sinks.batch_files import StageFiles, batch_files
+from kcl_dagster.spark.sinks.catalog_table import CatalogTable
+from kcl_dagster.spark.sinks.chain_folder import ChainFolder
+from kcl_dagster.spark.sinks.completeness import completeness_key
+from kcl_dagster.spark.sinks.delta_log import DeltaLog, url_of
+from kcl_dagster.spark.sinks.record import application_key
+from kcl_dagster.spark.sinks.staged_delta import DeltaFormat
+from kcl_dagster.spark.sinks.staged_iceberg import IcebergFormat
+from kcl_dagster.spark.sinks.staged_table import TableFormat
+from kcl_dagster.spark.storage import LocalStore
+from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.testing.clock import FakeClock
+from kcl_dagster.worker.batch import Batch
+from kcl_dagster.worker.staging import StagedBatch
+from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable, TableCommitter
+from tests.unit.worker.kit import Data, Fuse
+
+APPLICATION = "clicks"
+LEASE = LeaseKey("shardId-000000000000")
+IDENTIFIER = "lake.clicks"
+
+
+@dataclass
+class Lake(ABC):
+    """A table below `folder`, which the first batch makes, partitioned by `columns`."""
+
+    folder: Path
+    columns: Sequence[str] = ("kind",)
+    worker: str = "w1"
+    clock: FakeClock = field(default_factory=FakeClock)
+    ids: Callable[[], str] = field(default_factory=lambda: map(str, itertools.count()).__next__)
+
+    def __post_init__(self) -> None:
+        self.runtime = Runtime(clock=self.clock, random=random.Random(1))
+        self.format = self.process()
+        self.chain = Chain(Entries(self.format.chains), chain_id(APPLICATION, self.worker, "1"), self.ids)
+
+    @abstractmethod
+    def process(self) -> TableFormat:
+        """The table as a process of its own uses it."""
+
+    @property
+    def store(self) -> FileStore:
+        """Where the chains are."""
+        return self.format.chains
+
+    def committer(self, complete: WrittenThrough | None = None) -> TableCommitter:
+        entries = Entries(self.store)
+        return TableCommitter(
+            entries, self.process().commits, APPLICATION, self.ids, self.clock, complete=lambda: complete
+        )
+
+    def staged(self, chain: ChainId, number: int, rows: pa.RecordBatch) -> StagedBatch:
+        """As `StagedTableSink.stage`, of an output that is there already."""
+        rules = self.format.rules() or self.format.first_rules(rows.schema)
+        task = StageFiles(rules.store, rules.layout, chain, number, 1 << 20, table=rules.for_table)
+        files = batch_files([row for manifest in task(iter([rows])) for row in manifest.to_pylist()])
+        if not files:
+            return StagedBatch((), {})
+        staged, fulfilled = rules.staged(files, rows.schema)
+        return StagedBatch(staged, {}, fulfilled)
+
+    def decide(self, rows: pa.RecordBatch) -> PublishingEntry:
+        number = self.chain.last + 1
+        ranges = [StoredRange(LEASE, ClaimId("c"), TRIM_HORIZON, Checkpoint(str(number)), 1, 8)]
+        staged = self.staged(self.chain.id, number, rows)
+        entry = self.chain.decide(staged.files, ranges, staged.rules)
+        assert entry is not None
+        return entry
+
+    @property
+    def wanted(self) -> dict[ChainId, int]:
+        return {self.chain.id: self.chain.last}
+
+    def left(self) -> list[str]:
+        """What is kept beside the table."""
+        return [file.path for folder in ("_chains/", "_commits/") for file in self.store.files(folder, hidden=True)]
+
+    def numbers(self) -> list[int]:
+        return [row["n"] for row in self.rows()]
+
+    @abstractmethod
+    def rows(self) -> list[dict[str, Any]]:
+        """What readers see, by `n`."""
+
+    @abstractmethod
+    def version(self) -> object:
+        """Another one after each commit of any writer."""
+
+    @abstractmethod
+    def last_number(self) -> int:
+        """Of the last commit of the application, as the table says."""
+
+    @abstractmethod
+    def complete_through(self) -> str:
+        """What the last commit says."""
+
+    @abstractmethod
+    def add_column(self) -> None:
+        """A column `note` of texts, with nothing in it."""
+
+    @abstractmethod
+    def make(self, schema: pa.Schema) -> None:
+        """Make the table by hand, without partitions."""
+
+
+class DeltaLake(Lake):
+    def process(self) -> TableFormat:
+        store = LocalStore(str(self.folder / "table"))
+        return DeltaFormat(DeltaLog(store, {}, self.columns), self.runtime)
+
+    def table(self) -> DeltaTable:
+        return DeltaTable(url_of(self.store.root))
+
+    def rows(self) -> list[dict[str, Any]]:
+        return self.table().to_pyarrow_table().sort_by("n").to_pylist()  # type: ignore[no-any-return]  # untyped
+
+    def version(self) -> object:
+        return self.table().version()
+
+    def last_number(self) -> int:
+        return self.table().transaction_version(application_key(APPLICATION)) or 0
+
+    def complete_through(self) -> str:
+        newest, *_ = self.table().history(1)
+        return str(newest[completeness_key(APPLICATION)])
+
+    def add_column(self) -> None:
+        self.table().alter.add_columns([Field("note", PrimitiveType("string"))])
+
+    def make(self, schema: pa.Schema) -> None:
+        DeltaTable.create(self.store.root, schema)
+
+
+class IcebergLake(Lake):
+    @property
+    def chains_path(self) -> str | None:
+        """None: the chains are below the table."""
+        return None
+
+    def catalog_table(self) -> CatalogTable:
+        where = {"type": "sql", "uri": f"sqlite:///{self.folder}/catalog.db", "warehouse": str(self.folder)}
+        return CatalogTable(IDENTIFIER, where, partition_by=self.columns)
+
+    def process(self) -> TableFormat:
+        table = self.catalog_table()
+        return IcebergFormat(table, ChainFolder(table, self.chains_path), self.runtime)
+
+    def table(self) -> Any:
+        return self.catalog_table().catalog.load_table(IDENTIFIER)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return self.table().scan().to_arrow().sort_by("n").to_pylist()  # type: ignore[no-any-return]  # untyped
+
+    def version(self) -> object:
+        return len(self.table().snapshots())
+
+    def last_number(self) -> int:
+        return self.process().commits.committed(APPLICATION)
+
+    def complete_through(self) -> str:
+        return str(self.table().current_snapshot().summary.get(completeness_key(APPLICATION)))
+
+    def add_column(self) -> None:
+        with self.table().update_schema() as schema:
+            schema.add_column("note", StringType())
+
+    def make(self, schema: pa.Schema) -> None:
+        catalog = self.catalog_table().catalog
+        catalog.create_namespace_if_not_exists("lake")
+        catalog.create_table(IDENTIFIER, schema)
+
+
+LAKES: dict[str, type[Lake]] = {"delta": DeltaLake, "iceberg": IcebergLake}
+
+
+def rows_of(numbers: range, kind: str | None = "a", **columns: Any) -> pa.RecordBatch:
+    size = len(numbers)
+    return pa.record_batch(
+        {"n": pa.array(numbers, pa.int64()), "kind": pa.array([kind] * size, pa.string()), **columns}
+    )
+
+
+@dataclass
+class LakeOfWorkers:
+    """The sink of workers in a test, into a real table. Nothing in a row says which attempt wrote it, and no two
+    attempts write the same."""
+
+    lake: Lake
+    fuse: Fuse
+    commit_seconds: float = COMMIT_SECONDS
+
+    def __post_init__(self) -> None:
+        self.chained_table: ChainedTable = self.lake.process().commits
+
+    @property
+    def entries(self) -> Entries:
+        return Entries(self.lake.store)
+
+    def stage(self, data: Data, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
+        rows = pa.record_batch(
+            {
+                "shard": [row[0] for row in data],
+                "n": pa.array([row[1] for row in data], pa.int64()),
+                "data": [row[2] for row in data],
+                "kind": [random.choice("abc") for _ in data],
+                "chance": [random.random() for _ in data],
+            }
+        )
+        staged = self.lake.staged(chain, number, rows)
+        self.fuse.point()
+        return staged

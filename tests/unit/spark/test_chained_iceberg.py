@@ -1,0 +1,377 @@
+"""Iceberg tables with chains: the workers, other writers, maintenance, and people who alter the table."""
+
+import itertools
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import LongType
+
+from kcl_dagster.errors import ConfigurationError, SinkError, Unsafe
+from kcl_dagster.spark.sinks.catalog_table import CatalogTable
+from kcl_dagster.spark.sinks.iceberg_commits import commit_key
+from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.table_committer import RETRY_SECONDS, TableCommitter
+from tests.unit.spark.chained_lakes import APPLICATION, IDENTIFIER, IcebergLake, rows_of
+from tests.unit.spark.rest_catalog import RestCatalog, rest_catalog
+from tests.unit.worker.kit import Killed
+
+KEY = commit_key(APPLICATION)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> IcebergLake:
+    return IcebergLake(tmp_path)
+
+
+@dataclass
+class Moments:
+    """What happens at the n-th moment of a process, before and after each request to the catalog."""
+
+    at: dict[int, Callable[[], None]] = field(default_factory=dict)
+    passed: int = 0
+
+    def moment(self) -> None:
+        self.passed += 1
+        self.at.pop(self.passed, lambda: None)()
+
+    def around(self, request: Callable[..., Any], *args: Any) -> Any:
+        self.moment()
+        answer = request(*args)
+        self.moment()
+        return answer
+
+
+def watched(lake: IcebergLake, monkeypatch: pytest.MonkeyPatch) -> tuple[TableCommitter, Moments]:
+    """A committer and its moments."""
+    committer, moments = lake.committer(), Moments()
+    catalog = committer.table.table.catalog  # type: ignore[attr-defined]  # of Iceberg
+    for name in ("load_table", "commit_table"):
+        monkeypatch.setattr(catalog, name, partial(moments.around, getattr(catalog, name)))
+    return committer, moments
+
+
+def finish(lake: IcebergLake, committer: TableCommitter) -> None:
+    """As a process that tries again after a failure."""
+    for _ in range(5):
+        with suppress(SinkError):
+            committer.finish(lake.wanted)
+            return
+        lake.clock.advance(RETRY_SECONDS)
+    raise AssertionError(committer)
+
+
+def killed() -> None:
+    raise Killed
+
+
+def each_moment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, happens: Callable[[IcebergLake], Callable[[], None]]
+) -> Iterator[tuple[IcebergLake, TableCommitter, bool]]:
+    """A table with one commit, for whose second one something happens at each moment in turn. The last time it
+    happens too late."""
+    for point in itertools.count(1):
+        (folder / str(point)).mkdir()
+        lake = IcebergLake(folder / str(point))
+        lake.decide(rows_of(range(2)))
+        lake.committer().finish(lake.wanted)
+        lake.decide(rows_of(range(2, 4)))
+        committer, moments = watched(lake, monkeypatch)
+        moments.at[point] = happens(lake)
+        yield lake, committer, point <= moments.passed
+        if moments.at:
+            assert point > 8
+            return
+
+
+def test_a_committer_that_is_killed_anywhere_is_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for lake, committer, _ in each_moment(tmp_path, monkeypatch, lambda _: killed):
+        with suppress(Killed):
+            committer.finish(lake.wanted)
+        lake.decide(rows_of(range(4, 5)))
+        finish(lake, lake.committer())
+        assert lake.numbers() == list(range(5))
+
+
+def test_a_committer_that_pauses_anywhere_adds_nothing_to_what_others_did_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def others(lake: IcebergLake) -> Callable[[], None]:
+        def go_on() -> None:
+            for number in (4, 5):
+                finish(lake, lake.committer())
+                lake.decide(rows_of(range(number, number + 1)))
+
+        return go_on
+
+    for lake, committer, _ in each_moment(tmp_path, monkeypatch, others):
+        finish(lake, committer)
+        finish(lake, lake.committer())
+        expected = 6 if lake.chain.last == 4 else 4
+        assert lake.numbers() == list(range(expected))
+        assert lake.last_number() in (2, 3, 4)
+
+
+def test_other_writers_and_expiry_may_come_in_between_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another writer appends, and all snapshots but the last one are expired, with their files."""
+
+    def others(lake: IcebergLake) -> Callable[[], None]:
+        def act() -> None:
+            lake.table().append(pa.table({"n": [100], "kind": ["z"]}))
+            expire(lake)
+            lake.table().append(pa.table({"n": [101], "kind": ["z"]}))
+
+        return act
+
+    for lake, committer, _ in each_moment(tmp_path, monkeypatch, others):
+        finish(lake, committer)
+        has_happened = 100 in lake.numbers()
+        expire(lake)
+        lake.decide(rows_of(range(4, 5)))
+        finish(lake, lake.committer())
+        assert lake.numbers() == [*range(5), *([100, 101] if has_happened else [])]
+
+
+def expire(lake: IcebergLake) -> None:
+    """As engines do it: with the manifest lists, and the manifests that no other snapshot has."""
+    table = lake.table()
+    gone = [one for one in table.snapshots() if one.snapshot_id != table.current_snapshot().snapshot_id]
+    kept = {one.manifest_path for one in table.current_snapshot().manifests(table.io)}
+    files = [one.manifest_path for snapshot in gone for one in snapshot.manifests(table.io)]
+    table.maintenance.expire_snapshots().by_ids([one.snapshot_id for one in gone]).commit()
+    for path in {*files, *(one.manifest_list for one in gone)} - kept:
+        Path(path.removeprefix("file://")).unlink()
+    assert len(lake.table().snapshots()) == 1
+
+
+def test_a_commit_whose_answer_was_lost_and_that_the_client_sent_again_is_not_undone(
+    lake: IcebergLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second request is refused, because the first one was carried out."""
+    lake.decide(rows_of(range(2)))
+    commit = SqlCatalog.commit_table
+
+    def sent_twice(*args: Any) -> Any:
+        commit(*args)
+        raise CommitFailedException("the table has changed")
+
+    with monkeypatch.context() as network:
+        network.setattr(SqlCatalog, "commit_table", sent_twice)
+        lake.committer().finish(lake.wanted)
+    assert lake.numbers() == [0, 1]
+    assert len(lake.table().snapshots()) == 1
+
+
+def test_one_property_says_what_the_table_contains_however_many_commits_it_has(lake: IcebergLake) -> None:
+    lake.decide(rows_of(range(1)))
+    committer = lake.committer(WrittenThrough(1_769_860_800))
+    committer.finish(lake.wanted)
+    with lake.table().transaction() as transaction:
+        transaction.set_properties(
+            {"commit.manifest.min-count-to-merge": "4", "write.metadata.previous-versions-max": "3"}
+        )
+    first = {name: text for name, text in lake.table().properties.items() if name != KEY}
+    for number in range(1, 14):
+        lake.decide(rows_of(range(number, number + 1)))
+        committer.finish(lake.wanted)
+    table = lake.table()
+    assert {name: text for name, text in table.properties.items() if name != KEY} == first
+    assert lake.last_number() == 14
+    assert len(table.current_snapshot().manifests(table.io)) <= 5
+    assert len(list((lake.folder / "lake" / "clicks" / "metadata").glob("*.metadata.json"))) <= 5
+    assert lake.numbers() == list(range(14))
+
+
+def test_a_table_whose_properties_were_removed_gets_nothing_twice(lake: IcebergLake) -> None:
+    lake.decide(rows_of(range(2)))
+    lake.committer().finish(lake.wanted)
+    with lake.table().transaction() as transaction:
+        transaction.remove_properties(KEY)
+    lake.decide(rows_of(range(2, 3)))
+    lake.committer().finish(lake.wanted)
+    assert lake.numbers() == [0, 1, 2]
+
+
+def test_files_of_a_former_partition_spec_come_into_the_table_with_the_same_commit(lake: IcebergLake) -> None:
+    lake.decide(rows_of(range(2)))
+    with lake.table().update_spec() as spec:
+        spec.remove_field("kind")
+        spec.add_field("n", BucketTransform(4), "n_bucket")
+        spec.add_field("kind", IdentityTransform(), "whole")
+    lake.decide(rows_of(range(2, 4), kind="b"))
+    lake.committer().finish(lake.wanted)
+    assert lake.numbers() == [0, 1, 2, 3]
+    assert lake.last_number() == 1
+    table = lake.table()
+    assert {one.partition_spec_id for one in table.current_snapshot().manifests(table.io)} == {0, 1}
+    for kind, numbers in (("a", [0, 1]), ("b", [2, 3])):
+        found = table.scan(row_filter=f"kind = '{kind}'")
+        assert sorted(found.to_arrow()["n"].to_pylist()) == numbers
+        assert all(f"={kind}" in task.file.file_path for task in found.plan_files())
+    lake.decide(rows_of(range(4, 5)))
+    lake.committer().finish(lake.wanted)
+    assert lake.numbers() == [0, 1, 2, 3, 4]
+
+
+def test_executors_need_pyiceberg_for_partitioned_tables_only(tmp_path: Path) -> None:
+    travels = {}
+    for columns in ((), ("kind",)):
+        folder = tmp_path / f"by-{len(columns)}"
+        folder.mkdir()
+        lake = IcebergLake(folder, columns)
+        lake.decide(rows_of(range(3)))
+        lake.committer().finish(lake.wanted)
+        assert lake.numbers() == [0, 1, 2]
+        rules = lake.format.rules()
+        assert rules is not None
+        travels[columns] = b"IcebergPartitions" in pickle.dumps(rules.layout)
+    assert travels == {(): False, ("kind",): True}
+
+
+def test_statistics_are_those_of_the_columns(lake: IcebergLake) -> None:
+    lake.decide(rows_of(range(10, 20)))
+    lake.committer().finish(lake.wanted)
+    [metrics] = lake.table().inspect.files()["readable_metrics"].to_pylist()
+    assert (metrics["n"]["lower_bound"], metrics["n"]["upper_bound"]) == (10, 19)
+    assert len(list(lake.table().scan(row_filter="n > 19").plan_files())) == 0
+
+
+def dropped_column(lake: IcebergLake) -> None:
+    with lake.table().update_schema() as schema:
+        schema.delete_column("n")
+
+
+def required_column(lake: IcebergLake) -> None:
+    with lake.table().update_schema(allow_incompatible_changes=True) as schema:
+        schema.update_column("n", required=True)
+
+
+def made_anew(lake: IcebergLake) -> None:
+    schema = lake.table().schema().as_arrow()
+    lake.catalog_table().catalog.drop_table(IDENTIFIER)
+    lake.make(schema)
+
+
+def removed(lake: IcebergLake) -> None:
+    lake.catalog_table().catalog.drop_table(IDENTIFIER)
+
+
+@pytest.mark.parametrize(
+    ("alter", "said"),
+    [
+        (dropped_column, r"n \(not in the table\)"),
+        (required_column, r"may not fulfil \['n'\]"),
+        (made_anew, "is not the table for which batches were decided"),
+        (removed, "was removed. Put it back"),
+    ],
+)
+def test_a_table_that_was_altered_takes_nothing_that_does_not_fit(
+    lake: IcebergLake, alter: Callable[[IcebergLake], None], said: str
+) -> None:
+    lake.decide(rows_of(range(2)))
+    alter(lake)
+    committer = lake.committer()
+    for _ in range(2):
+        with pytest.raises(SinkError, match=said):
+            committer.finish(lake.wanted)
+        with pytest.raises(SinkError, match="What was decided is safe in its files"):
+            committer.check()
+        lake.clock.advance(RETRY_SECONDS)
+    if alter is not removed:
+        assert lake.version() == 0
+
+
+class Elsewhere(IcebergLake):
+    @property
+    def chains_path(self) -> str | None:
+        return str(self.folder / "elsewhere")
+
+
+def test_a_worker_whose_chains_are_elsewhere_commits_nothing(lake: IcebergLake, tmp_path: Path) -> None:
+    """Two fleets that plan the same numbers at two places would each take the other's commit for its own."""
+    lake.decide(rows_of(range(2)))
+    lake.committer().finish(lake.wanted)
+    other = Elsewhere(tmp_path, worker="w2")
+    other.decide(rows_of(range(2, 4)))
+    with pytest.raises(SinkError, match=r"whose chains are at .*lake/clicks, and not at .*elsewhere"):
+        other.committer().finish(other.wanted)
+    assert lake.numbers() == [0, 1]
+
+
+def test_a_column_that_was_dropped_and_put_back_has_what_was_decided_meanwhile(lake: IcebergLake) -> None:
+    lake.decide(rows_of(range(2)))
+    dropped_column(lake)
+    with pytest.raises(SinkError):
+        lake.committer().finish(lake.wanted)
+    with lake.table().update_schema() as schema:
+        schema.add_column("n", LongType())
+    lake.committer().finish(lake.wanted)
+    assert lake.numbers() == [0, 1]
+
+
+def test_a_table_that_was_made_elsewhere_meanwhile_is_not_written_to(lake: IcebergLake, tmp_path: Path) -> None:
+    assert lake.store.root.endswith("lake/clicks")  # asked before there is a table
+    catalog = lake.catalog_table().catalog
+    catalog.create_table(IDENTIFIER, rows_of(range(1)).schema, location=str(tmp_path / "moved"))
+    with pytest.raises(SinkError, match="was made or moved since the worker began"):
+        lake.decide(rows_of(range(2)))
+
+
+@pytest.fixture
+def rest(tmp_path: Path) -> Iterator[RestCatalog]:
+    with rest_catalog(tmp_path, s3_access_key_id="vended", s3_session_token="for this table") as catalog:
+        yield catalog
+
+
+class RestLake(Elsewhere):
+    uri = ""
+
+    def catalog_table(self) -> CatalogTable:
+        return CatalogTable(IDENTIFIER, {"type": "rest", "uri": self.uri}, partition_by=self.columns)
+
+
+class BelowTable(RestLake):
+    @property
+    def chains_path(self) -> str | None:
+        return None
+
+
+def test_tables_of_rest_catalogs_have_chains_below_them_or_at_a_place_of_their_own(
+    rest: RestCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before there is a table, such a catalog does not say where it will be."""
+    monkeypatch.setattr(RestLake, "uri", rest.uri)
+    with pytest.raises(ConfigurationError, match="make the table first, or name another place with chains_path"):
+        BelowTable(tmp_path).decide(rows_of(range(2)))
+    apart = RestLake(tmp_path)
+    apart.decide(rows_of(range(2)))
+    apart.committer().finish(apart.wanted)
+    assert apart.numbers() == [0, 1]
+    assert (tmp_path / "elsewhere" / "_chains").is_dir()
+    with pytest.raises(Unsafe, match="whose chains are at"):
+        BelowTable(tmp_path).last_number()
+
+
+def test_chains_are_below_a_table_that_a_rest_catalog_has(
+    rest: RestCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RestLake, "uri", rest.uri)
+    lake = BelowTable(tmp_path)
+    lake.make(rows_of(range(1)).schema)
+    lake.decide(rows_of(range(2)))
+    lake.committer().finish(lake.wanted)
+    assert lake.numbers() == [0, 1]
+    assert lake.store.root == lake.table().location().removeprefix("file://")

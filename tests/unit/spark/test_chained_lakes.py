@@ -1,0 +1,272 @@
+"""Commits of what chains have decided to real tables: once, whoever commits, whatever happens in between."""
+
+import itertools
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, Field, Schema
+from deltalake.schema import PrimitiveType
+
+from kcl_dagster.errors import RecordRefused, SinkError
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.sinks.delta import DeltaSink
+from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
+from kcl_dagster.spark.sinks.delta_log import DeltaLog
+from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.table_committer import COMMIT_SECONDS, RETRY_SECONDS, TableCommitter
+from tests.unit.spark.chained_lakes import APPLICATION, LAKES, DeltaLake, Lake, LakeOfWorkers, rows_of
+from tests.unit.worker.kit import Fuse, Killed, World
+
+NOON = int(datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp())
+A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
+
+
+@pytest.fixture(params=LAKES)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return LAKES[request.param](tmp_path)
+
+
+@pytest.fixture
+def delta(tmp_path: Path) -> DeltaLake:
+    return DeltaLake(tmp_path)
+
+
+def test_entries_of_many_batches_come_with_one_commit(lake: Lake) -> None:
+    for number in range(4):
+        lake.decide(rows_of(range(10 * number, 10 * number + 10), kind="ab"[number % 2]))
+    assert lake.rows() == []
+    before = lake.version()
+    lake.committer(WrittenThrough(NOON, 3)).finish(lake.wanted)
+    assert lake.numbers() == list(range(40))
+    assert lake.version() == before + 1  # type: ignore[operator]
+    assert lake.last_number() == 1
+    assert Counter(row["kind"] for row in lake.rows()) == {"a": 20, "b": 20}
+    assert "2026-11-23T12:00:00" in lake.complete_through()
+    lake.decide(rows_of(range(40, 41)))
+    lake.committer().finish(lake.wanted)
+    assert lake.numbers() == list(range(41))
+
+
+def test_a_commit_is_made_once_by_however_many_workers_at_once(lake: Lake) -> None:
+    for number in range(3):
+        lake.decide(rows_of(range(10 * number, 10 * number + 10)))
+    committers = [lake.committer() for _ in range(4)]
+    barrier = threading.Barrier(len(committers))
+
+    def work(committer: TableCommitter) -> None:
+        barrier.wait()
+        committer.finish(lake.wanted)
+
+    threads = [threading.Thread(target=work, args=(committer,)) for committer in committers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for committer in committers:
+        lake.clock.advance(RETRY_SECONDS)
+        committer.finish(lake.wanted)
+    assert lake.numbers() == list(range(30))
+    assert lake.last_number() == 1
+
+
+def test_a_commit_whose_answer_was_lost_is_looked_up(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.decide(rows_of(range(3)))
+    committer = lake.committer()
+    kind = type(committer.table)
+    commit = kind.commit
+
+    def lost(*args: Any) -> None:
+        commit(*args)
+        raise SinkError("no answer")
+
+    with monkeypatch.context() as network:
+        network.setattr(kind, "commit", lost)
+        committer.finish(lake.wanted)
+    lake.decide(rows_of(range(3, 4)))
+    lake.committer().finish(lake.wanted)
+    assert lake.numbers() == list(range(4))
+
+
+def test_a_column_that_is_added_meanwhile_does_no_harm(lake: Lake) -> None:
+    lake.decide(rows_of(range(3)))
+    lake.add_column()
+    lake.committer().finish(lake.wanted)
+    assert [row["note"] for row in lake.rows()] == [None] * 3
+
+
+def test_null_in_a_column_that_allows_none_is_refused_before_the_decision(lake: Lake) -> None:
+    lake.make(pa.schema([("n", pa.int64()), pa.field("kind", pa.string(), nullable=False)]))
+    with pytest.raises(RecordRefused, match=r"null in \['kind'\]"):
+        lake.staged(lake.chain.id, 1, rows_of(range(2), kind=None))
+
+
+def test_narrower_types_are_widened_as_the_table_has_them(lake: Lake) -> None:
+    lake.make(pa.schema([("n", pa.int64()), ("kind", pa.string())]))
+    narrow = pa.record_batch({"n": pa.array([1, 2], pa.int32()), "kind": ["a", "b"]})
+    lake.decide(narrow)
+    [file] = lake.folder.rglob("*.parquet")
+    assert pq.read_schema(file).field("n").type == pa.int64()
+    lake.committer().finish(lake.wanted)
+    assert lake.numbers() == [1, 2]
+
+
+def test_files_of_a_batch_that_is_void_are_removed(lake: Lake) -> None:
+    staged = lake.staged(lake.chain.id, 1, rows_of(range(3)))
+    committer = lake.committer()
+    for _ in range(2):
+        committer.discard(lake.chain.id, [file.path for file in staged.files])
+        assert list(lake.folder.rglob("*.parquet")) == []
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_a_worker_that_ends_is_followed_by_another(lake: Lake, rounds: int) -> None:
+    """It ends after it has staged its next batch. What it had decided is in no row and not in the table."""
+    world = World(shards=2)
+    for shard in (A, B):
+        world.stream.put(shard, *(f"record {number}" for number in range(18)))
+    names = map("w{}".format, itertools.count(1))
+    for _ in range(2):
+        sink = LakeOfWorkers(lake, Fuse())
+        run = world.worker(next(names), chains=sink)
+        world.assign(run)
+        for _ in range(rounds):
+            run.round()
+        sink.fuse.burns_at = sink.fuse.passed + 1
+        with pytest.raises(Killed):
+            run.until_idle()
+        world.stream.put(A, "one more")
+    run = world.worker(next(names), chains=LakeOfWorkers(lake, Fuse()))
+    world.assign(run)
+    run.until_idle()
+    run.worker.protocol.close()
+    run.worker.shut_down()
+    found = Counter((row["shard"], row["n"], row["data"]) for row in lake.rows())
+    assert found == Counter(world.stream.everything())
+    assert all(world.lease(shard).claim is None for shard in (A, B))
+    assert len([path for path in lake.left() if path.startswith("_commits/")]) == 1
+
+
+def test_what_is_kept_beside_the_table_does_not_grow_with_its_commits(lake: Lake) -> None:
+    """One plan and the last entry of each chain."""
+    committer = lake.committer()
+    for number in range(12):
+        lake.decide(rows_of(range(number, number + 1)))
+        committer.finish(lake.wanted)
+        lake.chain.written({A: Checkpoint(str(number + 1))})
+        lake.chain.delete_entries(committer.visible(lake.chain.id))
+    assert len(lake.left()) == 2
+    assert lake.numbers() == list(range(12))
+
+
+# Delta
+
+
+def test_a_committer_that_was_paused_over_other_commits_adds_nothing(
+    delta: DeltaLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = delta.decide(rows_of(range(3)))
+    late = delta.process().commits
+    assert isinstance(late, DeltaCommits)
+    assert late.committed(APPLICATION) == 0
+    table = late.log.open()
+    assert table is not None
+    delta.committer().finish(delta.wanted)
+    delta.decide(rows_of(range(3, 5)))
+    delta.committer().finish(delta.wanted)
+    with monkeypatch.context() as paused:
+        paused.setattr(DeltaLog, "refreshed", lambda _: table)
+        with pytest.raises(SinkError, match="Concurrent"):
+            late.commit(APPLICATION, 1, [entry], None)
+    assert late.committed(APPLICATION) == 2
+    late.commit(APPLICATION, 1, [entry], None)
+    assert delta.numbers() == list(range(5))
+
+
+def test_other_writers_of_the_table_may_commit_in_between(delta: DeltaLake) -> None:
+    delta.decide(rows_of(range(3)))
+    committer = delta.committer()
+    assert committer.table.committed(APPLICATION) == 0
+    DeltaSink(delta.store.root).keep_complete("another", WrittenThrough(NOON), NOON)
+    committer.finish(delta.wanted)
+    assert delta.numbers() == [0, 1, 2]
+
+
+ALTERATIONS: dict[str, Callable[[DeltaTable], object]] = {
+    "a constraint": lambda table: table.alter.add_constraint({"small": "n < 100"}),
+    "another table": lambda table: _replaced(
+        table, [Field("m", PrimitiveType("long")), Field("kind", PrimitiveType("string"))]
+    ),
+    "another type": lambda table: _replaced(
+        table, [Field("n", PrimitiveType("string")), Field("kind", PrimitiveType("string"))]
+    ),
+}
+
+
+def _replaced(table: DeltaTable, fields: list[Field]) -> None:
+    from deltalake import write_deltalake
+
+    empty = pa.schema(Schema(fields).to_arrow()).empty_table()
+    write_deltalake(table, empty, mode="overwrite", schema_mode="overwrite", partition_by=["kind"])
+
+
+@pytest.mark.parametrize("how", ALTERATIONS)
+def test_a_table_that_was_altered_takes_nothing_that_does_not_fit(delta: DeltaLake, how: str) -> None:
+    delta.decide(rows_of(range(3)))
+    committer = delta.committer()
+    committer.finish(delta.wanted)
+    delta.decide(rows_of(range(3, 6)))
+    ALTERATIONS[how](delta.table())
+    before = delta.table().version()
+    delta.clock.advance(COMMIT_SECONDS)
+    for _ in range(2):
+        with pytest.raises(SinkError, match="What was decided is safe in its files"):
+            committer.step(delta.wanted)
+        with pytest.raises(SinkError):
+            committer.check()
+        delta.clock.advance(RETRY_SECONDS)
+    assert delta.table().version() == before
+
+
+def test_a_table_that_was_repaired_takes_what_was_decided(delta: DeltaLake) -> None:
+    delta.decide(rows_of(range(3)))
+    committer = delta.committer()
+    committer.finish(delta.wanted)
+    delta.decide(rows_of(range(3, 6)))
+    delta.table().alter.add_constraint({"small": "n < 100"})
+    with pytest.raises(SinkError):
+        committer.finish(delta.wanted)
+    delta.table().alter.drop_constraint("small")
+    delta.clock.advance(RETRY_SECONDS)
+    committer.finish(delta.wanted)
+    committer.check()
+    assert delta.numbers() == list(range(6))
+
+
+def test_a_table_that_was_removed_is_made_again_from_what_was_decided(delta: DeltaLake) -> None:
+    delta.decide(rows_of(range(3)))
+    shutil.rmtree(Path(delta.store.root, "_delta_log"))
+    committer = delta.committer()
+    committer.finish(delta.wanted)
+    assert delta.numbers() == [0, 1, 2]
+    assert delta.table().metadata().partition_columns == ["kind"]
+
+
+def test_a_vacuum_leaves_chains_and_plans_alone(delta: DeltaLake) -> None:
+    delta.decide(rows_of(range(3)))
+    delta.committer().finish(delta.wanted)
+    delta.staged(delta.chain.id, 99, rows_of(range(3)))  # of a batch that came to nothing
+    removed = delta.table().vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert [name for name in removed if "99_" not in name] == []
+    assert len(removed) == 1
+    delta.decide(rows_of(range(3, 4)))
+    delta.committer().finish(delta.wanted)
+    assert delta.numbers() == list(range(4))
