@@ -26,6 +26,7 @@ from kcl_dagster.emulator.gateway import Gateway
 from kcl_dagster.emulator.http.messages import Request
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.runs import RunView
+from kcl_dagster.operations.cost import Storing, estimate
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.sinks import Commit
 from kcl_dagster.orchestration.worker_run import WorkerRun
@@ -44,6 +45,9 @@ LEASE_WRITES: Final = "writes to leases"
 S3_WRITES: Final = ("s3 PutObject", "s3 CopyObject", "s3 ListObjectsV2")  # what S3 charges as writes
 S3_READS: Final = ("s3 GetObject",)
 BUCKET: Final = "lake"
+# At most, of batches in chains.
+BARS: Final = {"data files per batch": 2.0, "DynamoDB writes of a lease per hour": 400.0}
+DOLLARS: Final = 19.0
 
 
 def operation(request: Request) -> str | None:
@@ -204,6 +208,11 @@ def figures(diary: SteadyDiary, shards: int, files: int) -> dict[str, float]:
     }
 
 
+def figure(name: str, value: float, bar: float | None) -> dict[str, Any]:
+    about = {"figure": name, "value": round(value, 2), "unit": "", "bar": bar}
+    return {**about, "ok": bar is None or value <= bar}
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, default=32)
@@ -215,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
         for commit in get_args(Commit):
             with embedded_aws(streams={}) as cloud:
                 resource: Any = cloud.resource()
-                resource.client("s3").create_bucket(Bucket=BUCKET)
+                cloud.emulator.client("s3").create_bucket(Bucket=BUCKET)  # its first request takes long
                 diary = run(cloud, spark, commit, options.shards, options.seconds)
                 store = open_store(f"s3://{BUCKET}/{commit}", S3Options(**resource.connection("s3", "bench")))
                 files = sum(file.path.endswith(".parquet") for file in store.files())
@@ -227,7 +236,20 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name:<36}{former:12,.1f}{chained:12,.1f}")
     for commit, values in found.items():
         for name, value in values.items():
-            print(json.dumps({"figure": f"{commit}, {options.shards} shards: {name}", "value": round(value, 2)}))
+            bar = BARS.get(name) if commit == "chains" else None
+            print(json.dumps(figure(f"{commit}, {options.shards} shards: {name}", value, bar)))
+    for chained in (False, True):
+        cost = estimate(
+            kcl.Application(name="orders", streams="orders"),
+            shards=100,
+            workers=4,
+            storing=Storing(chained=chained),
+        )
+        dollars = sum(line.dollars(cost.prices) for line in cost.lines if not line.puts)
+        name = (
+            f"{'chains' if chained else 'leases'}, 100 shards, 4 workers: DynamoDB dollars a month, as `cost` says"
+        )
+        print(json.dumps(figure(name, dollars, DOLLARS if chained else None)))
     return 0
 
 

@@ -1,10 +1,12 @@
-"""What an application's tables cost, and for how long its workers run, estimated from its settings. Pure.
+"""What an application's tables and its requests to S3 cost, and for how long its workers run, estimated from its
+settings. Pure.
 
 Every write of a row up to 1 KB is one write unit; a consistent read is one read unit for each 4 KB, any other half.
+S3 charges a put, a copy and a listing alike, and a deletion not at all.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kcl_dagster.application import Application
 from kcl_dagster.worker.settings import DISCOVERY_SECONDS
@@ -26,9 +28,18 @@ READING_SHARE: Final = 0.25  # of a run; in the rest it starts, waits until it m
 RUN_LOOKS: Final = 5  # at the whole table, while it finds out that everything is read
 LEASE_WRITES_PER_RUN: Final = 4  # assigned, acquired, written through when it is stored, released
 
+# A fetch has two tasks, and each closes a file for each partition value.
+TASKS: Final = 2
+# In a folder in chains, a file is put, and copied to its final name.
+PUTS_OF_PUBLISHED: Final = 2
+ENTRY_PUTS: Final = 1  # for each batch in chains
+# A commit of a table: its plan, the version of its log, and what is listed to find entries and the last version.
+COMMIT_PUTS: Final = 6
+
 # us-east-1, on demand, dollars for a million units. Regions differ by up to 60 %.
 WRITE_PRICE: Final = 0.625
 READ_PRICE: Final = 0.125
+PUT_PRICE: Final = 5.0
 # A machine of 1 vCPU and 2 GB, dollars an hour: Fargate in us-east-1.
 HOUR_PRICE: Final = 0.05
 
@@ -42,18 +53,60 @@ class Prices:
     hour: float = HOUR_PRICE
     """Of a worker's machine."""
 
+    put: float = PUT_PRICE
+    """Of a million puts, copies and listings of S3."""
+
+
+StoredIn = Literal["folder", "table", "other"]
+"""What is stored to: a folder of Parquet or a table on S3, or anything that makes no requests to S3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """How batches are stored."""
+
+    target: StoredIn = "folder"
+    chained: bool = False
+    """Whether batches are decided in chains, else in their leases."""
+
+    commit_seconds: float = 30.0
+    """Between two commits of a table in chains. All workers share them."""
+
+    partition_values: int = 1
+    """How many a batch has."""
+
+    def files(self, shards: int) -> float:
+        """Of one batch of one worker that has so many shards with records."""
+        return (min(TASKS, shards) if self.chained else shards) * self.partition_values
+
+    def puts(self, shards: int) -> float:
+        """Requests of one batch of one worker, without what all workers share."""
+        files, is_table = self.files(shards), self.target == "table"
+        if self.target == "other":
+            return 0.0
+        if not self.chained:
+            return files + (COMMIT_PUTS if is_table else 0)
+        return files * (1 if is_table else PUTS_OF_PUBLISHED) + ENTRY_PUTS
+
+    @property
+    def commits(self) -> float:
+        """Requests a second for the commits that all workers share."""
+        return COMMIT_PUTS / self.commit_seconds if self.chained and self.target == "table" else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """Units a second for one purpose."""
+    """Units a second for one purpose. `puts`: requests to S3."""
 
     purpose: str
     writes: float = 0.0
     reads: float = 0.0
+    puts: float = 0.0
 
     def dollars(self, prices: Prices) -> float:
         """A month."""
-        return (self.writes * prices.write + self.reads * prices.read) * SECONDS_PER_MONTH / 1e6
+        units = self.writes * prices.write + self.reads * prices.read + self.puts * prices.put
+        return units * SECONDS_PER_MONTH / 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +120,12 @@ class Cost:
     machine_hours: float = 0.0
     """A month, of all workers together."""
 
+    files_per_hour: float = 0.0
+    """Data files that are made, before a compaction merges them."""
+
     @property
     def dollars(self) -> float:
-        """A month, for the tables."""
+        """A month, for the tables and for requests to S3."""
         return sum(line.dollars(self.prices) for line in self.lines)
 
     @property
@@ -82,16 +138,18 @@ class Cost:
             "shards": self.shards,
             "workers": self.workers,
             "busy": self.busy,
-            "price_per_million": {"write": self.prices.write, "read": self.prices.read},
+            "price_per_million": {"write": self.prices.write, "read": self.prices.read, "put": self.prices.put},
             "lines": [
                 {
                     "purpose": line.purpose,
                     "write_units_per_second": round(line.writes, 4),
                     "read_units_per_second": round(line.reads, 4),
+                    "s3_puts_per_second": round(line.puts, 4),
                     "dollars_per_month": round(line.dollars(self.prices), 2),
                 }
                 for line in self.lines
             ],
+            "data_files_per_hour": round(self.files_per_hour, 1),
             "dollars_per_month": round(self.dollars, 2),
             "machine_hours_per_month": round(self.machine_hours, 1),
             "machine_dollars_per_month": round(self.machine_dollars, 2),
@@ -99,17 +157,26 @@ class Cost:
 
 
 def estimate(
-    application: Application, *, shards: int, workers: int, busy: float = 1.0, prices: Prices | None = None
+    application: Application,
+    *,
+    shards: int,
+    workers: int,
+    busy: float = 1.0,
+    prices: Prices | None = None,
+    storing: Storing | None = None,
 ) -> Cost:
     """`busy`: the part of the time in which a shard has records, so that batch follows batch.
 
-    Left out: reshards, handoffs, and what Kinesis itself costs.
+    Left out: reshards, handoffs, compactions, gets of S3, and what Kinesis itself costs.
     """
-    timings, batch = application.timings, application.batch
+    timings, batch, storing = application.timings, application.batch, storing or Storing()
     tick = timings.tick_interval + SENSOR_STEP_SECONDS
     renewals = 1 / timings.renewal_interval
-    # A batch that takes longer than a renewal interval is renewed in between.
-    while_busy = max(WRITES_PER_BATCH / batch.max_seconds, renewals)
+    # A batch that takes longer than a renewal interval is renewed in between. In chains, checkpoints are written
+    # with the renewals.
+    while_busy = renewals if storing.chained else max(WRITES_PER_BATCH / batch.max_seconds, renewals)
+    each = max(1, -(-shards // max(1, workers)))
+    batches = workers * busy / batch.max_seconds
     table_units = -(-(shards + workers) * ROW_BYTES // READ_UNIT_BYTES)
     lines = (
         CostLine("leases: batches and renewals", writes=shards * (busy * while_busy + (1 - busy) * renewals)),
@@ -120,8 +187,10 @@ def estimate(
             writes=WRITES_PER_TICK / tick + 1 / MEMORY_SAVE_SECONDS,
             reads=(table_units + READS_PER_TICK) / tick,
         ),
+        CostLine("storage: files, entries and commits", puts=batches * storing.puts(each) + storing.commits * busy),
     )
-    return Cost(shards, workers, busy, prices or Prices(), lines, workers * SECONDS_PER_MONTH / 3600)
+    hours, files = workers * SECONDS_PER_MONTH / 3600, batches * storing.files(each) * 3600
+    return Cost(shards, workers, busy, prices or Prices(), lines, hours, files)
 
 
 def estimate_catch_up(
@@ -131,14 +200,17 @@ def estimate_catch_up(
     every: float,
     run_seconds: float = RUN_SECONDS,
     prices: Prices | None = None,
+    storing: Storing | None = None,
 ) -> Cost:
     """The same shards, read by a bounded run every `every` seconds that takes `run_seconds`. Nothing runs in
     between, the leader included."""
-    timings = application.timings
+    timings, storing = application.timings, storing or Storing()
     table_units = -(-(shards + 1) * ROW_BYTES // READ_UNIT_BYTES)
     batches = max(1.0, READING_SHARE * run_seconds / application.batch.max_seconds)
     renewals = run_seconds / timings.renewal_interval
-    per_lease = LEASE_WRITES_PER_RUN + WRITES_PER_BATCH * batches + renewals
+    per_lease = LEASE_WRITES_PER_RUN + renewals + (0 if storing.chained else WRITES_PER_BATCH * batches)
+    # A table is committed to when everything is read.
+    puts = batches * storing.puts(shards) + (COMMIT_PUTS if storing.commits else 0)
     ticks = run_seconds / RUN_TICK_SECONDS
     lines = (
         CostLine("leases: batches and renewals", writes=shards * per_lease / every),
@@ -152,6 +224,8 @@ def estimate_catch_up(
             writes=ticks * WRITES_PER_TICK / every,
             reads=ticks * (table_units + READS_PER_TICK) / every,
         ),
+        CostLine("storage: files, entries and commits", puts=puts / every),
     )
     hours = SECONDS_PER_MONTH / every * run_seconds / 3600
-    return Cost(shards, 1, run_seconds / every, prices or Prices(), lines, hours)
+    files = batches * storing.files(shards) * 3600 / every
+    return Cost(shards, 1, run_seconds / every, prices or Prices(), lines, hours, files)

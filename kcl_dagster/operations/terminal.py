@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, get_args
 
 import yaml
 from rich.console import Console
@@ -32,10 +32,13 @@ from kcl_dagster.operations.cloudformation import ACCOUNT, REGION, to_yaml
 from kcl_dagster.operations.consumption import measure
 from kcl_dagster.operations.cost import (
     HOUR_PRICE,
+    PUT_PRICE,
     READ_PRICE,
     RUN_SECONDS,
     WRITE_PRICE,
     Prices,
+    StoredIn,
+    Storing,
     estimate,
     estimate_catch_up,
 )
@@ -178,6 +181,11 @@ class Verbs:
         cost.add_argument(
             "--run-seconds", type=float, default=RUN_SECONDS, help="with --catch-up, how long a run takes"
         )
+        cost.add_argument("--sink", choices=get_args(StoredIn), default="folder", help="on S3; other: not on S3")
+        cost.add_argument("--commit", choices=("leases", "chains"), default="leases", help="as for the sink")
+        cost.add_argument("--commit-seconds", type=_positive, default=30, help="of a table in chains (default 30)")
+        cost.add_argument("--partition-values", type=_positive, default=1, help="how many a batch has (default 1)")
+        cost.add_argument("--put-price", type=float, default=PUT_PRICE, help="dollars for a million puts to S3")
         cost.add_argument("--hour-price", type=float, default=HOUR_PRICE, help="dollars for an hour of a worker")
         cost.add_argument("--write-price", type=float, default=WRITE_PRICE, help="dollars for a million units")
         cost.add_argument("--read-price", type=float, default=READ_PRICE, help="dollars for a million units")
@@ -370,7 +378,9 @@ class Verbs:
         return WRONG if report.overtaken else WELL
 
     def _cost(self, options: Options) -> int:
-        prices = Prices(options.write_price, options.read_price, options.hour_price)
+        prices = Prices(options.write_price, options.read_price, options.hour_price, options.put_price)
+        chained = options.commit == "chains"
+        storing = Storing(options.sink, chained, options.commit_seconds, options.partition_values)
         if options.measured is not None:
             return self._measured(options, prices)
         application, shards, workers = self.application(options), options.shards, options.workers
@@ -386,23 +396,31 @@ class Verbs:
             shards = len(status.open_leases) if shards is None else shards
             workers = len(status.workers) if workers is None else workers
         if options.catch_up is None:
-            cost = estimate(application, shards=shards, workers=workers, busy=options.busy, prices=prices)
+            cost = estimate(
+                application, shards=shards, workers=workers, busy=options.busy, prices=prices, storing=storing
+            )
             size = f"{counted(shards, 'shard')} and {counted(workers, 'worker')}"
         else:
             every = options.catch_up * 60
             cost = estimate_catch_up(
-                application, shards=shards, every=every, run_seconds=options.run_seconds, prices=prices
+                application,
+                shards=shards,
+                every=every,
+                run_seconds=options.run_seconds,
+                prices=prices,
+                storing=storing,
             )
             size = f"{counted(shards, 'shard')} and a bounded run every {options.catch_up:g} minutes"
         if options.json:
             _tell(json.dumps(cost.to_document(), indent=2))
         else:
             for line in cost.lines:
-                _tell(
-                    f"{line.dollars(cost.prices):10.2f} $  {line.purpose} "
-                    f"({line.writes:.2f} write and {line.reads:.2f} read units a second)"
-                )
+                used = f"{line.writes:.2f} write and {line.reads:.2f} read units"
+                if line.puts:
+                    used = f"{line.puts:.2f} puts, copies and listings"
+                _tell(f"{line.dollars(cost.prices):10.2f} $  {line.purpose} ({used} a second)")
             _tell(f"{cost.dollars:10.2f} $  a month for {size}, on demand")
+            _tell(f"{cost.files_per_hour:10.0f}    data files an hour, before a compaction")
             _tell(f"{cost.machine_dollars:10.2f} $  a month for {cost.machine_hours:.0f} hours of workers")
         return WELL
 

@@ -8,7 +8,7 @@ from dagster import MetadataValue
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.consumption import Consumption, measure
-from kcl_dagster.operations.cost import Prices, estimate
+from kcl_dagster.operations.cost import Prices, StoredIn, Storing, estimate
 from kcl_dagster.operations.doctor import Verdict, diagnose
 from kcl_dagster.operations.doctor.diagnosis import Patient
 from kcl_dagster.operations.peek import peek
@@ -20,6 +20,7 @@ from kcl_dagster.orchestration.operations import forms
 from kcl_dagster.orchestration.operations.answers import Answer, Row, bullets, table
 from kcl_dagster.orchestration.operations.worktop import Worktop
 from kcl_dagster.orchestration.runs import run_view
+from kcl_dagster.orchestration.sinks import SinkChoice
 from kcl_dagster.orchestration.stores import written_stores
 
 # What the doctor looks at of dagster.yaml.
@@ -165,13 +166,21 @@ def look_cost(top: Worktop, form: forms.Cost) -> Answer:
     status = read_status(top.application, top.client("dynamodb"), top.runtime)
     prices = Prices(form.write_price, form.read_price)
     shards, workers = len(status.open_leases), max(len(status.workers), top.application.fleet.min_workers)
-    cost = estimate(top.application, shards=shards, workers=workers, busy=form.busy, prices=prices)
-    columns = ("purpose", "write units/s", "read units/s", "$/month")
+    cost = estimate(
+        top.application,
+        shards=shards,
+        workers=workers,
+        busy=form.busy,
+        prices=prices,
+        storing=storing_of(top.sink),
+    )
+    columns = ("purpose", "write units/s", "read units/s", "S3 puts/s", "$/month")
     rows: list[Row] = [
         {
             "purpose": line.purpose,
             "write units/s": round(line.writes, 3),
             "read units/s": round(line.reads, 3),
+            "S3 puts/s": round(line.puts, 3),
             "$/month": round(line.dollars(prices), 2),
         }
         for line in cost.lines
@@ -190,6 +199,14 @@ def look_cost(top: Worktop, form: forms.Cost) -> Answer:
             metadata["measured $/month"] = round(measured.dollars, 2)
             metadata["measured"] = MetadataValue.json(measured.to_document())
     return Answer(said, metadata)
+
+
+def storing_of(sink: SinkChoice) -> Storing:
+    """What an estimate has to know of a sink. An Iceberg table is named by its catalog, and taken to be on S3."""
+    target: StoredIn = "table" if sink.kind == "iceberg" else "other"
+    if sink.place.startswith(("s3://", "s3a://")):
+        target = "folder" if sink.kind == "parquet" else "table"
+    return Storing(target, chained=sink.open_staging is not None)
 
 
 def _measured(top: Worktop, form: forms.Cost, prices: Prices) -> Consumption | str:

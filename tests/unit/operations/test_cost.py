@@ -3,7 +3,7 @@
 import pytest
 
 from kcl_dagster.application import Application, BatchSettings, Timings
-from kcl_dagster.operations.cost import Prices, estimate, estimate_catch_up
+from kcl_dagster.operations.cost import COMMIT_PUTS, Cost, Prices, Storing, estimate, estimate_catch_up
 from tests.unit.operations.conftest import Shop
 
 APPLICATION = Application(name="orders-app", streams="orders")
@@ -30,8 +30,39 @@ def test_a_longer_lease_duration_is_cheaper() -> None:
     )
 
 
+def of_storing(storing: Storing, workers: int = 4) -> Cost:
+    return estimate(APPLICATION, shards=100, workers=workers, storing=storing)
+
+
+def test_in_chains_a_busy_shard_costs_its_renewals_and_files_follow_tasks() -> None:
+    leases, chains = of_storing(Storing()), of_storing(Storing(chained=True))
+    assert leases.lines[0].writes == pytest.approx(40.0), "two for each of 100 shards every 5 s"
+    assert chains.lines[0].writes == pytest.approx(10.0), "a renewal every 10 s"
+    assert leases.files_per_hour == pytest.approx(100 * 720)
+    assert chains.files_per_hour == pytest.approx(4 * 2 * 720)
+    assert leases.lines[-1].puts == pytest.approx(20.0)
+    assert chains.lines[-1].puts == pytest.approx(4 * (2 * 2 + 1) / 5)
+    assert of_storing(Storing(chained=True, partition_values=3)).files_per_hour == pytest.approx(4 * 6 * 720)
+
+
+def test_the_commits_of_a_table_in_chains_do_not_depend_on_the_workers() -> None:
+    def commits(workers: int, *, chained: bool) -> float:
+        table = of_storing(Storing("table", chained, commit_seconds=60), workers).lines[-1].puts
+        files = of_storing(Storing("folder"), workers).files_per_hour / 3600
+        return table - ((workers * 3 / 5) if chained else files)
+
+    assert commits(1, chained=True) == pytest.approx(COMMIT_PUTS / 60)
+    assert commits(8, chained=True) == pytest.approx(COMMIT_PUTS / 60)
+    assert commits(8, chained=False) == pytest.approx(8 * COMMIT_PUTS / 5)
+
+
+def test_what_is_not_on_s3_makes_no_requests_there() -> None:
+    for chained in (False, True):
+        assert of_storing(Storing("other", chained)).lines[-1].puts == 0
+
+
 def test_prices_are_the_callers() -> None:
-    free = estimate(APPLICATION, shards=10, workers=2, prices=Prices(write=0, read=0))
+    free = estimate(APPLICATION, shards=10, workers=2, prices=Prices(write=0, read=0, put=0))
     assert free.dollars == 0
     assert free.to_document()["dollars_per_month"] == 0
 
@@ -59,7 +90,8 @@ def test_an_idle_application_costs_what_was_estimated(shop: Shop) -> None:
         if step % 2 == 0:
             held = [shop.leader.tables.leases.renew(lease) for lease in held]
         shop.tick()
-    renewals, heartbeats, _, leader = estimate(shop.application, shards=2, workers=1, busy=0).lines
+    renewals, heartbeats, _, leader, storage = estimate(shop.application, shards=2, workers=1, busy=0).lines
+    assert storage.puts == 0, "nothing is stored"
     assert (table.read_units - reads) / 600 == pytest.approx(leader.reads, rel=0.25)
     written = renewals.writes + heartbeats.writes + leader.writes
     assert (table.write_units - writes) / 600 == pytest.approx(written, rel=0.25)

@@ -226,7 +226,7 @@ def test_a_cost_before_the_first_tick_says_how_to_estimate_it(
     )
     assert refused(capsys, "cost", "my_project:new").endswith(" add --shards N --workers N")
     lines = said(capsys, "cost", "my_project:new", "--shards", "1", "--workers", "1")
-    assert lines[-2].endswith("a month for 1 shard and 1 worker, on demand")
+    assert lines[-3].endswith("a month for 1 shard and 1 worker, on demand")
     assert lines[-1].endswith("a month for 720 hours of workers")
 
 
