@@ -233,7 +233,7 @@ class TableCommitter:
 
     def _carry_out(self, number: int, plan: TableCommit) -> None:
         """Any worker may, and several at once."""
-        if plan.entries and self.table.committed(self.application) < number:
+        if plan.entries:
             self._commit(number, plan)
         self._contained = plan.contained
 

@@ -4,7 +4,7 @@ Commits are repeated here and not by pyiceberg, which would add the files again 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from kcl_dagster.spark.sinks.completeness import (
 )
 from kcl_dagster.spark.sinks.iceberg_partitions import spec_of
 from kcl_dagster.spark.sinks.record import table_errors
+from kcl_dagster.spark.sinks.snapshot_expiry import NOTHING_OLD, delete_files, old_snapshots
 from kcl_dagster.spark.sinks.table_files import TableFiles, files_of
 from kcl_dagster.spark.sinks.target import nullable
 from kcl_dagster.spark.storage import S3Options, Store
@@ -47,13 +48,13 @@ _NO_RETRIES: Final = {"commit.retry.num-retries": "0"}
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What one commit adds to a table. `summary`: of its snapshot. `merges`: whether small manifests are merged, if
-    the table does not say it."""
+    """What one commit adds to a table. `summary`: of its snapshot. `maintains`: whether the commit merges small
+    manifests, if the table does not say it, and expires old snapshots, see `snapshot_expiry`."""
 
     files: Sequence["DataFile"]
     properties: Mapping[str, str]
     summary: Mapping[str, str]
-    merges: bool = False
+    maintains: bool = False
 
 
 class CatalogTable:
@@ -167,24 +168,26 @@ class CatalogTable:
         ]
         return partitioned(transform, filled)[0] if filled else transform
 
-    def append(self, runtime: Runtime, prepare: Callable[["Table"], Addition | None]) -> None:
+    def append(self, runtime: Runtime, prepare: Callable[["Table"], Addition | None]) -> bool:
         """Commit what `prepare` adds to the table as it is now, and again if another commit came in between. None:
-        there is nothing to add any more. Raises what pyiceberg raises: the commit may have been made then."""
+        there is nothing to add any more. False: there is no table. Raises what pyiceberg raises: the commit may
+        have been made then."""
         from pyiceberg.exceptions import CommitFailedException
 
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
-            table = self.catalog.load_table(self.identifier)
-            addition = prepare(table)
-            if addition is None:
-                return
+            table = self.load()
+            addition = None if table is None else prepare(table)
+            if table is None or addition is None:
+                return table is not None
             try:
                 _append(table, addition)
-            except CommitFailedException:
+            except (CommitFailedException, ValueError):  # ValueError: others have expired the same snapshots
                 if attempt == COMMIT_ATTEMPTS:
                     raise
                 runtime.clock.sleep(runtime.random.uniform(0, LONGEST_PAUSE))
             else:
-                return
+                break
+        return True
 
     def version(self) -> dict[str, str]:
         """See `orchestration.table_versions.Versioned`. As text: a browser rounds numbers of that size."""
@@ -232,14 +235,19 @@ def recent_summaries(table: "Table", key: str) -> list[str | None]:
 
 def _append(table: "Table", addition: Addition) -> None:
     """One snapshot; one for each partition spec, if the spec was changed since files were written."""
+    from pyiceberg.table.update.snapshot import ExpireSnapshots
+
     own = table.spec().spec_id
-    merges = table.properties.get(MERGES, str(addition.merges)).lower() == "true"
+    merges = table.properties.get(MERGES, str(addition.maintains)).lower() == "true"
     files = sorted(addition.files, key=lambda file: (file.spec_id == own, file.spec_id))
     by_spec = [(spec, list(some)) for spec, some in groupby(files, key=lambda file: file.spec_id)] or [(own, [])]
-    table = tried_once(table, {MERGES: str(merges).lower()})
+    old = old_snapshots(table.metadata, table.io) if addition.maintains else NOTHING_OLD
+    table = tried_once(table, {MERGES: str(merges).lower()}, old.ids)
     with table.transaction() as transaction:
         mapping = {} if table.metadata.name_mapping() else _name_mapping(table)
         transaction.set_properties(dict(addition.properties) | mapping)
+        if old.ids:
+            ExpireSnapshots(transaction).by_ids(old.ids).commit()
         for spec, some in by_spec:
             # pyiceberg writes manifests for the spec that is the table's in the metadata that it was given.
             table.metadata = table.metadata.model_copy(update={"default_spec_id": spec})
@@ -247,6 +255,7 @@ def _append(table: "Table", addition: Addition) -> None:
             with update.merge_append() if merges else update.fast_append() as snapshot:
                 for file in some:
                     snapshot.append_data_file(file)
+    delete_files(table.io, old.files)
 
 
 def _name_mapping(table: "Table") -> dict[str, str]:
@@ -254,12 +263,24 @@ def _name_mapping(table: "Table") -> dict[str, str]:
     return {"schema.name-mapping.default": table.schema().name_mapping.model_dump_json()}
 
 
-def tried_once(table: "Table", properties: Mapping[str, str] | None = None) -> "Table":
+def tried_once(
+    table: "Table", properties: Mapping[str, str] | None = None, expired: Collection[int] = ()
+) -> "Table":
     """The table, for whose commits pyiceberg does not try again. It asks the properties of the table that it was
     given; the catalog is told only what is set, so those of the table itself, which others honour, stay.
+
+    For the same reason it is given the last snapshot only, and those that are `expired`: it copies the metadata for
+    each step of a commit.
     """
-    all_properties = table.metadata.properties | _NO_RETRIES | dict(properties or {})
-    table.metadata = table.metadata.model_copy(update={"properties": all_properties})
+    metadata = table.metadata
+    needed = {*expired, *(ref.snapshot_id for ref in metadata.refs.values()), metadata.current_snapshot_id}
+    table.metadata = metadata.model_copy(
+        update={
+            "properties": metadata.properties | _NO_RETRIES | dict(properties or {}),
+            "snapshots": [one for one in metadata.snapshots if one.snapshot_id in needed],
+            "snapshot_log": [one for one in metadata.snapshot_log if one.snapshot_id in needed],
+        }
+    )
     table.catalog = cast("Catalog", _LooksUp(table.catalog))
     return table
 

@@ -171,7 +171,8 @@ class IcebergSink:
             record = {owner_key(part): str(StoredPart.of(part)) for part in found.missing}
             return Addition(added, record, record | completeness_record(batch.application, batch.complete))
 
-        self._table.append(self._runtime, missing)
+        if not self._table.append(self._runtime, missing):
+            raise SinkError(f"{self._table.name} was removed while the batch was written")
 
 
 def _compare(table: "Table", parts: Sequence[Part]) -> Comparison:

@@ -61,15 +61,14 @@ class IcebergCommits:
             record = msgspec.json.encode(CommitRecord(number, self.chains.root)).decode()
             key = commit_key(application)
             summary = {key: record} | completeness_record(application, complete)
-            return Addition(added, {key: record}, summary, merges=True)
+            return Addition(added, {key: record}, summary, maintains=True)
 
         with self.table.errors():
-            if self.table.load() is None:
+            if not self.table.append(self.runtime, missing):
                 raise SinkError(
                     f"{self.table.name} was removed. Put it back; or stop the workers, remove _chains and _commits "
                     f"below {self.chains.root}, and reset the leases"
                 )
-            self.table.append(self.runtime, missing)
 
     def discard(self, paths: Sequence[str]) -> None:
         with self.table.errors():

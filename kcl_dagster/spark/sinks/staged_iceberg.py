@@ -4,6 +4,7 @@ table: by its partition spec files are written."""
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from kcl_dagster.spark.sinks.iceberg_commits import IcebergCommits
 from kcl_dagster.spark.sinks.iceberg_files import data_root, encoded_footer, staged_file, target_of
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
 from kcl_dagster.spark.sinks.layout import UNPARTITIONED, Layout
+from kcl_dagster.spark.sinks.snapshot_expiry import AGE
 from kcl_dagster.spark.sinks.staged_parquet import TARGET_BYTES
 from kcl_dagster.spark.sinks.staged_table import StagedTableSink, WritingRules
 from kcl_dagster.spark.sinks.table_files import TableFiles
@@ -30,9 +32,14 @@ from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-# Of a table that is made here. Small manifests are merged, and of the table's metadata the last hundred versions
-# are kept: a commit every half minute would leave thousands of each a day.
-PROPERTIES: Final = {MERGES: "true", "write.metadata.delete-after-commit.enabled": "true"}
+SNAPSHOTS_KEPT: Final = timedelta(hours=2)  # a commit takes longer with each
+# Of a table that is made here. A commit every half minute would leave thousands of manifests, of snapshots and of
+# versions of the metadata a day. Manifests are merged, snapshots are expired, and a hundred versions remain.
+PROPERTIES: Final = {
+    MERGES: "true",
+    AGE: str(SNAPSHOTS_KEPT // timedelta(milliseconds=1)),
+    "write.metadata.delete-after-commit.enabled": "true",
+}
 
 
 class StagedIcebergSink(StagedTableSink):

@@ -17,6 +17,7 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType
 
 from kcl_dagster.errors import ConfigurationError, SinkError, Unsafe
+from kcl_dagster.spark.sinks import snapshot_expiry
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.sinks.iceberg_commits import commit_key
 from kcl_dagster.tables.completeness_row import WrittenThrough
@@ -77,13 +78,16 @@ def killed() -> None:
 def each_moment(
     folder: Path, monkeypatch: pytest.MonkeyPatch, happens: Callable[[IcebergLake], Callable[[], None]]
 ) -> Iterator[tuple[IcebergLake, TableCommitter, bool]]:
-    """A table with one commit, for whose second one something happens at each moment in turn. The last time it
-    happens too late."""
+    """A table with some commits, for whose next one something happens at each moment in turn. That one expires a
+    snapshot, too. The last time it happens too late."""
+    monkeypatch.setattr(snapshot_expiry, "FEWEST", 1)
     for point in itertools.count(1):
         (folder / str(point)).mkdir()
         lake = IcebergLake(folder / str(point))
-        lake.decide(rows_of(range(2)))
-        lake.committer().finish(lake.wanted)
+        for number in range(2):
+            lake.decide(rows_of(range(number, number + 1)))
+            lake.committer().finish(lake.wanted)
+            keep_snapshots(lake, 0)
         lake.decide(rows_of(range(2, 4)))
         committer, moments = watched(lake, monkeypatch)
         moments.at[point] = happens(lake)
@@ -118,9 +122,9 @@ def test_a_committer_that_pauses_anywhere_adds_nothing_to_what_others_did_meanwh
     for lake, committer, _ in each_moment(tmp_path, monkeypatch, others):
         finish(lake, committer)
         finish(lake, lake.committer())
-        expected = 6 if lake.chain.last == 4 else 4
+        expected = 6 if lake.chain.last == 5 else 4
         assert lake.numbers() == list(range(expected))
-        assert lake.last_number() in (2, 3, 4)
+        assert lake.last_number() in (3, 4, 5)
 
 
 def test_other_writers_and_expiry_may_come_in_between_at_any_moment(
@@ -143,6 +147,11 @@ def test_other_writers_and_expiry_may_come_in_between_at_any_moment(
         lake.decide(rows_of(range(4, 5)))
         finish(lake, lake.committer())
         assert lake.numbers() == [*range(5), *([100, 101] if has_happened else [])]
+
+
+def keep_snapshots(lake: IcebergLake, milliseconds: int) -> None:
+    with lake.table().transaction() as transaction:
+        transaction.set_properties({snapshot_expiry.AGE: str(milliseconds)})
 
 
 def expire(lake: IcebergLake) -> None:
@@ -193,6 +202,64 @@ def test_one_property_says_what_the_table_contains_however_many_commits_it_has(l
     assert len(table.current_snapshot().manifests(table.io)) <= 5
     assert len(list((lake.folder / "lake" / "clicks" / "metadata").glob("*.metadata.json"))) <= 5
     assert lake.numbers() == list(range(14))
+
+
+def files_of_metadata(lake: IcebergLake, name: str) -> list[Path]:
+    return list((lake.folder / "lake" / "clicks" / "metadata").glob(f"{name}.avro"))
+
+
+def test_old_snapshots_are_expired_and_their_files_deleted(
+    lake: IcebergLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_expiry, "FEWEST", 3)
+    lake.make(rows_of(range(1)).schema)
+    with lake.table().transaction() as transaction:
+        transaction.set_properties({"commit.manifest.min-count-to-merge": "3"})
+    keep_snapshots(lake, 0)
+    committer = lake.committer()
+    for number in range(25):
+        lake.decide(rows_of(range(number, number + 1)))
+        committer.finish(lake.wanted)
+    assert 1 <= lake.version() <= 5  # type: ignore[operator]
+    assert len(files_of_metadata(lake, "snap-*")) == lake.version()
+    assert len(files_of_metadata(lake, "*")) < 25, "pyiceberg leaves one that it has merged at once"
+    assert lake.numbers() == list(range(25))
+    for snapshot in lake.table().snapshots():
+        assert lake.table().scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows >= 20
+    assert lake.last_number() == 25
+
+
+def test_a_table_keeps_the_snapshots_of_two_hours_if_it_is_made_here(lake: IcebergLake) -> None:
+    lake.decide(rows_of(range(1)))
+    assert lake.table().properties[snapshot_expiry.AGE] == str(2 * 3600 * 1000)
+
+
+@pytest.mark.parametrize("how", ["a branch", "deleted rows", "gc.enabled", "no age", "a long age", "many to keep"])
+def test_snapshots_are_left_to_engines_where_data_files_may_belong_to_them_alone(
+    lake: IcebergLake, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(snapshot_expiry, "FEWEST", 1)
+    committer = lake.committer()
+    for number in range(6):
+        lake.decide(rows_of(range(number, number + 1), kind="ab"[number % 2]))
+        committer.finish(lake.wanted)
+        if number == 0:
+            properties = {
+                "gc.enabled": {"gc.enabled": "false", snapshot_expiry.AGE: "0"},
+                "many to keep": {"history.expire.min-snapshots-to-keep": "10", snapshot_expiry.AGE: "0"},
+                "a long age": {snapshot_expiry.AGE: "3600000"},
+            }
+            with lake.table().transaction() as transaction:
+                transaction.set_properties(properties.get(how, {snapshot_expiry.AGE: "0"}))
+                if how == "no age":
+                    transaction.remove_properties(snapshot_expiry.AGE)
+            if how == "a branch":
+                lake.table().manage_snapshots().create_branch(
+                    lake.table().current_snapshot().snapshot_id, "audit"
+                ).commit()
+            elif how == "deleted rows":
+                lake.table().delete("n == 0")
+    assert lake.version() == (7 if how == "deleted rows" else 6)
 
 
 def test_a_table_whose_properties_were_removed_gets_nothing_twice(lake: IcebergLake) -> None:
