@@ -5,6 +5,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 UV := uv==0.13.8
 BIN := .venv/bin
 READY := .venv/.ready
+PREPARED := .venv/.prepared
 BUILD := .cache/build
 export DAGSTER_DISABLE_TELEMETRY := 1
 # Companies put their own authority into the system store; uv would not look there by itself.
@@ -35,7 +36,12 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(READY)  ## the pipeline on embedded AWS, with Dagster's UI; FOR=90s runs that long and ends with a verdict
+# Without the archive, which some kinds of Java cannot make, Spark starts as well, more slowly.
+$(PREPARED): $(READY)
+	@$(BIN)/kcl-dagster prepare || true
+	@touch $@
+
+demo: $(READY) $(PREPARED)  ## the pipeline on embedded AWS, with Dagster's UI; FOR=90s runs that long and ends with a verdict
 	@exec $(BIN)/python -m jobs.demo $(if $(FOR),--for $(FOR)) $(if $(PORT),--port $(PORT))
 
 test: $(READY)  ## the test suite; `make nightly` runs what it leaves out
@@ -128,6 +134,8 @@ deploy-check: $(READY)  ## render and validate every file of deploy/, and the pr
 
 docs: $(READY)  ## dist/site: docs/ as a site, with search and a menu of versions
 	@$(BIN)/python -m docs.site $(ARGS)
+
+bench-start: $(PREPARED)
 
 bench-emulator bench-leader bench-failover bench-worker bench-decoding bench-cost bench-transforms bench-start: bench-%: $(READY)  ## measure NAME (emulator, leader, failover, worker, decoding, cost, transforms, start): a table and one JSON line per figure
 	@$(BIN)/python -m benchmarks.$* $(ARGS)

@@ -35,6 +35,12 @@ class Java:
     home: Path | None
     version: int
 
+    def program(self, environment: Mapping[str, str]) -> Path:
+        """The `java` that Spark's launcher runs."""
+        if self.home is not None:
+            return self.home / "bin" / "java"
+        return Path(shutil.which("java", path=environment.get("PATH")) or "java")
+
 
 def find_java(environment: Mapping[str, str], cache: Path | None = None) -> Java:
     """The first runtime that is new enough. Runs `java -version`, and may write a wrapper below `cache`.

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.machine import this_machine
+from kcl_dagster.spark.class_archive import class_archive
 from kcl_dagster.spark.executors import check_executors
 from kcl_dagster.spark.java import find_java
 from kcl_dagster.spark.local_dir import LOCAL_DIR, is_chosen_by_user, own_folder, remove_left_behind
@@ -73,6 +74,7 @@ LONGEST_SOCKET_FOLDER: Final = 60
 # report the error without it.
 QUERY_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
+JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 WORKER_PYTHON: Final = "spark.pyspark.python"  # of Spark: the interpreter of the executors' Python workers
 
 
@@ -136,7 +138,7 @@ def plan_session(settings: SparkSettings, *, python: str, cores: int, folder: Pa
             slots = settings.slots or LOCAL_SLOTS_PER_CORE * cores
             conf = LOCAL | {
                 "spark.driver.memory": settings.memory,
-                "spark.driver.extraJavaOptions": settings.java_options,
+                JAVA_OPTIONS: settings.java_options,
             }
             if folder is not None:
                 conf |= _inside(folder, settings.java_options)
@@ -158,7 +160,8 @@ def plan_session(settings: SparkSettings, *, python: str, cores: int, folder: Pa
 
 
 def start_session(settings: SparkSettings, name: str) -> SparkSession:
-    """The session that `settings` ask for. Takes 5 to 10 seconds where a JVM has to be started.
+    """The session that `settings` ask for. Takes 5 to 10 seconds where a JVM has to be started, half of it with an
+    archive of Spark's classes.
 
     Raises JavaMissing without a Java runtime, ConfigurationError when the session cannot be had, or its executors
     cannot run our code.
@@ -167,17 +170,20 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
         settings, python=sys.executable, cores=os.cpu_count() or 1, folder=_prepared_folder(settings)
     )
     builder: SparkSession.Builder = SparkSession.builder.appName(name)
+    conf = dict(plan.conf)
     if plan.starts_java:
         java = find_java(os.environ)
         if java.home is not None:
             os.environ["JAVA_HOME"] = str(java.home)
+        if settings.mode == "local":
+            conf[JAVA_OPTIONS] = class_archive(java, os.environ).used_by(conf[JAVA_OPTIONS])
     for key, value in plan.environment.items():
         os.environ.setdefault(key, value)
     if plan.master is not None:
         builder = builder.master(plan.master)
     if plan.remote is not None:
         builder = builder.remote(plan.remote)
-    for key, value in plan.conf.items():
+    for key, value in conf.items():
         builder = builder.config(key, value)
     try:
         session = builder.getOrCreate()
@@ -219,7 +225,7 @@ def _inside(folder: Path, java_options: str) -> dict[str, str]:
     """Configuration that keeps everything temporary in `folder`: Spark's blocks, and what the JVM unpacks."""
     conf = {LOCAL_DIR: str(folder)}
     if "-Djava.io.tmpdir" not in java_options:
-        conf["spark.driver.extraJavaOptions"] = f'{java_options} "-Djava.io.tmpdir={folder}"'
+        conf[JAVA_OPTIONS] = f'{java_options} "-Djava.io.tmpdir={folder}"'
     if len(str(folder)) > LONGEST_SOCKET_FOLDER:
         conf["spark.python.unix.domain.socket.dir"] = tempfile.gettempdir()
     return conf

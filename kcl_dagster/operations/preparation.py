@@ -1,0 +1,90 @@
+"""What a machine or an image can do once, so that every worker on it starts sooner: `kcl-dagster prepare`."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.spark.class_archive import ClassArchive, class_archive
+from kcl_dagster.spark.java import find_java
+from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
+from kcl_dagster.spark.warm_up import warm_up
+
+MAKE_SECONDS: Final = 300.0  # takes ten on a quiet machine
+MEGABYTE: Final = 1_000_000
+
+
+def prepare(environment: Mapping[str, str], cache: Path | None = None) -> str:
+    """Make the archive of Spark's classes for the Java that a worker would start here, unless it is there. Returns
+    what there is now, in words.
+
+    Raises JavaMissing, and ConfigurationError if no archive can be made.
+    """
+    java = find_java(environment)
+    archive = class_archive(java, environment, cache)
+    if archive.exists:
+        return f"{archive.path} is there already"
+    archive.path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="kcl-prepare-", dir=archive.path.parent) as folder:
+        program = str(java.program(environment))
+        if not archive.base.is_file() and not _has_own_archive(program):
+            made = Path(folder) / "java.jsa"
+            _run([program, "-Xshare:dump", f"-XX:SharedArchiveFile={made}"], environment)
+            made.replace(archive.base)
+        # An archive names the one below it by its path, so that one is in its place already.
+        draft = ClassArchive(Path(folder) / "spark.jsa", archive.base)
+        _run([sys.executable, "-m", __name__, str(draft.path), str(draft.base)], environment)
+        if not draft.exists:
+            raise ConfigurationError(f"{program} ended without an archive of its classes")
+        megabytes = draft.path.stat().st_size / MEGABYTE
+        draft.path.replace(archive.path)  # several processes may prepare: each puts a whole file there
+    return f"{archive.path} made, {megabytes:.0f} MB: Spark's JVM starts from it"
+
+
+def _has_own_archive(program: str) -> bool:
+    """Whether this Java came with an archive of its own classes, which ours adds to."""
+    done = subprocess.run(
+        [program, "-Xshare:on", "-version"], capture_output=True, timeout=MAKE_SECONDS, check=False
+    )
+    return done.returncode == 0
+
+
+def _run(command: list[str], environment: Mapping[str, str]) -> None:
+    try:
+        subprocess.run(
+            command, env=dict(environment), capture_output=True, text=True, timeout=MAKE_SECONDS, check=True
+        )
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in f"{error.stdout}\n{error.stderr}".splitlines() if line.strip()]
+        why = lines[-1] if lines else f"exit code {error.returncode}"
+        raise ConfigurationError(f"no archive of Spark's classes could be made: {why}") from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigurationError(f"no archive of Spark's classes could be made: {error}") from error
+
+
+def _archive_into(draft: ClassArchive) -> None:
+    """Start Spark, let it do what workers do, and have its JVM write the archive when it ends."""
+    base = [f'"-XX:SharedArchiveFile={draft.base}"'] if draft.base.is_file() else []
+    options = ["-XX:+UseSerialGC", *base, f'"-XX:ArchiveClassesAtExit={draft.path}"']
+    spark = start_session(SparkSettings(slots=2, memory="512m", java_options=" ".join(options)), "kcl-prepare")
+    warm_up(spark)
+    kept = spark.range(0, 1, 1, 1).localCheckpoint()
+    read = kept.withColumn("made", F.current_timestamp()).select(
+        "*", F.from_json(F.lit("{}"), "a int").alias("json")
+    )
+    read.select("id", "made", "json.*").where("id >= 0").write.parquet(str(draft.path.with_name("table")))
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001
+    stop_session(spark)
+    gateway.proc.stdin.close()  # at which the JVM exits, and writes
+    gateway.proc.wait(MAKE_SECONDS)
+    shutil.rmtree(draft.path.with_name("table"))
+
+
+if __name__ == "__main__":
+    _archive_into(ClassArchive(Path(sys.argv[1]), Path(sys.argv[2])))
