@@ -14,9 +14,10 @@ import pytest
 
 from kcl_dagster.orchestration import processes
 from tests.acceptance.family import ROOT, wait_for
+from tests.chaos import lakes
 
 NOTHING_LEFT_SECONDS = 15.0
-VERDICT = re.compile(r"^parquet: produced (\d+), stored (\d+), duplicates 0, lost 0, out of order 0$", re.MULTILINE)
+VERDICT = re.compile(r"^(\S+): produced (\d+), stored (\d+), duplicates 0, lost 0, out of order 0$", re.MULTILINE)
 
 
 class Chaos:
@@ -42,7 +43,7 @@ def chaos(directory: Path, *arguments: str) -> Iterator[Chaos]:
     output = directory / "output.txt"
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos", "--sink", "parquet", "--directory", str(directory), *arguments],
+            [sys.executable, "-m", "tests.chaos", "--directory", str(directory), *arguments],
             cwd=ROOT,
             env={**os.environ, name: value},
             stdin=subprocess.DEVNULL,
@@ -64,14 +65,16 @@ def chaos(directory: Path, *arguments: str) -> Iterator[Chaos]:
 @pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.timeout(1200)
-def test_every_record_is_stored_once_through_a_storm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sink", ["parquet", *lakes.CHAINED])
+def test_every_record_is_stored_once_through_a_storm(sink: str, tmp_path: Path) -> None:
     only = "kill_worker,freeze_driver,kill_leader,split,lost_answers,sink_fails"
-    with chaos(tmp_path, "--seed", "1", "--minutes", "0.4", "--only", only) as running:
+    with chaos(tmp_path, "--sink", sink, "--seed", "1", "--minutes", "0.4", "--only", only) as running:
         code = running.process.wait(1100)
         assert code == 0, running.told
         verdict = VERDICT.search(running.told)
         assert verdict is not None, running.told
-        assert verdict[1] == verdict[2] != "0"
+        assert verdict[1] == sink
+        assert verdict[2] == verdict[3] != "0"
         assert "kill -9 a worker's driver: worker-00" in running.told
         assert "make chaos SEED=1 MINUTES=0.4" in running.told
         wait_for(lambda: not running.family(), "nothing of it is left", NOTHING_LEFT_SECONDS)
@@ -90,7 +93,7 @@ def test_every_record_is_stored_once_through_a_storm(tmp_path: Path) -> None:
     ids=lambda number: number.name,
 )
 def test_nothing_is_left_of_a_run_that_is_stopped(number: signal.Signals, tmp_path: Path) -> None:
-    with chaos(tmp_path, "--minutes", "9") as running:
+    with chaos(tmp_path, "--sink", "parquet", "--minutes", "9") as running:
         wait_for(lambda: len(running.family()) >= 7, "supervisor, reaper, two leaders and three workers are there")
         time.sleep(1.0)  # into the middle of starting their JVMs
         running.process.send_signal(number)

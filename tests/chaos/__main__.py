@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kcl_dagster.application import Retrieval
 from kcl_dagster.operations import preflight
-from tests.chaos.lakes import KINDS, RAW
+from tests.chaos.lakes import CHAINED, KINDS, RAW
 from tests.chaos.schedule import Fault
 from tests.chaos.supervisor import Settings, Supervisor
 
@@ -22,9 +22,10 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=2.0, help="of faults; start and end take about one more")
     parser.add_argument(
         "--sink",
-        choices=[*KINDS, RAW, "all"],
+        choices=[*KINDS, RAW, *CHAINED, "all"],
         default="all",
-        help="all: every batch goes to each of them, with even seeds to raw too, whose files all are then fed from",
+        help="all: every batch goes to each of those without chains, with even seeds to raw too, whose files all "
+        "are then fed from",
     )
     parser.add_argument(
         "--only", metavar="FAULT,...", type=_faults, default=tuple(Fault), help="of " + ", ".join(map(_name, Fault))

@@ -18,6 +18,10 @@ KINDS = ("parquet", "delta", "iceberg", "foreach")
 RAW = "raw"
 """Parquet of the records as they were read: the fetch writes it, and the others are fed from its files."""
 
+CHAINED = ("parquet-chains", "delta-chains", "iceberg-chains")
+"""Decide their batches in chains. Each has the workers for itself: what is decided cannot be shared."""
+
+COMMIT_SECONDS = 5.0  # of a table in chains: several commits between two faults
 TABLE = "chaos.clicks"
 CATALOG = "default"  # a catalog in SQL knows its tables by its own name; this is the sink's
 
@@ -48,10 +52,21 @@ def transform(records: Any) -> Any:
     )
 
 
+def transform_by_chance(records: Any) -> Any:
+    """What sinks in chains store: rows of no lease, and another output with every attempt."""
+    return transform(records).drop("lease_key").selectExpr("*", "rand() as luck", "current_timestamp() as at")
+
+
 def choice(kind: str, lake: Path) -> kcl.SinkChoice:
     """A sink as a user would name it."""
     place = lake / kind
     match kind:
+        case "parquet-chains":
+            return kcl.parquet(str(place), commit="chains")
+        case "delta-chains":
+            return kcl.delta(str(place), commit="chains", commit_seconds=COMMIT_SECONDS)
+        case "iceberg-chains":
+            return kcl.iceberg(TABLE, catalog(lake), commit="chains", commit_seconds=COMMIT_SECONDS)
         case "parquet" | "raw":
             return kcl.parquet(str(place))
         case "delta":
@@ -60,7 +75,7 @@ def choice(kind: str, lake: Path) -> kcl.SinkChoice:
             return kcl.iceberg(TABLE, catalog(lake))
         case "foreach":
             return kcl.foreach_batch(file_by_identity(place))
-    raise ValueError(f"{kind} is none of {(*KINDS, RAW)}")
+    raise ValueError(f"{kind} is none of {(*KINDS, RAW, *CHAINED)}")
 
 
 def catalog(lake: Path) -> dict[str, str]:
@@ -116,9 +131,9 @@ def count(kind: str, lake: Path) -> int:
 def _files(kind: str, lake: Path) -> list[Path]:
     place = lake / kind
     match kind:
-        case "delta":
+        case "delta" | "delta-chains":
             return _delta_files(place)
-        case "iceberg":
+        case "iceberg" | "iceberg-chains":
             return _iceberg_files(lake)
         case "foreach":
             return _first_of_each(place)

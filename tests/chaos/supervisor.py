@@ -214,7 +214,10 @@ class Supervisor:
         self._leases = leases
 
     def _stored(self) -> int:
-        """User records that the last of the sinks has, by the journals."""
+        """User records that the last of the sinks has, by the journals; of a sink in chains, what readers see."""
+        kind = self._plan.sinks[0]
+        if kind in lakes.CHAINED:
+            return lakes.count(kind, self._plan.lake)
         records = {}
         for entry in journal.read(self._plan.journals):
             if entry.event == "end":

@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from kcl_dagster.spark.storage import Store
 from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.worker.batch import Batch, Sink
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.surroundings import Watch
 from tests.chaos import lakes, orders
@@ -71,7 +73,9 @@ class Sinks:
 
 
 def consumer(plan: Plan, slot: str, run_id: str) -> Consumer:
-    """The application as a user would define it, with sinks that keep a journal."""
+    """The application as a user would define it, with sinks that keep a journal, or with one in chains."""
+    if plan.sinks[0] in lakes.CHAINED:
+        return chained_consumer(plan)
 
     def open_sinks(_: Callable[[Any], Any], s3: Any) -> Sinks:
         opened = {kind: lakes.open_sink(kind, plan.lake, s3) for kind in plan.sinks}
@@ -80,6 +84,34 @@ def consumer(plan: Plan, slot: str, run_id: str) -> Consumer:
 
     sinks = kcl.SinkChoice("chaos", str(plan.lake), open_sinks)
     return kcl.kcl_consumer(application=plan.application, sink=sinks, name="clicks")(lakes.transform)
+
+
+def chained_consumer(plan: Plan) -> Consumer:
+    """With a sink that fails now and then while it stages, as it is told."""
+    choice = lakes.choice(plan.sinks[0], plan.lake)
+    assert choice.open_staging is not None
+    open_staging = choice.open_staging
+
+    def open_failing(transform: Callable[[Any], Any], s3: Any) -> StagingSink[Any]:
+        sink: Any = open_staging(transform, s3)
+        stage = sink.stage
+
+        def maybe_fail() -> None:
+            if plan.sinks_fail.exists() and random.random() < FAILS / 2:
+                raise SinkError(f"{plan.sinks[0]}: told to fail")
+
+        def failing(*about: Any) -> Any:
+            maybe_fail()
+            staged = stage(*about)
+            maybe_fail()
+            return staged
+
+        sink.stage = failing
+        opened: StagingSink[Any] = sink
+        return opened
+
+    choice = replace(choice, open_staging=open_failing)
+    return kcl.kcl_consumer(application=plan.application, sink=choice, name="clicks")(lakes.transform_by_chance)
 
 
 def run_is_over(plan: Plan, run_id: str) -> Watch:
