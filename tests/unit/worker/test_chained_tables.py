@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import Counter
 from contextlib import suppress
 
 import pytest
@@ -312,17 +313,65 @@ def test_what_waits_for_a_commit_counts_once_although_its_chain_was_closed_meanw
     assert len(world.chains()) == 3
 
 
-def test_a_lease_that_is_put_back_after_a_crash_is_read_again(world: TableWorld) -> None:
+def put_back(world: TableWorld, *shards: LeaseKey) -> None:
+    """As a reset does it."""
+    for shard in shards:
+        free = world.leases.vacate(world.lease(shard))
+        assert free is not None
+        world.leases.rewind(free, TRIM_HORIZON)
+
+
+def test_what_a_killed_worker_has_decided_is_not_committed_after_a_reset(world: TableWorld) -> None:
     put(world)
     run = working(world)
     run.until_idle()
-    free = world.leases.vacate(world.lease(A))
-    assert free is not None
-    world.leases.rewind(free, TRIM_HORIZON)
+    before = len(world.stored())
+    assert before < 7, "the rest is decided and waits"
+    put_back(world, A)
     following = working(world, "w2")
     following.until_idle()
     publishes(following)
-    assert len(world.stored()) == 14
+    assert len(world.stored()) == before + 7
+    assert set(world.stored()) == set(world.stream.everything())
+    assert world.lease(A).checkpoint is not None
+    put(world, records=2)
+    following.until_idle()
+    publishes(following)
+    assert len(world.stored()) == before + 9
+
+
+def test_a_commit_that_was_planned_before_a_reset_leaves_out_what_is_read_again(world: TableWorld) -> None:
+    """Its worker has ended in between."""
+    put(world)
+    run = working(world)
+    run.until_idle()
+    before = len(world.stored())
+    world.table.refuses = "the store is away"
+    world.clock.advance(COMMIT_SECONDS)
+    run.round()
+    world.table.refuses = None
+    put_back(world, A)
+    following = working(world, "w2")
+    following.until_idle()
+    publishes(following)
+    assert len(world.stored()) == before + 7
+    assert set(world.stored()) == set(world.stream.everything())
+
+
+def test_an_entry_with_a_lease_that_was_not_reset_is_committed() -> None:
+    world = TableWorld(shards=2)
+    for shard in (A, B):
+        put(world, shard)
+    run = working(world)
+    run.until_idle()
+    put_back(world, A)
+    following = working(world, "w2")
+    following.until_idle()
+    publishes(following)
+    assert Counter(row for row in world.stored() if row[0] == B) == Counter(
+        row for row in world.stream.everything() if row[0] == B
+    )
+    assert set(world.stored()) == set(world.stream.everything())
 
 
 def test_a_record_that_fails_is_set_aside_and_nothing_else() -> None:
