@@ -5,8 +5,9 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field
@@ -205,8 +206,26 @@ def rows_of(numbers: range, kind: str | None = "a", **columns: Any) -> pa.Record
 
 
 @dataclass
+class Fused:
+    """Each call of a method is two points of a fuse."""
+
+    of: Any
+    fuse: Fuse
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.of, name)
+        return partial(self._call, found) if callable(found) else found
+
+    def _call(self, method: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        self.fuse.point()
+        answer = method(*args, **more)
+        self.fuse.point()
+        return answer
+
+
+@dataclass
 class LakeOfWorkers:
-    """The sink of workers in a test, into a real table. Nothing in a row says which attempt wrote it, and no two
+    """The sink of a worker in a test, into a real table. Nothing in a row says which attempt wrote it, and no two
     attempts write the same."""
 
     lake: Lake
@@ -214,11 +233,11 @@ class LakeOfWorkers:
     commit_seconds: float = COMMIT_SECONDS
 
     def __post_init__(self) -> None:
-        self.chained_table: ChainedTable = self.lake.process().commits
+        self.chained_table = cast("ChainedTable", Fused(self.lake.process().commits, self.fuse))
 
     @property
     def entries(self) -> Entries:
-        return Entries(self.lake.store)
+        return Entries(cast("FileStore", Fused(self.lake.store, self.fuse)))
 
     def stage(self, data: Data, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         rows = pa.record_batch(

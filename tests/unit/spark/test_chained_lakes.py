@@ -5,6 +5,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,37 @@ def test_a_worker_that_ends_is_followed_by_another(lake: Lake, rounds: int) -> N
     assert found == Counter(world.stream.everything())
     assert all(world.lease(shard).claim is None for shard in (A, B))
     assert len([path for path in lake.left() if path.startswith("_commits/")]) == 1
+
+
+STEP = 5  # points between two kills: each point is tried with a table in memory, see test_chained_tables
+
+
+@pytest.mark.parametrize("kind", LAKES)
+def test_a_worker_that_is_killed_anywhere_loses_and_repeats_nothing(tmp_path: Path, kind: str) -> None:
+    for point in itertools.count(1, STEP):
+        (tmp_path / str(point)).mkdir()
+        lake = LAKES[kind](tmp_path / str(point))
+        world = World(shards=2)
+        for shard in (A, B):
+            world.stream.put(shard, *(f"record {number}" for number in range(7)))
+        sink = LakeOfWorkers(lake, Fuse(burns_at=point))
+        run = world.worker("w1", chains=sink)
+        world.assign(run)
+        with suppress(Killed):
+            run.until_idle()
+            run.worker.protocol.close()
+            run.worker.step_renewal()
+            sink.fuse.burns_at = None
+        world.stream.put(A, "one more")
+        following = world.worker("w2", chains=LakeOfWorkers(lake, Fuse()))
+        world.assign(following)
+        following.until_idle()
+        following.worker.protocol.close()
+        found = Counter((row["shard"], row["n"], row["data"]) for row in lake.rows())
+        assert found == Counter(world.stream.everything())
+        if sink.fuse.burns_at is None:
+            assert point > 50
+            return
 
 
 def test_what_is_kept_beside_the_table_does_not_grow_with_its_commits(lake: Lake) -> None:
