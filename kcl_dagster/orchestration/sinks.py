@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.folder import misspelt
+from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.orchestration.metadata import TABLE_NAME, URI
 from kcl_dagster.orchestration.secret_options import refuse_literals, refuse_secret_in, resolved
 from kcl_dagster.worker.batch import Batch, Sink
@@ -149,6 +150,7 @@ def delta(
     storage_options: Mapping[str, str] | None = None,
     commit: Commit = "leases",
     commit_seconds: float = COMMIT_SECONDS,
+    evolve: Evolve = "refuse",
 ) -> SinkChoice:
     """A Delta table, each record once. Needs the `delta` extra.
 
@@ -164,6 +166,10 @@ def delta(
             knows conditional puts, or a file system with hard links.
         commit_seconds: With `chains`, how long a batch waits for the next commit of the table at most, while all
             goes well. Readers and compactions pay for each commit.
+        evolve: With `chains`, what becomes of columns that the table does not have. `refuse`: the shard stops
+            until you have changed the table or the function. `add`: the table gets them before the batch is stored,
+            and they allow nulls. `ignore`: they are not stored. A type that the table's column cannot hold is
+            refused in any case.
 
     Example:
         .. code-block:: python
@@ -176,7 +182,7 @@ def delta(
         _DELTA,
         "leave it out and delta-rs takes it from the environment or the role of the machine",
     )
-    _refuse_commit(commit, "kcl.delta", commit_seconds)
+    _refuse_commit(commit, "kcl.delta", commit_seconds, evolve)
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
         from kcl_dagster.spark.sinks.delta import DeltaSink
@@ -201,6 +207,7 @@ def delta(
             s3=S3Options(**s3),
             storage_options=choice.delta_options(),
             commit_seconds=commit_seconds,
+            evolve=evolve,
         )
 
     choice = SinkChoice(
@@ -222,6 +229,7 @@ def iceberg(
     partition_by: Sequence[str] = (),
     commit: Commit = "leases",
     commit_seconds: float = COMMIT_SECONDS,
+    evolve: Evolve = "refuse",
     chains_path: str | None = None,
 ) -> SinkChoice:
     """An Iceberg table, each record once. Needs the `iceberg` extra.
@@ -242,6 +250,10 @@ def iceberg(
             Needs a store that knows conditional puts, or a file system with hard links.
         commit_seconds: With `chains`, how long a batch waits for the next commit of the table at most, while all
             goes well. Each commit is a snapshot, for which readers and maintenance pay.
+        evolve: With `chains`, what becomes of columns that the table does not have. `refuse`: the shard stops
+            until you have changed the table or the function. `add`: the table gets them before the batch is stored,
+            and they allow nulls; a column is widened (int to long, float to double, decimals) if the output needs
+            it. `ignore`: they are not stored. Any other change of a type is refused in any case.
         chains_path: With `chains`, where they are, if not below the location of the table: a directory that all
             workers share, or `s3://bucket/prefix`. Needed where workers reach the table only with what the catalog
             gives them, as in S3 Tables, and where a REST catalog has no such table yet.
@@ -258,7 +270,7 @@ def iceberg(
         return f"leave it out and set pyiceberg's own variable, {variable}"
 
     refuse_literals(catalog or {}, _ICEBERG, configured, prefix=identifier)
-    _refuse_commit(commit, "kcl.iceberg", commit_seconds)
+    _refuse_commit(commit, "kcl.iceberg", commit_seconds, evolve)
     if chains_path is not None:
         _refuse_path(chains_path, "kcl.iceberg(chains_path=...)")
 
@@ -289,6 +301,7 @@ def iceberg(
             s3=S3Options(**s3),
             chains_path=chains_path,
             commit_seconds=commit_seconds,
+            evolve=evolve,
         )
 
     def open_chains(s3: Connection) -> "Store":
@@ -320,11 +333,15 @@ def _store_at(path: str) -> "OpenStore":
     return open_it
 
 
-def _refuse_commit(commit: str, what: str, seconds: float = COMMIT_SECONDS) -> None:
+def _refuse_commit(commit: str, what: str, seconds: float = COMMIT_SECONDS, evolve: Evolve = "refuse") -> None:
     if commit not in get_args(Commit):
         raise ConfigurationError(f"commit of {what}: {commit!r} is none of {', '.join(get_args(Commit))}")
     if not seconds > 0:
         raise ConfigurationError(f"commit_seconds of {what} must be more than 0, is {seconds}")
+    if evolve not in get_args(Evolve):
+        raise ConfigurationError(f"evolve of {what}: {evolve!r} is none of {', '.join(get_args(Evolve))}")
+    if evolve != "refuse" and commit != "chains":
+        raise ConfigurationError(f"evolve={evolve!r} of {what} needs commit='chains'")
 
 
 def processors(factory: Callable[..., Any], processes: int | None = None) -> SinkChoice:

@@ -148,6 +148,12 @@ class CatalogTable:
             "need a place before that: make the table first, or name another place with chains_path"
         )
 
+    def add(self, columns: pa.Schema) -> None:
+        """Add these columns to the table, or widen those that it has."""
+        table = self.catalog.load_table(self.identifier)
+        with tried_once(table).update_schema() as update:
+            update.union_by_name(columns)
+
     @property
     def _namespace(self) -> str:
         return self.identifier.rpartition(".")[0]

@@ -126,6 +126,17 @@ class DeltaLog:
         found = [file.path for file in self.store.files(path, hidden=True)]
         return (version, md5(self.store.get(path), usedforsecurity=False).digest()) if path in found else None
 
+    def add(self, columns: pa.Schema) -> None:
+        """Add those of these columns that the table does not have. Those that it has in another type remain as they
+        are: delta-rs widens none."""
+        from deltalake import CommitProperties, DeltaTable, Schema
+
+        table = DeltaTable(self.url, storage_options=dict(self.options))
+        known = {field.name for field in table.schema().fields}
+        fields = [field for field in Schema.from_arrow(columns).fields if field.name not in known]
+        if fields:
+            table.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=LOG_RETRIES))
+
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """See `worker.batch.KeepingCompleteness`. If the table has got no commit with the entry, adds one that has
         no data. Opens the table anew: batches may use the other one meanwhile."""

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from kcl_dagster.chains.entry import StagedFile, TableRules
 from kcl_dagster.errors import SinkError
+from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable
@@ -19,6 +20,7 @@ from kcl_dagster.spark.sinks.delta_statistics import DeltaStatistics
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.staged_parquet import TARGET_BYTES
 from kcl_dagster.spark.sinks.staged_table import StagedTableSink, WritingRules
+from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
@@ -41,6 +43,7 @@ class StagedDeltaSink(StagedTableSink):
         storage_options: Mapping[str, str] | None = None,
         commit_seconds: float = COMMIT_SECONDS,
         target_bytes: int = TARGET_BYTES,
+        evolve: Evolve = "refuse",
         runtime: Runtime | None = None,
     ) -> None:
         check_settings(partition_by)
@@ -52,6 +55,7 @@ class StagedDeltaSink(StagedTableSink):
             transform,
             commit_seconds=commit_seconds,
             target_bytes=target_bytes,
+            evolve=evolve,
             runtime=runtime,
         )
 
@@ -96,6 +100,9 @@ class DeltaFormat:
     def first_rules(self, output: pa.Schema) -> WritingRules:  # noqa: ARG002 - the first rows make the table
         return DeltaWriting(self.log, None)
 
+    def add(self, columns: pa.Schema) -> None:
+        self.log.add(columns)
+
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         self.log.keep_complete(application, known, wanted)
 
@@ -118,6 +125,10 @@ class DeltaWriting:
     @property
     def for_table(self) -> ForTable:
         return ForTable(None, DeltaStatistics()) if self.rules is None else self.rules.for_table
+
+    @property
+    def target(self) -> Target | None:
+        return None if self.rules is None else self.rules.target
 
     def applied(self, transform: Transform) -> Transform:
         return transform if self.rules is None else self.rules.applied(transform)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from kcl_dagster.chains.entry import StagedFile, TableRules
+from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable
@@ -58,6 +59,7 @@ class StagedIcebergSink(StagedTableSink):
         chains_path: str | None = None,
         commit_seconds: float = COMMIT_SECONDS,
         target_bytes: int = TARGET_BYTES,
+        evolve: Evolve = "refuse",
         runtime: Runtime | None = None,
     ) -> None:
         table = CatalogTable(identifier, catalog, catalog_name=catalog_name, partition_by=partition_by, s3=s3)
@@ -66,6 +68,7 @@ class StagedIcebergSink(StagedTableSink):
             partitioned(transform, ())[0],
             commit_seconds=commit_seconds,
             target_bytes=target_bytes,
+            evolve=evolve,
             runtime=runtime,
         )
         self._catalog_table = table
@@ -111,6 +114,9 @@ class IcebergFormat:
         self.chains.check(table.location())
         return IcebergWriting(self.table, table)
 
+    def add(self, columns: pa.Schema) -> None:
+        self.table.add(columns)
+
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         self.table.keep_complete(application, known, wanted)
 
@@ -137,10 +143,10 @@ class IcebergWriting:
 
     @property
     def for_table(self) -> ForTable:
-        return ForTable(self._target, encoded_footer)
+        return ForTable(self.target, encoded_footer)
 
     @property
-    def _target(self) -> Target:
+    def target(self) -> Target:
         return target_of(self.loaded, self.table.name)
 
     def applied(self, transform: Transform) -> Transform:
@@ -149,4 +155,4 @@ class IcebergWriting:
     def staged(self, files: Sequence[BatchFile], output: pa.Schema) -> tuple[tuple[StagedFile, ...], TableRules]:
         partitions = self._partitions
         staged = tuple(staged_file(self.loaded, file, partitions) for file in files)
-        return staged, self._target.fulfilled(output, table=str(self.loaded.metadata.table_uuid))
+        return staged, self.target.fulfilled(output, table=str(self.loaded.metadata.table_uuid))

@@ -9,7 +9,7 @@ table may take no commit.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -18,6 +18,7 @@ from kcl_dagster.chains.entry import StagedFile, TableRules
 from kcl_dagster.chains.store import Entries, FileStore, check_store
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.claim import ChainId
+from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.origins import made, origin_of
@@ -25,12 +26,15 @@ from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStor
 from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.staged_parquet import TARGET_BYTES
 from kcl_dagster.spark.sinks.staging_job import StagingJob
+from kcl_dagster.spark.sinks.target import Target, nullable
 from kcl_dagster.spark.sinks.writing import schema_of
 from kcl_dagster.spark.transform import Transform, checked
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.staging import StagedBatch
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable
+
+ADDING_ATTEMPTS: Final = 3  # another worker may add the same columns
 
 
 class WritingRules(Protocol):
@@ -45,6 +49,10 @@ class WritingRules(Protocol):
 
     @property
     def for_table(self) -> ForTable: ...
+
+    @property
+    def target(self) -> Target | None:
+        """The columns of the table; None where there is no table yet."""
 
     def applied(self, transform: Transform) -> Transform:
         """The transform, with what the table computes, and failing for rows that it does not allow."""
@@ -76,12 +84,18 @@ class TableFormat(Protocol):
     def first_rules(self, output: pa.Schema) -> WritingRules:
         """Where there was no table: for an output of this schema."""
 
+    def add(self, columns: pa.Schema) -> None:
+        """Add these columns to the table, all of which allow nulls, and widen those that it has in another type.
+        Where that cannot be, the table remains as it is, or SinkError is raised."""
+
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """See `worker.batch.KeepingCompleteness`."""
 
 
 class StagedTableSink:
-    """Stages batches for a table. `commit_seconds`: between two commits."""
+    """Stages batches for a table. `commit_seconds`: between two commits. `evolve`: what becomes of columns that the
+    table does not have. They are added in a commit of their own before the batch is staged, so whatever was decided
+    fits the table: it is the one that readers see without its rows for some seconds."""
 
     def __init__(
         self,
@@ -90,8 +104,10 @@ class StagedTableSink:
         *,
         commit_seconds: float = COMMIT_SECONDS,
         target_bytes: int = TARGET_BYTES,
+        evolve: Evolve = "refuse",
         runtime: Runtime | None = None,
     ) -> None:
+        self._evolve = evolve
         self._table = table
         self._transform = transform
         self._target_bytes = target_bytes
@@ -126,6 +142,11 @@ class StagedTableSink:
             if rules is None:
                 with self._table.errors():
                     rules = self._table.first_rules(schema)
+            if self._evolve == "ignore":
+                output = self._known(output, rules)
+                schema = schema_of(output)
+            elif self._evolve == "add":
+                rules = self._evolved(schema, rules)
             is_as_read = output is data
             job = StagingJob(
                 self._table.name, rules.store, rules.layout, self._target_bytes, rules.for_table, schema
@@ -138,6 +159,38 @@ class StagedTableSink:
         with self._table.errors():
             staged, fulfilled = rules.staged(files, schema)
         return StagedBatch(staged, counts, fulfilled)
+
+    def _known(self, output: DataFrame, rules: WritingRules) -> DataFrame:
+        """Without the columns that the table does not have."""
+        if rules.target is None:
+            return output
+        kept = [name for name in output.columns if name in rules.target.schema.names]
+        if not kept:
+            raise SinkError(f"{self._table.name} has none of the columns of the output: {output.columns}")
+        return output if len(kept) == len(output.columns) else output.select(*(f"`{name}`" for name in kept))
+
+    def _evolved(self, output: pa.Schema, rules: WritingRules) -> WritingRules:
+        """The rules of the table, which has the columns of the output now. Other workers may add them, too. What it
+        could not be given is refused when the batch is staged."""
+        before: pa.Schema | None = None
+        for attempt in range(1, ADDING_ATTEMPTS + 1):
+            strange = pa.schema([]) if rules.target is None else rules.target.strange(output)
+            if not strange.names or strange == before:
+                break
+            before = strange
+            try:
+                with self._table.errors():
+                    self._table.add(nullable(strange))
+            except SinkError:
+                if attempt == ADDING_ATTEMPTS:
+                    raise
+                before = None
+            with self._table.errors():
+                known = self._table.rules()
+            if known is None:
+                raise SinkError(f"{self._table.name} was removed while columns were added")
+            rules = known
+        return rules
 
     def _check_store(self) -> None:
         """Before the first batch of this process."""

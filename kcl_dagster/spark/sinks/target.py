@@ -46,6 +46,22 @@ class Target:
         if missing:
             raise SinkError(f"{self.table}: the output lacks {missing}, which the table requires")
 
+    def strange(self, output: pa.Schema) -> pa.Schema:
+        """The columns of an output that the table does not have, or not in a type that holds their values. Raises
+        SinkError for one whose name differs from a column's in case only: most readers take them for one."""
+        known = {name.casefold(): name for name in self.schema.names}
+        for name in set(output.names) - set(self.schema.names):
+            if name.casefold() in known:
+                raise SinkError(
+                    f"{self.table}: column {name} of the output differs from {known[name.casefold()]} of the table "
+                    "in case only"
+                )
+        return pa.schema(field for field in output if not self._holds(field))
+
+    def _holds(self, field: pa.Field) -> bool:
+        index = self.schema.get_field_index(field.name)
+        return index >= 0 and fits(field.type, self.schema.field(index).type)
+
     @property
     def required(self) -> tuple[str, ...]:
         """The columns that allow no nulls."""

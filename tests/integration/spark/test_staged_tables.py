@@ -21,6 +21,7 @@ from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.sinks.staged_delta import StagedDeltaSink
 from kcl_dagster.spark.sinks.staged_iceberg import StagedIcebergSink
 from kcl_dagster.spark.sinks.staged_table import StagedTableSink
+from kcl_dagster.spark.sinks.target import decoded_schema
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.error_class import ErrorClass, class_of
@@ -71,6 +72,12 @@ def rows(path: Path, kind: str = "delta") -> pa.Table:
     if kind == "delta":
         return pa.table(DeltaTable(str(path)).to_pyarrow_table())
     return CatalogTable("lake.clicks", catalog(path)).catalog.load_table("lake.clicks").scan().to_arrow()
+
+
+def stored(batch: StagedBatch) -> list[str]:
+    """The columns of a batch that is not in the table yet."""
+    assert batch.rules is not None
+    return list(decoded_schema(batch.rules.schema).names)
 
 
 def numbered(records: DataFrame) -> DataFrame:
@@ -146,6 +153,46 @@ def test_columns_that_the_table_does_not_have_are_refused_before_the_decision(
     wider = StagedDeltaSink(str(tmp_path), transform=lambda records: numbered(records).withColumn("more", F.lit(1)))
     with pytest.raises(SinkError, match=r"more \(not in the table\)"):
         stage(wider, fetched, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_are_added_or_left_out_as_the_sink_says(
+    fetched: tuple[Batch, Any], tmp_path: Path, kind: str
+) -> None:
+    def wider(records: DataFrame) -> DataFrame:
+        return numbered(records).withColumn("more", F.struct(F.lit(1).alias("x"), F.array(F.lit("y")).alias("ys")))
+
+    first = stage(sink_of(kind, tmp_path, transform=numbered), fetched)  # it is decided, and not in the table yet
+    assert "more" not in stored(stage(sink_of(kind, tmp_path, transform=wider, evolve="ignore"), fetched, 2))
+    sink = sink_of(kind, tmp_path, transform=wider, evolve="add")
+    second, third = stage(sink, fetched, 3), stage(sink, fetched, 4)
+    commit(sink, 1, first, second)
+    commit(sink, 2, third)
+    found = rows(tmp_path, kind)["more"].to_pylist()
+    assert found.count(None) == RECORDS, "of the batch that was decided before the column was there"
+    assert found.count({"x": 1, "ys": ["y"]}) == 2 * RECORDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_type_that_the_table_cannot_hold_is_refused_or_widened(
+    fetched: tuple[Batch, Any], tmp_path: Path, kind: str
+) -> None:
+    def typed(sql: str) -> Any:
+        return lambda records: numbered(records).select(F.expr(sql))
+
+    sink = sink_of(kind, tmp_path, transform=typed("cast(n as int) as n"))
+    commit(sink, 1, stage(sink, fetched))
+    long = sink_of(kind, tmp_path, transform=typed("cast(n as bigint) + 5000000000 as n"), evolve="add")
+    if kind == "delta":  # delta-rs widens no column
+        with pytest.raises(SinkError, match=r"n \(int64, and int32 in the table\)"):
+            stage(long, fetched, 2)
+    else:
+        commit(long, 2, stage(long, fetched, 2))
+        assert sorted(rows(tmp_path, kind)["n"].to_pylist())[RECORDS:] == [*range(5 * 10**9, 5 * 10**9 + RECORDS)]
+    for sql, said in (("cast(n as string) as n", "string"), ("n as N", "in case only")):
+        strange = sink_of(kind, tmp_path, transform=typed(sql), evolve="add")
+        with pytest.raises(SinkError, match=said):
+            stage(strange, fetched, 3)
 
 
 def test_a_batch_without_rows_makes_no_table(fetched: tuple[Batch, Any], tmp_path: Path) -> None:

@@ -280,3 +280,18 @@ def test_a_function_of_tables_is_marked_for_sinks() -> None:
 def test_functions_of_tables_that_could_not_run_are_refused(sink: Any, function: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         kcl.kcl_consumer(application="clicks", stream="clicks", sink=sink, arrow=True)(function)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"evolve": "drop", "commit": "chains"}, "evolve of kcl.delta: 'drop' is none of refuse, add, ignore"),
+        ({"evolve": "add"}, "evolve='add' of kcl.delta needs commit='chains'"),
+        ({"commit": "chains", "commit_seconds": 0}, "commit_seconds of kcl.delta must be more than 0, is 0"),
+    ],
+)
+def test_settings_of_a_table_that_cannot_work_are_refused_where_they_are_made(
+    settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        kcl.delta("/lake/clicks", **settings)
