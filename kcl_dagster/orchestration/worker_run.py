@@ -148,10 +148,11 @@ class WorkerRun:
         clock = system().clock
         began = clock.monotonic()
         choice, session = self.consumer.sink, self.open_session()
-        took = clock.monotonic() - began
+        started = clock.monotonic()
         interruption.session = session
         connection = Connection(**self._connection("kinesis"))
-        if local_slots(session) is None:
+        is_local = local_slots(session) is not None
+        if not is_local:
             check_executors(session)  # again for our resource; sessions of other resources were not checked yet
             check_stream(session, connection, self.consumer.application.streams[0].name)
         check_sharing(session, sink, system().new_id())
@@ -161,7 +162,13 @@ class WorkerRun:
             opened = SparkSeats(session, connection, choice.processors, settings)
         else:
             opened = SparkEngine(session, connection, settings, sink=sink)
-        self.diary.info("ready to read: Spark took %.1f s to start", took)
+            if is_local:  # elsewhere, the checks were the first jobs
+                opened.warm_up()
+        self.diary.info(
+            "ready to read: Spark took %.1f s to start, and %.1f s for its first jobs",
+            started - began,
+            clock.monotonic() - started,
+        )
         return opened
 
     def _dead_letters(self) -> DeadLetters | None:

@@ -28,6 +28,7 @@ from kcl_dagster.spark.schema import RECORD_DDL
 from kcl_dagster.spark.sealing import SEALED_DDL
 from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges, StagesInFetches
 from kcl_dagster.spark.storage import Store
+from kcl_dagster.spark.warm_up import warm_up
 from kcl_dagster.streams.pacing import MAX_PAGE_BYTES
 from kcl_dagster.worker.batch import Budget, Range
 
@@ -58,13 +59,17 @@ class SparkEngine:
         `kcl_dagster.spark.staged_ranges`."""
         self._spark = spark
         settings, runtime = settings or EngineSettings(), runtime or system()
-        self._sink, self._runtime = sink, runtime
+        self._connection, self._sink, self._runtime = connection, sink, runtime
         self._swept: set[Store] = set()
         self._most_tasks = settings.tasks or _fitting_tasks(spark)
         self._plans = Plans(connection, settings, runtime)
         self._ahead = ReadAhead(spark, self._read_once, f"kcl-prefetch-{runtime.new_id()}")
         self.health = SessionHealth(spark)
         self._tagged: int | None = None
+
+    def warm_up(self) -> None:
+        """Run a job that reads nothing, with the tasks of a fetch. To be called once, before the first fetch."""
+        warm_up(self._spark, self._connection, self._most_tasks)
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> FetchedBatch:
         """See `worker.batch.Engine.fetch`."""

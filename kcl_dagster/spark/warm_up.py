@@ -1,21 +1,42 @@
-"""What a worker's Spark does before it counts as ready, so that the first batch does not wait for it.
+"""What Spark does before a worker counts as ready to read, so that the first batch does not wait for it.
 
-The first job with a Python function takes seconds: the JVM loads Spark's planner, starts the Python daemon and a
-worker, and that worker imports what a fetch needs.
+The first job with a Python function takes seconds: the JVM loads and compiles the planner, starts the Python daemon
+and its workers, and they import what a fetch needs and make their clients.
 """
 
+import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from kcl_dagster.spark.failures import first_line
+from kcl_dagster.spark.fetch import Connection
 
-def warm_up(spark: SparkSession, tasks: int = 1) -> None:
-    """Run a job like a fetch, which reads nothing. Raises what Spark raises."""
-    spark.range(0, tasks, 1, tasks).mapInArrow(_import, "id long").collect()
+log = logging.getLogger(__name__)
 
 
-def _import(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import kcl_dagster.spark.fetch  # noqa: F401 - what every batch will need
+def warm_up(spark: SparkSession, connection: Connection | None = None, tasks: int = 1) -> None:
+    """Run a job of so many tasks that is like a fetch and reads nothing. Does not raise what Spark raises: whatever
+    does not work will show in the first batch, which is repeated and reported as any other."""
+    try:
+        spark.range(0, tasks, 1, tasks).mapInArrow(_WarmUp(connection), "id long").collect()
+    except (PySparkException, Py4JError, OSError) as error:
+        log.warning("the first job of Spark has failed, before there was anything to read: %s", first_line(error))
 
-    yield from batches
+
+@dataclass(frozen=True, slots=True)
+class _WarmUp:
+    """What `mapInArrow` runs: the imports and the client of a fetch."""
+
+    connection: Connection | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from kcl_dagster.spark import fetch  # by name, so that the client stays in the process
+
+        if self.connection is not None:
+            fetch.client_of(self.connection)
+        yield from batches

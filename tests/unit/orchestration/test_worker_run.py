@@ -13,6 +13,7 @@ from pyspark.sql import Row, SparkSession
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration import worker_run
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.worker_run import WorkerRun
@@ -117,3 +118,24 @@ def test_a_worker_is_ready_when_spark_is(aws: Emulator, consumer: Consumer, reso
     is_up.set()
     late.get()
     assert surroundings.is_ready()
+
+
+def test_a_worker_is_ready_when_a_first_job_has_run(
+    monkeypatch: pytest.MonkeyPatch, consumer: Consumer, resource: kcl.KclResource
+) -> None:
+    """Its leases would wait for the imports of Spark's Python workers otherwise."""
+
+    class Engine:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.jobs = 0
+
+        def warm_up(self) -> None:
+            self.jobs += 1
+
+    monkeypatch.setattr(worker_run, "SparkEngine", Engine)
+    session: Any = Session(master="local[2,2]")
+    diary = Diary(AssetKey("things"), "worker-000", lambda _: None, logging.getLogger(__name__), lambda *_: None)
+    opened: Any = WorkerRun(consumer, resource, lambda: session, "worker-000", "run", diary)._open(
+        None, Interruption()
+    )
+    assert opened.jobs == 1

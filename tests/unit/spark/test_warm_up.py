@@ -1,0 +1,45 @@
+"""The first job of a session, before there is anything to read."""
+
+import logging
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+
+from kcl_dagster.spark import fetch
+from kcl_dagster.spark.fetch import Connection
+from kcl_dagster.spark.warm_up import _WarmUp, warm_up
+from tests.unit.spark.test_session import Session
+
+CONNECTION = Connection(region="eu-west-1", access_key="key", secret_key="secret")
+
+
+class Jobs(Session):
+    def __init__(self, answer: Any = None) -> None:
+        super().__init__(answer=answer)
+        self.jobs: list[Any] = []
+
+    def range(self, *given: int) -> "Jobs":
+        self.jobs.append(given)
+        return self
+
+
+def test_each_task_of_a_fetch_gets_one() -> None:
+    session: Any = Jobs()
+    warm_up(session, CONNECTION, 2)
+    assert session.jobs == [(0, 2, 1, 2)]
+
+
+def test_a_job_that_fails_is_left_to_the_first_batch(caplog: pytest.LogCaptureFixture) -> None:
+    session: Any = Jobs(PySparkException("no Python here"))
+    with caplog.at_level(logging.WARNING):
+        warm_up(session, CONNECTION)
+    assert "no Python here" in caplog.text
+
+
+def test_a_python_worker_has_the_client_that_its_first_fetch_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_clients", {})
+    rows = pa.RecordBatch.from_pydict({"id": [0]})
+    assert list(_WarmUp(CONNECTION)(iter([rows]))) == [rows]
+    assert list(fetch._clients) == [CONNECTION]
