@@ -48,8 +48,10 @@ def delete_chains(
             break
         treated.append(chain)
         is_closed = isinstance(entries.read(chain, number), ClosingEntry)
-        settle(entries, chain, by, new_id, publisher)
-        if is_closed:
+        is_passed_over = publisher.passes_over(chain, min(entries.numbers(chain), default=1))
+        if not is_passed_over:
+            settle(entries, chain, by, new_id, publisher)
+        if is_closed or is_passed_over:
             entries.forget(chain)
             deleted.append(chain)
     return deleted

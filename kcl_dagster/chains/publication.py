@@ -112,6 +112,10 @@ class Publisher(Protocol):
     def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
         """Publish all that was decided in a closed chain, by number, and remove what else is staged for it."""
 
+    def passes_over(self, chain: ChainId, first: int) -> bool:
+        """Whether the entries of a chain, of which the first one has the number `first`, are never published: the
+        chain was deleted before a worker made them that was paused meanwhile."""
+
     def discard(self, chain: ChainId, paths: Sequence[str]) -> None:
         """Remove the files of a batch that was not decided. `paths`: their final ones."""
 
@@ -157,6 +161,10 @@ class FolderPublisher:
                 left -= names.keys()
         self.files.delete(sorted(left))
         self.files.remove_empty(folder_of(chain))
+
+    def passes_over(self, chain: ChainId, first: int) -> bool:  # noqa: ARG002 - of any chain
+        """What was staged for such a chain was removed with it."""
+        return False
 
     def discard(self, chain: ChainId, paths: Sequence[str]) -> None:
         discard(self.files, chain, paths)

@@ -6,7 +6,9 @@ carry the plan out. The table keeps the number of the last commit that it contai
 files. So a commit whose answer was lost is looked up, and no entry is committed twice, also by two workers at once.
 
 The plan of number n is made when the table contains number n - 1. It says for each chain the last entry that the
-table contains afterwards. Only the last plan is kept, and in it only chains that have entries.
+table contains afterwards. Only the last plan is kept, and in it only chains that have entries, or had some within
+the last hour: a request to make an entry that had no answer is sent again, and may arrive itself when the entry
+that the second one made was deleted.
 
 Modelled in spec/TableCommits.tla.
 """
@@ -14,7 +16,8 @@ Modelled in spec/TableCommits.tla.
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -28,6 +31,7 @@ from kcl_dagster.model.lease import LeaseKey
 
 FOLDER: Final = "_commits"
 VERSION: Final = 1
+KEPT_SECONDS: Final = 3600.0  # far above the time for which a request to a store may be under way
 MOST_ENTRIES: Final = 500  # of a commit; what is left goes into the next one at once
 _NUMBER: Final = re.compile(r".*/(\d{12})\.json")
 
@@ -35,12 +39,16 @@ _NUMBER: Final = re.compile(r".*/(\d{12})\.json")
 class TableCommit(msgspec.Struct, frozen=True):
     """`entries`: those with files that the commit adds, in order. If there are none, the table is not touched.
     `contained`: the last entry of each chain that the table contains afterwards. `attempt`: a worker that finds a
-    plan at the number that it wanted to make sees by it whether the plan is its own."""
+    plan at the number that it wanted to make sees by it whether the plan is its own. `gone`: see `Selection`."""
 
     attempt: str
     entries: tuple[tuple[ChainId, int], ...]
     contained: dict[ChainId, int]
     version: int = VERSION
+    gone: dict[ChainId, float] = {}
+
+
+NOTHING_GONE: Final[Mapping[ChainId, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,37 +58,50 @@ class Selection:
 
     entries: tuple[FoundEntry, ...]
     contained: Mapping[ChainId, int]
+    gone: Mapping[ChainId, float] = field(default_factory=dict)
+    """Of the contained chains, those that had no entries any more, and when that was seen last: epoch seconds by
+    the store's clock. They are forgotten when they had none for KEPT_SECONDS."""
+
     gaps: tuple[ChainId, ...] = ()
     """Chains of which an entry is missing. Nothing behind it is selected."""
 
     passed_over: tuple[ChainId, ...] = ()
-    """Chains that are not in the table and whose first entry is missing."""
+    """Chains with entries that were made after the chain was deleted: it is gone, or it is not in the table and its
+    first entry is missing."""
 
     is_complete: bool = True
     """Whether nothing had to be left for the next commit."""
 
 
 def selected(
-    contained: Mapping[ChainId, int], found: Collection[FoundEntry], most: int = MOST_ENTRIES
+    contained: Mapping[ChainId, int],
+    found: Collection[FoundEntry],
+    gone: Mapping[ChainId, float] = NOTHING_GONE,
+    most: int = MOST_ENTRIES,
 ) -> Selection:
-    """What goes into the next commit. Pure. `contained`: of the last commit. `found`: all entries of all chains,
-    listed after the last commit was read.
+    """What goes into the next commit. Pure. `contained` and `gone`: of the last commit. `found`: all entries of all
+    chains, listed after the last commit was read.
 
     Older entries come first, and those of one chain in order. An owner makes no entry for a shard before the table
     contains those of the former owner, so that the order of each shard is kept.
 
-    A chain that is not in the table and whose first entry is missing was deleted. If a worker that was paused since
-    before that has made an entry, the entry means nothing: the chain is passed over.
+    A chain that is gone was deleted, and so was one that is not in the table and whose first entry is missing. If a
+    worker that was paused since before that makes an entry, or if a repeated request arrives late, the entry means
+    nothing: the chain is passed over.
     """
     chains: dict[ChainId, list[FoundEntry]] = defaultdict(list)
     for one in found:
         chains[one.chain].append(one)
-    after: dict[ChainId, int] = {}
+    now = max((one.modified for one in found), default=0.0)
+    kept = {chain: gone.get(chain, now) for chain in contained.keys() - chains.keys()}
+    kept |= dict.fromkeys(gone.keys() & chains.keys(), now)
+    kept = {chain: since for chain, since in sorted(kept.items()) if now - since < KEPT_SECONDS}
+    after = {chain: contained[chain] for chain in kept}
     gaps, passed_over, new = [], [], []
     for chain, entries in sorted(chains.items()):
         entries.sort(key=lambda one: one.number)
         last = contained.get(chain)
-        if last is None and entries[0].number != 1:
+        if chain in kept or (last is None and entries[0].number != 1):
             passed_over.append(chain)
             continue
         reached, modified = last or 0, 0.0
@@ -98,7 +119,7 @@ def selected(
     taken = tuple(one for _, one in new[:most])
     for one in taken:
         after[one.chain] = one.number
-    return Selection(taken, after, tuple(gaps), tuple(passed_over), is_complete=len(taken) == len(new))
+    return Selection(taken, after, kept, tuple(gaps), tuple(passed_over), is_complete=len(taken) == len(new))
 
 
 def is_void(chain: ChainId, entry: PublishingEntry, claims: Mapping[LeaseKey, Claim]) -> bool:

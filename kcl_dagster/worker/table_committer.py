@@ -91,6 +91,12 @@ class TableCommitter:
         if decided:
             self.finish({chain: max(decided)})
 
+    def passes_over(self, chain: ChainId, first: int) -> bool:
+        _, plan = self._newest()
+        if plan is not None and chain in plan.contained:
+            return chain in plan.gone
+        return first != 1
+
     def discard(self, chain: ChainId, paths: Sequence[str]) -> None:  # noqa: ARG002 - the paths say it
         self.table.discard(paths)
 
@@ -179,11 +185,11 @@ class TableCommitter:
         commit, or another worker was faster."""
         if plan is None:
             self._refuse_without_plans()
-        contained = {} if plan is None else plan.contained
-        chosen = self._chosen(contained, wanted)
+        contained, gone = ({}, {}) if plan is None else (plan.contained, plan.gone)
+        chosen = self._chosen(contained, gone, wanted)
         if chosen is None:
             if self._newest()[0] == number:
-                removed = self._missing(selected(contained, self._all()), wanted)
+                removed = self._missing(selected(contained, self._all(), gone), wanted)
                 if removed:
                     raise Unsafe(
                         f"entries of chain {removed[0]} were removed before they were committed. Put them back; or "
@@ -199,6 +205,7 @@ class TableCommitter:
             self.new_id(),
             tuple((one.chain, one.number) for one, entry in found if entry.files),
             dict(chosen.contained),
+            gone=dict(chosen.gone),
         )
         if not TableCommits(self.entries.files, self.application).make(number + 1, commit):
             return False
@@ -209,15 +216,17 @@ class TableCommitter:
             self._seen = number + 1, float("-inf")
         return True
 
-    def _chosen(self, contained: Mapping[ChainId, int], wanted: Mapping[ChainId, int]) -> Selection | None:
+    def _chosen(
+        self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float], wanted: Mapping[ChainId, int]
+    ) -> Selection | None:
         """None: it is to be tried again, because not all entries were seen that exist."""
-        chosen = selected(contained, self._all())
+        chosen = selected(contained, self._all(), gone)
         if self._missing(chosen, wanted):
             return None
         # An owner may make an entry and delete the former one while the list is read, which then shows neither. To
-        # forget such a chain would be to miss its entries.
-        forgotten = contained.keys() - chosen.contained.keys()
-        return None if any(self.entries.numbers(chain) for chain in sorted(forgotten)) else chosen
+        # take such a chain for gone would be to miss its entries.
+        is_new = chosen.gone.keys() - gone.keys()
+        return None if any(self.entries.numbers(chain) for chain in sorted(is_new)) else chosen
 
     @staticmethod
     def _missing(chosen: Selection, wanted: Mapping[ChainId, int]) -> list[ChainId]:

@@ -673,6 +673,15 @@ MUTANTS: Final = (
         in_chains=True,
     ),
     Mutant(
+        "a plan forgets a chain with its last entry",
+        _TABLE_COMMITS,
+        "KEPT_SECONDS: Final = 3600.0",
+        "KEPT_SECONDS: Final = 0.0",
+        # Most entries that are made again are not the first ones, and it is known that they mean nothing.
+        also=(Change(_DELETION, "        if not is_passed_over:\n", "        if chain:\n"),),
+        in_chains=True,
+    ),
+    Mutant(
         "a commit leaves an entry out",
         _TABLE_COMMITS,
         "    taken = tuple(one for _, one in new[:most])\n",
@@ -738,7 +747,7 @@ MUTANTS: Final = (
     Mutant(
         "chains that were closed remain",
         _DELETION,
-        "        if is_closed:\n",
+        "        if is_closed or is_passed_over:\n",
         "        if not is_closed and not deleted:\n",
         in_chains=True,
     ),

@@ -37,7 +37,14 @@ _WAY: Final = (
     FaultKind.CUT_OFF,
     FaultKind.DRIPS,
     FaultKind.CUT,
+    FaultKind.DENIED,
 )
+_DENIABLE: Final = ("put_object", "get_object", "copy_object", "delete_objects", "list_objects_v2")
+SETTING_SHARE: Final = 0.3
+LATE_SHARE: Final = 0.4
+# A pause that may be longer than chains are kept which no lease names. See docs/track-record.md for tables.
+_LONG_SECONDS: Final = 40_000.0
+_DAY_SECONDS: Final = (80_000.0, 100_000.0)
 _PROCESS: Final = (FaultKind.PAUSE_AT_CALL, FaultKind.PAUSE_AFTER_CALL, FaultKind.KILL_AT_CALL)
 _FOLDER_CALLS: Final = (MAKES_ENTRY, MAKES_ENTRY, MAKES_ENTRY, PUBLISHES, PUBLISHES, DELETES, CHAIN)
 _TABLE_CALLS: Final = (MAKES_ENTRY, MAKES_ENTRY, PLANS_COMMIT, COMMITS, COMMITS, DELETES, CHAIN)
@@ -51,6 +58,31 @@ class Chained:
     is_table: bool
     commit_seconds: float
     tasks: int
+
+
+def _late_entries(random: Random, scenario: "Scenario") -> list[Fault]:
+    """Requests to make an entry or a plan get no answer and arrive late, while workers leave and others come: what
+    another request has made, and what was deleted since, may be made again."""
+    lease = scenario.application.timings.lease_duration
+    seconds = min(lease * random.choice([6.0, 12.0, 24.0]), scenario.active * 0.8)
+    at = random.uniform(scenario.active * 0.05, scenario.active * 0.95 - seconds)
+    late = Fault(
+        id=FIRST_NUMBER + 200,
+        kind=FaultKind.LATE,
+        at=at,
+        target="any",
+        seconds=seconds,
+        share=random.choice([0.3, 0.6]),
+        service="s3",
+        operation="put_object",
+    )
+    return [
+        late,
+        *(
+            Fault(id=FIRST_NUMBER + 201 + place, kind=FaultKind.FLEET_DRAINED, at=at + place * 3 * lease, target="")
+            for place in range(1, int(seconds / (3 * lease)) + 1)
+        ),
+    ]
 
 
 def with_chains(random: Random, scenario: "Scenario") -> "Scenario":
@@ -81,11 +113,30 @@ def with_chains(random: Random, scenario: "Scenario") -> "Scenario":
                 seconds=lease * random.choice([0.2, 0.8, 2.0, 5.0]),
                 share=1.0 if fault.kind is FaultKind.CUT else random.choice([0.05, 0.3, 1.0]),
             )
-            faults.append(replace(way, target="worker") if fault.kind is FaultKind.CUT else way)
+            if fault.kind is FaultKind.CUT:
+                way = replace(way, target="worker")
+            elif fault.kind is FaultKind.DENIED:
+                way = replace(way, operation=random.choice(_DENIABLE))
+            faults.append(way)
         elif fault.kind is FaultKind.KILL_AT_CALL:
             faults.append(replace(fault, operation=random.choice(calls), seconds=float(random.randrange(4))))
         else:
             seconds = lease * random.choice([0.9, 1.5, 1.5, 4.0, 20.0])
+            if seconds >= _LONG_SECONDS and not chained.is_table:
+                seconds = random.uniform(*_DAY_SECONDS)
             faults.append(replace(fault, operation=random.choice(calls), seconds=seconds))
+    if not scenario.java and random.random() < SETTING_SHARE:
+        faults += [
+            Fault(
+                id=FIRST_NUMBER + 100 + place,
+                kind=FaultKind.SETTING_CHANGED,
+                at=scenario.active * random.uniform(0.1, 0.9),
+                target="",
+                seconds=lease * random.choice([0.0, 0.0, 0.3, 2.0]),
+            )
+            for place in range(random.choice([1, 2, 4]))
+        ]
+    if random.random() < LATE_SHARE:
+        faults += _late_entries(random, scenario)
     ordered = sorted([*scenario.faults, *faults], key=lambda one: (one.at, one.id))
     return replace(scenario, chained=chained, faults=tuple(ordered))

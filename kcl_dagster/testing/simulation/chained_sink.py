@@ -18,7 +18,7 @@ from kcl_dagster.testing.simulation.chained_lake import ChainedLake
 from kcl_dagster.testing.simulation.consumer import CodeVersion
 from kcl_dagster.testing.simulation.files import staged_files_of
 from kcl_dagster.testing.simulation.kernel import Process
-from kcl_dagster.testing.simulation.lake import PART_SECONDS, SinkWeather
+from kcl_dagster.testing.simulation.lake import PART_SECONDS, LakeSink, SinkWeather
 from kcl_dagster.worker.batch import Batch, PartCounts
 from kcl_dagster.worker.staging import StagedBatch
 
@@ -44,6 +44,10 @@ class ChainedSink:
     @property
     def entries(self) -> Entries:
         return Entries(self.store)
+
+    def beside(self, sink: LakeSink) -> "SinkBesideChains":
+        """The sink of a worker that decides its batches in the leases."""
+        return SinkBesideChains(sink, self.entries)
 
     def stage(self, data: Sequence[Row], batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """See `worker.staging.StagingSink.stage`."""
@@ -99,6 +103,25 @@ class ChainedSink:
                 self._write_later(self._place(chain, other), rows, LATE_SECONDS * self.draw())
 
 
+@dataclass(frozen=True, slots=True)
+class SinkBesideChains:
+    """A sink of batches in leases. Other workers may have left chains beside its data."""
+
+    sink: LakeSink
+    entries: Entries
+
+    def write(self, data: Sequence[Row], batch: Batch) -> None:
+        self.sink.write(data, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOfTable(SinkBesideChains):
+    """The same of a table."""
+
+    chained_table: "CommittedTable"
+    commit_seconds: float
+
+
 @dataclass(slots=True)
 class ChainedTableSink(ChainedSink):
     """For tables: files have their final names from the beginning, and commits make them visible."""
@@ -109,6 +132,9 @@ class ChainedTableSink(ChainedSink):
     @property
     def chained_table(self) -> "CommittedTable":
         return CommittedTable(self.line, self.store, self.weather, self.draw)
+
+    def beside(self, sink: LakeSink) -> SinkBesideChains:
+        return SinkOfTable(sink, self.entries, self.chained_table, self.commit_seconds)
 
     def _place(self, chain: ChainId, path: str) -> str:  # noqa: ARG002 - the path says it
         return path

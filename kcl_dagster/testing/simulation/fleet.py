@@ -129,6 +129,9 @@ class Simulation:
     code: CodeVersion = FIRST_VERSION
     """What a worker has that starts now."""
 
+    is_in_chains: bool = False
+    """Whether a worker that starts now decides its batches in chains."""
+
     _rows: dict[str, LeaseRow] = field(default_factory=dict)
     """Every lease that ever was, as it was created."""
 
@@ -186,6 +189,7 @@ class Simulation:
     def _make_lake(self, clock: _TrueClock) -> Lake:
         scenario = self.scenario
         goes_on = scenario.application.batch.on_data_loss == "continue"
+        self.is_in_chains = scenario.chained is not None
         if scenario.chained is None:
             return Lake(self.violations, goes_on)
         return ChainedLake(
@@ -367,7 +371,6 @@ class Simulation:
 
     def _start_worker(self, deployment: int, run: Run) -> Process:
         self.fleet_changed = self.kernel.now
-        scenario = self.scenario
         process = self.process(run.worker)
         random = self.random(run.worker)
         worker = WorkerProcess(
@@ -393,7 +396,10 @@ class Simulation:
             self.scenario.spark_seconds,
             self.reading.read,
             self._bound if run.slot == BOUNDED_SLOT else None,
-            make_chains=None if scenario.chained is None else lambda runtime: self._chained_sink(process, runtime),
+            make_chained=None
+            if self.scenario.chained is None
+            else lambda runtime: self._chained_sink(process, runtime),
+            is_in_chains=self.is_in_chains,
         )
         self.workers.append(worker)
         if not self._has_daemons:

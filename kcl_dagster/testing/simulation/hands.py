@@ -123,11 +123,30 @@ class Hands:
         this = self._simulation
         change = list(Change)[number % len(Change)]
 
+        def is_rolled_out() -> None:
+            this.code = this.code.changed(change)
+            this.kernel.note("deploy", str(change))
+
+        self._replace_workers(grace, is_rolled_out)
+
+    def change_setting(self, grace: float) -> None:
+        """The setting of the sink is changed: batches are decided in chains, or no longer. Workers are replaced as
+        in a deploy."""
+        this = self._simulation
+
+        def is_changed() -> None:
+            this.is_in_chains = not this.is_in_chains and this.scenario.chained is not None
+            this.kernel.note("deploy", "batches in chains" if this.is_in_chains else "batches in leases")
+
+        self._replace_workers(grace, is_changed)
+
+    def _replace_workers(self, grace: float, change: Callable[[], None]) -> None:
+        this = self._simulation
+
         def roll_out() -> None:
             for worker in this.living():
                 worker.process.kill()
-            this.code = this.code.changed(change)
-            this.kernel.note("deploy", str(change))
+            change()
 
         for worker in this.living() if grace else ():
             worker.ask_to_stop()

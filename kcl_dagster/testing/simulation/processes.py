@@ -140,8 +140,11 @@ class WorkerProcess:
     """Of a bounded run: what it is to read from now on."""
 
     bound: Bound | None = None
-    make_chains: Callable[[Runtime], ChainedSink] | None = None
-    """Where the worker decides its batches in chains: its sink."""
+    make_chained: Callable[[Runtime], ChainedSink] | None = None
+    """Of a sink beside which chains may be."""
+
+    is_in_chains: bool = False
+    """Whether the worker decides its batches there."""
 
     opened_at: float = 0.0
     """When its Spark is there."""
@@ -163,14 +166,15 @@ class WorkerProcess:
         self.bound = None if self.make_bound is None else self.make_bound()
         self.opened_at = self.process.kernel.now + self.spark_seconds
         self._deliver(runtime)
+        chained = None if self.make_chained is None else self.make_chained(runtime)
         try:
             opened = open_surroundings(
                 self.application,
                 dynamodb=self.dynamodb,
                 kinesis=self.kinesis,
                 engine=self._engine(runtime),
-                sink=self.sink,
-                chains=None if self.make_chains is None else self.make_chains(runtime),
+                sink=self.sink if chained is None else chained.beside(self.sink),
+                chains=chained if self.is_in_chains else None,
                 runtime=runtime,
                 watches=(Latest(self._run_is_over, self._ask_apart).ask,) if self.watchdog else (),
                 on_event=self._event,

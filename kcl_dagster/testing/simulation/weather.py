@@ -35,6 +35,7 @@ MOODS: Final[dict[FaultKind, str]] = {
     FaultKind.NO_CHILDREN_NAMED: "childless",
 }
 LATEST_ARRIVAL_SECONDS: Final = 30.0
+MOST_STRETCHED: Final = 20  # after ten minutes, every client of S3 has given up
 # Before stretching: a row or a few records of 1 to 10 kB, some bytes a second. It outlasts the fault.
 DRIPPING_SECONDS: Final = (200.0, 1000.0)
 UNREACHABLE: Final = 1  # of a cut: no request gets through, instead of no answer
@@ -82,6 +83,7 @@ class Fleet(Protocol):
     def drain_all(self) -> None: ...
     def end_others(self, process: Process) -> None: ...
     def deploy(self, number: int, grace: float) -> None: ...
+    def change_setting(self, grace: float) -> None: ...
     def spoil_storage(self, number: int, kind: FaultKind, seconds: float) -> None: ...
     def reset(self, seconds: float) -> None: ...
 
@@ -162,7 +164,8 @@ class Weather:
             if fault.kind is FaultKind.WRITES_SLOW:
                 return self._slow(storm, request)
             if fault.kind is FaultKind.LATE:
-                return Fate("late", storm.random.uniform(0, LATEST_ARRIVAL_SECONDS))
+                latest = LATEST_ARRIVAL_SECONDS * (min(self.stretch, MOST_STRETCHED) if service == "s3" else 1)
+                return Fate("late", storm.random.uniform(0, latest))
             if fault.kind is FaultKind.DRIPS:
                 return Fate("drips", storm.random.uniform(*DRIPPING_SECONDS) * self.stretch)
             return _FATES[fault.kind]
@@ -258,6 +261,8 @@ class Weather:
                 self._hang_apart(fault, process)
             case FaultKind.DEPLOYED:
                 self.fleet.deploy(fault.number, fault.seconds)
+            case FaultKind.SETTING_CHANGED:
+                self.fleet.change_setting(fault.seconds)
             case FaultKind.OUTAGE:
                 self.fleet.outage(fault.seconds)
             case FaultKind.STALE_INDEX:

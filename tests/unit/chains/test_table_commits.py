@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kcl_dagster.chains.store import FoundEntry
-from kcl_dagster.chains.table_commits import FOLDER, TableCommit, TableCommits, selected
+from kcl_dagster.chains.table_commits import FOLDER, KEPT_SECONDS, TableCommit, TableCommits, selected
 from kcl_dagster.errors import Unsafe
 from kcl_dagster.model.claim import ChainId
 from tests.unit.chains.memory import MemoryFiles
@@ -35,9 +35,25 @@ def test_what_the_table_contains_is_not_committed_again() -> None:
     assert chosen.contained == {A: 3, B: 1}
 
 
-def test_chains_without_entries_are_forgotten() -> None:
+def test_chains_without_entries_are_forgotten_when_no_request_can_bring_one_back() -> None:
     chosen = selected({A: 2, B: 7}, found(a={2: 1.0}))
-    assert (chosen.entries, chosen.contained) == ((), {A: 2})
+    assert (chosen.entries, chosen.contained, chosen.gone) == ((), {A: 2, B: 7}, {B: 1.0})
+    chosen = selected(chosen.contained, found(a={2: 1.0, 3: KEPT_SECONDS}), chosen.gone)
+    assert (named(chosen.entries), chosen.contained, chosen.gone) == ([("a", 3)], {A: 3, B: 7}, {B: 1.0})
+    chosen = selected(chosen.contained, found(a={4: KEPT_SECONDS + 1.0}), chosen.gone)
+    assert (chosen.contained, chosen.gone) == ({A: 4}, {})
+
+
+def test_an_entry_that_is_made_again_after_it_was_deleted_is_not_committed_again() -> None:
+    chosen = selected({A: 1, B: 1}, found(a={1: 1.0, 2: 2.0}))
+    assert chosen.contained == {A: 2, B: 1}
+    chosen = selected(chosen.contained, found(a={2: 2.0, 3: 9.0}, b={1: 8.0}), chosen.gone)
+    assert (named(chosen.entries), chosen.passed_over) == ([("a", 3)], (B,))
+    assert (chosen.contained, chosen.gone) == ({A: 3, B: 1}, {B: 9.0}), "as long as it is there"
+    later = 9.0 + 2 * KEPT_SECONDS
+    chosen = selected(chosen.contained, found(a={4: later}, b={1: 8.0, 2: 10.0}), chosen.gone)
+    assert (named(chosen.entries), chosen.passed_over) == ([("a", 4)], (B,))
+    assert (chosen.contained, chosen.gone) == ({A: 4, B: 1}, {B: later})
 
 
 def test_a_commit_has_a_limit_and_takes_the_first_entries_of_each_chain() -> None:

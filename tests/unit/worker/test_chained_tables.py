@@ -8,8 +8,12 @@ from contextlib import suppress
 import pytest
 
 from kcl_dagster.application import BatchSettings, FailureAction, FailurePolicy
+from kcl_dagster.chains.deletion import MIN_AGE_SECONDS
+from kcl_dagster.chains.entry import ClosingEntry, PublishingEntry, StagedFile
+from kcl_dagster.chains.publication import beginning_of
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.events import EventKind
@@ -189,6 +193,53 @@ def test_a_worker_that_stops_commits_first_and_leaves_nothing(world: TableWorld)
     assert (lease.claim, lease.checkpoint) == (None, last_of(world))
     world.check()
     assert world.chains() == {}
+
+
+def test_an_entry_whose_repeated_request_arrives_late_is_not_committed_again(world: TableWorld) -> None:
+    """The first request to make it had no answer, so it was sent again. It arrives when the worker has gone."""
+    put(world, records=1)
+    run = working(world)
+    run.until_idle()
+    late = {path: content for path, content in world.shared.content.items() if path.startswith("_chains/")}
+    run.worker.step_leaving()
+    publishes(run)
+    run.worker.shut_down()
+    assert world.chains() == {}
+    for name in ("w2", "w3"):
+        put(world, records=1)
+        following = working(world, name)
+        following.until_idle()
+        publishes(following)
+        world.clock.advance(COMMIT_SECONDS)
+        following.worker.shut_down()
+    for path, content in late.items():
+        world.shared.create(path, content)
+    put(world, records=1)
+    last = working(world, "w4")
+    last.until_idle()
+    publishes(last)
+    world.check()
+
+
+def test_an_entry_in_a_chain_that_was_deleted_before_keeps_no_other_chain_from_being_deleted(
+    world: TableWorld,
+) -> None:
+    """A worker that was paused for more than a day has made it. It means nothing."""
+    put(world)
+    run = working(world)
+    run.until_idle()
+    publishes(run)
+    beginning = beginning_of(world.application.name)
+    paused, other = ChainId(f"{beginning}paused"), ChainId(f"{beginning}waits")
+    files = (StagedFile("paused.parquet", 1, 1),)
+    assert world.entries().create(paused, 3, PublishingEntry("attempt", files, ()))
+    assert world.entries().create(other, 1, ClosingEntry("closing", "w9"))
+    world.clock.advance(2 * MIN_AGE_SECONDS)
+    claims = run.worker.protocol.chains.claims  # type: ignore[attr-defined]
+    named = {claim.chain for shard in (A,) if (claim := world.lease(shard).claim) is not None}
+    assert set(claims.delete_former(named, world.clock.now() - MIN_AGE_SECONDS)) == {paused, other}
+    publishes(run)
+    world.check()
 
 
 def test_splits_and_merges_are_followed(world: TableWorld) -> None:
