@@ -3,22 +3,37 @@
 Spark's Python worker announces an error and then encodes its text. If the text cannot be made or encoded, as with
 half of a surrogate pair from a record's JSON, nothing follows, and Spark waits for the text without end.
 
-The daemon makes its workers by fork, and must not have threads before: so this module imports nothing but pyspark.
+The daemon makes its workers by fork, and must not have threads before. So it imports pyspark, and of what a fetch
+needs only what starts no thread: workers have it from their beginning. They import pyarrow, which starts threads,
+and what imports pyarrow themselves.
 
 Spark has its Python import pyspark from an archive, `pyspark.zip`, which Python compiles anew in every daemon. An
 installed pyspark that the archive is a part of is imported instead.
 """
 
+import gc
 import struct
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO, Any, Final
 
 ARCHIVE: Final = "pyspark.zip"  # beside the one of py4j, in pyspark/python/lib
+
+PRELOADED: Final = (
+    "boto3",
+    "kcl_dagster.aws",
+    "kcl_dagster.streams.fanout",
+    "kcl_dagster.streams.polling",
+    "kcl_dagster.streams.unpacking",
+    "kcl_dagster.streams.window",
+    "kcl_dagster.worker.batch",
+)
+"""Of what every fetch imports. Nothing here may import pyarrow, numpy or pandas, or start a thread."""
 
 Send = Callable[..., None]
 """What Spark's worker calls with an error and the connection to the JVM, as `handle_worker_exception`."""
@@ -71,6 +86,14 @@ def without_archives(path: Sequence[str]) -> list[str]:
     return rest if is_part else list(path)
 
 
+def preload() -> None:
+    """Import what workers have in common. What cannot be imported is left to them: their errors are reported."""
+    for name in PRELOADED:
+        with suppress(Exception):
+            import_module(name)
+    gc.freeze()  # Spark's workers collect garbage after each task, and need not look at this
+
+
 def main() -> None:
     """Run the daemon until Spark ends it."""
     sys.path[:] = without_archives(sys.path)
@@ -80,6 +103,7 @@ def main() -> None:
     # A version of Spark that has no such function works as it does with its own daemon.
     if hasattr(pyspark.util, "handle_worker_exception"):
         pyspark.util.handle_worker_exception = sends_every_error(pyspark.util.handle_worker_exception)
+    preload()
     pyspark.daemon.manager()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyspark.util
 import pytest
 
+from kcl_dagster.spark import python_daemon
 from kcl_dagster.spark.python_daemon import sends_every_error, without_archives
 
 EXCEPTION_THROWN = -2  # of Spark's protocol
@@ -124,3 +125,24 @@ def test_the_daemon_does_not_compile_the_archive() -> None:
         check=True,
     )
     assert ".zip" not in done.stdout
+
+
+def test_what_workers_have_in_common_starts_no_thread() -> None:
+    """A fork copies one thread; a lock that another one holds would never be released in the worker."""
+    code = (
+        "import os, sys\n"
+        "import pyspark.daemon\n"
+        "from kcl_dagster.spark import python_daemon\n"
+        "python_daemon.preload()\n"
+        "missing = [name for name in python_daemon.PRELOADED if name not in sys.modules]\n"
+        "found = [name for name in ('numpy', 'pandas', 'pyarrow') if name in sys.modules]\n"
+        "print(len(os.listdir('/proc/self/task')), missing, found)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 [] []\n"
+
+
+def test_what_cannot_be_imported_does_not_end_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_daemon, "PRELOADED", ("no_such_module",))
+    monkeypatch.setattr("gc.freeze", lambda: None)  # of the whole test process
+    python_daemon.preload()
