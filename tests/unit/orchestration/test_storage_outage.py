@@ -59,7 +59,7 @@ def settle(world: RealTime, run: Run, stop: StopSignal, storage: Storage) -> lis
     world.assign(run)
     world.stream.put(A, *"abcdefgh")
     eventually(lambda: len(world.store.everything()) == 8)
-    assert storage.waiting.is_set()
+    eventually(storage.waiting.is_set)
     counters = {key: world.lease(key).counter for key in world.lease_keys()}
     eventually(lambda: all(world.lease(key).counter >= count + 4 for key, count in counters.items()))
     stop.request()
