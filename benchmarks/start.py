@@ -37,6 +37,8 @@ from kcl_dagster.emulator import Emulator
 from kcl_dagster.emulator.gateway import Gateway
 from kcl_dagster.emulator.http.messages import Request
 from kcl_dagster.emulator.kinesis.iterator import ShardIterator
+from kcl_dagster.spark.class_archive import class_archive
+from kcl_dagster.spark.java import find_java
 
 MOST_START_SECONDS: Final = 30.0
 MOST_WORKER_SECONDS: Final = 8.0
@@ -201,6 +203,9 @@ class Start:
     """What was recorded of one start of the deployment."""
 
     load: float
+    has_archive: bool
+    """Whether `kcl-dagster prepare` has run."""
+
     deployment: Moments = field(default_factory=dict)
     runs: dict[str, Moments] = field(default_factory=dict)
     cpu: dict[str, float] = field(default_factory=dict)
@@ -230,7 +235,8 @@ def measure(directory: Path) -> Start:
     from kcl_dagster.orchestration import processes
     from resources import embedded, lake
 
-    start, reads = Start(os.getloadavg()[0]), dict[str, list[float]]()
+    has_archive = class_archive(find_java(os.environ), os.environ).exists
+    start, reads = Start(os.getloadavg()[0], has_archive), dict[str, list[float]]()
     with ExitStack() as stack:
         home = lake.made(directory / "dagster")
         embedded.clean()
@@ -404,7 +410,9 @@ def _note(entry: Any, moments: Moments, acquired: dict[str, float], watch: Proce
 def show(start: Start) -> None:
     began = start.deployment["dagster dev"]
     slots = sorted(start.runs)
-    print(f"seconds since dagster dev (load of the machine before: {start.load:.1f})\n")
+    archive = "with" if start.has_archive else "without"
+    print("seconds since dagster dev")
+    print(f"load of the machine before: {start.load:.1f}; Spark's JVM {archive} an archive of its classes\n")
     last = began
     for name in DEPLOYMENT:
         at = start.deployment.get(name)
