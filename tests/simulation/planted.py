@@ -743,6 +743,13 @@ MUTANTS: Final = (
         "        self.files.delete(sorted(left))\n",
         "        self.files.delete(sorted(left)[:0])\n",
         in_chains=True,
+        also=(
+            Change(
+                _PUBLICATION,
+                "        self.files.delete(left_behind(self.files, beginning, before, known))",
+                "        left_behind(self.files, beginning, before, known)",
+            ),
+        ),
     ),
     Mutant(
         "chains that were closed remain",
