@@ -13,7 +13,7 @@ lock back as soon as it ticks.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
@@ -26,7 +26,6 @@ from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.report import TickReport
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.leader.tick import Leader
-from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.worker import BOUNDED_SLOT
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
@@ -200,9 +199,7 @@ class BoundedRun:
             bound,
         )
         reason = worker.work(stop)
-        told = reason in (StopReason.CAUGHT_UP, StopReason.STUCK)  # the latter names the errors by itself
-        detail = stop.detail if told else _with_errors(stop.detail, self.diary.errors)
-        return BoundedOutcome(bound.through, reason, detail, self.diary.records, worked=True)
+        return _worked(bound, reason, stop.detail, self.diary)
 
     def _leader(self, runtime: Runtime) -> Leader | None:
         """None where this run has no rights to lead: another leader gives it leases then."""
@@ -234,11 +231,14 @@ class BoundedRun:
         return self.kcl.client(service, self.consumer.application)
 
 
-def _with_errors(detail: str, errors: Mapping[LeaseKey, str]) -> str:
-    """Why it stopped, and what failed until then: a run that is stopped by hand may have been stopped for that."""
+def _worked(bound: Bound, reason: StopReason, detail: str, diary: Diary) -> BoundedOutcome:
+    """What came of a run that read by itself. A run that is stopped by hand may have been stopped for what failed,
+    so its outcome names that. One that is stuck names it already."""
+    errors = {} if reason in (StopReason.CAUGHT_UP, StopReason.STUCK) else diary.errors
     named = [f"{key}: {error}" for key, error in sorted(errors.items())[:SHARDS_NAMED]]
     more = len(errors) - len(named)
-    return "; ".join([*filter(None, [detail]), *named, *([f"and {more} more shards failed"] if more else [])])
+    told = [*filter(None, [detail]), *named, *([f"and {more} more shards failed"] if more else [])]
+    return BoundedOutcome(bound.through, reason, "; ".join(told), diary.records, worked=True)
 
 
 def _judged(outcome: BoundedOutcome) -> BoundedOutcome:

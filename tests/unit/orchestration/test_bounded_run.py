@@ -1,15 +1,22 @@
 """What a bounded run finds out before it starts Spark."""
 
+import logging
+
 import pytest
+from dagster import AssetKey
 
 from kcl_dagster.application import Application, PolicySettings
 from kcl_dagster.leader.completeness import Completeness, HeldBy, Hindrance
 from kcl_dagster.leader.report import TickReport
+from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.orchestration.bounded_run import BoundedOutcome, _judged, _Look, _with_errors, _without_caps
+from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.orchestration.bounded_run import BoundedOutcome, _judged, _Look, _without_caps, _worked
+from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.worker.bound import PATIENCE_SECONDS, Bound
+from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.surroundings import Watch
 from tests.unit.worker.kit import World
@@ -153,9 +160,25 @@ def test_a_lease_that_is_missing_is_told_by_the_last_tick(
     assert _judged(stuck) == stuck
 
 
+def failed_in(shards: int) -> Diary:
+    """The diary of a run in which so many shards have failed."""
+    diary = Diary(AssetKey("things"), "bounded", lambda _: None, logging.getLogger(__name__), lambda *_: None)
+    stream = StreamIdentifier.single("things")
+    keys = [LeaseKey(f"shard-{number}") for number in range(shards)]
+    diary.batch(
+        BatchReport(
+            tuple(LeaseReport(key, stream, key, Outcome.FAILED, 1, TRIM_HORIZON, error="refused") for key in keys)
+        )
+    )
+    return diary
+
+
 def test_a_run_that_is_stopped_by_hand_names_what_failed() -> None:
-    errors = {LeaseKey(f"shard-{number}"): "refused" for number in range(7)}
-    told = str(BoundedOutcome(0.0, StopReason.ASKED, _with_errors("interrupted", errors)))
+    bound = Bound(0.0, ARRIVAL_MARGIN)
+    told = str(_worked(bound, StopReason.ASKED, "interrupted", failed_in(7)))
     assert told.startswith("asked to stop: interrupted; shard-0: refused; shard-1: refused")
     assert told.endswith("shard-4: refused; and 2 more shards failed")
-    assert str(BoundedOutcome(0.0, StopReason.ASKED, _with_errors("", {}))) == "asked to stop"
+    assert str(_worked(bound, StopReason.ASKED, "", failed_in(0))) == "asked to stop"
+    stuck = _worked(bound, StopReason.STUCK, "shard-0: refused", failed_in(1))
+    assert stuck.detail == "shard-0: refused"
+    assert not _worked(bound, StopReason.CAUGHT_UP, "", failed_in(1)).detail
