@@ -85,9 +85,9 @@ def selected(
     Older entries come first, and those of one chain in order. An owner makes no entry for a shard before the table
     contains those of the former owner, so that the order of each shard is kept.
 
-    A chain that is gone was deleted, and so was one that is not in the table and whose first entry is missing. If a
-    worker that was paused since before that makes an entry, or if a repeated request arrives late, the entry means
-    nothing: the chain is passed over.
+    A chain in `gone` was deleted. A chain that the table does not contain and whose first entry is missing was
+    deleted, too. An entry that appears in such a chain later is never committed: a worker made it that had been
+    paused since before the deletion, or a repeated request arrived late.
     """
     chains: dict[ChainId, list[FoundEntry]] = defaultdict(list)
     for one in found:

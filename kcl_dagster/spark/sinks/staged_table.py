@@ -94,8 +94,8 @@ class TableFormat(Protocol):
 
 class StagedTableSink:
     """Stages batches for a table. `commit_seconds`: between two commits. `evolve`: what becomes of columns that the
-    table does not have. They are added in a commit of their own before the batch is staged, so whatever was decided
-    fits the table: it is the one that readers see without its rows for some seconds."""
+    table does not have. A column is added in a commit of its own before the batch is staged, so that every batch
+    which is decided fits the table. Readers see the column some seconds before its values."""
 
     def __init__(
         self,
@@ -167,11 +167,11 @@ class StagedTableSink:
         kept = [name for name in output.columns if name in rules.target.schema.names]
         if not kept:
             raise SinkError(f"{self._table.name} has none of the columns of the output: {output.columns}")
-        return output if len(kept) == len(output.columns) else output.select(*(f"`{name}`" for name in kept))
+        return output if len(kept) == len(output.columns) else output.select(*kept)
 
     def _evolved(self, output: pa.Schema, rules: WritingRules) -> WritingRules:
-        """The rules of the table, which has the columns of the output now. Other workers may add them, too. What it
-        could not be given is refused when the batch is staged."""
+        """The rules of the table after it got the columns of the output. Other workers may add them, too. If the
+        table could not be given a column, the batch is refused when it is staged."""
         before: pa.Schema | None = None
         for attempt in range(1, ADDING_ATTEMPTS + 1):
             strange = pa.schema([]) if rules.target is None else rules.target.strange(output)

@@ -17,6 +17,7 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.pinned_first import PinnedFirst
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, RETRY_SECONDS
 from tests.unit.worker.chains import A, B, TableWorld, loses_its_lease_at, put, working
 from tests.unit.worker.kit import Data, Killed, Run
@@ -235,7 +236,9 @@ def test_an_entry_in_a_chain_that_was_deleted_before_keeps_no_other_chain_from_b
     assert world.entries().create(paused, 3, PublishingEntry("attempt", files, ()))
     assert world.entries().create(other, 1, ClosingEntry("closing", "w9"))
     world.clock.advance(2 * MIN_AGE_SECONDS)
-    claims = run.worker.protocol.chains.claims  # type: ignore[attr-defined]
+    protocol = run.worker.protocol
+    assert isinstance(protocol, PinnedFirst)
+    claims = protocol.chains.claims
     named = {claim.chain for shard in (A,) if (claim := world.lease(shard).claim) is not None}
     assert set(claims.delete_former(named, world.clock.now() - MIN_AGE_SECONDS)) == {paused, other}
     publishes(run)
@@ -372,18 +375,24 @@ def put_back(world: TableWorld, *shards: LeaseKey) -> None:
         world.leases.rewind(free, TRIM_HORIZON)
 
 
-def test_what_a_killed_worker_has_decided_is_not_committed_after_a_reset(world: TableWorld) -> None:
-    put(world)
-    run = working(world)
-    run.until_idle()
-    before = len(world.stored())
-    assert before < 7, "the rest is decided and waits"
+def reads_all_again(world: TableWorld, before: int) -> Run:
+    """Put the lease back, and let another worker store all seven records, of which the table has `before`."""
     put_back(world, A)
     following = working(world, "w2")
     following.until_idle()
     publishes(following)
     assert len(world.stored()) == before + 7
     assert set(world.stored()) == set(world.stream.everything())
+    return following
+
+
+def test_what_a_killed_worker_has_decided_is_not_committed_after_a_reset(world: TableWorld) -> None:
+    put(world)
+    run = working(world)
+    run.until_idle()
+    before = len(world.stored())
+    assert before < 7, "the rest is decided and waits"
+    following = reads_all_again(world, before)
     assert world.lease(A).checkpoint is not None
     put(world, records=2)
     following.until_idle()
@@ -401,12 +410,7 @@ def test_a_commit_that_was_planned_before_a_reset_leaves_out_what_is_read_again(
     world.clock.advance(COMMIT_SECONDS)
     run.round()
     world.table.refuses = None
-    put_back(world, A)
-    following = working(world, "w2")
-    following.until_idle()
-    publishes(following)
-    assert len(world.stored()) == before + 7
-    assert set(world.stored()) == set(world.stream.everything())
+    reads_all_again(world, before)
 
 
 def test_an_entry_with_a_lease_that_was_not_reset_is_committed() -> None:
