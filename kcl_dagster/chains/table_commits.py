@@ -22,12 +22,10 @@ from typing import Final
 
 import msgspec
 
-from kcl_dagster.chains.entry import PublishingEntry
 from kcl_dagster.chains.publication import beginning_of
 from kcl_dagster.chains.store import FileStore, FoundEntry, found_content
 from kcl_dagster.errors import Unsafe
-from kcl_dagster.model.claim import ChainId, Claim
-from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.claim import ChainId
 
 FOLDER: Final = "_commits"
 VERSION: Final = 1
@@ -120,18 +118,6 @@ def selected(
     for one in taken:
         after[one.chain] = one.number
     return Selection(taken, after, kept, tuple(gaps), tuple(passed_over), is_complete=len(taken) == len(new))
-
-
-def is_void(chain: ChainId, entry: PublishingEntry, claims: Mapping[LeaseKey, Claim]) -> bool:
-    """Whether a commit leaves an entry out because all its leases were put back since, by a reset or an import: its
-    records are read again. Both leave the chain in the row and end the claim. No row gets such a claim back, and
-    the entry is no progress of any lease. So workers that carry out one plan need not agree. Pure. `claims`: of the
-    rows, read after the entry.
-
-    An entry with another lease, too, is committed: that lease goes on behind it.
-    """
-    found = [claims.get(one.lease) for one in entry.ranges]
-    return bool(found) and all(claim is not None and claim.chain == chain and claim.id is None for claim in found)
 
 
 @dataclass(frozen=True, slots=True)

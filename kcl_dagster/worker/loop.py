@@ -297,7 +297,6 @@ class Worker(Generic[D]):
                 self._clock,
                 beside.commit_seconds,
                 self.completeness.last,
-                lambda: self._around.leases.scan().leases,
             )
         return FolderPublisher(beside.entries.files) if isinstance(beside, BesideChains) else None
 

@@ -8,7 +8,7 @@ another one carries it out.
 Modelled in spec/TableCommits.tla.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -16,10 +16,9 @@ from typing import Final, Protocol
 from kcl_dagster.chains.entry import PublishingEntry
 from kcl_dagster.chains.publication import beginning_of
 from kcl_dagster.chains.store import Entries, FoundEntry
-from kcl_dagster.chains.table_commits import Selection, TableCommit, TableCommits, is_void, selected
+from kcl_dagster.chains.table_commits import Selection, TableCommit, TableCommits, selected
 from kcl_dagster.errors import KclError, OutcomeUnknown, SinkError, Unsafe
 from kcl_dagster.model.claim import ChainId
-from kcl_dagster.model.lease import Lease
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.completeness_row import WrittenThrough
 
@@ -58,8 +57,6 @@ class TableCommitter:
     clock: Clock
     seconds: float = COMMIT_SECONDS
     complete: Callable[[], WrittenThrough | None] = lambda: None
-    rows: Callable[[], Iterable[Lease]] = tuple
-    """The rows of the application's leases. Those that cannot be read may be missing."""
 
     _contained: Mapping[ChainId, int] = field(default_factory=dict)
     """The last entry of each chain that the table contains, as far as it is known here."""
@@ -250,16 +247,14 @@ class TableCommitter:
         self._contained = plan.contained
 
     def _commit(self, number: int, plan: TableCommit) -> None:
-        found = []
+        entries = []
         for chain, of in plan.entries:
             entry = self.entries.read(chain, of)
             if not isinstance(entry, PublishingEntry):
                 if self.table.committed(self.application) >= number:
                     return  # it was deleted since
                 raise Unsafe(f"entry {of} of chain {chain} was removed before commit {number} was made")
-            found.append((chain, entry))
-        claims = {row.key: row.claim for row in self.rows() if row.claim is not None}
-        entries = [entry for chain, entry in found if not is_void(chain, entry, claims)]
+            entries.append(entry)
         try:
             self.table.commit(self.application, number, entries, self.complete())
         except KclError:

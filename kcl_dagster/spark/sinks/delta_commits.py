@@ -73,9 +73,9 @@ class DeltaCommits:
         self.log.store.delete(paths)
 
     def _made(self, entries: Sequence[PublishingEntry]) -> "DeltaTable":
-        for entry in entries:
-            if entry.rules is not None and entry.files:
-                table = self.log.open(decoded_schema(entry.rules.schema), list(entry.files[0].partition or {}))
-                if table is not None:
-                    return table
-        raise SinkError(f"{self.log.name} was removed, and could not be made again")
+        first = next(entry for entry in entries if entry.rules is not None and entry.files)
+        assert first.rules is not None
+        table = self.log.open(decoded_schema(first.rules.schema), list(first.files[0].partition or {}))
+        if table is None:
+            raise SinkError(f"{self.log.name} could not be made")
+        return table

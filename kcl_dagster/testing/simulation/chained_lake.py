@@ -235,14 +235,8 @@ class ChainedLake(Lake):
             )
 
     def undecided(self) -> list[str]:
-        """Entries that readers do not see, apart from those of chains that were deleted, and from those that a
-        table does not get because all their leases were put back since."""
-        waiting = [one for one in self._all if one.missing and one.chain not in self._forgotten]
-        return [
-            str(one)
-            for one in waiting
-            if not self.is_table or any(stored.claim not in self._former for stored in one.entry.ranges)
-        ]
+        """Entries that readers do not see, apart from those of chains that were deleted."""
+        return [str(one) for one in self._all if one.missing and one.chain not in self._forgotten]
 
 
 class Backend:
