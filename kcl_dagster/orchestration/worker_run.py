@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
@@ -34,6 +34,9 @@ from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.surroundings import EndProcess, Surroundings, Watch, cannot_end
 from kcl_dagster.worker.utilization.platform import measured
+
+# How long a run whose worker has ended waits for a Spark that still starts: a minute or more on a busy machine.
+STARTING_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,16 @@ class WorkerRun:
                 raise BatchError(f"{identity.worker} released its leases and ended: {lost}")
             return reason
         finally:
-            with suppress(Exception):  # it was raised above, or the worker stopped before it mattered
-                late.get().close()
+            self._close(late)
+
+    def _close(self, late: Late[SparkEngine | SparkSeats]) -> None:
+        """Also if Spark is still starting: a JVM that nobody stops would remain. Where that hangs, the process is
+        ended, because the run would keep its slot for ever, although its leases are released."""
+        if not late.is_settled(STARTING_SECONDS):
+            self.end_process(f"its leases are released, and Spark has not started {STARTING_SECONDS:.0f} s later")
+            return
+        with suppress(Exception):  # it was raised by `work`, or the worker stopped before it mattered
+            late.get().close()
 
     def _sink(self) -> Sink[Any] | None:
         """None for record processors."""

@@ -1,7 +1,7 @@
 """Engines that take seconds to open: a worker begins before they are, to be seen and given leases meanwhile."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Generic, TypeVar
 
 from kcl_dagster.model.lease import LeaseKey
@@ -22,6 +22,11 @@ class Late(Generic[T]):
     def get(self) -> T:
         """Waits. Raises what opening it raised, every time."""
         return self._opened.result()
+
+    def is_settled(self, seconds: float) -> bool:
+        """Whether it is opened, or cannot be. Waits so long at most."""
+        wait([self._opened], seconds)
+        return self._opened.done()
 
     def if_opened(self) -> T | None:
         """None while it is not, and when it cannot be."""

@@ -23,7 +23,7 @@ from kcl_dagster.tables.layout import create_tables
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.worker.late import Late
-from kcl_dagster.worker.stop import StopSignal
+from kcl_dagster.worker.stop import StopReason, StopSignal
 from tests.unit.spark.test_session import Session
 
 
@@ -103,6 +103,28 @@ def test_a_run_writes_its_events_on_a_thread_of_their_own(
         run.work(StopSignal())
     assert any("stopping" in line for line in lines.threads)
     assert set(lines.threads.values()) == {"kcl-events"}
+
+
+def test_a_run_ends_although_its_spark_hangs_while_it_starts(
+    monkeypatch: pytest.MonkeyPatch, aws: Emulator, consumer: Consumer, resource: kcl.KclResource
+) -> None:
+    runtime = Runtime()
+    create_tables(aws.client("dynamodb"), consumer.application, Layout.single(consumer.application), runtime)
+    monkeypatch.setattr(worker_run, "STARTING_SECONDS", 0.2)
+    goes_on, stop, ended = threading.Event(), StopSignal(), list[str]()
+
+    def hang() -> SparkSession:
+        stop.request(StopReason.ASKED)
+        goes_on.wait(60)
+        raise ConfigurationError("it was only for the test")
+
+    diary = Diary(AssetKey("things"), "worker-000", lambda _: None, Lines(), lambda *_: None)
+    run = WorkerRun(consumer, resource, hang, "worker-000", "0123456789", diary, end_process=ended.append)
+    try:
+        assert run.work(stop) is StopReason.ASKED
+    finally:
+        goes_on.set()
+    assert ended == ["its leases are released, and Spark has not started 0 s later"]
 
 
 @pytest.mark.audit("B10")
