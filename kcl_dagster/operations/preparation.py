@@ -11,7 +11,7 @@ from typing import Any, Final
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.spark.class_archive import ClassArchive, class_archive
+from kcl_dagster.spark.class_archive import ClassArchive, class_archive, is_whole, put_whole
 from kcl_dagster.spark.java import find_java
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 from kcl_dagster.spark.warm_up import warm_up
@@ -33,17 +33,17 @@ def prepare(environment: Mapping[str, str], cache: Path | None = None) -> str:
     archive.path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kcl-prepare-", dir=archive.path.parent) as folder:
         program = str(java.program(environment))
-        if not archive.base.is_file() and not _has_own_archive(program):
+        if not is_whole(archive.base) and not _has_own_archive(program):
             made = Path(folder) / "java.jsa"
             _run([program, "-Xshare:dump", f"-XX:SharedArchiveFile={made}"], environment)
-            made.replace(archive.base)
+            put_whole(made, archive.base)
         # An archive names the one below it by its path, so that one is in its place already.
         draft = ClassArchive(Path(folder) / "spark.jsa", archive.base)
         _run([sys.executable, "-m", __name__, str(draft.path), str(draft.base)], environment)
-        if not draft.exists:
+        if not draft.path.is_file():
             raise ConfigurationError(f"{program} ended without an archive of its classes")
         megabytes = draft.path.stat().st_size / MEGABYTE
-        draft.path.replace(archive.path)  # several processes may prepare: each puts a whole file there
+        put_whole(draft.path, archive.path)
     return f"{archive.path} made, {megabytes:.0f} MB: Spark's JVM starts from it"
 
 
@@ -70,7 +70,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> None:
 
 def _archive_into(draft: ClassArchive) -> None:
     """Start Spark, let it do what workers do, and have its JVM write the archive when it ends."""
-    base = [f'"-XX:SharedArchiveFile={draft.base}"'] if draft.base.is_file() else []
+    base = [f'"-XX:SharedArchiveFile={draft.base}"'] if is_whole(draft.base) else []
     options = ["-XX:+UseSerialGC", *base, f'"-XX:ArchiveClassesAtExit={draft.path}"']
     spark = start_session(SparkSettings(slots=2, memory="512m", java_options=" ".join(options)), "kcl-prepare")
     warm_up(spark)

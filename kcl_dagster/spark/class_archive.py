@@ -7,6 +7,9 @@ prepare` makes the archive; a local session uses it if it is there.
 The JVM itself decides whether an archive fits: it has to be of this very Java and of these jars (path, size, time).
 It ignores another one, and starts as without. The name of the file follows the same facts, so after an upgrade of
 Java or of Spark there is none until it is made again.
+
+An archive may be damaged, as by a machine that lost power or a cache that was copied in part. One that is too short
+would crash the JVM, so its size is kept beside it. Of any other the JVM compares checksums, and ignores it.
 """
 
 import hashlib
@@ -23,6 +26,7 @@ from kcl_dagster.spark.java import Java, default_cache
 OWN_OPTIONS: Final = ("-Xshare", "SharedArchiveFile", "ArchiveClassesAtExit")
 """Parts of Java's options with which the user decides about archives."""
 
+CHECKED: Final = "-Xshare:auto -XX:+IgnoreUnrecognizedVMOptions -XX:+VerifySharedSpaces"
 QUIET: Final = '"-Xlog:cds*=off"'  # an archive that does not fit is worth no line in a worker's output
 
 
@@ -36,23 +40,46 @@ class ClassArchive:
 
     @property
     def exists(self) -> bool:
-        return self.path.is_file()
+        return is_whole(self.path)
 
     def used_by(self, java_options: str) -> str:
         """The options with the archive, if there is one and they do not choose one themselves."""
         if not self.exists or any(own in java_options for own in OWN_OPTIONS):
             return java_options
-        archives = [*([str(self.base)] if self.base.is_file() else []), str(self.path)]
-        return f'{java_options} "-XX:SharedArchiveFile={os.pathsep.join(archives)}" -Xshare:auto {QUIET}'.strip()
+        archives = os.pathsep.join([*([str(self.base)] if is_whole(self.base) else []), str(self.path)])
+        return f'{java_options} "-XX:SharedArchiveFile={archives}" {CHECKED} {QUIET}'.strip()
 
 
 def class_archive(java: Java, environment: Mapping[str, str], cache: Path | None = None) -> ClassArchive:
     """Of this Java and of the Spark that is installed."""
     program = java.program(environment)
     jars = sorted(Path(_find_spark_home(), "jars").glob("*.jar"))
-    digest = hashlib.sha256(repr([_facts(path) for path in (program.resolve(), *jars)]).encode()).hexdigest()[:16]
+    facts = [java.release, *(_facts(path) for path in (program.resolve(), *jars))]
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     folder = cache or default_cache(environment)
     return ClassArchive(folder / f"spark-classes-{digest}.jsa", folder / f"java-classes-{digest}.jsa")
+
+
+def put_whole(draft: Path, path: Path) -> None:
+    """Move an archive to its place, with its size beside it, so that both survive the machine's loss of power."""
+    size = draft.with_name("size")
+    size.write_text(str(draft.stat().st_size))
+    for one, place in ((size, _size_of(path)), (draft, path)):
+        with one.open("rb") as file:
+            os.fsync(file.fileno())
+        one.replace(place)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether an archive is there, and as large as it was when it was made."""
+    try:
+        return path.stat().st_size == int(_size_of(path).read_text())
+    except (OSError, ValueError):
+        return False
+
+
+def _size_of(path: Path) -> Path:
+    return path.with_suffix(".size")
 
 
 def _facts(path: Path) -> tuple[str, int, int]:

@@ -34,6 +34,8 @@ class Java:
 
     home: Path | None
     version: int
+    release: str = ""
+    """As it says it, such as 17.0.15."""
 
     def program(self, environment: Mapping[str, str]) -> Path:
         """The `java` that Spark's launcher runs."""
@@ -50,16 +52,18 @@ def find_java(environment: Mapping[str, str], cache: Path | None = None) -> Java
     rejected: list[str] = []
     configured = environment.get("JAVA_HOME")
     if configured:
-        version = _version(Path(configured) / "bin" / "java")
+        release = _release(Path(configured) / "bin" / "java")
+        version = _major(release)
         if version is not None and version >= OLDEST_JAVA:
-            return Java(Path(configured), version)
+            return Java(Path(configured), version, release)
         rejected.append(f"JAVA_HOME={configured} is {_described(version)}")
     on_path = shutil.which("java", path=environment.get("PATH"))
     if on_path is not None:
-        version = _version(Path(on_path))
+        release = _release(Path(on_path))
+        version = _major(release)
         if version is not None and version >= OLDEST_JAVA:
             # A JAVA_HOME that does not work would win over PATH in Spark's launcher.
-            return Java(Path(on_path).resolve().parent.parent if configured else None, version)
+            return Java(Path(on_path).resolve().parent.parent if configured else None, version, release)
         rejected.append(f"{on_path} is {_described(version)}")
     packaged = _packaged(cache or default_cache(environment))
     if packaged is not None:
@@ -78,16 +82,22 @@ def _described(version: int | None) -> str:
     return "not a Java runtime" if version is None else f"Java {version}"
 
 
-def _version(java: Path) -> int | None:
+def _release(java: Path) -> str:
+    """Empty for what is not a Java runtime."""
     try:
         answer = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return None
+        return ""
     # 'openjdk version "17.0.15"', 'java version "1.8.0_402"'
-    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
-    return int(match[1]) if match else None
+    match = re.search(r'version "(?:1\.)?(\d[^"]*)', answer.stderr + answer.stdout)
+    return match[1] if match else ""
+
+
+def _major(release: str) -> int | None:
+    match = re.match(r"\d+", release)
+    return int(match[0]) if match else None
 
 
 def _packaged(cache: Path) -> Java | None:
@@ -97,7 +107,8 @@ def _packaged(cache: Path) -> Java | None:
         return None
     runtime = Path(spec.origin).parent / "java-runtime"
     java = runtime / "bin" / ("java.exe" if os.name == "nt" else "java")
-    version = _version(java)
+    release = _release(java)
+    version = _major(release)
     if version is None or version < OLDEST_JAVA:
         return None
     home = cache / f"java-{version}"
@@ -110,4 +121,4 @@ def _packaged(cache: Path) -> Java | None:
         draft.write_text(text)
         draft.chmod(0o755)
         draft.replace(wrapper)
-    return Java(home, version)
+    return Java(home, version, release)

@@ -5,15 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from kcl_dagster.spark.class_archive import ClassArchive, class_archive
+from kcl_dagster.spark.class_archive import ClassArchive, class_archive, put_whole
 from kcl_dagster.spark.java import Java
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> ClassArchive:
     made = ClassArchive(tmp_path / "spark.jsa", tmp_path / "java.jsa")
-    made.path.touch()
+    put(made.path)
     return made
+
+
+def put(path: Path) -> None:
+    draft = path.with_name("draft")
+    draft.write_bytes(b"classes")
+    put_whole(draft, path)
 
 
 def installed(home: Path, text: str = "17") -> Java:
@@ -33,8 +39,17 @@ def test_an_archive_is_used_only_where_it_fits(archive: ClassArchive) -> None:
     assert options[:3] == ["-XX:+UseG1GC", f'"-XX:SharedArchiveFile={archive.path}"', "-Xshare:auto"]
 
 
+@pytest.mark.parametrize("content", [b"", b"class", b"classes and more"])
+def test_an_archive_of_another_size_than_it_had_is_not_used(archive: ClassArchive, content: bytes) -> None:
+    """The JVM would crash where it is cut."""
+    archive.path.write_bytes(content)
+    assert archive.used_by("-XX:+UseG1GC") == "-XX:+UseG1GC"
+    put(archive.path)
+    assert archive.used_by("-XX:+UseG1GC") != "-XX:+UseG1GC"
+
+
 def test_an_archive_of_javas_own_classes_comes_first(archive: ClassArchive) -> None:
-    archive.base.touch()
+    put(archive.base)
     assert f"-XX:SharedArchiveFile={archive.base}{os.pathsep}{archive.path}" in archive.used_by("")
 
 
@@ -48,6 +63,7 @@ def test_another_java_has_another_archive(tmp_path: Path) -> None:
     one, other = (class_archive(installed(tmp_path / name), {}, cache) for name in ("one", "other"))
     assert one != other
     assert one == class_archive(Java(tmp_path / "one", 17), {}, cache)
+    assert one != class_archive(Java(tmp_path / "one", 17, "17.0.16"), {}, cache), "behind the same wrapper"
     assert one != class_archive(installed(tmp_path / "one", "17.0.16"), {}, cache)
 
 
