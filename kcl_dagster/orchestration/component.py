@@ -1,11 +1,12 @@
 """`KclApplicationComponent`: an application described in YAML."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from typing import Any, Literal, TypeVar
 from zoneinfo import ZoneInfoNotFoundError
 
@@ -25,6 +26,7 @@ from kcl_dagster.application import (
     TelemetrySettings,
 )
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.orchestration import sinks
 from kcl_dagster.orchestration.consumer import Consumer, kcl_consumer
 from kcl_dagster.orchestration.definitions import build_kcl_definitions
@@ -34,6 +36,7 @@ from kcl_dagster.orchestration.scaffolding import KclApplicationScaffolder
 from kcl_dagster.orchestration.sinks import SinkChoice, Transform
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.worker.kclpy import install_stand_in
+from kcl_dagster.worker.table_committer import COMMIT_SECONDS
 
 M = TypeVar("M", bound=Enum)
 
@@ -67,10 +70,13 @@ class SinkModel(Described):
     """What is stored there."""
 
     partition_by: list[str] = field(default_factory=list)
-    """Columns of the output."""
+    """Columns of the output, or windows of time of them, such as `day(arrival_timestamp)`."""
 
-    catalog: dict[str, str] = field(default_factory=dict)
-    """pyiceberg's properties; for iceberg only."""
+    storage_options: dict[str, str] | None = None
+    """delta-rs' own; for delta only. Secrets cannot be among them."""
+
+    catalog: dict[str, str] | None = None
+    """pyiceberg's properties; for iceberg only. Secrets cannot be among them."""
 
     catalog_name: str = "default"
     """Name of the catalog in pyiceberg's configuration; for iceberg only."""
@@ -78,22 +84,40 @@ class SinkModel(Described):
     commit: sinks.Commit = "leases"
     """Where it is decided that a batch is stored: `leases` or `chains`."""
 
+    commit_seconds: float = COMMIT_SECONDS
+    """With `chains`, how long a batch waits for the next commit of the table at most; for delta and iceberg."""
+
+    evolve: Evolve = "refuse"
+    """With `chains`, what becomes of columns that the table does not have: `refuse`, `add` or `ignore`; for delta
+    and iceberg."""
+
+    chains_path: str | None = None
+    """With `chains`, where they are, if not below the location of the table; for iceberg only."""
+
     def choice(self) -> SinkChoice:
-        match self.kind:
-            case "parquet":
-                return sinks.parquet(self.path, partition_by=self.partition_by, commit=self.commit)
-            case "delta":
-                return sinks.delta(self.path, partition_by=self.partition_by, commit=self.commit)
-            case "iceberg":
-                return sinks.iceberg(
-                    self.path,
-                    self.catalog,
-                    catalog_name=self.catalog_name,
-                    partition_by=self.partition_by,
-                    commit=self.commit,
-                )
-        # Dagster does not insist on a Literal.
-        raise ConfigurationError(f"sink.kind: {self.kind!r} is none of parquet, delta, iceberg")
+        """The sink that Python code would make.
+
+        Raises ConfigurationError for what this kind of sink does not take.
+        """
+        make = SINKS.get(self.kind)
+        if make is None:  # Dagster does not insist on a Literal
+            raise ConfigurationError(f"sink.kind: {self.kind!r} is none of {', '.join(SINKS)}")
+        taken = signature(make).parameters.keys()
+        settings = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("path", "kind")}
+        for name in sorted(settings.keys() - taken):
+            if settings[name] != getattr(_AS_LEFT_OUT, name):
+                raise ConfigurationError(f"sink.{name}: kcl.{self.kind} takes none")
+        return make(self.path, **{name: value for name, value in settings.items() if name in taken})
+
+
+SINKS: dict[str, Callable[..., SinkChoice]] = {
+    "parquet": sinks.parquet,
+    "delta": sinks.delta,
+    "iceberg": sinks.iceberg,
+}
+"""The functions that `sink.kind` names."""
+
+_AS_LEFT_OUT = SinkModel("")
 
 
 @dataclass

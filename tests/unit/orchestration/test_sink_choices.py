@@ -1,6 +1,8 @@
 """Sinks as users name them: what is refused at once, and where their chains are."""
 
 from collections.abc import Callable
+from dataclasses import fields
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.doctor.rights import CHAINS
-from kcl_dagster.orchestration.component import SinkModel
+from kcl_dagster.orchestration.component import SINKS, SinkModel
 from kcl_dagster.orchestration.stores import written_stores
 
 
@@ -54,3 +56,60 @@ def test_the_doctor_looks_where_the_chains_of_each_sink_are(tmp_path: Path) -> N
 def test_a_component_may_decide_its_batches_in_chains_with_every_sink(kind: Any) -> None:
     choices = [SinkModel(path="lake.clicks", kind=kind, commit=commit).choice() for commit in ("leases", "chains")]
     assert [choice.open_staging is not None for choice in choices] == [False, True]
+
+
+def options(sink: Callable[..., Any]) -> dict[str, Parameter]:
+    """All but the first one, which YAML names `path`."""
+    return dict(list(signature(sink).parameters.items())[1:])
+
+
+def plain(default: Any) -> Any:
+    return default or None
+
+
+def test_yaml_says_all_of_a_sink_that_python_says() -> None:
+    named = {one.name for one in fields(SinkModel)} - {"path", "kind"}
+    assert named == {name for sink in SINKS.values() for name in options(sink)}
+
+
+@pytest.mark.parametrize("kind", list(SINKS))
+def test_what_yaml_leaves_out_of_a_sink_is_as_in_python(kind: Any) -> None:
+    left_out = SinkModel("lake.clicks", kind=kind)
+    for name, parameter in options(SINKS[kind]).items():
+        assert plain(getattr(left_out, name)) == plain(parameter.default), name
+
+
+OTHER: dict[str, Any] = {
+    "partition_by": ["day"],
+    "storage_options": {"AWS_REGION": "eu-west-1"},
+    "catalog": {"type": "glue"},
+    "catalog_name": "other",
+    "commit": "chains",
+    "commit_seconds": 7.0,
+    "evolve": "add",
+    "chains_path": "s3://lake/chains",
+}
+"""For each setting a value that is not its default."""
+
+
+@pytest.mark.parametrize("kind", list(SINKS))
+def test_what_yaml_says_of_a_sink_arrives(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    said = {name: OTHER[name] for name in options(SINKS[kind])}
+
+    def sink(path: str, **settings: Any) -> str:
+        given.update(path=path, **settings)
+        return "made"
+
+    sink.__signature__ = signature(SINKS[kind])  # type: ignore[attr-defined]
+    monkeypatch.setitem(SINKS, kind, sink)
+    assert SinkModel("lake.clicks", kind=kind, **said).choice() == "made"  # type: ignore[comparison-overlap]
+    assert given == {"path": "lake.clicks", **said}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in SINKS for name in OTHER if name not in options(SINKS[kind])]
+)
+def test_yaml_is_refused_what_its_kind_of_sink_does_not_take(kind: Any, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"sink\.{name}: kcl\.{kind} takes none"):
+        SinkModel("lake.clicks", kind=kind, **{name: OTHER[name]}).choice()
