@@ -51,7 +51,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_an_archive_is_made_once(tmp_path: Path, trained: list[list[str]]) -> None:
     environment, cache = installed(tmp_path / "java", own=True), tmp_path / "cache"
     told = prepare(environment, cache)
-    [made] = cache.iterdir()
+    [made] = cache.glob("*.jsa")
     assert told.startswith(f"{made} made")
     assert prepare(environment, cache) == f"{made} is there already"
     assert len(trained) == 1
@@ -60,9 +60,19 @@ def test_an_archive_is_made_once(tmp_path: Path, trained: list[list[str]]) -> No
 def test_a_java_without_an_archive_of_its_own_gets_one_first(tmp_path: Path, trained: list[list[str]]) -> None:
     """And where it stays: the archive of Spark's classes names it by its path."""
     prepare(installed(tmp_path / "java", own=False), tmp_path / "cache")
-    base, _ = sorted((tmp_path / "cache").iterdir())
+    base, _ = sorted((tmp_path / "cache").glob("*.jsa"))
     assert base.name.startswith("java-classes-")
     assert trained[0][4] == str(base)
+
+
+def test_an_archive_that_was_cut_is_made_again(tmp_path: Path, trained: list[list[str]]) -> None:
+    environment, cache = installed(tmp_path / "java", own=True), tmp_path / "cache"
+    prepare(environment, cache)
+    [made] = cache.glob("*.jsa")
+    made.write_text("cl")
+    assert prepare(environment, cache).startswith(f"{made} made")
+    assert made.read_text() == "classes"
+    assert len(trained) == 2
 
 
 def test_a_run_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
