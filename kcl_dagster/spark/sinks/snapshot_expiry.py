@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 AGE: Final = "history.expire.max-snapshot-age-ms"  # properties of a table, as Iceberg defines them
-_LEAST_KEPT: Final = "history.expire.min-snapshots-to-keep"
+_MIN_SNAPSHOTS: Final = "history.expire.min-snapshots-to-keep"
 _MAY_DELETE: Final = "gc.enabled"
+# Where a table does not say it: two hours of commits. A snapshot has the time of the worker that made it, and one
+# whose clock is ahead would take all others for old.
+LEAST_KEPT: Final = 240
 FEWEST: Final = 20  # at once: a commit that expires some reads the manifest list of each
 MOST: Final = 100  # at once, so that a commit does not take long
 
@@ -59,9 +62,10 @@ def old_snapshots(metadata: "TableMetadata", io: "FileIO") -> OldSnapshots:
 
 def expirable(metadata: "TableMetadata") -> "list[Snapshot]":
     """The snapshots that the next commit expires, in order, and the oldest one that remains. Empty if they are too
-    few, or left to an engine. Pure: age counts until the newest snapshot."""
+    few, or left to an engine. Pure: age counts until the newest snapshot, and the newest ones remain whatever their
+    age."""
     properties, newest = metadata.properties, metadata.current_snapshot()
-    age, least = properties.get(AGE, ""), properties.get(_LEAST_KEPT, "1")
+    age, least = properties.get(AGE, ""), properties.get(_MIN_SNAPSHOTS, str(LEAST_KEPT))
     is_allowed = properties.get(_MAY_DELETE, "true").lower() != "false"
     if newest is None or not (age.isdigit() and least.isdigit() and is_allowed) or set(metadata.refs) != {"main"}:
         return []
@@ -69,7 +73,8 @@ def expirable(metadata: "TableMetadata") -> "list[Snapshot]":
     if len(history) != len(metadata.snapshots):
         return []  # a table that was rolled back, or that has snapshots which no branch has yet
     appends = sum(1 for _ in takewhile(_is_append, history))
-    aged = sum(1 for _ in takewhile(lambda one: one.timestamp_ms < newest.timestamp_ms - int(age), history))
+    # Not until the first that is younger: one whose worker's clock was ahead would keep all that follow it.
+    aged = sum(one.timestamp_ms < newest.timestamp_ms - int(age) for one in history)
     count = min(appends - 1, aged, len(history) - max(1, int(least)), MOST)
     return history[: count + 1] if count >= FEWEST else []
 

@@ -86,6 +86,7 @@ def each_moment(
     """A table with some commits, for whose next one something happens at each moment in turn. That one expires a
     snapshot, too. The last time it happens too late."""
     monkeypatch.setattr(snapshot_expiry, "FEWEST", 1)
+    monkeypatch.setattr(snapshot_expiry, "LEAST_KEPT", 1)
     for point in itertools.count(1):
         (folder / str(point)).mkdir()
         lake = IcebergLake(folder / str(point))
@@ -217,6 +218,7 @@ def test_old_snapshots_are_expired_and_their_files_deleted(
     lake: IcebergLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_expiry, "FEWEST", 3)
+    monkeypatch.setattr(snapshot_expiry, "LEAST_KEPT", 1)
     lake.make(rows_of(range(1)).schema)
     with lake.table().transaction() as transaction:
         transaction.set_properties({"commit.manifest.min-count-to-merge": "3"})
@@ -244,6 +246,7 @@ def test_snapshots_are_left_to_engines_where_data_files_may_belong_to_them_alone
     lake: IcebergLake, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(snapshot_expiry, "FEWEST", 1)
+    monkeypatch.setattr(snapshot_expiry, "LEAST_KEPT", 1)
     committer = lake.committer()
     for number in range(6):
         lake.decide(rows_of(range(number, number + 1), kind="ab"[number % 2]))
