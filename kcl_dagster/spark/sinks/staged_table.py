@@ -161,10 +161,10 @@ class StagedTableSink:
         return StagedBatch(staged, counts, fulfilled)
 
     def _known(self, output: DataFrame, rules: WritingRules) -> DataFrame:
-        """Without the columns that the table does not have."""
+        """Without the columns that the table does not have. Raises SinkError as `Target.known` does."""
         if rules.target is None:
             return output
-        kept = [name for name in output.columns if name in rules.target.schema.names]
+        kept = rules.target.known(output.columns)
         if not kept:
             raise SinkError(f"{self._table.name} has none of the columns of the output: {output.columns}")
         return output if len(kept) == len(output.columns) else output.select(*kept)

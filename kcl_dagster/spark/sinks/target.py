@@ -5,7 +5,7 @@ written. Whatever may lose a value, or break a promise that the table makes to i
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,15 +48,21 @@ class Target:
 
     def strange(self, output: pa.Schema) -> pa.Schema:
         """The columns of an output that the table does not have, or not in a type that holds their values. Raises
-        SinkError for one whose name differs from a column's in case only: most readers take them for one."""
-        known = {name.casefold(): name for name in self.schema.names}
-        for name in set(output.names) - set(self.schema.names):
-            if name.casefold() in known:
+        SinkError as `known` does."""
+        self.known(output.names)
+        return pa.schema(field for field in output if not self._holds(field))
+
+    def known(self, output: Sequence[str]) -> list[str]:
+        """Those of these columns that the table has. Raises SinkError for one whose name differs from a column's in
+        case only: most readers take them for one."""
+        names = {name.casefold(): name for name in self.schema.names}
+        for name in sorted(set(output) - set(self.schema.names)):
+            if name.casefold() in names:
                 raise SinkError(
-                    f"{self.table}: column {name} of the output differs from {known[name.casefold()]} of the table "
+                    f"{self.table}: column {name} of the output differs from {names[name.casefold()]} of the table "
                     "in case only"
                 )
-        return pa.schema(field for field in output if not self._holds(field))
+        return [name for name in output if name in self.schema.names]
 
     def _holds(self, field: pa.Field) -> bool:
         index = self.schema.get_field_index(field.name)
