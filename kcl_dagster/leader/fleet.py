@@ -197,7 +197,7 @@ def _is_at_rest(sight: FleetSight) -> bool:
     """Whether the last tick wanted no worker. A leader that does not know the last target takes the fleet to be at
     rest if none of its workers is alive, apart from those that drain. Bounded runs are not part of the fleet."""
     if sight.target is None:
-        workers = (seen for seen in sight.workers if seen.alive or seen.unsure)
+        workers = (seen for seen in sight.workers if seen.alive)
         return all(seen.drains or seen.row.is_bounded for seen in workers)
     return sight.target == 0
 
@@ -223,7 +223,7 @@ class _Slots:
     run, but its worker does not write its row; it holds its slot and is otherwise not counted on. `waiting`: its
     run has been queued for too long to count on it. `given_up`: its worker did not come to read in time, and
     another one reads. `held`: would serve, but an operator paused the slot.
-    `overtaken`: its run is queued although a worker that this instance did not launch serves the slot.
+    `overtaken`: its run is queued although a living worker that this instance did not launch serves the slot.
     """
 
     def __init__(self, settings: FleetSettings, sight: FleetSight) -> None:
@@ -236,7 +236,7 @@ class _Slots:
         own = {slot: living[run.run_id] for slot, run in sight.slots.items() if run.run_id in living}
         foreign = _by_slot(sight.workers, own)
         self._workers = {**foreign, **own}
-        self.overtaken = sorted(slot for slot in foreign if self.is_queued(slot))
+        self.overtaken = sorted(slot for slot, seen in foreign.items() if seen.alive and self.is_queued(slot))
         taken = sorted({*sight.slots, *foreign})
         self.leaving = [slot for slot in taken if self._is_leaving(slot)]
         self.silent = [slot for slot in taken if self._is_silent(slot)]

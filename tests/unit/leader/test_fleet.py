@@ -490,6 +490,14 @@ def test_a_slot_is_not_launched_beside_a_worker_whose_clock_may_be_wrong() -> No
     assert decide_fleet(SETTINGS, FleetSight({}, [known], open_leases=1, target=1, now=NOW)).launch
 
 
+def test_a_queued_run_is_kept_where_another_worker_may_be_gone() -> None:
+    """The run is the successor of that worker: cancelled, the slot would wait for its row and for the queue again."""
+    unsure = replace(foreign(0), alive=False, accepts=False, unsure=True)
+    queued = {"worker-000": run(0, "queued", age=5.0)}
+    plan = decide_fleet(SETTINGS, FleetSight(queued, [unsure], open_leases=1, target=1, now=NOW))
+    assert (plan.launch, plan.drain, plan.cancel) == ({}, {}, ())
+
+
 @pytest.mark.audit("B7")
 def test_a_living_worker_serves_its_slot_whoever_launched_it() -> None:
     plan = decide_fleet(SETTINGS, FleetSight({}, [foreign(0), foreign(1)], open_leases=8, target=2, now=NOW))
@@ -686,6 +694,12 @@ def test_a_leader_that_remembers_nothing_keeps_the_workers_that_it_finds() -> No
     assert decide_target(ON_DEMAND, fleet(2, target=None, waited=0.0))[0] == 2
     leaving = fleet(1, target=None, waited=0.0, workers=[worker(0, drain_requested=True)])
     assert decide_target(ON_DEMAND, leaving) == (0, "nothing is unread")
+
+
+def test_a_worker_that_may_be_gone_starts_no_fleet_where_nothing_is_unread() -> None:
+    unsure = replace(foreign(0), alive=False, accepts=False, unsure=True)
+    sight = FleetSight({}, [unsure], open_leases=8, now=NOW, waited=0.0)
+    assert decide_target(ON_DEMAND, sight) == (0, "nothing is unread")
 
 
 @pytest.mark.parametrize(
