@@ -491,7 +491,7 @@ def test_a_slot_is_not_launched_beside_a_worker_whose_clock_may_be_wrong() -> No
 
 
 def test_a_queued_run_is_kept_where_another_worker_may_be_gone() -> None:
-    """The run is the successor of that worker: cancelled, the slot would wait for its row and for the queue again."""
+    """The run is the successor of that worker. If it is cancelled, the slot waits for the queue again."""
     unsure = replace(foreign(0), alive=False, accepts=False, unsure=True)
     queued = {"worker-000": run(0, "queued", age=5.0)}
     plan = decide_fleet(SETTINGS, FleetSight(queued, [unsure], open_leases=1, target=1, now=NOW))
