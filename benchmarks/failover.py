@@ -4,7 +4,7 @@
 
 Two workers share a stream on the embedded AWS; one of them is killed or stopped. The figure is the time from that
 moment until the other one has been handed new records of every shard the first one had. Real processes, real
-tables; our workers read without Spark (the engine of `kcl_dagster.testing`), as a JVM adds nothing to a takeover
+tables; our workers read without Spark (the engine of `tests.doubles`), as a JVM adds nothing to a takeover
 by a worker that runs already.
 
     by counter    kill -9; nobody tells the leader, it watches the leases' counters    bar: lease + 2 ticks

@@ -18,13 +18,13 @@ from kcl_dagster.application import Application
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.model.worker import worker_id
 from kcl_dagster.runtime import system
-from kcl_dagster.testing.engine import MemoryEngine, Row
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from tests.chaos import orders
+from tests.doubles.engine import MemoryEngine, Row
 
 TICK_SECONDS = 5.0  # what Dagster makes of a sensor whose minimum interval is 4
 

@@ -19,7 +19,7 @@ from kcl_dagster.model.shard import Shard
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.deaggregation import hash_key
 from kcl_dagster.streams.listing import list_shards
-from kcl_dagster.testing.aggregation import UserRecord, aggregate
+from tests.doubles.aggregation import UserRecord, aggregate
 
 SHARDS = 4
 KEYS_OF_A_SHARD = 16

@@ -1,7 +1,7 @@
-"""Everything a consumer's tests need and AWS would charge for: services in memory, a clock, a whole fleet.
+"""What the tests of a consumer use: `records`, `embedded_aws`, `consume` and `EmulatorResource`.
 
-For tests of consumers: `records`, `embedded_aws`, `consume` and `EmulatorResource`; see
-`kcl_dagster.testing.consuming`. Imported when they are first used: Dagster takes seconds.
+See `kcl_dagster.testing.consuming`, and `kcl_dagster.testing.processors` for record processors. Each name is
+imported when it is first used, because Dagster takes seconds to import.
 """
 
 from typing import TYPE_CHECKING, Any

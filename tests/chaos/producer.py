@@ -16,10 +16,10 @@ from typing import Any
 
 from kcl_dagster import aws
 from kcl_dagster.errors import KclError
-from kcl_dagster.testing.aggregation import UserRecord, aggregate
 from tests.chaos import ledger
 from tests.chaos.ledger import Acknowledged
 from tests.chaos.plan import STREAM, Plan
+from tests.doubles.aggregation import UserRecord, aggregate
 
 KEYS = 48
 IN_AN_AGGREGATE = 3

@@ -12,11 +12,11 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.items import lease_from_item
 from kcl_dagster.tables.layout import Layout, create_tables
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb.client import FakeDynamoDB
-from kcl_dagster.testing.dynamodb.failures import client_error
 from kcl_dagster.worker.holdings import Holdings
 from tests.conformance.case import Given, NotUnderstood
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb.client import FakeDynamoDB
+from tests.doubles.dynamodb.failures import client_error
 
 # Short names that cases use for attributes.
 _SHORT = {

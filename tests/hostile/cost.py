@@ -17,8 +17,8 @@ from kcl_dagster.streams.pacing import Allowance
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
 from kcl_dagster.streams.unpacking import Columns, Unpacker
-from kcl_dagster.testing.aggregation import UserRecord, aggregate
 from kcl_dagster.worker.batch import Range
+from tests.doubles.aggregation import UserRecord, aggregate
 
 # The budget of the batches that are measured.
 ROWS: Final = 5_000

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any, Final
 
-from kcl_dagster.testing.aggregation import sealed
+from tests.doubles.aggregation import sealed
 
 KEYS_TAG, HASH_KEYS_TAG, RECORD_TAG = b"\x0a", b"\x12", b"\x1a"
 FILLINGS: Final = ("ascii", "digits", "zeros", "wide", "mixed", "torn")

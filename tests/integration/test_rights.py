@@ -36,11 +36,11 @@ from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.telemetry.leader import open_leader_telemetry
 from kcl_dagster.testing import consume
-from kcl_dagster.testing.engine import MemoryEngine
-from kcl_dagster.testing.sink import RecordingSink
 from kcl_dagster.worker.batch import Budget, Progress, Range
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
+from tests.doubles.engine import MemoryEngine
+from tests.doubles.sink import RecordingSink
 from tests.integration.wiretap import EXPORTS, Asked, ComponentsResource, tapped
 
 pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.timeout(900)]

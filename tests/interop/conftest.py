@@ -13,7 +13,7 @@ import pytest
 
 from kcl_dagster.application import Application
 from kcl_dagster.emulator import Emulator, Limits
-from kcl_dagster.testing.aggregation import UserRecord, aggregate
+from tests.doubles.aggregation import UserRecord, aggregate
 from tests.interop import java_kcl
 from tests.interop.java_kcl import Kcl
 

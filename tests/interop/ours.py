@@ -14,14 +14,14 @@ from kcl_dagster.leader.runs import RunView
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.pacing import ShardLimits
-from kcl_dagster.testing.engine import MemoryEngine, Row
-from kcl_dagster.testing.sink import RecordingSink
 from kcl_dagster.worker.batch import Batch, Engine, Sink
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.stop import StopSignal
+from tests.doubles.engine import MemoryEngine, Row
+from tests.doubles.sink import RecordingSink
 
 _TICK_SECONDS = 1.0
 _JOIN_SECONDS = 60.0

@@ -17,8 +17,8 @@ from kcl_dagster.tables.layout import LayoutKind, detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.rows import worker_row_from_item
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb.client import FakeDynamoDB
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb.client import FakeDynamoDB
 
 DATA = Path(__file__).parents[1] / "data" / "kcl"
 FILES = sorted(DATA.glob("golden-*.json"))

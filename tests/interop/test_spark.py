@@ -17,7 +17,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.engine import SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.sinks.parquet import ParquetSink
-from kcl_dagster.testing.engine import Row
+from tests.doubles.engine import Row
 from tests.interop.conftest import JavaFleet, Stream, Tables, until
 from tests.interop.java_kcl import Kcl
 from tests.interop.ours import Processing, leading, working

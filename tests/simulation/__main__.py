@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Iterable
 
-from kcl_dagster.testing.simulation.campaign import KINDS, Tally, run_seeds
-from kcl_dagster.testing.simulation.contest import draw_contest, run_contest
-from kcl_dagster.testing.simulation.fleet import Outcome
-from kcl_dagster.testing.simulation.scenario import draw
-from kcl_dagster.testing.simulation.shrink import only, run, shrink
+from tests.simulation.campaign import KINDS, Tally, run_seeds
+from tests.simulation.contest import draw_contest, run_contest
+from tests.simulation.fleet import Outcome
+from tests.simulation.scenario import draw
+from tests.simulation.shrink import only, run, shrink
 
 PROGRESS_SECONDS = 5.0
 BAR_FLEET_HOURS = 1000  # per CPU-minute

@@ -58,7 +58,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 def hunting_seeds(needs: Needed | None = None, *, in_chains: bool = False) -> Iterator[int]:
     """From 1 on, or from the first one in chains, those with several faults, and with the one that the bug needs.
     In the most stretched runs a bug shows as rarely in more hours."""
-    from kcl_dagster.testing.simulation.scenario import CHAINED_SEEDS, STRETCHES, draw
+    from tests.simulation.scenario import CHAINED_SEEDS, STRETCHES, draw
 
     for seed in itertools.count(CHAINED_SEEDS.start if in_chains else 1):
         scenario = draw(seed)
@@ -71,7 +71,7 @@ def hunting_seeds(needs: Needed | None = None, *, in_chains: bool = False) -> It
 def hunt(mutant: Mutant, most: int) -> dict[str, object]:
     """Plant it and run seeds until one fails. In this process, which is spoilt by it."""
     sys.meta_path.insert(0, _Planter(mutant))
-    from kcl_dagster.testing.simulation.campaign import run_seed
+    from tests.simulation.campaign import run_seed
 
     seeds = hunting_seeds(mutant.needs, in_chains=mutant.in_chains)
     for count, seed in enumerate(itertools.islice(seeds, most), 1):

@@ -23,7 +23,7 @@ from kcl_dagster.errors import (
     Throttled,
 )
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.testing.clock import FakeClock
+from tests.doubles.clock import FakeClock
 
 ENDPOINT = "http://127.0.0.1:4566"
 META = SimpleNamespace(endpoint_url=ENDPOINT, service_model=SimpleNamespace(service_name="dynamodb"))

@@ -66,6 +66,16 @@ def test_imports_go_down_only(top: str, path: Path) -> None:
             assert FLOOR_OF[noun] < FLOOR_OF[top], f"{top} may not import {noun}"
 
 
+def test_the_package_imports_nothing_that_the_wheel_does_not_bring() -> None:
+    beside = {path.name for path in PACKAGE.parent.iterdir() if path.is_dir()} - {PACKAGE.name}
+    assert "tests" in beside
+    for _, path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            assert beside.isdisjoint(name.partition(".")[0] for name in names), path
+
+
 def test_only_orchestration_knows_dagster() -> None:
     for top, path in modules():
         if top not in {"orchestration", "operations", "cli"} and path.stem != "consuming":

@@ -30,7 +30,7 @@ COMES_WITH = {
     "urllib3": "boto3",
     "werkzeug": "moto",
 }
-OF_THE_USER = {"dagster-pyspark", "dagster-aws", "amazon-kclpy", "fastavro", "greenlet"}
+OF_THE_USER = {"dagster-pyspark", "dagster-aws", "amazon-kclpy", "fastavro"}
 
 
 def locked(name: str) -> dict[str, set[str]]:

@@ -15,11 +15,11 @@ from kcl_dagster.streams.polling import ShardReader
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
 from kcl_dagster.streams.unpacking import Columns, Unpacker
-from kcl_dagster.testing.aggregation import UserRecord, aggregate
 from tests.conformance.agreement import AnyOf, Observed
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.registry import area
 from tests.conformance.scene import Scene
+from tests.doubles.aggregation import UserRecord, aggregate
 
 _ARRIVAL = 1_700_000_000.0
 _KEY = "partition key"

@@ -18,12 +18,12 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange, Shard
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.tables.starts import StartTable
-from kcl_dagster.testing.dynamodb.failures import client_error
 from tests.conformance.agreement import AnyOf, AnyOrder, Either, Observed
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.graphs import ListedStream, shards_of
 from tests.conformance.registry import area
 from tests.conformance.scene import Scene
+from tests.doubles.dynamodb.failures import client_error
 
 _IO_ERROR = AnyOf.of("KinesisClientLibIOException")
 

@@ -9,11 +9,11 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.streams.pace import Pace
 from kcl_dagster.tables.attributes import java_double, rounded
 from kcl_dagster.tables.scanning import Segments
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.throughput import Throughput
 from tests.conformance.agreement import AnyOf, Observed
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.registry import area
+from tests.doubles.clock import FakeClock
 
 
 def milliseconds(given: Given, *names: str) -> float | None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.utilization import cgroup, ecs, network, proc_stat
 from kcl_dagster.worker.utilization.probe import Probe, Unmeasurable
 from kcl_dagster.worker.utilization.series import Series
@@ -11,6 +10,7 @@ from tests.conformance.agreement import AnyOf, Observed
 from tests.conformance.areas.small_rules import milliseconds
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.registry import area
+from tests.doubles.clock import FakeClock
 
 _CAPTURE_FAILED = AnyOf.of("IllegalArgument", "IllegalArgumentException", "InMemoryMetricStatsReporterFailure")
 

@@ -17,7 +17,7 @@ from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.attributes import START_POSITION
 from kcl_dagster.tables.layout import create_tables
 from kcl_dagster.tables.places import Layout
-from kcl_dagster.testing.kinesis import FakeKinesis
+from tests.doubles.kinesis import FakeKinesis
 from tests.integration.leader.town import Client, Town, Worker, shard_id
 
 FLEET = FleetSettings(max_workers=3, shards_per_worker=100)

@@ -22,14 +22,14 @@ from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
-from kcl_dagster.testing.kinesis import FakeKinesis
 from kcl_dagster.worker.discovery import Discoverer
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.renewal import Renewer
 from kcl_dagster.worker.shard_end import child_lease
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
+from tests.doubles.kinesis import FakeKinesis
 
 TICK = 5.0
 

@@ -25,10 +25,10 @@ from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.sinks.writing import file_stem
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.processing_watch import ProcessingWatch
+from tests.doubles.clock import FakeClock
 from tests.integration.spark.test_sinks import part, write
 
 pytestmark = pytest.mark.spark

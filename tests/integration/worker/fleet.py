@@ -14,14 +14,14 @@ from kcl_dagster.leader.runs import RunView, SlotRun
 from kcl_dagster.model.worker import worker_id
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.pacing import ShardLimits
-from kcl_dagster.testing.engine import MemoryEngine, Row
-from kcl_dagster.testing.sink import RecordingSink
 from kcl_dagster.worker.batch import Batch, Engine
 from kcl_dagster.worker.events import WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.stop import StopSignal
+from tests.doubles.engine import MemoryEngine, Row
+from tests.doubles.sink import RecordingSink
 
 TICK_SECONDS = 0.5
 LEASE_SECONDS = 3.0

@@ -11,8 +11,8 @@ from kcl_dagster.spark.outcome import Outcome
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.schema import LEASE_KEY, PROGRESS
 from kcl_dagster.streams.unpacking import Columns
-from kcl_dagster.testing.engine import MemoryFetch
 from kcl_dagster.worker.batch import Budget, Range
+from tests.doubles.engine import MemoryFetch
 
 
 class PushedEngine:

@@ -15,8 +15,8 @@ from kcl_dagster.leader.unread import CLOCKS_APART, UnreadWatch
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.kinesis import FakeKinesis
+from tests.doubles.clock import FakeClock
+from tests.doubles.kinesis import FakeKinesis
 
 STREAM = "clicks"
 APPLICATION = Application(name="clicks", streams=(STREAM,), fleet=FleetSettings(min_workers=0))

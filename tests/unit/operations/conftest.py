@@ -18,9 +18,9 @@ from kcl_dagster.model.lease import Lease, WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
-from kcl_dagster.testing.kinesis import FakeKinesis
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
+from tests.doubles.kinesis import FakeKinesis
 
 STREAM = "orders"
 ANNA = WorkerId("worker-000:anna")

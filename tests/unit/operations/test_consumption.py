@@ -9,7 +9,7 @@ from kcl_dagster.operations.consumption import LATE_SECONDS, measure
 from kcl_dagster.operations.cost import Prices
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.attributes import OWNER_INDEX
-from kcl_dagster.testing.clock import FakeClock
+from tests.doubles.clock import FakeClock
 from tests.unit.operations.conftest import Shop
 
 HOUR = 3600

@@ -5,7 +5,7 @@ import pytest
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.peek import Peeked, peek
 from kcl_dagster.streams.deaggregation import MAGIC
-from kcl_dagster.testing.aggregation import UserRecord, aggregate, sealed
+from tests.doubles.aggregation import UserRecord, aggregate, sealed
 from tests.unit.operations.conftest import STREAM, Shop
 
 SHARD = "shardId-000000000000"

@@ -14,10 +14,10 @@ from kcl_dagster.operations.replay import Replay, ReplayWindow, limits_of, refus
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.listing import StreamDescription, list_shards
 from kcl_dagster.streams.pacing import ShardLimits
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.engine import MemoryEngine, Row
-from kcl_dagster.testing.kinesis import FakeKinesis
 from kcl_dagster.worker.batch import Batch, Part
+from tests.doubles.clock import FakeClock
+from tests.doubles.engine import MemoryEngine, Row
+from tests.doubles.kinesis import FakeKinesis
 
 STREAM = "orders"
 HOUR = 3600

@@ -13,7 +13,7 @@ from kcl_dagster.orchestration.check_definitions import look
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.testing.clock import FakeClock
+from tests.doubles.clock import FakeClock
 from tests.unit.orchestration.conftest import Bench
 
 

@@ -22,9 +22,9 @@ from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declared_windows import MOST_AT_ONCE, PATIENCE_SECONDS, DeclaredWindows, declare
 from kcl_dagster.orchestration.time_windows import PartitionWindows
 from kcl_dagster.tables.completeness_row import SetBack
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import MinuteRecords, PartCounts, Progress, Range
 from kcl_dagster.worker.stored_counts import WindowRules
+from tests.doubles.clock import FakeClock
 from tests.unit.orchestration.test_time_windows import schedules_computed
 
 THINGS = dg.AssetKey("things")

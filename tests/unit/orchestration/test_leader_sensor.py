@@ -42,7 +42,7 @@ from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.testing import EmulatorResource
-from kcl_dagster.testing.clock import FakeClock
+from tests.doubles.clock import FakeClock
 from tests.unit.orchestration.conftest import Bench
 
 SLOTS = ["worker-000", "worker-001"]

@@ -23,7 +23,7 @@ from kcl_dagster.orchestration.records_asset import build_records_asset
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.layout import detect_layout
-from kcl_dagster.testing.clock import FakeClock
+from tests.doubles.clock import FakeClock
 from tests.unit.operations.conftest import Shop
 from tests.unit.orchestration.conftest import Bench
 from tests.unit.orchestration.test_declared_windows import (

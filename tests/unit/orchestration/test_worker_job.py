@@ -22,7 +22,7 @@ from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.testing.aggregation import sealed
+from tests.doubles.aggregation import sealed
 from tests.unit.orchestration.conftest import Bench
 
 pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.storage import S3Options, S3Store
-from kcl_dagster.testing.clock import FakeClock
+from tests.doubles.clock import FakeClock
 
 
 @dataclass

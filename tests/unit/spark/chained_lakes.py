@@ -33,10 +33,10 @@ from kcl_dagster.spark.sinks.staged_iceberg import IcebergFormat
 from kcl_dagster.spark.sinks.staged_table import TableFormat
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.staging import StagedBatch
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable, TableCommitter
+from tests.doubles.clock import FakeClock
 from tests.unit.worker.kit import Data, Fuse
 
 APPLICATION = "clicks"

@@ -26,7 +26,7 @@ from kcl_dagster.spark.sinks.compaction import TURNS, Compaction, compact
 from kcl_dagster.spark.sinks.writing import _published
 from kcl_dagster.spark.storage import LocalStore, StoredFile
 from kcl_dagster.spark.turn import TURN_SECONDS
-from kcl_dagster.testing.clock import FakeClock
+from tests.doubles.clock import FakeClock
 from tests.unit.spark.buckets import Bucket
 
 CLOCK = FakeClock()

@@ -24,8 +24,8 @@ from kcl_dagster.spark.sinks.folder_owner import owner_of
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.storage import LocalStore, Store, is_hidden
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import KeepingCompleteness
+from tests.doubles.clock import FakeClock
 from tests.unit.spark.buckets import Bucket
 from tests.unit.spark.moments import readers
 

@@ -24,7 +24,7 @@ from kcl_dagster.spark.sinks.delta_statistics import delta_statistics
 from kcl_dagster.spark.sinks.layout import NULL_PARTITION, TableFolders
 from kcl_dagster.spark.sinks.target import fits
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.testing.clock import FakeClock
+from tests.doubles.clock import FakeClock
 from tests.unit.spark.moments import readers
 from tests.unit.spark.outputs import (
     LEASES,

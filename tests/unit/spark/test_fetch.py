@@ -19,9 +19,9 @@ from kcl_dagster.spark import fetch as module
 from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan, Trailer, fetch
 from kcl_dagster.spark.schema import ARROW_SCHEMA, COLUMNS
 from kcl_dagster.streams.pacing import ShardLimits
-from kcl_dagster.testing.aggregation import UserRecord, aggregate, sealed
-from kcl_dagster.testing.kinesis import FakeKinesis
 from kcl_dagster.worker.batch import Budget, Range
+from tests.doubles.aggregation import UserRecord, aggregate, sealed
+from tests.doubles.kinesis import FakeKinesis
 
 STREAM = StreamIdentifier("clicks")
 

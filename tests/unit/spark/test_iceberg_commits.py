@@ -23,8 +23,8 @@ from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
 from kcl_dagster.spark.sinks.record import StoredPart, owner_key
 from kcl_dagster.spark.sinks.writing import WrittenFile
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import Batch, Part
+from tests.doubles.clock import FakeClock
 from tests.unit.spark.moments import readers
 
 SCHEMA = pa.schema([("n", pa.int64())])

@@ -24,7 +24,7 @@ from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
 from kcl_dagster.spark.sinks.layout import NULL_PARTITION
 from kcl_dagster.spark.sinks.table_files import TableFiles, files_of
 from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store
-from kcl_dagster.testing.clock import FakeClock
+from tests.doubles.clock import FakeClock
 from tests.unit.spark.outputs import (
     LEASES,
     VALUES,

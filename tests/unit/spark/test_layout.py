@@ -22,8 +22,8 @@ from kcl_dagster.spark.sinks.layout import NULL_PARTITION, Folders, TableFolders
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.sinks.split import split
 from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.error_class import ErrorClass, class_of
+from tests.doubles.clock import FakeClock
 from tests.unit.spark.outputs import (
     LEASES,
     VALUES,

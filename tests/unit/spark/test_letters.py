@@ -27,7 +27,6 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.spark.letters import ToProcessors, ToSink, _parts, replay
 from kcl_dagster.spark.sinks.writing import file_stem
 from kcl_dagster.spark.storage import LocalStore
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import Batch, Part, PoisonRecord
 from kcl_dagster.worker.dead_letter import DeadLetter, dead_letter
 from kcl_dagster.worker.processor import (
@@ -36,6 +35,7 @@ from kcl_dagster.worker.processor import (
     RecordProcessorBase,
     ShutdownRequestedInput,
 )
+from tests.doubles.clock import FakeClock
 from tests.unit.spark.buckets import Bucket
 
 APP = "clicks"

@@ -19,9 +19,9 @@ from kcl_dagster.spark.outcome import Outcome
 from kcl_dagster.spark.plans import CONSUMERS_SECONDS, EngineSettings, Plans
 from kcl_dagster.streams.consumers import remove_consumer
 from kcl_dagster.streams.polling import Bookmark
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.kinesis import FakeKinesis
 from kcl_dagster.worker.batch import Budget, Range
+from tests.doubles.clock import FakeClock
+from tests.doubles.kinesis import FakeKinesis
 
 SHARD = "shardId-000000000000"
 BUDGET = Budget(1000, 10**6, 0.05)

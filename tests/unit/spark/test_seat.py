@@ -22,11 +22,11 @@ from kcl_dagster.spark.seats import messages
 from kcl_dagster.spark.seats.seat import Invitation, take_seat
 from kcl_dagster.spark.seats.station import Reception, Station
 from kcl_dagster.streams.pacing import ShardLimits
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.kinesis import FakeKinesis
 from kcl_dagster.worker.batch import Budget, PoisonRecord, Range
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase, ShardEndedInput
 from kcl_dagster.worker.seating import ProcessorFailed, SeatLost
+from tests.doubles.clock import FakeClock
+from tests.doubles.kinesis import FakeKinesis
 
 LEASE = LeaseKey("shardId-000000000000")
 SECRET = b"between us"

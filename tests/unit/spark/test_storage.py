@@ -19,7 +19,7 @@ from kcl_dagster.emulator.faults import FaultRule
 from kcl_dagster.errors import AccessDenied, ConfigurationError, EndpointUnreachable, ServiceError, Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store, Store, check_deleted, open_store
-from kcl_dagster.testing.clock import FakeClock
+from tests.doubles.clock import FakeClock
 from tests.unit.spark.buckets import Bucket
 
 

@@ -13,7 +13,7 @@ from kcl_dagster.errors import Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.storage import LocalStore, Store
 from kcl_dagster.spark.turn import TURN_SECONDS, _take, turn
-from kcl_dagster.testing.clock import FakeClock
+from tests.doubles.clock import FakeClock
 from tests.unit.spark.buckets import Bucket
 
 FOLDER = "_turns"

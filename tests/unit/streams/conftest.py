@@ -13,8 +13,8 @@ from kcl_dagster.streams.pacing import Allowance, ShardLimits
 from kcl_dagster.streams.polling import Bookmark, ShardReader
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.kinesis import FakeKinesis
+from tests.doubles.clock import FakeClock
+from tests.doubles.kinesis import FakeKinesis
 
 STREAM = "clicks"
 SHARD = "shardId-000000000000"

@@ -18,7 +18,7 @@ from kcl_dagster.streams.parsing import parse_get_records
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
 from kcl_dagster.streams.unpacking import Columns, Unpacker
-from kcl_dagster.testing.aggregation import UserRecord, aggregate
+from tests.doubles.aggregation import UserRecord, aggregate
 
 FIRST, LAST = 10, 29
 aggregated = st.dictionaries(st.integers(FIRST, LAST), st.integers(0, 4), max_size=5)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kcl_dagster.errors import BrokenAggregate
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.streams.deaggregation import MAGIC, deaggregate, hash_key, is_aggregate
-from kcl_dagster.testing.aggregation import UserRecord, aggregate, sealed
+from tests.doubles.aggregation import UserRecord, aggregate, sealed
 
 LOW, HIGH = HashRange(0, 2**127 - 1), HashRange(2**127, MAX_HASH_KEY)
 

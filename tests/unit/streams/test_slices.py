@@ -16,7 +16,7 @@ from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
 from kcl_dagster.streams.unpacking import Columns, Unpacker
 from kcl_dagster.streams.window import Window
-from kcl_dagster.testing.aggregation import UserRecord, aggregate, sealed
+from tests.doubles.aggregation import UserRecord, aggregate, sealed
 
 LOW = HashRange(0, 2**127 - 1)
 

@@ -8,7 +8,7 @@ from kcl_dagster.streams.deaggregation import deaggregate
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
 from kcl_dagster.streams.unpacking import Columns, Unpacker
-from kcl_dagster.testing.aggregation import UserRecord, aggregate, sealed
+from tests.doubles.aggregation import UserRecord, aggregate, sealed
 
 
 def record(sequence: int, data: bytes) -> StreamRecord:

@@ -16,7 +16,7 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.layout import create_tables, detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.places import Layout
-from kcl_dagster.testing.clock import FakeClock
+from tests.doubles.clock import FakeClock
 
 ANNA, BERT, CARL = WorkerId("worker-000:anna"), WorkerId("worker-001:bert"), WorkerId("worker-002:carl")
 SEQUENCE = "49587497311274533994574834252742144236107130636007899138"

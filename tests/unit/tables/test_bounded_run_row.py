@@ -4,7 +4,7 @@ import pytest
 
 from kcl_dagster.errors import UnreadableItem
 from kcl_dagster.tables.bounded_run_row import BOUNDED_RUN_KEY, LONGEST_PROBLEM, BoundedRunRow, EndedRun
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import FaultyClient, Tables, answer_lost, application
 
 FAILED = EndedRun("run-1", 130, 100, "shardId-0: stopped: ValueError: no price")

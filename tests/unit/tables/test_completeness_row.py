@@ -12,8 +12,8 @@ from kcl_dagster.tables.completeness_row import (
     WrittenThrough,
     with_reset,
 )
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import FaultyClient, Tables, answer_lost, application
 
 NOTHING = WrittenThrough()

@@ -35,8 +35,8 @@ from kcl_dagster.tables.memory import MemoryRow
 from kcl_dagster.tables.rows import worker_row_from_item, worker_row_to_item
 from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import ANNA, BERT, Tables, application, at, new_lease, runtime
 
 T = TypeVar("T")

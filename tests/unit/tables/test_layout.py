@@ -9,8 +9,8 @@ from kcl_dagster.errors import AccessDenied, LayoutRefused, ServiceError, TableN
 from kcl_dagster.tables.layout import create_tables, detect_layout, verify_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.places import Layout, LayoutKind
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import (
     MADE_BY_OTHERS,
     FaultyClient,

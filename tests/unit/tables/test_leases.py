@@ -4,8 +4,8 @@ import pytest
 
 from kcl_dagster.application import PolicySettings
 from kcl_dagster.errors import LeaseLost
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.contract import LeaseTableContract
 from tests.unit.tables.kit import Tables, application, at, new_lease, runtime
 

@@ -10,8 +10,8 @@ from kcl_dagster.model.standing import Standing
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.lock import LONGEST_DURATION, LeaderLock, LockProcess, LockView
 from kcl_dagster.tables.places import Layout
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import (
     LOST_ON_THE_WAY,
     THROTTLED,

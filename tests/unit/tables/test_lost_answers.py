@@ -15,8 +15,8 @@ from kcl_dagster.model.shard import HashRange
 from kcl_dagster.tables.coordination import acquire_lock, still_leads
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.places import Layout
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import (
     ANNA,
     BERT,

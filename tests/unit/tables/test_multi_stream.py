@@ -8,8 +8,8 @@ from kcl_dagster.application import Application
 from kcl_dagster.errors import UnreadableItem
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import BERT, Tables, at, new_lease, runtime
 
 ORDERS = StreamIdentifier("orders", "123456789012", 1680616058)

@@ -22,8 +22,8 @@ from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.memory import MemoryRow
 from kcl_dagster.tables.starts import StartPosition, StartTable
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import (
     ANNA,
     BERT,

@@ -15,8 +15,8 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.tables.expressions import Request
 from kcl_dagster.tables.lock import LeaderLock
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import (
     ANNA,
     LOST_ON_THE_WAY,

@@ -11,8 +11,8 @@ from kcl_dagster.errors import ServiceError
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.reading import INDEX_RECHECK_SECONDS
 from kcl_dagster.tables.scanning import SEGMENTS_STAND_FOR, Segments, segments_for
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import ANNA, FaultyClient, Tables, application, client_error, new_lease, runtime
 
 GIB = 2**30

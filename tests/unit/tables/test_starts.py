@@ -9,8 +9,8 @@ from kcl_dagster.application import Position
 from kcl_dagster.errors import OtherStream, UnreadableItem
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.tables.starts import StartPosition, StartTable
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import LOST_ON_THE_WAY, FaultyClient, Tables, answer_lost, application, runtime
 
 ORDERS = StartPosition("orders", Position.LATEST, 1_784_600_000_123, 1_680_616_058)

@@ -11,8 +11,8 @@ from kcl_dagster.model.worker import WorkerRow, WorkerState
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.tables.workers import WorkerTable, newest_by_id
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import (
     ANNA,
     BERT,

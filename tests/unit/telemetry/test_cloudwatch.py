@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.telemetry.cloudwatch import CloudWatchMetrics, Flusher
 from kcl_dagster.telemetry.datum import Datum
-from kcl_dagster.testing.clock import FakeClock
+from tests.doubles.clock import FakeClock
 
 NAMESPACE = "orders-app"
 

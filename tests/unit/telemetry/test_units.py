@@ -13,7 +13,7 @@ from kcl_dagster.leader.runs import RunView
 from kcl_dagster.runtime import system
 from kcl_dagster.telemetry.board import Board
 from kcl_dagster.telemetry.units import counted_units
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.telemetry.openmetrics import parse
 
 TABLE = "orders-app"

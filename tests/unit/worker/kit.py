@@ -21,8 +21,6 @@ from kcl_dagster.tables.attributes import LEASE_KEY
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.testing.processors import LocalSeats
 from kcl_dagster.worker.batch import Batch, Budget, MinuteRecords, Part, PoisonRecord, Progress, Range
 from kcl_dagster.worker.concurrency import ForEach, one_by_one
@@ -33,6 +31,8 @@ from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.processor import ProcessorFactory
 from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.surroundings import Surroundings
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
 
 STREAM = "orders"
 Payload = tuple[str, int, str]

@@ -7,16 +7,16 @@ import pytest
 from kcl_dagster.application import Application
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import Lease, LeaseKey
-from kcl_dagster.testing.aggregation import UserRecord, aggregate, sealed
-from kcl_dagster.testing.engine import MemoryEngine
 from kcl_dagster.testing.processors import LocalSeats
-from kcl_dagster.testing.sink import RecordingSink
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
+from tests.doubles.aggregation import UserRecord, aggregate, sealed
+from tests.doubles.engine import MemoryEngine
+from tests.doubles.sink import RecordingSink
 from tests.unit.worker.kit import in_nobodys_background
 from tests.unit.worker.test_opening import ME, STREAM, Place
 

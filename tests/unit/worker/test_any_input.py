@@ -13,7 +13,6 @@ from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow, WorkerState
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import Progress, Range
 from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.lag import Lag
@@ -24,6 +23,7 @@ from kcl_dagster.worker.report import LeaseReport, Outcome
 from kcl_dagster.worker.retention import loss_in
 from kcl_dagster.worker.succession import SuccessionRules, choose_heirs
 from kcl_dagster.worker.throughput import Throughput
+from tests.doubles.clock import FakeClock
 
 FIRST = 1_700_000_000_000
 KEY = LeaseKey("s0")

@@ -2,8 +2,8 @@
 
 from kcl_dagster.errors import ServiceError
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.completeness_watch import READ_SECONDS, CompletenessWatch
+from tests.doubles.clock import FakeClock
 from tests.unit.worker.kit import World
 from tests.unit.worker.test_leaderless import A
 

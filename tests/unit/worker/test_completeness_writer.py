@@ -10,9 +10,9 @@ from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.completeness_writer import WRITE_SECONDS, CompletenessWriter, is_writer
 from kcl_dagster.worker.events import EventKind, WorkerEvent
+from tests.doubles.clock import FakeClock
 from tests.unit.worker.kit import MemorySink, World
 from tests.unit.worker.test_leaderless import A, B
 

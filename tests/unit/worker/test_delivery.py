@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.delivery import ATTEMPTS, IDLE_SECONDS, DeliveryQueue, DeliveryThread, counted
 from kcl_dagster.worker.latest import Latest
+from tests.doubles.clock import FakeClock
 
 
 class Receiver:

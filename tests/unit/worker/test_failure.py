@@ -13,11 +13,11 @@ from kcl_dagster.errors import (
     SinkError,
 )
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.dead_letter import DeadLetter, FiledDeadLetters, NoDeadLetters, from_json
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.report import Outcome
+from tests.doubles.clock import FakeClock
 from tests.unit.worker.failing import A, B, C, fails_on, stored, work, world_with
 from tests.unit.worker.kit import Data, World
 

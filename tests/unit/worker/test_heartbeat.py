@@ -8,9 +8,9 @@ from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.layout import create_tables, detect_layout
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
 
 ME = WorkerId("worker-000:1")
 

@@ -11,12 +11,12 @@ from botocore.exceptions import ReadTimeoutError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.discovery import LONGEST_PAUSE
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.lag import Lag, LagReport, Unstored
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from kcl_dagster.worker.report import LeaseReport, Outcome
+from tests.doubles.clock import FakeClock
 from tests.unit.worker.kit import Killed, World
 
 A, B = LeaseKey("a"), LeaseKey("b")

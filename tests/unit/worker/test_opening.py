@@ -17,12 +17,7 @@ from kcl_dagster.tables.layout import create_tables, detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.starts import StartPosition, StartTable
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.testing.clock import FakeClock
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
-from kcl_dagster.testing.engine import MemoryEngine
-from kcl_dagster.testing.kinesis import FakeKinesis
 from kcl_dagster.testing.processors import LocalSeats
-from kcl_dagster.testing.sink import RecordingSink
 from kcl_dagster.worker.batch import Batch, Budget
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.loop import Worker
@@ -32,6 +27,11 @@ from kcl_dagster.worker.opening import (
     open_surroundings,
 )
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
+from tests.doubles.clock import FakeClock
+from tests.doubles.dynamodb import FakeDynamoDB
+from tests.doubles.engine import MemoryEngine
+from tests.doubles.kinesis import FakeKinesis
+from tests.doubles.sink import RecordingSink
 from tests.unit.worker.kit import World, in_nobodys_background
 
 STREAM, SHARD = "clicks", "shardId-000000000000"

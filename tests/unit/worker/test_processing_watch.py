@@ -13,11 +13,11 @@ from kcl_dagster.errors import ProcessingTimeout, SinkError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.interruption import Interruption
 from kcl_dagster.spark.sinks.record import table_errors
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.processing_watch import Attempt, ProcessingWatch, uninterrupted
 from kcl_dagster.worker.report import Outcome
+from tests.doubles.clock import FakeClock
 from tests.unit.worker.kit import Run, World
 
 A = "shardId-000000000000"

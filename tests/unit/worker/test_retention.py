@@ -12,11 +12,11 @@ from kcl_dagster.errors import SinkError, StreamRecreated, Throttled
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.batch import Budget, Part, Progress, Range
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.report import Outcome
 from kcl_dagster.worker.retention import Loss, RetentionWatch, loss_in
+from tests.doubles.clock import FakeClock
 from tests.unit.worker.kit import Killed, MemoryEngine, MemoryFetched, MemorySink, Run, World
 
 A = "shardId-000000000000"

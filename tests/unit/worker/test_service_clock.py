@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from kcl_dagster.testing.dynamodb.failures import client_error
 from kcl_dagster.worker.service_clock import (
     ASK_AGAIN_SECONDS,
     COMPARE_SECONDS,
     LONGEST_COMPARISON_SECONDS,
     ServiceClock,
 )
+from tests.doubles.dynamodb.failures import client_error
 from tests.unit.streams.conftest import STREAM, World
 
 

@@ -16,10 +16,10 @@ from kcl_dagster.model.stored import BatchCounts, LateBatch, StoredRows
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.orchestration.time_windows import DEFAULT_PARTITIONS, PartitionWindows
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.worker.batch import FileCounts, MinuteRecords, MinuteRows, PartCounts, Progress, Range
 from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.stored_counts import WindowRules
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import FaultyClient, Tables, answer_lost, application, at, new_lease
 from tests.unit.worker.kit import Killed, Run, World
 

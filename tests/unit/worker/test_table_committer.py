@@ -21,8 +21,8 @@ from kcl_dagster.model.claim import ChainId, ClaimId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.storage import StoredFile
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, PATIENCE_SECONDS, RETRY_SECONDS, TableCommitter
+from tests.doubles.clock import FakeClock
 from tests.unit.chains.memory import Killed, MemoryFiles
 from tests.unit.chains.memory_table import MemoryTable, TableState
 

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.thread_watch import HOUSEKEEPING, RENEWALS, ThreadWatch
+from tests.doubles.clock import FakeClock
 from tests.unit.worker.kit import Run, World
 
 A = "shardId-000000000000"

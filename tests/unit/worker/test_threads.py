@@ -12,9 +12,9 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.worker import WorkerState
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.testing.dynamodb import FakeDynamoDB
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.threads import Threads
+from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.worker.kit import Run, World
 
 A = "shardId-000000000000"

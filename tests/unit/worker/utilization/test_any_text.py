@@ -5,12 +5,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.utilization.cgroup import CgroupProbe, read_v1, read_v2
 from kcl_dagster.worker.utilization.ecs import EcsProbe
 from kcl_dagster.worker.utilization.network import Direction, NetworkProbe
 from kcl_dagster.worker.utilization.probe import FULL, Probe, Unmeasurable
 from kcl_dagster.worker.utilization.proc_stat import ProcStatProbe
+from tests.doubles.clock import FakeClock
 
 numbers = st.integers(-1, 10**20).map(str)
 words = st.one_of(

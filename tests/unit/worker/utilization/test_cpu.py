@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.utilization import cgroup, ecs, proc_stat
 from kcl_dagster.worker.utilization.cgroup import CgroupProbe, CpuUse
 from kcl_dagster.worker.utilization.ecs import EcsProbe
 from kcl_dagster.worker.utilization.probe import Unmeasurable
 from kcl_dagster.worker.utilization.proc_stat import ProcStatProbe
+from tests.doubles.clock import FakeClock
 
 
 class Files:

@@ -5,7 +5,6 @@ import sys
 import pytest
 
 from kcl_dagster.model.worker import CPU
-from kcl_dagster.testing.clock import FakeClock
 from kcl_dagster.worker.utilization import network, platform
 from kcl_dagster.worker.utilization.cgroup import CgroupProbe
 from kcl_dagster.worker.utilization.ecs import EcsProbe
@@ -13,6 +12,7 @@ from kcl_dagster.worker.utilization.network import Direction, NetworkProbe
 from kcl_dagster.worker.utilization.probe import Unmeasurable
 from kcl_dagster.worker.utilization.proc_stat import ProcStatProbe
 from kcl_dagster.worker.utilization.series import MOST_SAMPLES, Sampler, Series
+from tests.doubles.clock import FakeClock
 
 
 def test_a_period_without_samples_is_minus_one() -> None:

@@ -1,5 +1,0 @@
-"""DynamoDB in memory, behind boto3's method names."""
-
-from kcl_dagster.testing.dynamodb.client import DEFAULT_PAGE_ITEMS, FakeDynamoDB
-
-__all__ = ["DEFAULT_PAGE_ITEMS", "FakeDynamoDB"]

@@ -1,0 +1,142 @@
+"""Applications whose workers decide their batches in chains: how their sink is, and what goes wrong there.
+
+Drawn last and from randomness of its own, as incidents are.
+"""
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from kcl_dagster.tables.attributes import CHAIN
+from tests.simulation.faults import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from tests.simulation.scenario import Scenario
+
+FIRST_NUMBER: Final = 24_000  # of the faults
+# What a call of the store is about, for faults that choose a call.
+MAKES_ENTRY: Final = "makes an entry"
+PLANS_COMMIT: Final = "plans a commit"
+PUBLISHES: Final = "publishes a file"
+COMMITS: Final = "commits to the table"
+DELETES: Final = "deletes files"
+TABLE_SHARE: Final = 0.5
+# Seconds between two commits, before stretching.
+COMMIT_SECONDS: Final = (10.0, 30.0)
+TASKS: Final = (1, 2, 3)
+# Kinds of which each strikes the way to the store.
+_WAY: Final = (
+    FaultKind.THROTTLED,
+    FaultKind.BROKEN,
+    FaultKind.UNREACHABLE,
+    FaultKind.REQUEST_LOST,
+    FaultKind.ANSWER_LOST,
+    FaultKind.ANSWER_LOST,
+    FaultKind.LATE,
+    FaultKind.LATE,
+    FaultKind.CUT_OFF,
+    FaultKind.DRIPS,
+    FaultKind.CUT,
+    FaultKind.DENIED,
+)
+_DENIABLE: Final = ("put_object", "get_object", "copy_object", "delete_objects", "list_objects_v2")
+SETTING_SHARE: Final = 0.3
+LATE_SHARE: Final = 0.4
+# A pause that may be longer than chains are kept which no lease names. See docs/track-record.md for tables.
+_LONG_SECONDS: Final = 40_000.0
+_DAY_SECONDS: Final = (80_000.0, 100_000.0)
+_PROCESS: Final = (FaultKind.PAUSE_AT_CALL, FaultKind.PAUSE_AFTER_CALL, FaultKind.KILL_AT_CALL)
+_FOLDER_CALLS: Final = (MAKES_ENTRY, MAKES_ENTRY, MAKES_ENTRY, PUBLISHES, PUBLISHES, DELETES, CHAIN)
+_TABLE_CALLS: Final = (MAKES_ENTRY, MAKES_ENTRY, PLANS_COMMIT, COMMITS, COMMITS, DELETES, CHAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """Batches are decided in chains. `is_table`: the sink is a table, with so many `commit_seconds` between two
+    commits; otherwise it is a folder. `tasks`: of the executors, for each batch."""
+
+    is_table: bool
+    commit_seconds: float
+    tasks: int
+
+
+def _late_entries(random: Random, scenario: "Scenario") -> list[Fault]:
+    """Requests to make an entry or a plan get no answer and arrive late, while workers leave and others come: what
+    another request has made, and what was deleted since, may be made again."""
+    lease = scenario.application.timings.lease_duration
+    seconds = min(lease * random.choice([6.0, 12.0, 24.0]), scenario.active * 0.8)
+    at = random.uniform(scenario.active * 0.05, scenario.active * 0.95 - seconds)
+    late = Fault(
+        id=FIRST_NUMBER + 200,
+        kind=FaultKind.LATE,
+        at=at,
+        target="any",
+        seconds=seconds,
+        share=random.choice([0.3, 0.6]),
+        service="s3",
+        operation="put_object",
+    )
+    return [
+        late,
+        *(
+            Fault(id=FIRST_NUMBER + 201 + place, kind=FaultKind.FLEET_DRAINED, at=at + place * 3 * lease, target="")
+            for place in range(1, int(seconds / (3 * lease)) + 1)
+        ),
+    ]
+
+
+def with_chains(random: Random, scenario: "Scenario") -> "Scenario":
+    """The scenario with a sink in chains, and with what goes wrong there."""
+    chained = Chained(
+        is_table=random.random() < TABLE_SHARE,
+        commit_seconds=scenario.stretch * random.choice(COMMIT_SECONDS),
+        tasks=random.choice(TASKS),
+    )
+    calls = _TABLE_CALLS if chained.is_table else _FOLDER_CALLS
+    lease = scenario.application.timings.lease_duration
+    faults = []
+    for number in range(random.choice([0, 4, 10])):
+        fault = Fault(
+            id=FIRST_NUMBER + number,
+            kind=random.choice(
+                [FaultKind.PAUSE_AT_CALL, FaultKind.PAUSE_AFTER_CALL, FaultKind.KILL_AT_CALL, *_WAY]
+            ),
+            at=scenario.active * random.uniform(0.05, 0.9),
+            target="worker",
+            number=random.randrange(8),
+        )
+        if fault.kind in _WAY:
+            way = replace(
+                fault,
+                target=random.choice(["worker", "any"]),
+                service="s3",
+                seconds=lease * random.choice([0.2, 0.8, 2.0, 5.0]),
+                share=1.0 if fault.kind is FaultKind.CUT else random.choice([0.05, 0.3, 1.0]),
+            )
+            if fault.kind is FaultKind.CUT:
+                way = replace(way, target="worker")
+            elif fault.kind is FaultKind.DENIED:
+                way = replace(way, operation=random.choice(_DENIABLE))
+            faults.append(way)
+        elif fault.kind is FaultKind.KILL_AT_CALL:
+            faults.append(replace(fault, operation=random.choice(calls), seconds=float(random.randrange(4))))
+        else:
+            seconds = lease * random.choice([0.9, 1.5, 1.5, 4.0, 20.0])
+            if seconds >= _LONG_SECONDS and not chained.is_table:
+                seconds = random.uniform(*_DAY_SECONDS)
+            faults.append(replace(fault, operation=random.choice(calls), seconds=seconds))
+    if not scenario.java and random.random() < SETTING_SHARE:
+        faults += [
+            Fault(
+                id=FIRST_NUMBER + 100 + place,
+                kind=FaultKind.SETTING_CHANGED,
+                at=scenario.active * random.uniform(0.1, 0.9),
+                target="",
+                seconds=lease * random.choice([0.0, 0.0, 0.3, 2.0]),
+            )
+            for place in range(random.choice([1, 2, 4]))
+        ]
+    if random.random() < LATE_SHARE:
+        faults += _late_entries(random, scenario)
+    ordered = sorted([*scenario.faults, *faults], key=lambda one: (one.at, one.id))
+    return replace(scenario, chained=chained, faults=tuple(ordered))

@@ -1,0 +1,86 @@
+"""Operators: processes that run the operations of the command line on a simulated fleet."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from kcl_dagster.errors import KclError
+from kcl_dagster.operations.desk import Desk
+from kcl_dagster.operations.pausing import drain, pause, resume
+from kcl_dagster.operations.reset import reset
+from kcl_dagster.operations.target import Target
+from tests.simulation.kernel import Process
+from tests.simulation.processes import runtime_of
+
+if TYPE_CHECKING:
+    from tests.simulation.fleet import Simulation
+
+# Between two attempts of an operation that was refused or failed, before stretching.
+AGAIN_SECONDS: Final = 5.0
+
+
+class Operators:
+    """Each operation is a process of its own, as a command is. It sees the same services as all others."""
+
+    def __init__(self, simulation: "Simulation") -> None:
+        self._simulation = simulation
+        self.processes: list[Process] = []
+
+    def drain_all(self) -> None:
+        """Ask all workers to leave, at once."""
+
+        def work(desk: Desk, _until: float) -> None:
+            for row in desk.scan().workers:
+                if row.slot is not None:
+                    drain(desk, row.id)
+
+        self._start("drain", 0.0, work)
+
+    def reset(self, seconds: float) -> None:
+        """Pause the application, put it to the beginning of its streams, and resume it. It is resumed after
+        `seconds` at the latest, whether or not the reset was possible."""
+
+        def work(desk: Desk, until: float) -> None:
+            self._insist(lambda: pause(desk), until)
+            self._insist(lambda: reset(desk, Target.parse("trim_horizon", desk.runtime.clock.now())), until)
+            self._insist(lambda: resume(desk), float("inf"))
+            self._simulation.fleet_changed = self._simulation.kernel.now
+
+        self._start("reset", seconds, work)
+
+    def is_operator(self, process: Process | None) -> bool:
+        return process in self.processes
+
+    def _start(self, what: str, seconds: float, work: Callable[[Desk, float], None]) -> None:
+        this = self._simulation
+        name = f"operator-{len(self.processes)} {what}"
+        process = this.process(name)
+        self.processes.append(process)
+        until = this.kernel.now + seconds
+
+        def main() -> None:
+            runtime = runtime_of(process, this.random(name))
+            application = this.scenario.application
+            try:
+                desk = Desk.open(
+                    application, this.line(process, "dynamodb"), this.line(process, "kinesis"), runtime, name
+                )
+                work(desk, until)
+            except KclError as error:
+                this.kernel.note("operator", f"{name} gives up: {error}")
+            process.end()
+
+        this.kernel.spawn(process, "main", main)
+
+    def _insist(self, work: Callable[[], object], until: float) -> None:
+        """Try until it works, or until there is no time left."""
+        this = self._simulation
+        while True:
+            try:
+                work()
+            except KclError as error:
+                this.kernel.note("operator", f"not yet: {error}")
+            else:
+                return
+            if this.kernel.now >= until:
+                return
+            this.kernel.sleep(AGAIN_SECONDS * this.scenario.stretch)
