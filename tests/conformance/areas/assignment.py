@@ -7,7 +7,6 @@ from random import Random
 from typing import Any
 
 from kcl_dagster.leader.assignment import balanced
-from kcl_dagster.leader.assignment.lease_count import lease_count, target_leases
 from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
 from kcl_dagster.leader.assignment.variance import Variance, VarianceSettings
 from kcl_dagster.leader.liveness import LivenessRule, averages_of, ceilings_of
@@ -18,6 +17,7 @@ from tests.conformance.areas.coordination import ranges_of, series_of
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.fleet import Fleet
 from tests.conformance.registry import area
+from tests.conformance.rules.lease_count import lease_count, target_leases
 
 _NOW = 1_800_000_000
 _LEASE_DURATION = 10.0

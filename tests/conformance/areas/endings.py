@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, ChildShard, HashRange
-from kcl_dagster.worker.ending import Ending, LeaseEnds
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.renewal import Renewer
@@ -14,6 +13,7 @@ from tests.conformance.areas.small_rules import milliseconds
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.javanames import java_names
 from tests.conformance.registry import area
+from tests.conformance.rules.lease_end import Ending, LeaseEnds
 from tests.conformance.scene import Scene, attempt, unread_lease
 
 _SHARD, _OTHER_PARENT, _MERGED = "shardId-0", "shardId-1", "shardId-2"

@@ -1,11 +1,11 @@
 """Names: streams, and what sequence numbers tell of their shard."""
 
-from kcl_dagster.model.arn import StreamArn
-from kcl_dagster.model.sequence import SequenceOrigin, belongs_to
 from kcl_dagster.model.stream import StreamIdentifier
 from tests.conformance.agreement import Observed
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.registry import area
+from tests.conformance.rules.sequence import SequenceOrigin, belongs_to
+from tests.conformance.rules.stream_arn import StreamArn
 
 
 @area("stream_id")

@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 from kcl_dagster.leader.assignment.variance import Variance, VarianceSettings
-from kcl_dagster.leader.javafleet import assignment_interval
 from tests.conformance.agreement import AnyOrder, Observed
 from tests.conformance.areas.small_rules import milliseconds
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.fleet import Fleet
 from tests.conformance.registry import area
+from tests.conformance.rules.assignment_interval import assignment_interval
 
 _LEASE_DURATION = 10.0
 

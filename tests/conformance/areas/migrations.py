@@ -2,7 +2,11 @@
 
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker import WorkerRow
-from kcl_dagster.tables.migration import (
+from kcl_dagster.tables.state import ClientVersion, TableStatus
+from tests.conformance.agreement import AnyOf, Observed
+from tests.conformance.case import Given, NotUnderstood
+from tests.conformance.registry import area
+from tests.conformance.rules.migration_states import (
     ClientVersionConfig,
     leader_assigns,
     locks_legacy,
@@ -14,10 +18,6 @@ from kcl_dagster.tables.migration import (
     visible_rows,
     writes_legacy,
 )
-from kcl_dagster.tables.state import ClientVersion, TableStatus
-from tests.conformance.agreement import AnyOf, Observed
-from tests.conformance.case import Given, NotUnderstood
-from tests.conformance.registry import area
 
 _NOW = 1_800_000_000
 

@@ -3,16 +3,16 @@
 import math
 
 from kcl_dagster.errors import ServiceError
-from kcl_dagster.leader.election import elected, leads
 from kcl_dagster.leader.failures import FailureCount
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
-from kcl_dagster.streams.pace import Pace
 from kcl_dagster.tables.attributes import java_double, rounded
 from kcl_dagster.tables.scanning import Segments
 from kcl_dagster.worker.throughput import Throughput
 from tests.conformance.agreement import AnyOf, Observed
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.registry import area
+from tests.conformance.rules.election import elected, leads
+from tests.conformance.rules.read_pace import Pace
 from tests.doubles.clock import FakeClock
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from kcl_dagster.worker.utilization import cgroup, ecs, network, proc_stat
+from kcl_dagster.worker.utilization import cgroup, ecs, proc_stat
 from kcl_dagster.worker.utilization.probe import Probe, Unmeasurable
 from kcl_dagster.worker.utilization.series import Series
 from tests.conformance.agreement import AnyOf, Observed
 from tests.conformance.areas.small_rules import milliseconds
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.registry import area
+from tests.conformance.rules import network_traffic
 from tests.doubles.clock import FakeClock
 
 _CAPTURE_FAILED = AnyOf.of("IllegalArgument", "IllegalArgumentException", "InMemoryMetricStatsReporterFailure")
@@ -187,7 +188,7 @@ def traffic(given: Given) -> Observed:
     if elapsed is None:
         raise NotUnderstood("given has no elapsed_ms")
 
-    def measured(direction: network.Direction) -> Observed:
+    def measured(direction: network_traffic.Direction) -> Observed:
         clock = FakeClock()
         now = [""]
 
@@ -196,10 +197,10 @@ def traffic(given: Given) -> Observed:
                 clock.advance(elapsed)
             now[0] = _proc_net_dev(interface, received[number], sent[number])
 
-        probe = network.NetworkProbe(direction, limit, clock.monotonic, interface, lambda _: now[0])
+        probe = network_traffic.NetworkProbe(direction, limit, clock.monotonic, interface, lambda _: now[0])
         return _percentages(probe, len(received), before_each)
 
-    into, out = measured(network.Direction.IN), measured(network.Direction.OUT)
+    into, out = measured(network_traffic.Direction.IN), measured(network_traffic.Direction.OUT)
     observed = {"in_pct": into["pct"], "out_pct": out["pct"]}
     return observed | {key: value for key, value in into.items() if key == "error"}
 

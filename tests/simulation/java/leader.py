@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from kcl_dagster.leader.assignment.lease_count import lease_count
 from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Move, WorkerLoad
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.model.lease import LeaseKey, WorkerId
+from tests.conformance.rules.lease_count import lease_count
 from tests.doubles.dynamodb.values import Item
 from tests.simulation.java.tables import LEADER_KEY, Tables
 from tests.simulation.kernel import ProcessClock

@@ -8,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_dagster.leader.assignment.board import fair_share
-from kcl_dagster.leader.assignment.lease_count import lease_count, target_leases
 from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.leader.audit import HoleWatch, covers_everything, find_hole_as_kcl
 from kcl_dagster.leader.cleanup import has_started, left_the_stream, plan_cleanup
-from kcl_dagster.leader.election import elected, leads
 from kcl_dagster.leader.expiry import observed_version, rest, why_unserved
 from kcl_dagster.leader.failures import FailureCount
 from kcl_dagster.leader.handoff import Deadline, Verdict, may_be_asked_for
@@ -23,6 +21,8 @@ from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.hole import find_hole
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
+from tests.conformance.rules.election import elected, leads
+from tests.conformance.rules.lease_count import lease_count, target_leases
 
 WORKERS = [WorkerId("a"), WorkerId("b"), WorkerId("c")]
 owners = st.sampled_from([None, *WORKERS])

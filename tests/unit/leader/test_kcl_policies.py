@@ -8,12 +8,12 @@ import pytest
 
 from kcl_dagster.leader.assignment.balanced import balanced
 from kcl_dagster.leader.assignment.javaqueue import HighestFirst, compare
-from kcl_dagster.leader.assignment.lease_count import lease_count, target_leases
 from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
 from kcl_dagster.leader.assignment.taker import TakerPolicy
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.taking import TakingRules
+from tests.conformance.rules.lease_count import lease_count, target_leases
 
 NAN = float("nan")
 ALL = Limits(moves=10_000)

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kcl_dagster.model.arn import StreamArn
 from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.sequence import SequenceOrigin, belongs_to
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.taking import Candidate, TakingRules, plan_taking
+from tests.conformance.rules.sequence import SequenceOrigin, belongs_to
+from tests.conformance.rules.stream_arn import StreamArn
 
 numbers = st.integers(0, 2**190)
 checkpoints = st.one_of(

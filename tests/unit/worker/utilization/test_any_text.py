@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from kcl_dagster.worker.utilization.cgroup import CgroupProbe, read_v1, read_v2
 from kcl_dagster.worker.utilization.ecs import EcsProbe
-from kcl_dagster.worker.utilization.network import Direction, NetworkProbe
 from kcl_dagster.worker.utilization.probe import FULL, Probe, Unmeasurable
 from kcl_dagster.worker.utilization.proc_stat import ProcStatProbe
+from tests.conformance.rules.network_traffic import Direction, NetworkProbe
 from tests.doubles.clock import FakeClock
 
 numbers = st.integers(-1, 10**20).map(str)

@@ -5,13 +5,14 @@ import sys
 import pytest
 
 from kcl_dagster.model.worker import CPU
-from kcl_dagster.worker.utilization import network, platform
+from kcl_dagster.worker.utilization import platform
 from kcl_dagster.worker.utilization.cgroup import CgroupProbe
 from kcl_dagster.worker.utilization.ecs import EcsProbe
-from kcl_dagster.worker.utilization.network import Direction, NetworkProbe
 from kcl_dagster.worker.utilization.probe import Unmeasurable
 from kcl_dagster.worker.utilization.proc_stat import ProcStatProbe
 from kcl_dagster.worker.utilization.series import MOST_SAMPLES, Sampler, Series
+from tests.conformance.rules import network_traffic
+from tests.conformance.rules.network_traffic import Direction, NetworkProbe
 from tests.doubles.clock import FakeClock
 
 
@@ -100,9 +101,9 @@ def test_network_traffic_is_measured_against_what_the_interface_is_good_for() ->
     with pytest.raises(Unmeasurable):
         both[0].percent()
     with pytest.raises(Unmeasurable):
-        network.parse(text, "eth1")
+        network_traffic.parse(text, "eth1")
     with pytest.raises(Unmeasurable):
-        network.parse("eth0: 1 2 3", "eth0")
+        network_traffic.parse("eth0: 1 2 3", "eth0")
 
 
 def probe_for(

@@ -1,7 +1,7 @@
-"""How a Java worker ends its work on a lease: the KCL's own rules, for fleets and tests that compare with it.
+"""How a Java worker ends its work on a lease.
 
-Ours is `shard_end`: it waits where the KCL gives up at random, and asks the stream where the KCL believes an empty
-answer.
+`kcl_dagster.worker.shard_end` differs: it waits where the KCL gives up at random, and asks the stream where the KCL
+believes an empty answer.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
-"""The KCL's assignment by number of leases (its strategy LEASE_COUNT_BASED), for comparison.
+"""The KCL's assignment by number of leases (its strategy LEASE_COUNT_BASED).
 
-Its defect is reproduced: every worker that it considers receives at least one lease, even at its limit. The policy
-to use is `balanced.count`.
+Its defect is reproduced: every worker that it considers receives at least one lease, even at its limit.
 """
 
 from collections.abc import Sequence

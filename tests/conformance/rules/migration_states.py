@@ -1,9 +1,8 @@
 """The KCL's two migrations, decided from what is stored.
 
 A 2.x fleet becomes a 3.x fleet through the row `Migration3.0`; a 3.0-3.4 application moves from three tables into
-one through `TableMigration3.5`. Both are carried out by Java workers. We obey what is stored, and these rules say
-what a Java worker would do with it: that is how one explains why a fleet stands still. Pure; the rows themselves
-are read in `state`.
+one through `TableMigration3.5`. Both are carried out by Java workers. The package obeys what is stored
+(`kcl_dagster.tables.state`), and these rules say what a Java worker would do with it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """The KCL's clean-up of one finished lease, decided from what it looks up.
 
 Two looks at different intervals: whether a finished lease is done with, and whether its shard still exists at all.
-Ours decides for all leases of a stream together, see `cleanup`.
+`kcl_dagster.leader.cleanup` decides for all leases of a stream together.
 """
 
 from collections.abc import Collection, Mapping

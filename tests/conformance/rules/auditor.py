@@ -1,7 +1,7 @@
 """The KCL's auditor: when does a Java leader believe that hash keys are not covered?
 
 It syncs at once where a stream has no leases at all, and otherwise only when it has found the very same hole in
-several audits in a row. Ours acts on the first sight of a hole, see `audit`.
+several audits in a row. `kcl_dagster.leader.audit` acts on the first sight of a hole.
 """
 
 from collections.abc import Sequence
