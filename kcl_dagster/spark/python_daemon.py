@@ -5,7 +5,8 @@ half of a surrogate pair from a record's JSON, nothing follows, and Spark waits 
 
 The daemon makes its workers by fork, and must not have threads before. So it imports pyspark, and of what a fetch
 needs only what starts no thread: workers have it from their beginning. They import pyarrow, which starts threads,
-and what imports pyarrow themselves.
+and what imports pyarrow themselves. A worker that is given one of the daemon's libraries, as with `--py-files` or
+`addPyFile`, imports that one, as it does with Spark's own daemon.
 
 Spark has its Python import pyspark from an archive, `pyspark.zip`, which Python compiles anew in every daemon. An
 installed pyspark that the archive is a part of is imported instead.
@@ -15,13 +16,14 @@ import gc
 import struct
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO, Any, Final
 
+OWN: Final = "kcl_dagster"
 ARCHIVE: Final = "pyspark.zip"  # beside the one of py4j, in pyspark/python/lib
 
 PRELOADED: Final = (
@@ -34,6 +36,9 @@ PRELOADED: Final = (
     "kcl_dagster.worker.batch",
 )
 """Of what every fetch imports. Nothing here may import pyarrow, numpy or pandas, or start a thread."""
+
+AddPath = Callable[..., bool]
+"""What Spark's worker calls with each folder and archive of files that were added, as `add_path`."""
 
 Send = Callable[..., None]
 """What Spark's worker calls with an error and the connection to the JVM, as `handle_worker_exception`."""
@@ -86,12 +91,42 @@ def without_archives(path: Sequence[str]) -> list[str]:
     return rest if is_part else list(path)
 
 
-def preload() -> None:
-    """Import what workers have in common. What cannot be imported is left to them: their errors are reported."""
+def preload() -> frozenset[str]:
+    """Import what workers have in common. What cannot be imported is left to them: their errors are reported.
+    Returns the modules of this package and of the libraries that it has imported."""
+    before = {_library(name) for name in sys.modules} - {OWN}
     for name in PRELOADED:
         with suppress(Exception):
             import_module(name)
     gc.freeze()  # Spark's workers collect garbage after each task, and need not look at this
+    return frozenset(name for name in sys.modules if _library(name) not in before | sys.stdlib_module_names)
+
+
+def prefers_added_files(spark: AddPath, preloaded: Collection[str]) -> AddPath:
+    """`spark`, but for a path with one of the libraries of `preloaded`: the worker imports them all anew, if it has
+    run nothing before, because they use each other."""
+    libraries = {_library(name) for name in preloaded}
+
+    def add(path: str) -> bool:
+        is_new = path not in sys.path
+        answer = spark(path)
+        if is_new and any(_has(path, library) for library in libraries):
+            imported = {name for name in sys.modules if _library(name) in libraries}
+            if imported <= set(preloaded):
+                for name in imported:
+                    del sys.modules[name]
+        return answer
+
+    return add
+
+
+def _library(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _has(path: str, library: str) -> bool:
+    spec = PathFinder.find_spec(library, [path])
+    return spec is not None and spec.origin is not None  # a folder without modules is no library
 
 
 def main() -> None:
@@ -99,11 +134,14 @@ def main() -> None:
     sys.path[:] = without_archives(sys.path)
     import pyspark.daemon
     import pyspark.util
+    import pyspark.worker_util
 
     # A version of Spark that has no such function works as it does with its own daemon.
     if hasattr(pyspark.util, "handle_worker_exception"):
         pyspark.util.handle_worker_exception = sends_every_error(pyspark.util.handle_worker_exception)
-    preload()
+    preloaded = preload()
+    if hasattr(pyspark.worker_util, "add_path"):
+        pyspark.worker_util.add_path = prefers_added_files(pyspark.worker_util.add_path, preloaded)
     pyspark.daemon.manager()
 
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -140,6 +141,50 @@ def test_what_workers_have_in_common_starts_no_thread() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "1 [] []\n"
+
+
+FIRST_TASK = """
+import sys
+import pyspark.daemon, pyspark.worker_util
+from kcl_dagster.spark import python_daemon
+
+def first_task():
+    former = sys.modules["boto3"]
+    for name in sys.argv[2:]:
+        __import__(name)
+    pyspark.worker_util.add_path(sys.argv[1])
+    import boto3, certifi
+    import kcl_dagster.spark.fetch
+
+    boto3.client("kinesis", region_name="eu-west-1")
+    print(hasattr(certifi, "added"), boto3 is former)
+
+pyspark.daemon.manager = first_task
+python_daemon.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("added", "before", "found"),
+    [
+        pytest.param("certifi.py", (), "True False", id="a library of the daemon"),
+        pytest.param("strange.py", (), "False True", id="another library"),
+        pytest.param("certifi/data.txt", (), "False True", id="a folder of its name"),
+        pytest.param("certifi.py", ("boto3.dynamodb.conditions",), "False True", id="a worker that has run a task"),
+    ],
+)
+@pytest.mark.parametrize("is_archive", [True, False], ids=["archive", "folder"])
+def test_workers_import_the_libraries_that_they_are_given(
+    tmp_path: Path, added: str, before: tuple[str, ...], found: str, is_archive: bool
+) -> None:
+    """All of them anew, because they use each other."""
+    path = tmp_path / "added" / added
+    path.parent.mkdir(parents=True)
+    path.write_text("added = True\n\ndef where():\n    return ''\n")
+    folder = str(tmp_path / "added")
+    place = shutil.make_archive(folder, "zip", folder) if is_archive else folder
+    command = [sys.executable, "-c", FIRST_TASK, place, *before]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == found
 
 
 def test_what_cannot_be_imported_does_not_end_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
