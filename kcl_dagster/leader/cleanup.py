@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.model.lease import Lease
 
 DECLARED_SECONDS: Final = 300  # for the orchestrator to write down the counts of a window that has become complete
 _NOT_STARTED: Final = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
@@ -70,8 +70,3 @@ def _is_counted_on(lease: Lease, complete: int | None) -> bool:
 def has_started(lease: Lease) -> bool:
     """Its reader got beyond the beginning. LATEST counts, as in the KCL."""
     return lease.checkpoint is not None and lease.checkpoint.sequence not in _NOT_STARTED
-
-
-def left_the_stream(leases: Sequence[Lease], listed: Collection[str]) -> list[LeaseKey]:
-    """Unfinished leases of shards that are not in a complete listing: their records are gone."""
-    return [lease.key for lease in leases if not lease.is_finished and lease.shard_id not in listed]

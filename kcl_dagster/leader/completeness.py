@@ -259,12 +259,3 @@ def _counts_in_full(
 def _is_untouched(lease: Lease) -> bool:
     """Nothing was stored of it yet."""
     return lease.checkpoint is not None and lease.checkpoint.is_initial_position
-
-
-def complete_windows(windows: Windows, first: int, through: int, lateness: int = 0) -> Iterable[int]:
-    """The starts of the windows, from the one in which `first` is, that are complete: those that end `lateness`
-    seconds before `through` or earlier. Oldest first."""
-    start = windows.start_of(first)
-    while (end := windows.end_of(start)) + lateness <= through:
-        yield start
-        start = end

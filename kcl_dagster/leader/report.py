@@ -1,6 +1,6 @@
 """The report of a tick."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kcl_dagster.leader.assignment.policy import Move
@@ -131,7 +131,3 @@ class TickReport:
 
     def stage(self, name: str) -> StageOutcome | None:
         return next((stage for stage in self.stages if stage.name == name), None)
-
-
-def seconds_spent(stages: Sequence[StageOutcome]) -> float:
-    return sum(stage.seconds for stage in stages)

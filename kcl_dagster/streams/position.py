@@ -52,9 +52,3 @@ class Bounds:
         if self.after.is_initial_position:
             return False
         return (int(sequence), sub_sequence) <= (int(self.after.sequence), self.after.sub_sequence)
-
-    def is_beyond(self, sequence: str, sub_sequence: int) -> bool:
-        """Whether this user record comes after the pinned end."""
-        if self.through is None:
-            return False
-        return (int(sequence), sub_sequence) > (int(self.through.sequence), self.through.sub_sequence)

@@ -114,7 +114,3 @@ class StateRows:
 
 def known_version(text: str) -> ClientVersion | None:
     return ClientVersion(text) if text in set(ClientVersion) else None
-
-
-def known_status(text: str) -> TableStatus | None:
-    return TableStatus(text) if text in set(TableStatus) else None

@@ -11,7 +11,6 @@ from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 
 PROCESS: Final = "ProcessTask"
 RENEW: Final = "RenewAllLeases"
-DISCOVER: Final = "LeaseDiscovery"
 ASSIGN: Final = "LeaseAssignmentManager"
 SYNC: Final = "PeriodicShardSyncManager"
 TRACKER: Final = "ApplicationTracker"
@@ -74,12 +73,6 @@ def of_renewal(report: RenewalReport, seconds: float, held: int, worker: str) ->
     for succeeded, leases in ((1, report.renewed), (0, report.failed)):
         for _ in leases:
             yield Datum(RENEW, "RenewLease.Success", succeeded, is_detail=True, worker=worker)
-
-
-def of_discovery(found: int, seconds: float, worker: str, *, succeeded: bool) -> Iterator[Datum]:
-    yield Datum(DISCOVER, "Success", succeeded, worker=worker)
-    yield Datum(DISCOVER, "Time", seconds * 1000, "Milliseconds", worker=worker)
-    yield Datum(DISCOVER, "NewLeasesDiscovered", found, is_detail=True, worker=worker)
 
 
 def of_tick(report: TickReport) -> Iterator[Datum]:

@@ -245,13 +245,6 @@ MUTANTS: Final = (
         _CUTTING,
         """        mine = [record for record in page if int(record["SequenceNumber"]) <= end]""",
         "        mine = page",
-        also=(
-            Change(
-                _POSITION,
-                "return (int(sequence), sub_sequence) > (int(self.through.sequence), self.through.sub_sequence)",
-                "return False",
-            ),
-        ),
     ),
     # Parents and children
     Mutant(

@@ -6,7 +6,7 @@ from typing import Any
 
 from kcl_dagster.application import Application, Position, StartAt
 from kcl_dagster.errors import StreamNotFound
-from kcl_dagster.leader.audit import find_hole_as_kcl, lack_range
+from kcl_dagster.leader.audit import lack_range
 from kcl_dagster.leader.streams import KinesisStreams
 from kcl_dagster.leader.sync import SyncPlan, descends, plan_first_sync, plan_sync
 from kcl_dagster.leader.syncing import StreamOutcome, Syncer
@@ -20,7 +20,7 @@ from tests.conformance.agreement import AnyOf, AnyOrder, Either, Observed
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.graphs import ListedStream, shards_of
 from tests.conformance.registry import area
-from tests.conformance.rules.auditor import Auditor
+from tests.conformance.rules.auditor import Auditor, find_hole_as_kcl
 from tests.conformance.rules.finished_lease import CompletedShard, is_done
 from tests.conformance.scene import Scene
 from tests.doubles.dynamodb.failures import client_error

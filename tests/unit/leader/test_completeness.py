@@ -14,7 +14,6 @@ from kcl_dagster.leader.completeness import (
     Hindrance,
     ShardPart,
     complete_through,
-    complete_windows,
     window_counts,
 )
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
@@ -22,7 +21,6 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.model.stored import StoredCounts, StoredRows, mark_of
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.windows import FixedWindows
 
 MIDDLE = MAX_HASH_KEY // 2
 LEFT, RIGHT = HashRange(0, MIDDLE), HashRange(MIDDLE + 1, MAX_HASH_KEY)
@@ -250,18 +248,6 @@ def test_whatever_lease_a_scan_misses_nothing_older_is_unstored(seed: int, steps
 
 
 # --- windows and counts ------------------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**5), st.integers(0, 1000))
-def test_a_window_is_complete_once_it_and_its_lateness_are_over(
-    first: int, through: int, length: int, lateness: int
-) -> None:
-    windows = FixedWindows(length)
-    complete = list(complete_windows(windows, first, min(through, first + 20 * length), lateness))
-    assert all(start + length + lateness <= through for start in complete)
-    assert complete == [windows.start_of(first) + length * i for i in range(len(complete))]
-    following = windows.start_of(first) + length * len(complete)
-    assert following + length + lateness > min(through, first + 20 * length)
 
 
 def counted(*windows: StoredRows, at: Checkpoint = AT, since: int = 0, whole: bool = True) -> StoredCounts:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_dagster.leader import expiry, handoff
-from kcl_dagster.leader.audit import HoleWatch, active_ranges, find_hole_as_kcl, lack_range
-from kcl_dagster.leader.cleanup import DECLARED_SECONDS, has_started, left_the_stream, plan_cleanup
+from kcl_dagster.leader.audit import active_ranges, lack_range
+from kcl_dagster.leader.cleanup import DECLARED_SECONDS, has_started, plan_cleanup
 from kcl_dagster.leader.handoff import Deadline, Verdict
 from kcl_dagster.leader.liveness import (
     CLOCK_TOLERANCE,
@@ -24,6 +24,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.model.stored import StoredCounts, StoredRows
 from kcl_dagster.model.worker import WorkerRow, WorkerState
+from tests.conformance.rules.auditor import HoleWatch, find_hole_as_kcl
 
 A, B = WorkerId("worker-000:aaaaaaaa"), WorkerId("worker-001:bbbbbbbb")
 NOW = 1_000_000.0
@@ -238,8 +239,7 @@ def test_without_a_listing_nothing_is_known_of_the_stream() -> None:
     assert plan_cleanup([finished("p")], {}, None).deletes == ()
 
 
-def test_what_left_the_stream_unread() -> None:
-    assert left_the_stream([lease("a"), lease("b"), finished("c")], {"a"}) == ["b"]
+def test_a_lease_without_a_checkpoint_has_not_started() -> None:
     assert not has_started(lease(checkpoint=None))
 
 
