@@ -12,6 +12,7 @@ from kcl_dagster.leader.completeness import Hindrance, complete_through
 from kcl_dagster.leader.liveness import CLOCK_TOLERANCE, is_recent
 from kcl_dagster.leader.memory import starts_given_up
 from kcl_dagster.leader.patience import described
+from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.superseded import former_streams
@@ -115,7 +116,8 @@ class Status:
         run = self.last_run
         if run is None or (self.failed_run is None and self._is_led_for_a_fleet):
             return None
-        ended = f"the last bounded run ({run.run_id[:8]}) {{}} at {_moment(run.ended_at)}"
+        which = "the last bounded run that ended" if self.unended_runs else "the last bounded run"
+        ended = f"{which} ({run.run_id[:8]}) {{}} at {_moment(run.ended_at)}"
         if self.failed_run is not None:
             return f"{ended.format('failed')}: {run.problem}"
         back = self.set_back_since_run
@@ -125,6 +127,23 @@ class Status:
             return f"{ended.format('ended well')}; {which} is read again, {why}"
         what, stored = ("failed", "is stored by now") if run.failed else ("ended well", "was stored")
         return f"{ended.format(what)}; everything that had arrived by {_moment(run.bound)} {stored}"
+
+    @property
+    def unended_runs(self) -> list[WorkerRow]:
+        """The workers of bounded runs that own open leases and do not report any more: their processes were killed,
+        which stores no end of the run."""
+        living, owners = self.living, {lease.actual_owner for lease in self.open_leases}
+        return [row for row in self.workers if row.is_bounded and row.id in owners and row.id not in living]
+
+    @property
+    def about_unended_runs(self) -> list[str]:
+        """A line for each of `unended_runs`."""
+        return [
+            f"a bounded run ({(row.run_id or '')[:8]}) has not ended: its worker, which has "
+            f"{counted(self._owned_by(row), 'open lease')}, {_last_report(row)}. "
+            "If its process was killed, the next run reads what is left"
+            for row in self.unended_runs
+        ]
 
     @property
     def is_overdue(self) -> bool:
@@ -364,6 +383,7 @@ class Status:
             "complete_epoch": self.complete.epoch,
             "overdue": None if self.complete_within is None else self.is_overdue,
             "last_bounded_run": None if self.last_run is None else self._run(self.last_run),
+            "unended_bounded_runs": [row.run_id for row in self.unended_runs],
             "leases": [self._lease(lease) for lease in self.leases],
             "workers": [self._worker(row) for row in self.workers],
             "well": self.is_well,
@@ -409,6 +429,10 @@ class Status:
             "late_rows_uncounted": lease.stored.late_uncounted if lease.stored is not None else None,
         }
 
+    def _owned_by(self, row: WorkerRow) -> int:
+        """Open leases."""
+        return sum(lease.actual_owner == row.id for lease in self.open_leases)
+
     def _worker(self, row: WorkerRow) -> Mapping[str, Any]:
         return {
             "worker": row.id,
@@ -417,7 +441,7 @@ class Status:
             "state": row.state.value if row.id in self.living else GONE,
             "alive": row.id in self.living,
             "held_since": dict(row.held_since or {}) if row.id in self.living else {},
-            "leases": sum(lease.actual_owner == row.id for lease in self.open_leases),
+            "leases": self._owned_by(row),
             "behind_ms": row.lag_ms,
             "seconds_since_heartbeat": None if row.last_update is None else round(self.at - row.last_update, 1),
         }
@@ -468,6 +492,10 @@ def read_status(
 
 def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def _last_report(row: WorkerRow) -> str:
+    return "has never reported" if row.last_update is None else f"has not reported since {_moment(row.last_update)}"
 
 
 def refuse_other_streams(application: Application, dynamodb: Client, runtime: Runtime) -> None:

@@ -237,10 +237,12 @@ def judge_complete(seen: Status) -> Iterator[Finding]:
 
 
 def judge_bounded_run(seen: Status) -> Iterator[Finding]:
-    """Whether the last bounded run failed, and what it said."""
+    """Whether the last bounded run failed, and what it said, and which runs have not ended."""
     if seen.failed_run is not None and seen.about_last_run is not None:
         judged = fail if seen.is_run_missed else warn
         yield judged("bounded run", seen.about_last_run, "mend what it names; the next run reads what is left")
+    for line in seen.about_unended_runs:
+        yield warn("bounded run", line, "see in Dagster, or in the log of its machine, why its process ended")
 
 
 def judge_leases(before: Status, after: Status) -> Finding:

@@ -66,6 +66,7 @@ def look_status(top: Worktop, _: None) -> Answer:
             line,
             f"complete through {through}",
             *filter(None, [status.about_last_run]),
+            *status.about_unended_runs,
             *(f"{key} is unserved" for key in unserved),
             *(f"{key} is stopped: {why}" for key, why in sorted(status.why_stopped.items())),
             *(f"{key} hangs in the consumer's code" for key in sorted(status.slow_since)),

@@ -19,6 +19,8 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.model.worker import BOUNDED_SLOT, WorkerRow, worker_id
+from kcl_dagster.operations.doctor.diagnosis import judge_bounded_run
 from kcl_dagster.operations.pausing import pause
 from kcl_dagster.operations.reset import reset
 from kcl_dagster.operations.status import FOREIGN, REST_SECONDS, Status, read_status
@@ -158,6 +160,27 @@ def test_after_a_bounded_run_that_ended_well_leases_are_at_rest_for_a_day(shop: 
     assert not replace(status, at=status.at + REST_SECONDS + 1).is_well, "no run came for a day"
     assert not replace(status, leader="dagster").is_well, "a fleet should serve them"
     assert replace(status, leader="standby:catch-up:4711").is_well, "the next run has begun"
+
+
+def test_a_bounded_run_that_was_killed_is_named(shop: Shop) -> None:
+    after_a_run(shop)
+    run, last = "4f2a9c01-11aa", int(shop.clock.now())
+    killed = WorkerRow(worker_id(BOUNDED_SLOT, run), last, averages={}, slot=BOUNDED_SLOT, run_id=run)
+    shop.desk.workers.put(killed)
+    assert shop.desk.leases.assign(shop.leases()[A], killed.id) is not None
+    shop.clock.advance(60)
+    assert not status_of(shop).unended_runs, "it may have missed some heartbeats"
+    shop.clock.advance(60)
+    status = status_of(shop)
+    text = shown(view(status), 300)
+    assert "a bounded run (4f2a9c01) has not ended: its worker, which has 1 open lease, has not reported " in text
+    assert f"since {datetime.fromtimestamp(last, UTC).isoformat()}." in text
+    assert "the last bounded run that ended (run-0001) ended well" in text
+    assert {lease.key: status.state_of(lease) for lease in status.leases} == {A: "unserved", B: "at rest"}
+    assert status.to_document()["unended_bounded_runs"] == [run]
+    assert [one.check for one in judge_bounded_run(status)] == ["bounded run"]
+    shop.desk.leases.release(shop.leases()[A])
+    assert not status_of(shop).about_unended_runs, "another worker has read its leases"
 
 
 def test_what_was_set_back_since_a_bounded_run_is_not_said_to_be_stored(shop: Shop) -> None:
