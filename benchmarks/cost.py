@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import kcl_dagster as kcl
 from kcl_dagster.emulator.gateway import Gateway
-from kcl_dagster.emulator.http.messages import Request
+from kcl_dagster.emulator.http.http_messages import Request
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.operations.cost import Storing, estimate

@@ -35,7 +35,7 @@ from benchmarks.machine import tree
 from benchmarks.worker import Figure
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.emulator.gateway import Gateway
-from kcl_dagster.emulator.http.messages import Request
+from kcl_dagster.emulator.http.http_messages import Request
 from kcl_dagster.emulator.kinesis.iterator import ShardIterator
 from kcl_dagster.spark.class_archive import class_archive
 from kcl_dagster.spark.java import find_java

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from kcl_dagster.emulator.backends import sts
 from kcl_dagster.emulator.backends.conflicts import Conflicts
 from kcl_dagster.emulator.clock import AdjustableClock
-from kcl_dagster.emulator.control import Control
+from kcl_dagster.emulator.control_endpoint import Control
 from kcl_dagster.emulator.faults import FaultRule, Faults
-from kcl_dagster.emulator.http.messages import Dropped, Request, Response
+from kcl_dagster.emulator.http.http_messages import Dropped, Request, Response
 from kcl_dagster.emulator.kinesis import KinesisService, ServiceError
 from kcl_dagster.emulator.kinesis_endpoint import TARGET_PREFIX, KinesisEndpoint, codec_of, refusal
 

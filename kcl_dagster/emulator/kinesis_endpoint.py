@@ -9,10 +9,10 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Protocol, cast
 
-from kcl_dagster.emulator.http.messages import Request, Response
+from kcl_dagster.emulator.http.http_messages import Request, Response
 from kcl_dagster.emulator.kinesis import Ending, KinesisService, ServiceError, Subscription
-from kcl_dagster.emulator.kinesis.errors import in_use, not_found
 from kcl_dagster.emulator.kinesis.replies import Reply
+from kcl_dagster.emulator.kinesis.service_errors import in_use, not_found
 from kcl_dagster.emulator.wire import cbor, eventstream, json
 
 TARGET_PREFIX = "Kinesis_20131202."

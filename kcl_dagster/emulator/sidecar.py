@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from kcl_dagster.emulator import watch
-from kcl_dagster.emulator.control import HEALTH
+from kcl_dagster.emulator.control_endpoint import HEALTH
 from kcl_dagster.emulator.embedded import environment
 from kcl_dagster.emulator.kinesis.service import DEFAULT_REGION
 

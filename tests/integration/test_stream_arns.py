@@ -13,7 +13,7 @@ import kcl_dagster as kcl
 from kcl_dagster import cli
 from kcl_dagster.emulator import Emulator, Limits
 from kcl_dagster.emulator.gateway import Gateway
-from kcl_dagster.emulator.http.messages import Request
+from kcl_dagster.emulator.http.http_messages import Request
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.listing import describe

@@ -15,7 +15,7 @@ import pytest
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Access
 from kcl_dagster.emulator.gateway import Gateway
-from kcl_dagster.emulator.http.messages import Request
+from kcl_dagster.emulator.http.http_messages import Request
 from kcl_dagster.operations.rights import Component, Target
 from kcl_dagster.testing import EmulatorResource
 

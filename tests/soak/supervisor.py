@@ -19,7 +19,7 @@ from jobs.demo.dagster_api import DagsterApi
 from jobs.demo.fleet import Fleet
 from jobs.demo.verdict import Verdict, judge
 from kcl_dagster.application import Application, StreamSettings
-from kcl_dagster.emulator.control import FAULTS
+from kcl_dagster.emulator.control_endpoint import FAULTS
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.orchestration import processes, reaper

@@ -22,7 +22,7 @@ from kcl_dagster.emulator.backends.rendering import render
 from kcl_dagster.emulator.backends.scans import scan
 from kcl_dagster.emulator.backends.tokens import RequestTokens
 from kcl_dagster.emulator.backends.updates import DirectUpdates
-from kcl_dagster.emulator.http.messages import Request, Response
+from kcl_dagster.emulator.http.http_messages import Request, Response
 
 CONTENT_TYPE = "application/x-amz-json-1.0"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from moto.core.request import Request as MotoRequest
 
-from kcl_dagster.emulator.http.messages import Header, Request, Response
+from kcl_dagster.emulator.http.http_messages import Header, Request, Response
 
 ACCOUNT_HEADER = "x-moto-account-id"
 

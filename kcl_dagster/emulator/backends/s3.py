@@ -10,7 +10,7 @@ from moto.s3.responses import S3Response
 from werkzeug.exceptions import HTTPException
 
 from kcl_dagster.emulator.backends.moto_request import from_moto, to_moto
-from kcl_dagster.emulator.http.messages import Request, Response
+from kcl_dagster.emulator.http.http_messages import Request, Response
 
 PARTITION = "aws"
 

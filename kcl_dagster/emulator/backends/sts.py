@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
-from kcl_dagster.emulator.http.messages import Request, Response
+from kcl_dagster.emulator.http.http_messages import Request, Response
 
 _XML = [("content-type", "text/xml")]
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable
 from typing import Protocol
 
-from kcl_dagster.emulator.http.messages import Dropped, Handler, Request, Response
+from kcl_dagster.emulator.http.http_messages import Dropped, Handler, Request, Response
 
 logger = logging.getLogger(__name__)
 

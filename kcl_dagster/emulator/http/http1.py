@@ -8,7 +8,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from kcl_dagster.emulator.http.exchange import serve
-from kcl_dagster.emulator.http.messages import BodyLimit, Handler, Header, Request, Response
+from kcl_dagster.emulator.http.http_messages import BodyLimit, Handler, Header, Request, Response
 
 LARGEST_HEAD = 64 * 1024
 PIECE_BYTES = 256 * 1024  # handed to the socket at once: what it does not take is copied by asyncio

@@ -21,7 +21,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from kcl_dagster.emulator.http.exchange import serve
-from kcl_dagster.emulator.http.messages import BodyLimit, Handler, Header, Request, Response
+from kcl_dagster.emulator.http.http_messages import BodyLimit, Handler, Header, Request, Response
 
 # PutRecords carries up to 10 MiB. The default window of 64 KiB would cost a round trip for each 64 KiB of it.
 RECEIVE_WINDOW = 16 * 1024 * 1024

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 from kcl_dagster.emulator.http.http1 import Http1Connection
 from kcl_dagster.emulator.http.http2 import Http2Connection
-from kcl_dagster.emulator.http.messages import BodyLimit, Handler
+from kcl_dagster.emulator.http.http_messages import BodyLimit, Handler
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 BACKLOG = 1024

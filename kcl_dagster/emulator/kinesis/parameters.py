@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from kcl_dagster.emulator.kinesis import errors
+from kcl_dagster.emulator.kinesis import service_errors
 
 NAME_LENGTH = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.-]+")
@@ -32,7 +32,7 @@ class Parameters:
     def text(self, member: str) -> str:
         value = self.optional_text(member)
         if value is None:
-            raise errors.constraint(None, member, "Member must not be null")
+            raise service_errors.constraint(None, member, "Member must not be null")
         return value
 
     def optional_text(self, member: str) -> str | None:
@@ -40,9 +40,9 @@ class Parameters:
         if value is None:
             return None
         if not isinstance(value, str):
-            raise errors.ServiceError("SerializationException", f"{member} must be a string")
+            raise service_errors.ServiceError("SerializationException", f"{member} must be a string")
         if not value:
-            raise errors.constraint(value, member, "Member must have length greater than or equal to 1")
+            raise service_errors.constraint(value, member, "Member must have length greater than or equal to 1")
         return value
 
     def name(self, member: str) -> str:
@@ -53,21 +53,23 @@ class Parameters:
     def choice(self, member: str, allowed: Collection[str]) -> str:
         value = self.text(member)
         if value not in allowed:
-            raise errors.constraint(value, member, f"Member must satisfy enum value set: [{', '.join(allowed)}]")
+            raise service_errors.constraint(
+                value, member, f"Member must satisfy enum value set: [{', '.join(allowed)}]"
+            )
         return value
 
     def integer(self, member: str, low: int, high: int, default: int | None = None) -> int:
         value = self._given.get(member)
         if value is None:
             if default is None:
-                raise errors.constraint(None, member, "Member must not be null")
+                raise service_errors.constraint(None, member, "Member must not be null")
             return default
         if isinstance(value, bool) or not isinstance(value, int):
-            raise errors.ServiceError("SerializationException", f"{member} must be an integer")
+            raise service_errors.ServiceError("SerializationException", f"{member} must be an integer")
         if value < low:
-            raise errors.constraint(value, member, f"Member must have value greater than or equal to {low}")
+            raise service_errors.constraint(value, member, f"Member must have value greater than or equal to {low}")
         if value > high:
-            raise errors.constraint(value, member, f"Member must have value less than or equal to {high}")
+            raise service_errors.constraint(value, member, f"Member must have value less than or equal to {high}")
         return value
 
     def timestamp(self, member: str) -> float | None:
@@ -78,25 +80,25 @@ class Parameters:
         if isinstance(value, datetime):
             return value.timestamp()
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise errors.ServiceError("SerializationException", f"{member} must be a timestamp")
+            raise service_errors.ServiceError("SerializationException", f"{member} must be a timestamp")
         return float(value)
 
     def data(self, member: str) -> bytes:
         value = self._given.get(member)
         if value is None:
-            raise errors.constraint(None, member, "Member must not be null")
+            raise service_errors.constraint(None, member, "Member must not be null")
         if isinstance(value, str):
             return value.encode()
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
-        raise errors.ServiceError("SerializationException", f"{member} must be a blob")
+        raise service_errors.ServiceError("SerializationException", f"{member} must be a blob")
 
     def hash_key(self, member: str) -> int | None:
         value = self.optional_text(member)
         if value is None:
             return None
         if not _HASH_KEY.fullmatch(value):
-            raise errors.constraint(
+            raise service_errors.constraint(
                 value, member, "Member must satisfy regular expression pattern: 0|([1-9]\\d{0,38})"
             )
         return int(value)
@@ -104,25 +106,25 @@ class Parameters:
     def structure(self, member: str) -> Parameters:
         value = self._given.get(member)
         if value is None:
-            raise errors.constraint(None, member, "Member must not be null")
+            raise service_errors.constraint(None, member, "Member must not be null")
         if not isinstance(value, Mapping):
-            raise errors.ServiceError("SerializationException", f"{member} must be a structure")
+            raise service_errors.ServiceError("SerializationException", f"{member} must be a structure")
         return Parameters(value)
 
     def structures(self, member: str) -> list[Parameters]:
         value = self._given.get(member)
         if value is None:
-            raise errors.constraint(None, member, "Member must not be null")
+            raise service_errors.constraint(None, member, "Member must not be null")
         if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
-            raise errors.ServiceError("SerializationException", f"{member} must be a list of structures")
+            raise service_errors.ServiceError("SerializationException", f"{member} must be a list of structures")
         return [Parameters(entry) for entry in value]
 
     def texts(self, member: str) -> list[str]:
         value = self._given.get(member)
         if value is None:
-            raise errors.constraint(None, member, "Member must not be null")
+            raise service_errors.constraint(None, member, "Member must not be null")
         if not isinstance(value, list | tuple) or not all(isinstance(entry, str) for entry in value):
-            raise errors.ServiceError("SerializationException", f"{member} must be a list of strings")
+            raise service_errors.ServiceError("SerializationException", f"{member} must be a list of strings")
         return list(value)
 
     def tags(self, member: str) -> dict[str, str]:
@@ -130,7 +132,7 @@ class Parameters:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise errors.ServiceError("SerializationException", f"{member} must be a map")
+            raise service_errors.ServiceError("SerializationException", f"{member} must be a map")
         return {str(key): str(entry) for key, entry in value.items()}
 
     def boolean(self, member: str) -> bool:
@@ -141,6 +143,10 @@ class Parameters:
 def check_name(value: str, member: str) -> None:
     """Names of streams, shards and consumers."""
     if not _NAME.fullmatch(value):
-        raise errors.constraint(value, member, "Member must satisfy regular expression pattern: [a-zA-Z0-9_.-]+")
+        raise service_errors.constraint(
+            value, member, "Member must satisfy regular expression pattern: [a-zA-Z0-9_.-]+"
+        )
     if len(value) > NAME_LENGTH:
-        raise errors.constraint(value, member, f"Member must have length less than or equal to {NAME_LENGTH}")
+        raise service_errors.constraint(
+            value, member, f"Member must have length less than or equal to {NAME_LENGTH}"
+        )

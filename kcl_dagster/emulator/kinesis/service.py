@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kcl_dagster.emulator.kinesis import errors
+from kcl_dagster.emulator.kinesis import service_errors
+from kcl_dagster.emulator.kinesis.account import Account
+from kcl_dagster.emulator.kinesis.handlers import OPERATIONS, subscribing
 from kcl_dagster.emulator.kinesis.limits import Limits
-from kcl_dagster.emulator.kinesis.operations import OPERATIONS, subscribing
 from kcl_dagster.emulator.kinesis.parameters import Parameters
 from kcl_dagster.emulator.kinesis.replies import RecordPage, Reply
-from kcl_dagster.emulator.kinesis.state import Account
 from kcl_dagster.emulator.kinesis.subscription import Subscription
 
 Clock = Callable[[], float]
@@ -61,7 +61,7 @@ class KinesisService:
         """As `call`, but a page of records stays in the form that a server can send without building it."""
         serve = OPERATIONS.get(operation)
         if serve is None:
-            raise errors.unknown_operation(operation)
+            raise service_errors.unknown_operation(operation)
         with self._lock:
             return serve(self._account, Parameters(parameters))
 

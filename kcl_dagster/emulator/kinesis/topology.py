@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kcl_dagster.emulator.kinesis.hashkey import HashRange, uniform
-from kcl_dagster.emulator.kinesis.shard import Shard
-from kcl_dagster.emulator.kinesis.stream import Stream
+from kcl_dagster.emulator.kinesis.shard_state import Shard
+from kcl_dagster.emulator.kinesis.stream_state import Stream
 
 
 def split(stream: Stream, shard: Shard, at_key: int, now: float) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import cbor2
 
-from kcl_dagster.emulator.kinesis.errors import ServiceError
 from kcl_dagster.emulator.kinesis.replies import RecordPage, Reply
+from kcl_dagster.emulator.kinesis.service_errors import ServiceError
 
 CONTENT_TYPE = "application/x-amz-cbor-1.1"
 

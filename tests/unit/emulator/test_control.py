@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kcl_dagster.emulator.clock import AdjustableClock
-from kcl_dagster.emulator.control import CLOCK, FAULTS, HEALTH, Control
+from kcl_dagster.emulator.control_endpoint import CLOCK, FAULTS, HEALTH, Control
 from kcl_dagster.emulator.faults import Faults
-from kcl_dagster.emulator.http.messages import Request
+from kcl_dagster.emulator.http.http_messages import Request
 
 RULE = b'{"error": "InternalFailure"}'
 

@@ -11,7 +11,7 @@ import pytest
 from kcl_dagster.emulator.gateway import LARGEST_API_BODY, LARGEST_CONTROL_BODY, LARGEST_S3_BODY, largest_body
 from kcl_dagster.emulator.http import http1
 from kcl_dagster.emulator.http.http1 import MOST_UNREAD, Http1Connection
-from kcl_dagster.emulator.http.messages import Request, Response
+from kcl_dagster.emulator.http.http_messages import Request, Response
 
 HEAD = b"POST /%b HTTP/1.1\r\nhost: localhost\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"

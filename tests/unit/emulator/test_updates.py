@@ -9,7 +9,7 @@ import pytest
 
 from kcl_dagster.emulator.backends.dynamodb import DynamoDb
 from kcl_dagster.emulator.backends.updates import DirectUpdates, Step, parse
-from kcl_dagster.emulator.http.messages import Request
+from kcl_dagster.emulator.http.http_messages import Request
 
 
 @pytest.mark.parametrize(

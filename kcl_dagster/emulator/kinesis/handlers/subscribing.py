@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kcl_dagster.emulator.kinesis import errors
-from kcl_dagster.emulator.kinesis.operations.consumers import consumer_by_arn
-from kcl_dagster.emulator.kinesis.operations.reading import (
+from kcl_dagster.emulator.kinesis import service_errors
+from kcl_dagster.emulator.kinesis.account import Account, stream_name_of
+from kcl_dagster.emulator.kinesis.handlers.consumer_requests import consumer_by_arn
+from kcl_dagster.emulator.kinesis.handlers.record_reads import (
     ITERATOR_TYPES,
     is_finished,
     millis_behind,
@@ -15,7 +16,6 @@ from kcl_dagster.emulator.kinesis.operations.reading import (
 )
 from kcl_dagster.emulator.kinesis.parameters import Parameters
 from kcl_dagster.emulator.kinesis.replies import RecordPage
-from kcl_dagster.emulator.kinesis.state import Account, stream_name_of
 from kcl_dagster.emulator.kinesis.subscription import (
     EVENT_BYTES,
     EVENT_RECORDS,
@@ -31,7 +31,9 @@ def subscribe(account: Account, request: Parameters) -> Subscription:
     stream = account.stream(stream_name_of(consumer.arn))
     now = account.now()
     if consumer.status(now) != "ACTIVE":
-        raise errors.in_use(f"Consumer {consumer.arn} is not ACTIVE, instead in state {consumer.status(now)}.")
+        raise service_errors.in_use(
+            f"Consumer {consumer.arn} is not ACTIVE, instead in state {consumer.status(now)}."
+        )
     shard = stream.shard(request.name("ShardId"))
     wanted = request.structure("StartingPosition")
     position = starting_position(
@@ -47,7 +49,7 @@ def subscribe(account: Account, request: Parameters) -> Subscription:
     previous = account.subscriptions.get(key)
     if previous is not None and previous.ending is None:
         if limits.takeover_seconds is not None and now < previous.started_at + limits.takeover_seconds:
-            raise errors.in_use(
+            raise service_errors.in_use(
                 f"Another active subscription exists for this consumer: {consumer.arn} on shard {shard.id}."
             )
         previous.ending = Ending.TAKEN_OVER

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kcl_dagster.emulator.kinesis import errors
+from kcl_dagster.emulator.kinesis import service_errors
 from kcl_dagster.emulator.kinesis.limits import Limits
 from kcl_dagster.emulator.kinesis.parameters import Parameters, check_name
-from kcl_dagster.emulator.kinesis.stream import Mode, Status, Stream
+from kcl_dagster.emulator.kinesis.stream_state import Mode, Status, Stream
 from kcl_dagster.emulator.kinesis.subscription import Ending, Subscription
 
 RECREATION_GAP_SECONDS = 1.0  # creation times identify streams by whole seconds (multi-stream lease keys)
@@ -49,7 +49,7 @@ class Account:
     def stream(self, name: str) -> Stream:
         stream = self.find(name)
         if stream is None:
-            raise errors.not_found(f"Stream {name} under account {self.number} not found.")
+            raise service_errors.not_found(f"Stream {name} under account {self.number} not found.")
         return stream
 
     def create_stream(self, name: str, shard_count: int, mode: Mode) -> Stream:
@@ -90,13 +90,13 @@ class Account:
             check_name(name, "StreamName")
         if arn is None:
             if name is None:
-                raise errors.invalid_argument("Either StreamName or StreamARN must be given.")
+                raise service_errors.invalid_argument("Either StreamName or StreamARN must be given.")
             return name
         from_arn = stream_name_of(arn)
         if arn != self.stream_arn(from_arn):
-            raise errors.not_found(f"Stream {arn} under account {self.number} not found.")
+            raise service_errors.not_found(f"Stream {arn} under account {self.number} not found.")
         if name is not None and name != from_arn:
-            raise errors.invalid_argument(f"StreamName {name} does not match StreamARN {arn}.")
+            raise service_errors.invalid_argument(f"StreamName {name} does not match StreamARN {arn}.")
         return from_arn
 
 
@@ -105,7 +105,7 @@ def stream_name_of(arn: str) -> str:
     head, slash, tail = arn.partition(":stream/")
     name = tail.partition("/consumer/")[0]
     if not slash or not name or not head.startswith("arn:aws"):
-        raise errors.constraint(
+        raise service_errors.constraint(
             arn,
             "StreamARN",
             "Member must satisfy regular expression pattern: arn:aws.*:kinesis:.*:\\d{12}:stream/\\S+",

@@ -6,11 +6,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from enum import StrEnum
 
-from kcl_dagster.emulator.kinesis import errors
-from kcl_dagster.emulator.kinesis.consumer import Consumer
+from kcl_dagster.emulator.kinesis import service_errors
 from kcl_dagster.emulator.kinesis.hashkey import uniform
 from kcl_dagster.emulator.kinesis.limits import Limits
-from kcl_dagster.emulator.kinesis.shard import Shard
+from kcl_dagster.emulator.kinesis.registered_consumer import Consumer
+from kcl_dagster.emulator.kinesis.shard_state import Shard
 
 HOUR = 3600.0
 DEFAULT_RETENTION_HOURS = 24
@@ -94,11 +94,11 @@ class Stream:
 
     def require_active(self) -> None:
         if self._status is not Status.ACTIVE:
-            raise errors.in_use(f"Stream {self.arn} is not ACTIVE, instead in state {self._status}.")
+            raise service_errors.in_use(f"Stream {self.arn} is not ACTIVE, instead in state {self._status}.")
 
     def require_provisioned(self, operation: str) -> None:
         if self.mode is not Mode.PROVISIONED:
-            raise errors.validation(f"{operation} is only supported for streams in PROVISIONED mode.")
+            raise service_errors.validation(f"{operation} is only supported for streams in PROVISIONED mode.")
 
     # shards
 
@@ -115,7 +115,9 @@ class Stream:
     def shard(self, shard_id: str) -> Shard:
         shard = self._shards.get(shard_id)
         if shard is None:
-            raise errors.not_found(f"Shard {shard_id} in stream {self.name} under {self.arn} does not exist")
+            raise service_errors.not_found(
+                f"Shard {shard_id} in stream {self.name} under {self.arn} does not exist"
+            )
         return shard
 
     def shard_for(self, hash_key: int) -> Shard:

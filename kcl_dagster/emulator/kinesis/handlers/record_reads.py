@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kcl_dagster.emulator.kinesis import errors, sequence
+from kcl_dagster.emulator.kinesis import sequence, service_errors
+from kcl_dagster.emulator.kinesis.account import Account
 from kcl_dagster.emulator.kinesis.iterator import ShardIterator
 from kcl_dagster.emulator.kinesis.parameters import Parameters
 from kcl_dagster.emulator.kinesis.replies import RecordPage, Reply
-from kcl_dagster.emulator.kinesis.shard import Shard
-from kcl_dagster.emulator.kinesis.state import Account
-from kcl_dagster.emulator.kinesis.stream import Status, Stream
+from kcl_dagster.emulator.kinesis.shard_state import Shard
+from kcl_dagster.emulator.kinesis.stream_state import Status, Stream
 
 ITERATOR_TYPES = ("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER", "TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
 MILLIS = 1000
@@ -32,7 +32,7 @@ def get_shard_iterator(account: Account, request: Parameters) -> Reply:
         now,
     )
     if not shard.iterators.take(1, now):
-        raise errors.throughput_exceeded(_rate_exceeded(account, stream, shard))
+        raise service_errors.throughput_exceeded(_rate_exceeded(account, stream, shard))
     return {"ShardIterator": ShardIterator(stream.name, stream.created_at, shard.id, position, now).encode()}
 
 
@@ -42,21 +42,21 @@ def get_records(account: Account, request: Parameters) -> Reply:
     try:
         iterator = ShardIterator.decode(token)
     except ValueError as error:
-        raise errors.invalid_argument("Invalid ShardIterator.") from error
+        raise service_errors.invalid_argument("Invalid ShardIterator.") from error
     now = account.now()
     lifetime = account.limits.iterator_seconds
     if lifetime is not None and now > iterator.issued_at + lifetime:
-        raise errors.expired_iterator(
+        raise service_errors.expired_iterator(
             f"Iterator expired. The iterator was created at time {iterator.issued_at:.3f} while right now it is "
             f"{now:.3f} which is further in the future than the tolerated delay of {lifetime * MILLIS:.0f} "
             "milliseconds."
         )
     stream = _readable(account, iterator.stream)
     if stream.created_at != iterator.born:
-        raise errors.not_found(f"Stream {iterator.stream} under account {account.number} not found.")
+        raise service_errors.not_found(f"Stream {iterator.stream} under account {account.number} not found.")
     shard = stream.shard(iterator.shard)
     if not shard.read_bytes.has_any(now) or not shard.reads.take(1, now):
-        raise errors.throughput_exceeded(_rate_exceeded(account, stream, shard))
+        raise service_errors.throughput_exceeded(_rate_exceeded(account, stream, shard))
     start, stop = page(account, shard, iterator.position, limit, account.limits.bytes_per_get)
     rest: dict[str, Any] = {}
     if is_finished(shard, stop):
@@ -79,12 +79,12 @@ def starting_position(
     """The record number at which a reader that asks for that position begins."""
     wants_number = kind in ("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER")
     if wants_number != (sequence_number is not None):
-        raise errors.invalid_argument(
+        raise service_errors.invalid_argument(
             f"StartingSequenceNumber must be given with AT_SEQUENCE_NUMBER and AFTER_SEQUENCE_NUMBER, and only "
             f"with them. Request specified {kind} and {'no' if wants_number else 'a'} StartingSequenceNumber."
         )
     if (kind == "AT_TIMESTAMP") != (timestamp is not None):
-        raise errors.invalid_argument(
+        raise service_errors.invalid_argument(
             f"Timestamp must be given with AT_TIMESTAMP, and only with it. Request specified {kind}."
         )
     if kind == "TRIM_HORIZON":
@@ -93,7 +93,7 @@ def starting_position(
         return shard.log.next
     if timestamp is not None:
         if timestamp > now:
-            raise errors.invalid_argument(
+            raise service_errors.invalid_argument(
                 f"The timestampInMillis parameter cannot be greater than the currentTimestampInMillis. "
                 f"timestampInMillis: {timestamp * MILLIS:.0f}, currentTimestampInMillis: {now * MILLIS:.0f}"
             )
@@ -126,7 +126,7 @@ def millis_behind(shard: Shard, position: int, now: float) -> int:
 def _readable(account: Account, name: str) -> Stream:
     stream = account.stream(name)
     if stream.status is Status.DELETING:
-        raise errors.not_found(f"Stream {name} under account {account.number} not found.")
+        raise service_errors.not_found(f"Stream {name} under account {account.number} not found.")
     return stream
 
 
@@ -134,7 +134,7 @@ def _limit(account: Account, request: Parameters) -> int:
     most = account.limits.records_per_get
     limit = request.integer("Limit", 1, 2**31 - 1, most)
     if limit > most:
-        raise errors.invalid_argument(f"Limit {limit} is greater than {most}.")
+        raise service_errors.invalid_argument(f"Limit {limit} is greater than {most}.")
     return limit
 
 
@@ -143,9 +143,9 @@ def _issued(stream: Stream, shard: Shard, text: str) -> sequence.SequenceNumber:
     try:
         number = sequence.parse(text)
     except ValueError as error:
-        raise errors.invalid_argument(f"StartingSequenceNumber {text} {where} is invalid.") from error
+        raise service_errors.invalid_argument(f"StartingSequenceNumber {text} {where} is invalid.") from error
     if not shard.issued(number):
-        raise errors.invalid_argument(
+        raise service_errors.invalid_argument(
             f"StartingSequenceNumber {text} {where} is invalid because it did not come from this shard."
         )
     return number

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from kcl_dagster.emulator.kinesis import errors
+from kcl_dagster.emulator.kinesis import service_errors
+from kcl_dagster.emulator.kinesis.account import Account
 from kcl_dagster.emulator.kinesis.iterator import seal, unseal
 from kcl_dagster.emulator.kinesis.parameters import Parameters
 from kcl_dagster.emulator.kinesis.replies import Reply
-from kcl_dagster.emulator.kinesis.shard import Shard
-from kcl_dagster.emulator.kinesis.state import Account
-from kcl_dagster.emulator.kinesis.stream import Status, Stream
+from kcl_dagster.emulator.kinesis.shard_state import Shard
+from kcl_dagster.emulator.kinesis.stream_state import Status, Stream
 
 MOST_RESULTS = 10_000  # accepted in a request
 RESULTS_PER_PAGE = 1_000  # returned at most, whatever was asked for
@@ -36,7 +36,7 @@ def list_shards(account: Account, request: Parameters) -> Reply:
         selection = _selection(request)
         _check_creation(account, stream, request.timestamp("StreamCreationTimestamp"))
     if stream.status is Status.CREATING:
-        raise errors.in_use(f"Stream {stream.name} under account {account.number} is still being created.")
+        raise service_errors.in_use(f"Stream {stream.name} under account {account.number} is still being created.")
     shards = [shard for shard in _select(stream, selection, account.now()) if shard.id > after]
     page = shards[:limit]
     reply: dict[str, Any] = {"Shards": [shard.describe() for shard in page]}
@@ -50,17 +50,17 @@ def list_shards(account: Account, request: Parameters) -> Reply:
 def _resume(account: Account, request: Parameters) -> tuple[Stream, str, dict[str, Any]]:
     for member in ("StreamName", "StreamCreationTimestamp", "ExclusiveStartShardId", "ShardFilter"):
         if member in request:
-            raise errors.invalid_argument(f"NextToken and {member} cannot be provided together.")
+            raise service_errors.invalid_argument(f"NextToken and {member} cannot be provided together.")
     try:
         name, born, after, selection, issued_at = unseal("l", request.text("NextToken"))
     except ValueError as error:
-        raise errors.invalid_argument("The provided NextToken is invalid.") from error
+        raise service_errors.invalid_argument("The provided NextToken is invalid.") from error
     lifetime = account.limits.token_seconds
     if lifetime is not None and account.now() > float(issued_at) + lifetime:
-        raise errors.expired_token("The provided NextToken has expired.")
+        raise service_errors.expired_token("The provided NextToken has expired.")
     stream = account.stream(name)
     if stream.created_at != float(born):
-        raise errors.not_found(f"Stream {name} under account {account.number} not found.")
+        raise service_errors.not_found(f"Stream {name} under account {account.number} not found.")
     return stream, after, json.loads(selection)
 
 
@@ -72,9 +72,9 @@ def _selection(request: Parameters) -> dict[str, Any]:
     shard_id = shard_filter.optional_text("ShardId")
     timestamp = shard_filter.timestamp("Timestamp")
     if (kind == "AFTER_SHARD_ID") != (shard_id is not None):
-        raise errors.invalid_argument(f"ShardFilter {kind} and ShardId {shard_id} do not go together.")
+        raise service_errors.invalid_argument(f"ShardFilter {kind} and ShardId {shard_id} do not go together.")
     if (kind in ("AT_TIMESTAMP", "FROM_TIMESTAMP")) != (timestamp is not None):
-        raise errors.invalid_argument(f"ShardFilter {kind} and Timestamp {timestamp} do not go together.")
+        raise service_errors.invalid_argument(f"ShardFilter {kind} and Timestamp {timestamp} do not go together.")
     return {"type": kind, "shard": shard_id, "timestamp": timestamp}
 
 
@@ -101,4 +101,6 @@ def _select(stream: Stream, selection: dict[str, Any], now: float) -> list[Shard
 def _check_creation(account: Account, stream: Stream, asked: float | None) -> None:
     # Clients send whole seconds or milliseconds of what they were told.
     if asked is not None and int(asked) != int(stream.created_at):
-        raise errors.not_found(f"Stream {stream.name} under account {account.number} created at {asked} not found.")
+        raise service_errors.not_found(
+            f"Stream {stream.name} under account {account.number} created at {asked} not found."
+        )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kcl_dagster.emulator.kinesis import errors
-from kcl_dagster.emulator.kinesis.operations.consumers import consumer_by_arn
+from kcl_dagster.emulator.kinesis import service_errors
+from kcl_dagster.emulator.kinesis.account import Account, stream_name_of
+from kcl_dagster.emulator.kinesis.handlers.consumer_requests import consumer_by_arn
 from kcl_dagster.emulator.kinesis.parameters import Parameters
 from kcl_dagster.emulator.kinesis.replies import Reply
-from kcl_dagster.emulator.kinesis.state import Account, stream_name_of
 
 TAGS_PER_RESOURCE = 50
 TAGS_PER_PAGE = 50
@@ -55,7 +55,9 @@ def _tags_of(account: Account, request: Parameters) -> dict[str, str]:
 
 def _add(tags: dict[str, str], new: dict[str, str]) -> None:
     if len(tags.keys() | new.keys()) > TAGS_PER_RESOURCE:
-        raise errors.invalid_argument(f"Failed to add tags: a resource may have {TAGS_PER_RESOURCE} tags at most.")
+        raise service_errors.invalid_argument(
+            f"Failed to add tags: a resource may have {TAGS_PER_RESOURCE} tags at most."
+        )
     tags.update(new)
 
 

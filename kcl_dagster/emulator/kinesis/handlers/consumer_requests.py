@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kcl_dagster.emulator.kinesis import errors
-from kcl_dagster.emulator.kinesis.consumer import Consumer
+from kcl_dagster.emulator.kinesis import service_errors
+from kcl_dagster.emulator.kinesis.account import Account, stream_name_of
 from kcl_dagster.emulator.kinesis.iterator import seal, unseal
 from kcl_dagster.emulator.kinesis.parameters import Parameters
+from kcl_dagster.emulator.kinesis.registered_consumer import Consumer
 from kcl_dagster.emulator.kinesis.replies import Reply
-from kcl_dagster.emulator.kinesis.state import Account, stream_name_of
-from kcl_dagster.emulator.kinesis.stream import Stream
+from kcl_dagster.emulator.kinesis.stream_state import Stream
 
 CONSUMERS_PER_PAGE = 100
 LARGEST_PAGE = 10_000
@@ -20,11 +20,11 @@ def register(account: Account, request: Parameters) -> Reply:
     stream = _stream(account, request)
     name = request.name("ConsumerName")
     if name in stream.consumers:
-        raise errors.in_use(
+        raise service_errors.in_use(
             f"Consumer {name} under stream {stream.name} already exists for account {account.number}."
         )
     if len(stream.consumers) >= account.limits.consumers_per_stream:
-        raise errors.limit_exceeded(
+        raise service_errors.limit_exceeded(
             f"Stream {stream.name} already has {len(stream.consumers)} registered consumers."
         )
     now = account.now()
@@ -60,7 +60,7 @@ def list_consumers(account: Account, request: Parameters) -> Reply:
         try:
             (after,) = unseal("c", request.text("NextToken"))
         except ValueError as error:
-            raise errors.invalid_argument("The provided NextToken is invalid.") from error
+            raise service_errors.invalid_argument("The provided NextToken is invalid.") from error
     names = sorted(name for name in stream.consumers if name > after)
     now = account.now()
     reply: dict[str, Any] = {"Consumers": [stream.consumers[name].describe(now) for name in names[:limit]]}
@@ -75,7 +75,7 @@ def consumer_by_arn(account: Account, arn: str) -> Consumer:
     for consumer in stream.consumers.values():
         if consumer.arn == arn:
             return consumer
-    raise errors.not_found(f"Consumer {arn} not found.")
+    raise service_errors.not_found(f"Consumer {arn} not found.")
 
 
 def _stream(account: Account, request: Parameters) -> Stream:
@@ -88,12 +88,12 @@ def _named(account: Account, request: Parameters) -> tuple[Stream, Consumer]:
         consumer = consumer_by_arn(account, request.text("ConsumerARN"))
         return account.stream(stream_name_of(consumer.arn)), consumer
     if "StreamARN" not in request or "ConsumerName" not in request:
-        raise errors.invalid_argument("Either ConsumerARN, or StreamARN and ConsumerName, must be given.")
+        raise service_errors.invalid_argument("Either ConsumerARN, or StreamARN and ConsumerName, must be given.")
     stream = _stream(account, request)
     name = request.name("ConsumerName")
     consumer_of_name = stream.consumers.get(name)
     if consumer_of_name is None:
-        raise errors.not_found(
+        raise service_errors.not_found(
             f"Consumer {name} under stream {stream.name} not found for account {account.number}."
         )
     return stream, consumer_of_name

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from kcl_dagster.emulator.clock import AdjustableClock
 from kcl_dagster.emulator.faults import FaultRule, Faults
-from kcl_dagster.emulator.http.messages import Request, Response
+from kcl_dagster.emulator.http.http_messages import Request, Response
 
 HEALTH = "/_kcl/health"
 FAULTS = "/_kcl/faults"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kcl_dagster.emulator.kinesis import errors
+from kcl_dagster.emulator.kinesis import service_errors
+from kcl_dagster.emulator.kinesis.account import Account
 from kcl_dagster.emulator.kinesis.parameters import Parameters
 from kcl_dagster.emulator.kinesis.replies import Reply
-from kcl_dagster.emulator.kinesis.state import Account
-from kcl_dagster.emulator.kinesis.stream import (
+from kcl_dagster.emulator.kinesis.stream_state import (
     DEFAULT_RECORD_KIB,
     DEFAULT_RETENTION_HOURS,
     LARGEST_RECORD_KIB,
@@ -39,23 +39,25 @@ def create_stream(account: Account, request: Parameters) -> Reply:
     mode = _mode(request, default=Mode.PROVISIONED)
     if mode is Mode.ON_DEMAND:
         if "ShardCount" in request:
-            raise errors.invalid_argument("ShardCount cannot be given for a stream in ON_DEMAND mode.")
+            raise service_errors.invalid_argument("ShardCount cannot be given for a stream in ON_DEMAND mode.")
         count = SHARDS_OF_A_NEW_ON_DEMAND_STREAM
     else:
         count = request.integer("ShardCount", 1, MOST_SHARDS)
     record_kib = request.integer("MaxRecordSizeInKiB", DEFAULT_RECORD_KIB, LARGEST_RECORD_KIB, DEFAULT_RECORD_KIB)
     if account.find(name) is not None:
-        raise errors.in_use(f"Stream {name} under account {account.number} already exists.")
+        raise service_errors.in_use(f"Stream {name} under account {account.number} already exists.")
     streams = account.streams()
     open_shards = sum(len(stream.open_shards) for stream in streams)
     if mode is Mode.PROVISIONED and open_shards + count > account.limits.open_shards:
-        raise errors.limit_exceeded(
+        raise service_errors.limit_exceeded(
             f"This request would exceed the shard limit for the account {account.number} in {account.region}. "
             f"Current shard count for the account: {open_shards}. Limit: {account.limits.open_shards}."
         )
     on_demand = sum(stream.mode is Mode.ON_DEMAND for stream in streams)
     if mode is Mode.ON_DEMAND and on_demand >= account.limits.streams_on_demand:
-        raise errors.limit_exceeded(f"The account {account.number} already has {on_demand} on-demand streams.")
+        raise service_errors.limit_exceeded(
+            f"The account {account.number} already has {on_demand} on-demand streams."
+        )
     stream = account.create_stream(name, count, mode)
     stream.record_kib = record_kib
     stream.tags.update(request.tags("Tags"))
@@ -65,7 +67,7 @@ def create_stream(account: Account, request: Parameters) -> Reply:
 def delete_stream(account: Account, request: Parameters) -> Reply:
     stream = account.named_stream(request)
     if stream.consumers and not request.boolean("EnforceConsumerDeletion"):
-        raise errors.in_use(
+        raise service_errors.in_use(
             f"Stream {stream.name} under account {account.number} still has registered consumers. "
             "Deregister them, or set EnforceConsumerDeletion."
         )
@@ -194,11 +196,11 @@ def _set_retention(account: Account, request: Parameters, *, longer: bool) -> Re
             if hours < DEFAULT_RETENTION_HOURS
             else f"Maximum allowed retention period is {LONGEST_RETENTION_HOURS} hours."
         )
-        raise errors.invalid_argument(f"{bound} Requested retention period ({hours} hours) is not allowed.")
+        raise service_errors.invalid_argument(f"{bound} Requested retention period ({hours} hours) is not allowed.")
     stream.require_active()
     if (hours < stream.retention_hours) if longer else (hours > stream.retention_hours):
         direction = "longer" if longer else "shorter"
-        raise errors.invalid_argument(
+        raise service_errors.invalid_argument(
             f"Requested retention period ({hours} hours) for stream {stream.name} is not {direction} than the "
             f"current one ({stream.retention_hours} hours)."
         )
@@ -220,7 +222,7 @@ def _mode(request: Parameters, default: Mode | None) -> Mode:
 def _shard_metrics(request: Parameters) -> set[str]:
     metrics = set(request.texts("ShardLevelMetrics"))
     if unknown := metrics - {*SHARD_METRICS, "ALL"}:
-        raise errors.validation(f"Unknown shard-level metrics: {', '.join(sorted(unknown))}")
+        raise service_errors.validation(f"Unknown shard-level metrics: {', '.join(sorted(unknown))}")
     return set(SHARD_METRICS) if "ALL" in metrics else metrics
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kcl_dagster.emulator.kinesis import errors, hashkey
+from kcl_dagster.emulator.kinesis import hashkey, service_errors
+from kcl_dagster.emulator.kinesis.account import Account
 from kcl_dagster.emulator.kinesis.limits import KIB, MIB
 from kcl_dagster.emulator.kinesis.parameters import Parameters
 from kcl_dagster.emulator.kinesis.replies import Reply
-from kcl_dagster.emulator.kinesis.shard import Shard
-from kcl_dagster.emulator.kinesis.state import Account
-from kcl_dagster.emulator.kinesis.stream import Status, Stream
+from kcl_dagster.emulator.kinesis.shard_state import Shard
+from kcl_dagster.emulator.kinesis.stream_state import Status, Stream
 
 LONGEST_PARTITION_KEY = 256
 
@@ -20,7 +20,7 @@ def put_record(account: Account, request: Parameters) -> Reply:
     shard, data, key, size = _check(stream, request, "")
     now = account.now()
     if not _admit(shard, size, now):
-        raise errors.throughput_exceeded(_rate_exceeded(account, stream, shard))
+        raise service_errors.throughput_exceeded(_rate_exceeded(account, stream, shard))
     return {"ShardId": shard.id, "SequenceNumber": shard.append(data, key, size, now)}
 
 
@@ -29,15 +29,15 @@ def put_records(account: Account, request: Parameters) -> Reply:
     entries = request.structures("Records")
     limits = account.limits
     if not entries:
-        raise errors.constraint("[]", "records", "Member must have length greater than or equal to 1")
+        raise service_errors.constraint("[]", "records", "Member must have length greater than or equal to 1")
     if len(entries) > limits.records_per_put:
-        raise errors.constraint(
+        raise service_errors.constraint(
             "[...]", "records", f"Member must have length less than or equal to {limits.records_per_put}"
         )
     # Everything is checked before anything is stored: a request that is refused leaves no record behind.
     checked = [_check(stream, entry, f"records.{i}.member.") for i, entry in enumerate(entries, start=1)]
     if sum(size for _, _, _, size in checked) > limits.bytes_per_put:
-        raise errors.invalid_argument(f"Records size exceeds {limits.bytes_per_put // MIB} MB limit")
+        raise service_errors.invalid_argument(f"Records size exceeds {limits.bytes_per_put // MIB} MB limit")
     now = account.now()
     results: list[dict[str, Any]] = []
     failed = 0
@@ -58,7 +58,7 @@ def put_records(account: Account, request: Parameters) -> Reply:
 def _writable(account: Account, request: Parameters) -> Stream:
     stream = account.named_stream(request)
     if stream.status in (Status.CREATING, Status.DELETING):
-        raise errors.not_found(f"Stream {stream.name} under account {account.number} not found.")
+        raise service_errors.not_found(f"Stream {stream.name} under account {account.number} not found.")
     return stream
 
 
@@ -67,12 +67,12 @@ def _check(stream: Stream, entry: Parameters, path: str) -> tuple[Shard, bytes, 
     data = entry.data("Data")
     key = entry.text("PartitionKey")
     if len(key) > LONGEST_PARTITION_KEY:
-        raise errors.constraint(
+        raise service_errors.constraint(
             key, f"{path}partitionKey", f"Member must have length less than or equal to {LONGEST_PARTITION_KEY}"
         )
     size = len(data) + (len(key) if key.isascii() else len(key.encode()))
     if size > stream.record_kib * KIB:
-        raise errors.constraint(
+        raise service_errors.constraint(
             "java.nio.HeapByteBuffer",
             f"{path}data",
             f"Member must have length less than or equal to {stream.record_kib * KIB}",
@@ -81,7 +81,7 @@ def _check(stream: Stream, entry: Parameters, path: str) -> tuple[Shard, bytes, 
     if explicit is None:
         explicit = hashkey.of_partition_key(key)
     elif explicit >= hashkey.KEYS:
-        raise errors.invalid_argument(
+        raise service_errors.invalid_argument(
             f"Invalid ExplicitHashKey. It must be in the range [0, 2^128-1]. Specified value was {explicit}"
         )
     return stream.shard_for(explicit), data, key, size
