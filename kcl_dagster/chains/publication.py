@@ -21,7 +21,8 @@ from kcl_dagster.model.claim import ChainId
 
 FOLDER: Final = "_staged"
 _SAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
-_NAME: Final = re.compile(r"([A-Za-z0-9_~-]+)\.\d+_\d+_\d+\.parquet")
+# Delta's own compaction does not find a file that has `~` in its name. Former versions made such names.
+_NAME: Final = re.compile(r"(?:([A-Za-z0-9_-]+)[.~])?([A-Za-z0-9_-]+)\.\d+_\d+_\d+\.parquet")
 _LONGEST_OWNER: Final = 24  # characters of an application's or worker's name in a chain's
 
 
@@ -39,7 +40,11 @@ def chain_id(application: str, worker: str, unique: str) -> ChainId:
 
 def file_name(chain: ChainId, batch: int, task: int, number: int) -> str:
     """The final name of a file: no other batch of any chain has it."""
-    return f"{chain}.{batch}_{task}_{number}.parquet"
+    return f"{_beginning_of_names(chain, batch)}{task}_{number}.parquet"
+
+
+def _beginning_of_names(chain: ChainId, batch: int) -> str:
+    return f"{chain.replace('~', '.')}.{batch}_"
 
 
 def folder_of(chain: ChainId) -> str:
@@ -55,7 +60,10 @@ def staged_path(chain: ChainId, path: str) -> str:
 def staged_for(path: str) -> str | None:
     """Where the published file `path` was staged; None if it was not published by an entry of a chain."""
     name = _NAME.fullmatch(path.rpartition("/")[2])
-    return None if name is None else staged_path(ChainId(name[1]), path)
+    if name is None:
+        return None
+    application, rest = name.groups()
+    return staged_path(ChainId(rest if application is None else f"{application}~{rest}"), path)
 
 
 def publish(files: FileStore, chain: ChainId, entry: PublishingEntry) -> bool:
@@ -72,7 +80,7 @@ def staged(files: FileStore, chain: ChainId) -> list[str]:
 
 def staged_of_batch(files: FileStore, chain: ChainId, batch: int) -> list[str]:
     """All that is staged for one batch of a chain, finished or not, by whichever attempt of a task."""
-    beginning = f"{chain}.{batch}_"
+    beginning = _beginning_of_names(chain, batch)
     return [path for path in staged(files, chain) if path.rpartition("/")[2].lstrip(".").startswith(beginning)]
 
 

@@ -153,7 +153,8 @@ def _escaped(text: str) -> str:
 def _plain(text: str) -> str:
     if _PLAIN.fullmatch(text) and text != NULL_PARTITION:
         return text
-    return f"~{hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]}"
+    # Delta's own compaction does not find a file that has `~` in its path.
+    return f"!{hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]}"
 
 
 def texts(values: pa.Array, name: str) -> pa.Array:

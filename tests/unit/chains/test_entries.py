@@ -164,7 +164,10 @@ def test_names_of_chains_are_safe_and_tell_applications_apart() -> None:
     for name in names:
         chain = chain_id(name, "worker-000:ab12cd34", "5f:1")
         assert chain.startswith(beginning_of(name))
-        assert staged_for(f"day=1/{file_name(chain, 3, 1, 0)}") == f"_staged/{chain}/day=1/{chain}.3_1_0.parquet"
+        path = f"day=1/{file_name(chain, 3, 1, 0)}"
+        assert staged_for(path) == f"_staged/{chain}/{path}"
+        former = f"day=1/{chain}.3_1_0.parquet"
+        assert staged_for(former) == f"_staged/{chain}/{former}"
         assert len(file_name(chain, 10**9, 99, 999)) < 120
 
 

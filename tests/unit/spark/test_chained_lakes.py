@@ -19,6 +19,7 @@ from deltalake.schema import PrimitiveType
 from kcl_dagster.errors import RecordRefused, SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.sinks.compaction import compact_delta
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
@@ -302,3 +303,13 @@ def test_a_vacuum_leaves_chains_and_plans_alone(delta: DeltaLake) -> None:
     delta.decide(rows_of(range(3, 4)))
     delta.committer().finish(delta.wanted)
     assert delta.numbers() == list(range(4))
+
+
+def test_a_delta_table_whose_batches_come_from_chains_is_compacted(delta: DeltaLake) -> None:
+    kinds: list[str | None] = ["a", "b / c", None]
+    for number in range(6):
+        delta.decide(rows_of(range(number, number + 1), kind=kinds[number % 3]))
+        delta.committer().finish(delta.wanted)
+    assert compact_delta(delta.store.root).merged == 6
+    assert delta.numbers() == list(range(6))
+    assert compact_delta(delta.store.root).merged == 0

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kcl_dagster.chains.publication import staged, staged_of_batch, staged_path
+from kcl_dagster.chains.publication import file_name, staged, staged_of_batch, staged_path
 from kcl_dagster.chains.store import Entries, check_store
 from kcl_dagster.errors import ConfigurationError, RecordRefused, SinkError
 from kcl_dagster.model.claim import ChainId
@@ -171,7 +171,7 @@ def test_what_a_batch_has_staged_is_found_by_its_number(store: LocalStore) -> No
         stage(store, rows(0, 2), batch=1),
         stage(store, rows(0, 2, kind="b"), batch=11, columns=("kind",)),
     )
-    unfinished = staged_path(CHAIN, f"kind=b/.{CHAIN}.1_5_0.parquet.17.0123abcd")
+    unfinished = staged_path(CHAIN, f"kind=b/.{file_name(CHAIN, 1, 5, 0)}.17.0123abcd")
     Path(store.root, unfinished).parent.mkdir(parents=True, exist_ok=True)
     Path(store.root, unfinished).write_bytes(b"")
     found = staged_of_batch(store, CHAIN, 1)
