@@ -40,6 +40,9 @@ PRELOADED: Final = (
 AddPath = Callable[..., bool]
 """What Spark's worker calls with each folder and archive of files that were added, as `add_path`."""
 
+Serve = Callable[..., int]
+"""What Spark's daemon calls in a worker with its connection to the JVM, as `worker`: returns its exit code."""
+
 Send = Callable[..., None]
 """What Spark's worker calls with an error and the connection to the JVM, as `handle_worker_exception`."""
 
@@ -120,6 +123,19 @@ def prefers_added_files(spark: AddPath, preloaded: Collection[str]) -> AddPath:
     return add
 
 
+def ends_when_closed(spark: Serve) -> Serve:
+    """`spark`, but for a connection that the JVM has closed, because Spark stops or the task has failed: the worker
+    ends, and Spark's daemon prints no traceback beside the error of the task."""
+
+    def serve(*given: Any) -> int:
+        try:
+            return spark(*given)
+        except (BrokenPipeError, ConnectionResetError):
+            return 1
+
+    return serve
+
+
 def _library(module: str) -> str:
     return module.partition(".")[0]
 
@@ -139,6 +155,8 @@ def main() -> None:
     # A version of Spark that has no such function works as it does with its own daemon.
     if hasattr(pyspark.util, "handle_worker_exception"):
         pyspark.util.handle_worker_exception = sends_every_error(pyspark.util.handle_worker_exception)
+    if hasattr(pyspark.daemon, "worker"):
+        pyspark.daemon.worker = ends_when_closed(pyspark.daemon.worker)
     preloaded = preload()
     if hasattr(pyspark.worker_util, "add_path"):
         pyspark.worker_util.add_path = prefers_added_files(pyspark.worker_util.add_path, preloaded)

@@ -13,7 +13,7 @@ import pyspark.util
 import pytest
 
 from kcl_dagster.spark import python_daemon
-from kcl_dagster.spark.python_daemon import sends_every_error, without_archives
+from kcl_dagster.spark.python_daemon import ends_when_closed, sends_every_error, without_archives
 
 EXCEPTION_THROWN = -2  # of Spark's protocol
 HALF = "\ud83d"  # half of a surrogate pair, which has no encoding
@@ -185,6 +185,41 @@ def test_workers_import_the_libraries_that_they_are_given(
     place = shutil.make_archive(folder, "zip", folder) if is_archive else folder
     command = [sys.executable, "-c", FIRST_TASK, place, *before]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == found
+
+
+CLOSED_CONNECTION = """
+import socket
+import pyspark.daemon
+from kcl_dagster.spark import python_daemon
+
+def idle():
+    ours, jvm = socket.socketpair()
+    jvm.close()
+    print("ended with", pyspark.daemon.worker(ours, True))
+
+pyspark.daemon.manager = idle
+python_daemon.main()
+"""
+
+
+def test_a_worker_whose_connection_the_jvm_has_closed_ends_without_a_traceback() -> None:
+    """As Spark does with idle workers when it stops, and with the workers of a task that fails in the JVM."""
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSED_CONNECTION],
+        env={**os.environ, "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1"},  # Spark's default
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("ended with 1\n", "", 0)
+
+
+def test_another_error_of_a_worker_is_left_to_spark() -> None:
+    def fail(*_: object) -> int:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        ends_when_closed(fail)(None, True)
 
 
 def test_what_cannot_be_imported_does_not_end_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
