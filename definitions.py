@@ -6,7 +6,6 @@ import kcl_dagster as kcl
 from assets.clicks import clicks
 from assets.replayed import clicks_replayed
 from assets.sessions import sessions, sessions_per_day
-from jobs.compact import compaction, hourly_compaction
 from jobs.replay import replay
 from resources.aws import kcl_resource
 from resources.spark import pyspark, worker_spark
@@ -15,8 +14,7 @@ defs = dg.Definitions.merge(
     kcl.build_kcl_definitions(clicks, resources={"kcl": kcl_resource(), "spark": worker_spark()}),
     dg.Definitions(
         assets=[clicks_replayed, sessions, sessions_per_day],
-        jobs=[compaction, replay],
-        schedules=[hourly_compaction],
+        jobs=[replay],
         resources={"pyspark": pyspark()},
         # One process for a run of one step, not two that import everything.
         executor=dg.in_process_executor,

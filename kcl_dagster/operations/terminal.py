@@ -182,7 +182,7 @@ class Verbs:
             "--run-seconds", type=float, default=RUN_SECONDS, help="with --catch-up, how long a run takes"
         )
         cost.add_argument("--sink", choices=get_args(StoredIn), default="folder", help="on S3; other: not on S3")
-        cost.add_argument("--commit", choices=("leases", "chains"), default="leases", help="as for the sink")
+        cost.add_argument("--commit", choices=("chains", "leases"), default="chains", help="as for the sink")
         cost.add_argument("--commit-seconds", type=_positive, default=30, help="of a table in chains (default 30)")
         cost.add_argument("--partition-values", type=_positive, default=1, help="how many a batch has (default 1)")
         cost.add_argument("--put-price", type=float, default=PUT_PRICE, help="dollars for a million puts to S3")

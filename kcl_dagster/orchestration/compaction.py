@@ -2,7 +2,16 @@
 
 from typing import Any, Final
 
-from dagster import Config, JobDefinition, OpExecutionContext, in_process_executor, job, op
+from dagster import (
+    Config,
+    DefaultScheduleStatus,
+    JobDefinition,
+    OpExecutionContext,
+    ScheduleDefinition,
+    in_process_executor,
+    job,
+    op,
+)
 from pydantic import Field
 
 from kcl_dagster.errors import ConfigurationError
@@ -14,6 +23,12 @@ MEBIBYTE: Final = 1024 * 1024
 COMPACTION_TAG: Final = "kcl/compaction"
 """The application. Of two compactions of one, the second ends by itself; with the tag limited to one in
 `dagster.yaml`, it waits."""
+
+COMPACTION_CRON: Final = "17 * * * *"
+"""Every hour, and not when everybody else's schedules tick."""
+
+COMPACTED: Final = frozenset({"parquet", "deltalake"})
+"""Kinds of sinks whose files are ours to merge."""
 
 _WHAT_TO_DO: Final = {
     "iceberg": "files of an Iceberg table are merged by an engine that reads it, such as Spark's "
@@ -31,7 +46,8 @@ class CompactionConfig(Config):
 
 
 def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> JobDefinition:
-    """`<application>_compaction`, which may run beside the workers and needs no Spark. Schedule it as you like.
+    """`<application>_compaction`, which may run beside the workers and needs no Spark. `build_kcl_definitions`
+    makes it, with its schedule, unless it is told not to.
 
     Raises ConfigurationError for a sink whose files are not ours to merge.
 
@@ -39,10 +55,10 @@ def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> Job
         .. code-block:: python
 
             compaction = build_kcl_compaction_job(clicks)
-            hourly = dg.ScheduleDefinition(job=compaction, cron_schedule="17 * * * *")
+            nightly = dg.ScheduleDefinition(job=compaction, cron_schedule="30 2 * * *")
     """
     application, choice = consumer.application, consumer.sink
-    if choice.kind not in ("parquet", "deltalake"):
+    if choice.kind not in COMPACTED:
         raise ConfigurationError(
             f"application {application.name}: {_WHAT_TO_DO.get(choice.kind, 'its sink keeps its files itself')}"
         )
@@ -74,3 +90,14 @@ def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> Job
         merge()
 
     return compaction
+
+
+def build_kcl_compaction_schedule(job: JobDefinition, cron: str) -> ScheduleDefinition:
+    """Runs, in UTC, as soon as the definitions are loaded."""
+    return ScheduleDefinition(
+        job=job,
+        cron_schedule=cron,
+        execution_timezone="UTC",
+        default_status=DefaultScheduleStatus.RUNNING,
+        description="Merges small files.",
+    )

@@ -28,6 +28,7 @@ from kcl_dagster.application import (
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.orchestration import sinks
+from kcl_dagster.orchestration.compaction import COMPACTION_CRON
 from kcl_dagster.orchestration.consumer import Consumer, kcl_consumer
 from kcl_dagster.orchestration.definitions import build_kcl_definitions
 from kcl_dagster.orchestration.docstrings import field_docstrings
@@ -36,7 +37,6 @@ from kcl_dagster.orchestration.scaffolding import KclApplicationScaffolder
 from kcl_dagster.orchestration.sinks import SinkChoice, Transform
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.worker.kclpy import install_stand_in
-from kcl_dagster.worker.table_committer import COMMIT_SECONDS
 
 M = TypeVar("M", bound=Enum)
 
@@ -81,11 +81,12 @@ class SinkModel(Described):
     catalog_name: str = "default"
     """Name of the catalog in pyiceberg's configuration; for iceberg only."""
 
-    commit: sinks.Commit = "leases"
-    """Where it is decided that a batch is stored: `leases` or `chains`."""
+    commit: sinks.Commit = "chains"
+    """Where it is decided that a batch is stored: in `chains` of entries beside the data, or in its `leases`."""
 
-    commit_seconds: float = COMMIT_SECONDS
-    """With `chains`, how long a batch waits for the next commit of the table at most; for delta and iceberg."""
+    commit_seconds: float | None = None
+    """With `chains`, how long a batch waits for the next commit of the table at most; for delta and iceberg. Left
+    out: 30 s, or as follows from `visible_within`."""
 
     evolve: Evolve = "refuse"
     """With `chains`, what becomes of columns that the table does not have: `refuse`, `add` or `ignore`; for delta
@@ -159,8 +160,9 @@ class ConnectionModel(Described):
 class BatchModel(Described):
     """What a batch is made of. It is closed by the first of its three limits that is reached."""
 
-    max_seconds: float = _BATCH.max_seconds
-    """Time for reading. Fewer, larger batches cost less and make larger files."""
+    max_seconds: float | None = None
+    """Time for reading. Fewer, larger batches cost less and make larger files. Left out: 5 s, or as follows from
+    `visible_within`."""
 
     max_records: int = _BATCH.max_records
     """Of all shards of the worker together."""
@@ -358,6 +360,10 @@ class KclApplicationComponent(Component, Described):
     batch: BatchModel = field(default_factory=BatchModel)
     """What a batch is made of."""
 
+    visible_within: float | None = None
+    """Seconds after its arrival within which readers are to see a record. How long a batch is read follows from it,
+    and how often a table is committed to; `batch.max_seconds` and `sink.commit_seconds` win where given."""
+
     failure: FailureModel = field(default_factory=FailureModel)
     """What to do with records that your code cannot process; left out, their shard stops."""
 
@@ -369,6 +375,9 @@ class KclApplicationComponent(Component, Described):
 
     prune_after_days: int | None = None
     """Delete finished worker runs that are that old, every night; left out, none."""
+
+    compaction: str | None = COMPACTION_CRON
+    """When small files are merged, as a cron expression (UTC); null: never. Not for Iceberg tables."""
 
     catch_up: str | None = None
     """Read the stream at the times of this cron expression (UTC), such as `0 * * * *`, instead of always."""
@@ -405,8 +414,9 @@ class KclApplicationComponent(Component, Described):
             lag_target=self.lag_target,
             freshness=None if self.freshness_minutes is None else timedelta(minutes=self.freshness_minutes),
             start=StartAt(position=_member(Position, "start", self.start, ("TRIM_HORIZON", "LATEST"))),
+            visible_within=self.visible_within,
             batch=BatchSettings(
-                **asdict(self.batch),
+                **{name: value for name, value in asdict(self.batch).items() if value is not None},
                 retrieval=_member(Retrieval, "retrieval", self.retrieval),
                 failure=self.failure.policy(),
             ),
@@ -426,6 +436,7 @@ class KclApplicationComponent(Component, Described):
             "streams": streams,
             "exports": self.exports,
             "prune_after_days": self.prune_after_days,
+            "compaction": self.compaction,
             "catch_up": self.catch_up,
         }
         if self.connection is None:

@@ -26,6 +26,7 @@ from kcl_dagster.application import (
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.stored import rules_of
 from kcl_dagster.orchestration.code_version import code_version
+from kcl_dagster.orchestration.pace import paced
 from kcl_dagster.orchestration.sinks import SinkChoice, Transform, processors
 from kcl_dagster.orchestration.time_windows import DEFAULT_PARTITIONS, PartitionWindows, refuse
 
@@ -185,6 +186,7 @@ def kcl_consumer(
     fleet: FleetSettings | None = None,
     timings: Timings | None = None,
     batch: BatchSettings | None = None,
+    visible_within: float | None = None,
     policy: PolicySettings | None = None,
     tables: TableSettings | None = None,
     telemetry: TelemetrySettings | None = None,
@@ -215,6 +217,10 @@ def kcl_consumer(
         fleet: How many workers there may be, and for how long each lives.
         timings: How often, and how long until.
         batch: How records are read, and what happens to those that cannot be processed.
+        visible_within: Seconds after its arrival within which readers are to see a record, while workers keep up.
+            How long a batch is read follows from it, and how often a table is committed to; `batch.max_seconds` and
+            `commit_seconds` of the sink win where you give them. Longer is cheaper, and makes larger files. Left
+            out: as soon as a batch of 5 s is stored, and in a table half a minute later.
         policy: Which worker gets which lease.
         tables: Names and options of the DynamoDB tables.
         description: Of the records asset; the function's docstring by default.
@@ -239,7 +245,7 @@ def kcl_consumer(
             still are stored, counted as late, and materialize their partition again.
         arrow: The function takes a `pyarrow.Table` of records and returns one, or anything with the Arrow C
             interface. It runs in the executors, with some of the records of a batch at a time, and takes the
-            records alone. Goes with `kcl.parquet(..., commit="chains")`.
+            records alone. Goes with `kcl.parquet`.
 
     The function's first parameter gets the records. Others are as in Dagster's assets: `context` is the run's
     `OpExecutionContext`, and any other without a default is the resource of that name.
@@ -295,11 +301,15 @@ def kcl_consumer(
         if arrow:
             _refuse_arrow(whole.name, transform, sink)
         _refuse_windows(whole.name, sink, event_time, allowed_lateness)
+        chosen = sink if sink is not None else processors(transform, processes)
+        described, stored = whole, chosen
+        if visible_within is not None:
+            described, stored = paced(whole, chosen, visible_within)
         windows = DEFAULT_PARTITIONS if partitions is None else refuse(partitions, whole.name)
         made = Consumer(
-            application=whole,
+            application=described,
             transform=transform,
-            sink=sink if sink is not None else processors(transform, processes),
+            sink=stored,
             name=name or transform.__name__,
             key_prefix=(key_prefix,) if isinstance(key_prefix, str) else tuple(key_prefix),
             description=description or inspect.getdoc(transform),
@@ -341,8 +351,7 @@ def _refuse_arrow(application: str, transform: Callable[..., Any], sink: SinkCho
     if not sink.takes_arrow:
         raise ConfigurationError(
             f"application {application}: arrow=True needs a sink whose files the executors stage, and {sink.kind} "
-            f'at {sink.place} is none: use kcl.parquet(path, commit="chains"), or leave arrow out and take a '
-            "DataFrame"
+            f"at {sink.place} is none: use kcl.parquet(path), or leave arrow out and take a DataFrame"
         )
     wanted = ", ".join(_parameters(transform))
     if wanted:

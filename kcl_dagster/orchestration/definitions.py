@@ -11,6 +11,12 @@ from kcl_dagster.folder import misspelt
 from kcl_dagster.orchestration.assets import build_kcl_asset_specs
 from kcl_dagster.orchestration.catch_up import build_kcl_catch_up_job, build_kcl_catch_up_schedule
 from kcl_dagster.orchestration.check_definitions import build_kcl_checks
+from kcl_dagster.orchestration.compaction import (
+    COMPACTED,
+    COMPACTION_CRON,
+    build_kcl_compaction_job,
+    build_kcl_compaction_schedule,
+)
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor
 from kcl_dagster.orchestration.letters import build_kcl_dead_letter_job
@@ -32,6 +38,7 @@ def build_kcl_definitions(
     streams: bool = True,
     exports: str | None = None,
     prune_after_days: int | None = None,
+    compaction: str | None = COMPACTION_CRON,
     catch_up: str | None = None,
 ) -> Definitions:
     """The leader sensor, worker job, assets, checks and operations of each consumer.
@@ -49,6 +56,8 @@ def build_kcl_definitions(
             no other. Left out, a folder in the storage of the Dagster instance, on the machine of the run.
         prune_after_days: Delete finished worker runs, with their events, when they are that old, every night.
             Left out, nothing is ever deleted.
+        compaction: When the small files of Parquet folders and Delta tables are merged, as a cron expression (UTC);
+            None: never. Files of an Iceberg table are merged by an engine that reads it.
         catch_up: Read the streams at the times of this cron expression (UTC), such as `0 * * * *`, instead of
             always: a schedule launches the job `<application>_catch_up`, and the leader sensor, which launches
             workers, is stopped until you start it.
@@ -86,6 +95,10 @@ def build_kcl_definitions(
         for c in consumers
     }
     schedules = [build_kcl_prune_schedule(c, pruning, days) for c, days, pruning in prunings]
+    compacted = [c for c in consumers if compaction is not None and c.sink.kind in COMPACTED]
+    compactions = [build_kcl_compaction_job(c, kcl_key=kcl_key) for c in compacted]
+    if compaction is not None:
+        schedules += [build_kcl_compaction_schedule(job, compaction) for job in compactions]
     if catch_up is not None:
         schedules += [
             build_kcl_catch_up_schedule(c, job=bounded[c.application.name], cron=catch_up) for c in consumers
@@ -113,7 +126,14 @@ def build_kcl_definitions(
             *(build_records_asset(consumer, translator, **keys) for consumer in consumers),
         ],
         asset_checks=[build_kcl_checks(c, translator, kcl_key=kcl_key) for c in consumers],
-        jobs=[*jobs.values(), *bounded.values(), *(pruning for _, _, pruning in prunings), *operations, *letters],
+        jobs=[
+            *jobs.values(),
+            *bounded.values(),
+            *(pruning for _, _, pruning in prunings),
+            *compactions,
+            *operations,
+            *letters,
+        ],
         schedules=schedules,
         sensors=list(sensors.values()),
         resources=given,

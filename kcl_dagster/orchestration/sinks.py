@@ -23,8 +23,8 @@ _TABLES = frozenset({"parquet", "deltalake", "iceberg"})
 
 Transform = Callable[..., Any]
 """From the records of a batch, a Spark DataFrame, to what the sink stores. May ask for Dagster's context and for
-resources, see `kcl_consumer`. Runs once per batch, in the driver. It must be a pure function of its argument,
-because a batch that failed is transformed again. With `commit="chains"` it may be any function.
+resources, see `kcl_consumer`. Runs once per batch, in the driver. It may be any function: a batch is stored as a
+whole or not at all. With `commit="leases"` it must be deterministic, because the same batch may come a second time.
 """
 
 Connection = Mapping[str, str]
@@ -37,8 +37,8 @@ OpenStagingSink = Callable[[Transform, Connection], StagingSink[Any]]
 OpenStore = Callable[[Connection], "Store"]
 """Opens a store of files, given the S3 connection."""
 
-Commit = Literal["leases", "chains"]
-"""Where it is decided that a batch is stored: in its leases, or in a chain of entries beside the data."""
+Commit = Literal["chains", "leases"]
+"""Where it is decided that a batch is stored: in a chain of entries beside the data, or in its leases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,12 @@ class SinkChoice:
     open_chains: "OpenStore | None" = field(default=None, repr=False, compare=False)
     """Opens the store of the chains, where `open_staging` is set."""
 
+    commit_seconds: float | None = None
+    """Of a table that gets one commit for many batches: between two of them."""
+
+    with_commit_seconds: "Callable[[float], SinkChoice] | None" = field(default=None, repr=False, compare=False)
+    """Gives the same sink with another time between commits. None where the user chose one, or there is none."""
+
     takes_arrow: bool = False
     """Whether what `open_staging` makes runs functions of Arrow tables."""
 
@@ -99,7 +105,7 @@ def place_of(sink: SinkChoice) -> dict[str, str]:
     return {URI: sink.place if is_remote else Path(sink.place).absolute().as_uri()}
 
 
-def parquet(path: str, *, partition_by: Sequence[str] = (), commit: Commit = "leases") -> SinkChoice:
+def parquet(path: str, *, partition_by: Sequence[str] = (), commit: Commit = "chains") -> SinkChoice:
     """Parquet files below a directory or an `s3://` prefix, each record in exactly one of them.
 
     Args:
@@ -107,10 +113,10 @@ def parquet(path: str, *, partition_by: Sequence[str] = (), commit: Commit = "le
             each names its files after itself.
         partition_by: Columns of the output that become folders, such as `kind=buy/`; or the month, day or hour of
             one, in UTC: `day(arrival_timestamp)` gives `arrival_timestamp_day=2026-01-31/`.
-        commit: Where it is decided that a batch is stored. `leases`: in its leases; a file for each shard, and the
-            function must be deterministic. `chains`: in a chain of entries below the path; files for the batch as a
-            whole, and the function may be any, such as one that uses `rand()` or aggregates the batch. Needs a
-            store that knows conditional puts, or a file system with hard links.
+        commit: Where it is decided that a batch is stored. `chains`: in a chain of entries below the path; files
+            for the batch as a whole, and the function may be any, such as one that uses `rand()` or aggregates the
+            batch. Needs a store that knows conditional puts, or a file system with hard links. `leases`, the former
+            way: in its leases; a file for each shard, and the function must be deterministic.
 
     Example:
         .. code-block:: python
@@ -148,8 +154,8 @@ def delta(
     *,
     partition_by: Sequence[str] = (),
     storage_options: Mapping[str, str] | None = None,
-    commit: Commit = "leases",
-    commit_seconds: float = COMMIT_SECONDS,
+    commit: Commit = "chains",
+    commit_seconds: float | None = None,
     evolve: Evolve = "refuse",
 ) -> SinkChoice:
     """A Delta table, each record once. Needs the `delta` extra.
@@ -160,12 +166,13 @@ def delta(
             hour of one, in UTC, such as `day(arrival_timestamp)`, which the sink adds as a column.
         storage_options: delta-rs' own; left out, the connection of the `KclResource`. A value may be a
             `dagster.EnvVar`, which the worker resolves. Secrets must be: a literal raises ConfigurationError.
-        commit: Where it is decided that a batch is stored. `leases`: in its leases; a commit of the table for each
-            batch of each worker, and the function must be deterministic. `chains`: in a chain of entries below the
-            path; one commit for all workers every `commit_seconds`, and the function may be any. Needs a store that
-            knows conditional puts, or a file system with hard links.
+        commit: Where it is decided that a batch is stored. `chains`: in a chain of entries below the path; one
+            commit for all workers every `commit_seconds`, and the function may be any. Needs a store that knows
+            conditional puts, or a file system with hard links. `leases`, the former way: in its leases; a commit
+            of the table for each batch of each worker, and the function must be deterministic.
         commit_seconds: With `chains`, how long a batch waits for the next commit of the table at most, while all
-            goes well. Readers and compactions pay for each commit.
+            goes well; 30 s, or as follows from the consumer's `visible_within`. Readers and compactions pay for
+            each commit.
         evolve: With `chains`, what becomes of columns that the table does not have. `refuse`: the shard stops
             until you have changed the table or the function. `add`: the table gets them before the batch is stored,
             and they allow nulls. `ignore`: they are not stored. A type that the table's column cannot hold is
@@ -183,6 +190,17 @@ def delta(
         "leave it out and delta-rs takes it from the environment or the role of the machine",
     )
     _refuse_commit(commit, "kcl.delta", commit_seconds, evolve)
+    between_commits = COMMIT_SECONDS if commit_seconds is None else commit_seconds
+
+    def again(seconds: float) -> SinkChoice:
+        return delta(
+            path,
+            partition_by=partition_by,
+            storage_options=storage_options,
+            commit=commit,
+            commit_seconds=seconds,
+            evolve=evolve,
+        )
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
         from kcl_dagster.spark.sinks.delta import DeltaSink
@@ -206,17 +224,20 @@ def delta(
             partition_by=partition_by,
             s3=S3Options(**s3),
             storage_options=choice.delta_options(),
-            commit_seconds=commit_seconds,
+            commit_seconds=between_commits,
             evolve=evolve,
         )
 
+    is_chained = commit == "chains"
     choice = SinkChoice(
         "deltalake",
         path,
         open_sink,
         storage_options=storage_options,
-        open_staging=open_staging if commit == "chains" else None,
-        open_chains=_store_at(path) if commit == "chains" else None,
+        open_staging=open_staging if is_chained else None,
+        open_chains=_store_at(path) if is_chained else None,
+        commit_seconds=between_commits if is_chained else None,
+        with_commit_seconds=again if is_chained and commit_seconds is None else None,
     )
     return choice
 
@@ -227,8 +248,8 @@ def iceberg(
     *,
     catalog_name: str = "default",
     partition_by: Sequence[str] = (),
-    commit: Commit = "leases",
-    commit_seconds: float = COMMIT_SECONDS,
+    commit: Commit = "chains",
+    commit_seconds: float | None = None,
     evolve: Evolve = "refuse",
     chains_path: str | None = None,
 ) -> SinkChoice:
@@ -244,12 +265,13 @@ def iceberg(
         partition_by: What the table is partitioned by, when it is made: columns of the output, or Iceberg's own
             transforms of them, such as `day(arrival_timestamp)`, `bucket(16, user)` or `truncate(4, page)`. A table
             that exists is written to by its own partition spec.
-        commit: Where it is decided that a batch is stored. `leases`: in its leases; a commit of the table for each
-            batch of each worker, and the function must be deterministic. `chains`: in a chain of entries below the
-            location of the table; one commit for all workers every `commit_seconds`, and the function may be any.
-            Needs a store that knows conditional puts, or a file system with hard links.
+        commit: Where it is decided that a batch is stored. `chains`: in a chain of entries below the location of
+            the table; one commit for all workers every `commit_seconds`, and the function may be any. Needs a store
+            that knows conditional puts, or a file system with hard links. `leases`, the former way: in its leases;
+            a commit of the table for each batch of each worker, and the function must be deterministic.
         commit_seconds: With `chains`, how long a batch waits for the next commit of the table at most, while all
-            goes well. Each commit is a snapshot, for which readers and maintenance pay.
+            goes well; 30 s, or as follows from the consumer's `visible_within`. Each commit is a snapshot, for
+            which readers and maintenance pay.
         evolve: With `chains`, what becomes of columns that the table does not have. `refuse`: the shard stops
             until you have changed the table or the function. `add`: the table gets them before the batch is stored,
             and they allow nulls; a column is widened (int to long, float to double, decimals) if the output needs
@@ -271,8 +293,21 @@ def iceberg(
 
     refuse_literals(catalog or {}, _ICEBERG, configured, prefix=identifier)
     _refuse_commit(commit, "kcl.iceberg", commit_seconds, evolve)
+    between_commits = COMMIT_SECONDS if commit_seconds is None else commit_seconds
     if chains_path is not None:
         _refuse_path(chains_path, "kcl.iceberg(chains_path=...)")
+
+    def again(seconds: float) -> SinkChoice:
+        return iceberg(
+            identifier,
+            catalog,
+            catalog_name=catalog_name,
+            partition_by=partition_by,
+            commit=commit,
+            commit_seconds=seconds,
+            evolve=evolve,
+            chains_path=chains_path,
+        )
 
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
         from kcl_dagster.spark.sinks.iceberg import IcebergSink
@@ -300,7 +335,7 @@ def iceberg(
             partition_by=partition_by,
             s3=S3Options(**s3),
             chains_path=chains_path,
-            commit_seconds=commit_seconds,
+            commit_seconds=between_commits,
             evolve=evolve,
         )
 
@@ -321,6 +356,8 @@ def iceberg(
         open_sink,
         open_staging=open_staging if is_chained else None,
         open_chains=open_chains if is_chained else None,
+        commit_seconds=between_commits if is_chained else None,
+        with_commit_seconds=again if is_chained and commit_seconds is None else None,
     )
 
 
@@ -333,10 +370,10 @@ def _store_at(path: str) -> "OpenStore":
     return open_it
 
 
-def _refuse_commit(commit: str, what: str, seconds: float = COMMIT_SECONDS, evolve: Evolve = "refuse") -> None:
+def _refuse_commit(commit: str, what: str, seconds: float | None = None, evolve: Evolve = "refuse") -> None:
     if commit not in get_args(Commit):
         raise ConfigurationError(f"commit of {what}: {commit!r} is none of {', '.join(get_args(Commit))}")
-    if not seconds > 0:
+    if seconds is not None and not seconds > 0:
         raise ConfigurationError(f"commit_seconds of {what} must be more than 0, is {seconds}")
     if evolve not in get_args(Evolve):
         raise ConfigurationError(f"evolve of {what}: {evolve!r} is none of {', '.join(get_args(Evolve))}")

@@ -214,8 +214,8 @@ class LocalStore:
             if error.errno not in _NO_LINKS:
                 raise
             raise ConfigurationError(
-                f"{self.root} is on a file system without hard links ({error.strerror}): chains of entries need "
-                "them, or S3"
+                f"{self.root} is on a file system without hard links ({error.strerror}), with which batches are "
+                'decided: use one that has them, S3, or commit="leases"'
             ) from error
         finally:
             draft.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """The operations that change nothing: from a form to an answer."""
 
 import os
+from dataclasses import replace
 from typing import Any, Final
 
 from dagster import MetadataValue
@@ -207,7 +208,8 @@ def storing_of(sink: SinkChoice) -> Storing:
     target: StoredIn = "table" if sink.kind == "iceberg" else "other"
     if sink.place.startswith(("s3://", "s3a://")):
         target = "folder" if sink.kind == "parquet" else "table"
-    return Storing(target, chained=sink.open_staging is not None)
+    storing = Storing(target, chained=sink.open_staging is not None)
+    return storing if sink.commit_seconds is None else replace(storing, commit_seconds=sink.commit_seconds)
 
 
 def _measured(top: Worktop, form: forms.Cost, prices: Prices) -> Consumption | str:

@@ -87,3 +87,15 @@ def test_a_table_that_is_not_there_yet_is_fine(tmp_path: Path) -> None:
 def test_only_files_of_ours_are_merged() -> None:
     with pytest.raises(ConfigurationError, match="rewrite_data_files or Athena's OPTIMIZE"):
         build_kcl_compaction_job(consumer(kcl.iceberg("lake.clicks", {"type": "glue"})))
+
+
+def test_definitions_merge_small_files_every_hour_unless_they_are_told_not_to() -> None:
+    resources = {"kcl": EmulatorResource()}
+    made = kcl.build_kcl_definitions(consumer(kcl.parquet("/lake/clicks")), resources=resources)
+    schedule = made.resolve_schedule_def("clicks_compaction_schedule")
+    assert (schedule.job_name, schedule.cron_schedule) == ("clicks_compaction", "17 * * * *")
+    assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
+    never = kcl.build_kcl_definitions(consumer(kcl.parquet("/lake/clicks")), resources=resources, compaction=None)
+    assert not never.schedules
+    table = consumer(kcl.iceberg("lake.clicks", {"type": "glue"}))
+    assert not kcl.build_kcl_definitions(table, resources=resources).schedules, "its files are an engine's to merge"

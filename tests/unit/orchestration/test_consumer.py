@@ -255,11 +255,11 @@ def test_partitions_in_yaml_that_do_not_exist_are_refused(text: str, says: str) 
         component(text)
 
 
-IN_CHAINS = kcl.parquet("/lake/clicks", commit="chains")
+PARQUET = kcl.parquet("/lake/clicks")
 
 
 def test_a_function_of_tables_is_marked_for_sinks() -> None:
-    made = kcl.kcl_consumer(application="clicks", stream="clicks", sink=IN_CHAINS, arrow=True)(
+    made = kcl.kcl_consumer(application="clicks", stream="clicks", sink=PARQUET, arrow=True)(
         lambda records: records
     )
     assert type(made.stored_transform).__name__ == "ArrowTransform"
@@ -270,10 +270,10 @@ def test_a_function_of_tables_is_marked_for_sinks() -> None:
 @pytest.mark.parametrize(
     ("sink", "function", "message"),
     [
-        (kcl.parquet("/lake/clicks"), lambda records: records, r'use kcl.parquet\(path, commit="chains"\)'),
+        (kcl.parquet("/lake/clicks", commit="leases"), lambda records: records, r"use kcl.parquet\(path\)"),
         (kcl.delta("/lake/clicks"), lambda records: records, "deltalake at /lake/clicks is none"),
         (kcl.foreach_batch(print), lambda records: records, "leave arrow out"),
-        (IN_CHAINS, asking, "asking asks for context, shops"),
+        (PARQUET, asking, "asking asks for context, shops"),
         (None, type("Reader", (), {"process_records": print}), "not for record processors"),
     ],
 )
@@ -286,7 +286,7 @@ def test_functions_of_tables_that_could_not_run_are_refused(sink: Any, function:
     ("settings", "said"),
     [
         ({"evolve": "drop", "commit": "chains"}, "evolve of kcl.delta: 'drop' is none of refuse, add, ignore"),
-        ({"evolve": "add"}, "evolve='add' of kcl.delta needs commit='chains'"),
+        ({"evolve": "add", "commit": "leases"}, "evolve='add' of kcl.delta needs commit='chains'"),
         ({"commit": "chains", "commit_seconds": 0}, "commit_seconds of kcl.delta must be more than 0, is 0"),
     ],
 )

@@ -19,7 +19,7 @@ from kcl_dagster.orchestration.stores import written_stores
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"commit": "chain"}, "'chain' is none of leases, chains"),
+        ({"commit": "chain"}, "'chain' is none of chains, leases"),
         ({"commit": "chains", "commit_seconds": 0}, "commit_seconds .* must be more than 0, is 0"),
     ],
 )
@@ -44,12 +44,12 @@ def stores(sink: kcl.SinkChoice) -> dict[str, str]:
 def test_the_doctor_looks_where_the_chains_of_each_sink_are(tmp_path: Path) -> None:
     lake = str(tmp_path)
     catalog = {"type": "sql", "uri": f"sqlite:///{lake}/catalog.db", "warehouse": lake}
-    assert stores(kcl.parquet(lake, commit="chains")) == {"sink": lake, CHAINS: lake}
-    assert stores(kcl.delta(lake, commit="chains")) == {"sink": lake, CHAINS: lake}
-    assert stores(kcl.iceberg("lake.clicks", catalog, commit="chains")) == {CHAINS: f"{lake}/lake/clicks"}
-    apart = kcl.iceberg("lake.clicks", catalog, commit="chains", chains_path=f"{lake}/apart")
+    assert stores(kcl.parquet(lake)) == {"sink": lake, CHAINS: lake}
+    assert stores(kcl.delta(lake)) == {"sink": lake, CHAINS: lake}
+    assert stores(kcl.iceberg("lake.clicks", catalog)) == {CHAINS: f"{lake}/lake/clicks"}
+    apart = kcl.iceberg("lake.clicks", catalog, chains_path=f"{lake}/apart")
     assert stores(apart) == {CHAINS: f"{lake}/apart"}
-    assert stores(kcl.iceberg("lake.clicks", catalog)) == {}
+    assert stores(kcl.iceberg("lake.clicks", catalog, commit="leases")) == {}
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])

@@ -1,0 +1,55 @@
+"""How long batches and commits may take, so that records are visible in time."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kcl_dagster.application import Application
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration.sinks import SinkChoice
+
+SHORTEST_SECONDS: Final = 1.0
+LONGEST_BATCH_SECONDS: Final = (
+    60.0  # of a table: its files are merged by commits and compactions, not by long reads
+)
+
+# Parts of the time until a record is visible. What is left over is for the transform and for storing.
+BATCH_OF_FOLDER: Final = 4 / 5
+BATCH_OF_TABLE: Final = 1 / 6
+COMMIT_OF_TABLE: Final = 2 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Of the workers of an application."""
+
+    batch_seconds: float
+    commit_seconds: float | None = None
+    """None where each batch becomes visible by itself."""
+
+    @classmethod
+    def of(cls, visible_within: float, *, commits: bool) -> "Pace":
+        """`commits`: whether a table gets one commit for many batches."""
+        if not commits:
+            return cls(visible_within * BATCH_OF_FOLDER)
+        batch = min(visible_within * BATCH_OF_TABLE, LONGEST_BATCH_SECONDS)
+        return cls(batch, visible_within * COMMIT_OF_TABLE)
+
+
+def paced(application: Application, sink: SinkChoice, visible_within: float) -> tuple[Application, SinkChoice]:
+    """Both, with what follows from `visible_within`. What they say themselves stays as it is."""
+    if not visible_within >= SHORTEST_SECONDS:
+        raise ConfigurationError(
+            f"application {application.name}: visible_within={visible_within} must be at least "
+            f"{SHORTEST_SECONDS:.0f} second"
+        )
+    if sink.processors is not None:
+        raise ConfigurationError(
+            f"application {application.name}: visible_within goes with a sink, and record processors have none"
+        )
+    pace = Pace.of(visible_within, commits=sink.commit_seconds is not None)
+    batch = application.batch
+    if "max_seconds" not in batch.model_fields_set:
+        batch = batch.model_copy(update={"max_seconds": pace.batch_seconds})
+    if sink.with_commit_seconds is not None and pace.commit_seconds is not None:
+        sink = sink.with_commit_seconds(pace.commit_seconds)
+    return application.model_copy(update={"batch": batch}), replace(sink, with_commit_seconds=None)
