@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kcl_dagster.orchestration.consumer import kcl_consumer as kcl_consumer
     from kcl_dagster.orchestration.definitions import build_kcl_definitions as build_kcl_definitions
     from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor as build_kcl_leader_sensor
-    from kcl_dagster.orchestration.replay import build_kcl_replay_asset as build_kcl_replay_asset
+    from kcl_dagster.orchestration.replay_asset import build_kcl_replay_asset as build_kcl_replay_asset
     from kcl_dagster.orchestration.resources import KclResource as KclResource
     from kcl_dagster.orchestration.sinks import SinkChoice as SinkChoice
     from kcl_dagster.orchestration.sinks import delta as delta
@@ -72,7 +72,7 @@ _HOMES = {
     "kcl_dagster.orchestration.consumer": ("Consumer", "kcl_consumer"),
     "kcl_dagster.orchestration.definitions": ("build_kcl_definitions",),
     "kcl_dagster.orchestration.leader_sensor": ("build_kcl_leader_sensor",),
-    "kcl_dagster.orchestration.replay": ("build_kcl_replay_asset",),
+    "kcl_dagster.orchestration.replay_asset": ("build_kcl_replay_asset",),
     "kcl_dagster.orchestration.resources": ("KclResource",),
     "kcl_dagster.orchestration.sinks": ("SinkChoice", "delta", "foreach_batch", "iceberg", "parquet"),
     "kcl_dagster.orchestration.spark_resource": ("KclSparkResource",),

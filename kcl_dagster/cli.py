@@ -36,7 +36,7 @@ from kcl_dagster.operations.project.constraints import installed
 from kcl_dagster.operations.project.skeleton import PYTHONS, Project, render, write
 from kcl_dagster.operations.status import Status, known_streams, read_status, refuse_other_streams
 from kcl_dagster.operations.terminal import Verbs, refuse_missing_home
-from kcl_dagster.operations.unread import Unread
+from kcl_dagster.operations.unread_lag import Unread
 from kcl_dagster.operations.watching import LOOK_SECONDS, view, watch, watch_json
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.lock import STANDBY
@@ -535,7 +535,7 @@ def _runs(application: Application) -> RunView:
     refuse_missing_home(home)
     from dagster import DagsterInstance
 
-    from kcl_dagster.orchestration.runs import run_view
+    from kcl_dagster.orchestration.run_storage import run_view
 
     return run_view(DagsterInstance.get(), application)
 

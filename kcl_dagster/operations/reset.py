@@ -23,7 +23,7 @@ from kcl_dagster.model.stored import nothing_since
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.operations.desk import Desk
-from kcl_dagster.operations.target import Target
+from kcl_dagster.operations.reset_target import Target
 from kcl_dagster.streams.arrivals import Arrivals, Span
 from kcl_dagster.streams.listing import StreamDescription, list_shards, retentions
 from kcl_dagster.tables.completeness_row import first_after

@@ -18,7 +18,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.superseded import former_streams
 from kcl_dagster.model.worker import BOUNDED_SLOT, WorkerRow
 from kcl_dagster.operations.no_table import no_table
-from kcl_dagster.operations.unread import Unread
+from kcl_dagster.operations.unread_lag import Unread
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
 from kcl_dagster.tables.completeness_row import CompletenessRow, SetBack, WrittenThrough

@@ -51,10 +51,10 @@ from kcl_dagster.operations.pausing import PauseReport, drain, pause, resume
 from kcl_dagster.operations.peek import peek
 from kcl_dagster.operations.printable import printable
 from kcl_dagster.operations.reset import ResetReport, reset
+from kcl_dagster.operations.reset_target import Target
 from kcl_dagster.operations.rights import Component, Deployment, policy
 from kcl_dagster.operations.status import read_status, refuse_other_streams
 from kcl_dagster.operations.takeover import take_over_2x
-from kcl_dagster.operations.target import Target
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.storage import Store
 

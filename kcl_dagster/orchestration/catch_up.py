@@ -41,7 +41,7 @@ from kcl_dagster.orchestration.declared_windows import declare
 from kcl_dagster.orchestration.diary import diary_of
 from kcl_dagster.orchestration.interrupts import interrupts_ask
 from kcl_dagster.orchestration.run_end import ending
-from kcl_dagster.orchestration.runs import APPLICATION_TAG, run_view
+from kcl_dagster.orchestration.run_storage import APPLICATION_TAG, run_view
 from kcl_dagster.orchestration.translator import KclTranslator, identifier
 from kcl_dagster.worker.stop import StopSignal
 

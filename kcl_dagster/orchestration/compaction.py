@@ -16,7 +16,7 @@ from pydantic import Field
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.runs import APPLICATION_TAG
+from kcl_dagster.orchestration.run_storage import APPLICATION_TAG
 from kcl_dagster.orchestration.translator import identifier
 
 MEBIBYTE: Final = 1024 * 1024

@@ -18,9 +18,9 @@ from kcl_dagster.orchestration.compaction import (
     build_kcl_compaction_schedule,
 )
 from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.dead_letter_job import build_kcl_dead_letter_job
 from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor
-from kcl_dagster.orchestration.letters import build_kcl_dead_letter_job
-from kcl_dagster.orchestration.operations import build_kcl_operation_jobs
+from kcl_dagster.orchestration.operation_jobs import build_kcl_operation_jobs
 from kcl_dagster.orchestration.pruning import build_kcl_prune_job, build_kcl_prune_schedule
 from kcl_dagster.orchestration.records_asset import build_records_asset
 from kcl_dagster.orchestration.resources import KclResource

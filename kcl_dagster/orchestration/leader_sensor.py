@@ -38,7 +38,7 @@ from kcl_dagster.orchestration.lock_process import lock_process
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
 from kcl_dagster.orchestration.reporting import SHARDS_TAG, Reporter, shards_of
 from kcl_dagster.orchestration.resources import KclResource
-from kcl_dagster.orchestration.runs import (
+from kcl_dagster.orchestration.run_storage import (
     APPLICATION_TAG,
     CODE_TAG,
     WORKER_TAG,
@@ -51,7 +51,7 @@ from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, 
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.listing import created_within_retention, retentions
 from kcl_dagster.tables.lock import DEPLOYMENT
-from kcl_dagster.telemetry.leader import LeaderTelemetry, open_leader_telemetry
+from kcl_dagster.telemetry.leader_metrics import LeaderTelemetry, open_leader_telemetry
 
 RETENTION_ASKED_SECONDS = 600.0  # it changes once in a stream's life
 UNKNOWN_RETENTION_ASKED_SECONDS = 30.0  # until it is known, a check warns

@@ -17,7 +17,7 @@ from typing import Final
 from dagster import DagsterInstance, DagsterRunStatus
 
 from kcl_dagster.orchestration.processes import DEV_COMMANDS
-from kcl_dagster.orchestration.runs import OVER
+from kcl_dagster.orchestration.run_storage import OVER
 from kcl_dagster.worker.surroundings import EndProcess
 
 log = logging.getLogger(__name__)

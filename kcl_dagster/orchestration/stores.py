@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from kcl_dagster.application import Application
-from kcl_dagster.operations.doctor.rights import CHAINS
+from kcl_dagster.operations.doctor.rights_probes import CHAINS
 from kcl_dagster.orchestration.sinks import OpenStore, SinkChoice
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 

@@ -7,7 +7,7 @@ from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import diary_of
 from kcl_dagster.orchestration.interrupts import interrupts_ask
 from kcl_dagster.orchestration.run_end import ending
-from kcl_dagster.orchestration.runs import APPLICATION_TAG, CODE_TAG, WORKER_TAG, rival, worker_tag
+from kcl_dagster.orchestration.run_storage import APPLICATION_TAG, CODE_TAG, WORKER_TAG, rival, worker_tag
 from kcl_dagster.orchestration.translator import KclTranslator, identifier, slots_of
 from kcl_dagster.worker.stop import StopSignal
 

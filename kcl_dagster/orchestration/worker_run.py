@@ -23,7 +23,7 @@ from kcl_dagster.spark.seats.sparkseats import SparkSeats
 from kcl_dagster.spark.sharing import check_sharing
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.telemetry.logs import queued_logs
-from kcl_dagster.telemetry.worker import open_telemetry
+from kcl_dagster.telemetry.worker_metrics import open_telemetry
 from kcl_dagster.worker.batch import Sink
 from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.dead_letter import DeadLetters, FiledDeadLetters

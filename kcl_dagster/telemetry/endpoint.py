@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.telemetry.board import CONTENT_TYPE, Render
+from kcl_dagster.telemetry.openmetrics import CONTENT_TYPE, Render
 
 PATH: Final = "/metrics"
 REQUEST_SECONDS: Final = 5.0  # from the connection to the last byte of the answer

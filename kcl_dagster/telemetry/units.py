@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from kcl_dagster import aws
-from kcl_dagster.telemetry.board import Board, Family
+from kcl_dagster.telemetry.openmetrics import Family, MetricsRegistry
 
 UNITS: Final = Family("kcl_dynamodb_units", "counter", "Units of DynamoDB that were used, by operation.")
 
@@ -15,7 +15,7 @@ _BEFORE, _AFTER = "provide-client-params.dynamodb", "after-call.dynamodb"
 
 
 @contextmanager
-def counted_units(client: aws.Client, board: Board) -> Iterator[None]:
+def counted_units(client: aws.Client, registry: MetricsRegistry) -> Iterator[None]:
     """Count what a boto3 client uses, as long as the block lasts. Other clients are left alone."""
     events = getattr(getattr(client, "meta", None), "events", None)
     if events is None:
@@ -30,7 +30,7 @@ def counted_units(client: aws.Client, board: Board) -> Iterator[None]:
         found = parsed.get("ConsumedCapacity") or ()
         kind = "read" if model.name in _READS else "write"
         for one in [found] if isinstance(found, Mapping) else found:
-            board.add(UNITS, one.get("CapacityUnits", 0.0), operation=model.name, kind=kind)
+            registry.add(UNITS, one.get("CapacityUnits", 0.0), operation=model.name, kind=kind)
 
     events.register(_BEFORE, ask)
     events.register(_AFTER, count)

@@ -18,7 +18,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.telemetry.units import UNITS
-from kcl_dagster.telemetry.worker import open_telemetry
+from kcl_dagster.telemetry.worker_metrics import open_telemetry
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.renewal import RenewalReport
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
@@ -71,8 +71,8 @@ def page() -> Page:
         key = LeaseKey(SHARD)
         telemetry.renewal(RenewalReport(renewed=[key], lost=[key], failed=[key]), 0.1, 1)
         telemetry.complete(WrittenThrough(1))
-        telemetry.board.add(UNITS, 1, operation="UpdateItem", kind="write")
-        return parse(telemetry.board.render())
+        telemetry.registry.add(UNITS, 1, operation="UpdateItem", kind="write")
+        return parse(telemetry.registry.render())
 
 
 @dataclass

@@ -24,7 +24,7 @@ from kcl_dagster.operations.doctor import diagnose
 from kcl_dagster.operations.doctor.diagnosis import Patient
 from kcl_dagster.operations.rights import RIGHTS, Component, Grant
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.operations.worktop import Worktop
+from kcl_dagster.orchestration.operation_jobs.worktop import Worktop
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.drafts import write_drafts
 from kcl_dagster.spark.executors import check_stream
@@ -34,7 +34,7 @@ from kcl_dagster.spark.schema import PROGRESS
 from kcl_dagster.spark.sinks.compaction import compact
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.streams.pacing import ShardLimits
-from kcl_dagster.telemetry.leader import open_leader_telemetry
+from kcl_dagster.telemetry.leader_metrics import open_leader_telemetry
 from kcl_dagster.testing import consume
 from kcl_dagster.worker.batch import Budget, Progress, Range
 from kcl_dagster.worker.opening import open_surroundings

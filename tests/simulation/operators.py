@@ -7,7 +7,7 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.pausing import drain, pause, resume
 from kcl_dagster.operations.reset import reset
-from kcl_dagster.operations.target import Target
+from kcl_dagster.operations.reset_target import Target
 from tests.simulation.kernel import Process
 from tests.simulation.processes import runtime_of
 

@@ -12,9 +12,9 @@ from kcl_dagster.errors import CredentialsRefused, KclError, LayoutRefused, Tabl
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.operations.doctor.finding import Diagnosis, Finding, Verdict, fail, not_looked, ok, warn
-from kcl_dagster.operations.doctor.machine import FindJava, judge_clock, judge_machine
+from kcl_dagster.operations.doctor.machine_checks import FindJava, judge_clock, judge_machine
 from kcl_dagster.operations.doctor.orchestrator import judge_instance
-from kcl_dagster.operations.doctor.rights import (
+from kcl_dagster.operations.doctor.rights_probes import (
     CHAINS,
     chains_right,
     creation_right,
@@ -26,9 +26,9 @@ from kcl_dagster.operations.doctor.rights import (
     table_rights,
     unprobed,
 )
-from kcl_dagster.operations.doctor.streams import judge_consumers, judge_lag, judge_stream
+from kcl_dagster.operations.doctor.stream_checks import judge_consumers, judge_lag, judge_stream
 from kcl_dagster.operations.status import Status, read_status
-from kcl_dagster.operations.unread import Unread
+from kcl_dagster.operations.unread_lag import Unread
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.java import find_java
 from kcl_dagster.spark.storage import Store

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from kcl_dagster.spark.letters import ToSink, replay
+from kcl_dagster.spark.dead_letter_replay import ToSink, replay
 from tests.integration.spark.test_sinks import Place, part, place, write
 from tests.unit.spark.test_letters import APP, Killed, box, letter, names
 

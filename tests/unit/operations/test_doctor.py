@@ -14,8 +14,8 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.operations.doctor import Diagnosis, Verdict, diagnose
 from kcl_dagster.operations.doctor import examine as findings_of
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
-from kcl_dagster.operations.doctor.machine import judge_clock
-from kcl_dagster.operations.doctor.rights import PROBED, probed
+from kcl_dagster.operations.doctor.machine_checks import judge_clock
+from kcl_dagster.operations.doctor.rights_probes import PROBED, probed
 from kcl_dagster.spark.java import Java
 from kcl_dagster.spark.storage import is_hidden, open_store
 from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun

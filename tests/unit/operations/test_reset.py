@@ -16,7 +16,7 @@ from kcl_dagster.model.checkpoint import LATEST, SHARD_END, TRIM_HORIZON, Checkp
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import BatchCounts, StoredRows
 from kcl_dagster.operations.reset import STORED_WITH_THE_DATA, reset
-from kcl_dagster.operations.target import Target
+from kcl_dagster.operations.reset_target import Target
 from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.streams.arrivals import MOST_SECONDS, Span
 from kcl_dagster.streams.listing import list_shards

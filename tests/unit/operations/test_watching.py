@@ -23,9 +23,9 @@ from kcl_dagster.model.worker import BOUNDED_SLOT, WorkerRow, worker_id
 from kcl_dagster.operations.doctor.diagnosis import judge_bounded_run
 from kcl_dagster.operations.pausing import pause
 from kcl_dagster.operations.reset import reset
+from kcl_dagster.operations.reset_target import Target
 from kcl_dagster.operations.status import FOREIGN, REST_SECONDS, Status, read_status
-from kcl_dagster.operations.target import Target
-from kcl_dagster.operations.unread import Unread
+from kcl_dagster.operations.unread_lag import Unread
 from kcl_dagster.operations.watching import view, watch
 from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
 from kcl_dagster.tables.completeness_row import SetBack, WrittenThrough

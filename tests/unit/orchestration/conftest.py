@@ -11,7 +11,7 @@ from dagster import DagsterInstance, DagsterRunStatus, SensorResult, SkipReason,
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.runs import APPLICATION_TAG, SLOT_TAG
+from kcl_dagster.orchestration.run_storage import APPLICATION_TAG, SLOT_TAG
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.testing import EmulatorResource
 

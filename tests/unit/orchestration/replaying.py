@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import kcl_dagster as kcl
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.replay import build_kcl_replay_asset
+from kcl_dagster.orchestration.replay_asset import build_kcl_replay_asset
 from kcl_dagster.spark.session import SparkSettings, start_session
 from kcl_dagster.testing import EmulatorResource
 

@@ -16,7 +16,7 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.orchestration import checks, statement
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
 from kcl_dagster.orchestration.observation import Decision, Observation
-from kcl_dagster.orchestration.operations import build_kcl_operation_jobs
+from kcl_dagster.orchestration.operation_jobs import build_kcl_operation_jobs
 from kcl_dagster.orchestration.reporting import Event, Reporter
 from kcl_dagster.orchestration.translator import KclTranslator, Role
 from tests.unit.orchestration.test_reporting import CALM, lease, things, worker

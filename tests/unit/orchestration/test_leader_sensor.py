@@ -36,7 +36,7 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.orchestration import leader_sensor, reporting
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.runs import CODE_TAG, WORKER_TAG, slot_runs
+from kcl_dagster.orchestration.run_storage import CODE_TAG, WORKER_TAG, slot_runs
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable

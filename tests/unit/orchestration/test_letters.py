@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.letters import build_kcl_dead_letter_job
+from kcl_dagster.orchestration.dead_letter_job import build_kcl_dead_letter_job
 from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from tests.unit.spark.test_letters import box, letter, names

@@ -18,8 +18,8 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.operations.desk import Desk
-from kcl_dagster.orchestration.operations.catalogue import OPERATIONS
-from kcl_dagster.orchestration.runs import APPLICATION_TAG
+from kcl_dagster.orchestration.operation_jobs.catalogue import OPERATIONS
+from kcl_dagster.orchestration.run_storage import APPLICATION_TAG
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.consumers import ensure_consumer

@@ -25,7 +25,7 @@ from kcl_dagster.orchestration import checks, pruning
 from kcl_dagster.orchestration import leader_sensor as sensor
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.pruning import prune
-from kcl_dagster.orchestration.runs import APPLICATION_TAG
+from kcl_dagster.orchestration.run_storage import APPLICATION_TAG
 from kcl_dagster.orchestration.translator import KclTranslator
 from kcl_dagster.worker.events import EventKind
 

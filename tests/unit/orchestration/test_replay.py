@@ -24,7 +24,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.pausing import drain
-from kcl_dagster.orchestration.replay import REPLAY_TAG, build_kcl_replay_asset, older
+from kcl_dagster.orchestration.replay_asset import REPLAY_TAG, build_kcl_replay_asset, older
 from kcl_dagster.runtime import system
 from tests.unit.orchestration.conftest import Bench
 from tests.unit.orchestration.replaying import RANGE_END, RANGE_START, consumer_of, replaying, resource_at

@@ -10,7 +10,7 @@ import pytest
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.operations.doctor.rights import CHAINS
+from kcl_dagster.operations.doctor.rights_probes import CHAINS
 from kcl_dagster.orchestration.component import SINKS, SinkModel
 from kcl_dagster.orchestration.stores import written_stores
 

@@ -24,7 +24,7 @@ from kcl_dagster.errors import (
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.spark.letters import ToProcessors, ToSink, _parts, replay
+from kcl_dagster.spark.dead_letter_replay import ToProcessors, ToSink, _parts, replay
 from kcl_dagster.spark.sinks.writing import file_stem
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.worker.batch import Batch, Part, PoisonRecord

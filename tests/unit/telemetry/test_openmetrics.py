@@ -11,8 +11,8 @@ from urllib.request import urlopen
 import pytest
 
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.telemetry.board import CONTENT_TYPE, Board, Family
 from kcl_dagster.telemetry.endpoint import MOST_CONNECTIONS, MetricsEndpoint
+from kcl_dagster.telemetry.openmetrics import CONTENT_TYPE, Family, MetricsRegistry
 from tests.unit.telemetry.openmetrics import parse
 
 READ = Family("kcl_read", "counter", "Things read.")
@@ -20,16 +20,16 @@ BEHIND = Family("kcl_behind_seconds", "gauge", 'How far "behind"\nit is \\ was.'
 ABOUT = Family("kcl_worker", "info", "Which worker this is.")
 
 
-def board() -> Board:
-    return Board({"application": "orders-app", "worker": 'w"1\\'})
+def registry() -> MetricsRegistry:
+    return MetricsRegistry({"application": "orders-app", "worker": 'w"1\\'})
 
 
 def test_an_empty_board_is_a_valid_page() -> None:
-    assert parse(board().render()).samples == {}
+    assert parse(registry().render()).samples == {}
 
 
 def test_a_page_has_types_units_help_and_escaped_labels() -> None:
-    shown = board()
+    shown = registry()
     shown.declare(READ)
     shown.add(READ, 2, shard="a")
     shown.add(READ, 3, shard="a")
@@ -46,7 +46,7 @@ def test_a_page_has_types_units_help_and_escaped_labels() -> None:
 
 
 def test_a_gauge_whose_subject_is_gone_is_gone() -> None:
-    shown = board()
+    shown = registry()
     shown.set(BEHIND, 1, lease="a")
     shown.forget(BEHIND, lease="a")
     shown.forget(BEHIND, lease="never there")
@@ -54,7 +54,7 @@ def test_a_gauge_whose_subject_is_gone_is_gone() -> None:
 
 
 def test_the_page_is_served_while_the_block_lasts() -> None:
-    shown = board()
+    shown = registry()
     shown.declare(READ)
     with MetricsEndpoint(shown.render, "127.0.0.1", 0) as endpoint:
         with urlopen(endpoint.url, timeout=10) as answer:
@@ -69,7 +69,7 @@ def test_the_page_is_served_while_the_block_lasts() -> None:
 
 
 def test_a_scraper_that_says_nothing_holds_nobody_up() -> None:
-    with MetricsEndpoint(board().render, "127.0.0.1", 0) as endpoint:
+    with MetricsEndpoint(registry().render, "127.0.0.1", 0) as endpoint:
         host, port = endpoint.url.split("/")[2].split(":")
         with socket.create_connection((host, int(port)), timeout=10), urlopen(endpoint.url, timeout=10) as answer:
             assert answer.status == 200
@@ -85,7 +85,7 @@ def dripping(endpoint: MetricsEndpoint) -> socket.socket:
 
 @pytest.mark.audit("D8")
 def test_clients_cannot_take_more_than_a_fixed_number_of_connections_and_no_threads() -> None:
-    with MetricsEndpoint(board().render, "127.0.0.1", 0) as endpoint, ExitStack() as clients:
+    with MetricsEndpoint(registry().render, "127.0.0.1", 0) as endpoint, ExitStack() as clients:
         threads = threading.active_count()
         slow = [clients.enter_context(dripping(endpoint)) for _ in range(MOST_CONNECTIONS * 3)]
         with urlopen(endpoint.url, timeout=10) as answer:
@@ -106,7 +106,7 @@ def ended(client: socket.socket) -> bool:
 @pytest.mark.parametrize("request_text", [b"", b"more\r\nX-Slower: a"])
 def test_a_client_that_sends_slowly_is_cut_off(request_text: bytes) -> None:
     with (
-        MetricsEndpoint(board().render, "127.0.0.1", 0, request_seconds=0.05) as endpoint,
+        MetricsEndpoint(registry().render, "127.0.0.1", 0, request_seconds=0.05) as endpoint,
         dripping(endpoint) as client,
     ):
         with suppress(OSError):  # it may have been cut off already
@@ -122,7 +122,7 @@ def test_a_client_that_sends_slowly_is_cut_off(request_text: bytes) -> None:
 def test_a_client_that_hangs_up_leaves_no_traceback(
     request_text: bytes, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with MetricsEndpoint(board().render, "127.0.0.1", 0) as endpoint:
+    with MetricsEndpoint(registry().render, "127.0.0.1", 0) as endpoint:
         host, port = endpoint.url.split("/")[2].split(":")
         for _ in range(20):
             with socket.create_connection((host, int(port)), timeout=10) as client:
@@ -137,7 +137,7 @@ def test_a_client_that_hangs_up_leaves_no_traceback(
 @pytest.mark.audit("D8")
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("POST", 405)])
 def test_other_methods(method: str, status: int) -> None:
-    shown = board()
+    shown = registry()
     shown.declare(READ)
     with (
         MetricsEndpoint(shown.render, "127.0.0.1", 0) as endpoint,
@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"metrics cannot be served at 127.0.0.1:{port}"):
-            MetricsEndpoint(board().render, "127.0.0.1", port)
+            MetricsEndpoint(registry().render, "127.0.0.1", port)
 
 
 BROKEN = {

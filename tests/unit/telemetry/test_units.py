@@ -11,7 +11,7 @@ from kcl_dagster.emulator import Emulator
 from kcl_dagster.leader.opening import open_leader
 from kcl_dagster.leader.runs import RunView
 from kcl_dagster.runtime import system
-from kcl_dagster.telemetry.board import Board
+from kcl_dagster.telemetry.openmetrics import MetricsRegistry
 from kcl_dagster.telemetry.units import counted_units
 from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.telemetry.openmetrics import parse
@@ -32,22 +32,22 @@ def dynamodb(mocked_aws: None) -> Any:
 
 
 def test_reads_and_writes_are_counted_while_the_block_lasts(dynamodb: Any) -> None:
-    board = Board({})
+    registry = MetricsRegistry({})
     key = {"leaseKey": {"S": "shard"}}
-    with counted_units(dynamodb, board):
+    with counted_units(dynamodb, registry):
         dynamodb.put_item(TableName=TABLE, Item=key)
         dynamodb.put_item(TableName=TABLE, Item=key)
         assert "ConsumedCapacity" in dynamodb.get_item(TableName=TABLE, Key=key, ConsistentRead=True)
         dynamodb.describe_table(TableName=TABLE)  # costs nothing, and cannot be asked
     assert "ConsumedCapacity" not in dynamodb.get_item(TableName=TABLE, Key=key)
-    page = parse(board.render())
+    page = parse(registry.render())
     assert page.value("kcl_dynamodb_units_total", operation="PutItem", kind="write") > 0
     assert page.value("kcl_dynamodb_units_total", operation="GetItem", kind="read") > 0
     assert len(page.samples) == 2
 
 
 def test_a_caller_who_asks_for_more_gets_it(dynamodb: Any) -> None:
-    with counted_units(dynamodb, Board({})):
+    with counted_units(dynamodb, MetricsRegistry({})):
         answer = dynamodb.put_item(
             TableName=TABLE, Item={"leaseKey": {"S": "shard"}}, ReturnConsumedCapacity="INDEXES"
         )
@@ -55,25 +55,25 @@ def test_a_caller_who_asks_for_more_gets_it(dynamodb: Any) -> None:
 
 
 def test_clients_that_are_not_boto3s_are_left_alone() -> None:
-    board = Board({})
-    with counted_units(FakeDynamoDB(), board):
+    registry = MetricsRegistry({})
+    with counted_units(FakeDynamoDB(), registry):
         pass
-    assert parse(board.render()).samples == {}
+    assert parse(registry.render()).samples == {}
 
 
 @pytest.mark.server
 def test_a_leader_whose_units_are_counted_leads_as_before(aws: Emulator) -> None:
-    kinesis, board = aws.client("kinesis"), Board({})
+    kinesis, registry = aws.client("kinesis"), MetricsRegistry({})
     kinesis.create_stream(StreamName="units", ShardCount=2)
     application = Application(name="units-app", streams="units")
     client = make_client(
         "dynamodb", region="us-east-1", endpoint_url=aws.endpoint_url, access_key="test", secret_key="test"
     )
-    with counted_units(client, board):
+    with counted_units(client, registry):
         leader = open_leader(application, dynamodb=client, kinesis=kinesis, identity="dagster", runtime=system())
         reports = [leader.tick(RunView(launches=False)) for _ in range(2)]
     assert all(report.ok and report.leading for report in reports), reports
     assert len(reports[1].leases) == 2
-    page = parse(board.render())
+    page = parse(registry.render())
     assert sum(page.values("kcl_dynamodb_units_total", kind="write")) >= 3  # the lock, and two leases
     assert sum(page.values("kcl_dynamodb_units_total", operation="Scan")) > 0

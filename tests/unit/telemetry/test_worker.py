@@ -19,9 +19,9 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.telemetry import kcl_names
 from kcl_dagster.telemetry.cloudwatch import CloudWatchMetrics
 from kcl_dagster.telemetry.datum import Datum
-from kcl_dagster.telemetry.leader import open_leader_telemetry
+from kcl_dagster.telemetry.leader_metrics import open_leader_telemetry
 from kcl_dagster.telemetry.logs import json_lines, log_event
-from kcl_dagster.telemetry.worker import WorkerTelemetry, open_telemetry
+from kcl_dagster.telemetry.worker_metrics import WorkerTelemetry, open_telemetry
 from kcl_dagster.worker.completeness_watch import READ_SECONDS
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
@@ -68,7 +68,7 @@ def work(world: World, settings: TelemetrySettings, cloudwatch: Any = None) -> t
         worker.step_batch()
         world.clock.advance(11)
         worker.step_renewal()
-        page = parse(telemetry.board.render())
+        page = parse(telemetry.registry.render())
         if telemetry.cloudwatch is not None:
             telemetry.cloudwatch.flush()
         worker.shut_down()
@@ -85,11 +85,11 @@ def test_through_when_the_application_is_complete_is_a_gauge() -> None:
         worker.start()
         name = "kcl_complete_through_timestamp_seconds"
         worker.completeness.step()
-        assert parse(telemetry.board.render()).values(name) == [], "nothing is known"
+        assert parse(telemetry.registry.render()).values(name) == [], "nothing is known"
         through.pop(0)
         world.clock.advance(READ_SECONDS)
         worker.completeness.step()
-        assert parse(telemetry.board.render()).value(name) == 1234
+        assert parse(telemetry.registry.render()).value(name) == 1234
         worker.shut_down()
 
 
@@ -104,7 +104,7 @@ def test_a_worker_is_seen_in_openmetrics() -> None:
     assert page.value("kcl_behind_seconds", lease=A) == 0
     assert page.value("kcl_worker_info", slot="worker-001") == 1
     assert telemetry.endpoint is None
-    gone = parse(telemetry.board.render())
+    gone = parse(telemetry.registry.render())
     assert gone.values("kcl_behind_seconds") == [], "leases that are not held any more"
 
 
@@ -119,7 +119,7 @@ def test_a_worker_that_hangs_in_its_first_batch_is_seen() -> None:
     client: Callable[[str], Any] = {"cloudwatch": notes}.__getitem__
     with open_telemetry(application, run.worker.identity, world.runtime, client, log) as telemetry:
         worker = telemetry.worker(run.worker._around, world.runtime)
-        begins = parse(telemetry.board.render())
+        begins = parse(telemetry.registry.render())
         for name in ("kcl_batches_total", "kcl_shards_stopped", "kcl_shards_hung", "kcl_leases"):
             assert begins.value(name) == 0, name
 
@@ -128,7 +128,7 @@ def test_a_worker_that_hangs_in_its_first_batch_is_seen() -> None:
                 world.clock.advance(1)
                 worker.step_renewal()
                 worker.step_heartbeat()
-            pages.append(parse(telemetry.board.render()))
+            pages.append(parse(telemetry.registry.render()))
             raise RuntimeError("cancelled")
 
         worker.start()
@@ -141,7 +141,7 @@ def test_a_worker_that_hangs_in_its_first_batch_is_seen() -> None:
         assert page.value("kcl_behind_seconds", lease=A) == 100
         assert page.value("kcl_shards_hung") == 1
         worker.step_heartbeat()
-        page = parse(telemetry.board.render())
+        page = parse(telemetry.registry.render())
         assert page.value("kcl_behind_seconds", lease=A) >= 100, "a batch that failed is not stored"
         assert page.value("kcl_shards_hung") == 0
         assert telemetry.cloudwatch is not None
@@ -155,13 +155,13 @@ def test_aggregates_that_could_not_be_opened_are_counted_one_by_one() -> None:
     run = world.worker("worker-001")
     told = run.worker.identity
     with open_telemetry(world.application, told, world.runtime, lambda _: Notes(), log) as telemetry:
-        assert parse(telemetry.board.render()).value("kcl_broken_aggregates_total") == 0
+        assert parse(telemetry.registry.render()).value("kcl_broken_aggregates_total") == 0
         for outcome in (Outcome.FAILED, Outcome.COMMITTED, Outcome.COMMITTED):
             lease = LeaseReport(
                 LeaseKey(A), StreamIdentifier("clicks"), A, outcome, 1, Checkpoint("1"), broken_aggregates=3
             )
             telemetry.batch(BatchReport((lease,)))
-        assert parse(telemetry.board.render()).value("kcl_broken_aggregates_total", shard=A) == 6
+        assert parse(telemetry.registry.render()).value("kcl_broken_aggregates_total", shard=A) == 6
 
 
 def test_a_worker_publishes_under_the_names_of_the_kcl() -> None:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.runs import APPLICATION_TAG
+from kcl_dagster.orchestration.run_storage import APPLICATION_TAG
 from kcl_dagster.orchestration.translator import identifier
 
 
@@ -35,7 +35,7 @@ def build_kcl_dead_letter_job(
 
     @op(name=f"replay_{name}", required_resource_keys={kcl_key, spark_key, *consumer.resources})
     def replay_letters(context: OpExecutionContext, config: LettersConfig) -> None:
-        from kcl_dagster.spark.letters import Recipient, ToProcessors, ToSink, replay
+        from kcl_dagster.spark.dead_letter_replay import Recipient, ToProcessors, ToSink, replay
         from kcl_dagster.spark.sharing import check_sharing
         from kcl_dagster.spark.storage import S3Options, open_store
 

@@ -19,9 +19,9 @@ from dagster import (
 
 from kcl_dagster.errors import KclError
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.operations.catalogue import OPERATIONS, Operation
-from kcl_dagster.orchestration.operations.worktop import Worktop
-from kcl_dagster.orchestration.runs import APPLICATION_TAG
+from kcl_dagster.orchestration.operation_jobs.catalogue import OPERATIONS, Operation
+from kcl_dagster.orchestration.operation_jobs.worktop import Worktop
+from kcl_dagster.orchestration.run_storage import APPLICATION_TAG
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.runtime import Runtime, system
 

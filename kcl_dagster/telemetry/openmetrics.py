@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.openmetrics.exposition import generate_latest
 
-__all__ = ["CONTENT_TYPE", "Board", "Family", "Labels", "Render"]
+__all__ = ["CONTENT_TYPE", "Family", "Labels", "MetricsRegistry", "Render"]
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -31,7 +31,7 @@ class Family:
 
 
 @dataclass
-class Board:
+class MetricsRegistry:
     """The metrics of a process: written by the threads of a worker, read by scrapers. Every sample has the `common`
     labels."""
 

@@ -15,12 +15,12 @@ from kcl_dagster.operations.doctor.diagnosis import Patient
 from kcl_dagster.operations.peek import peek
 from kcl_dagster.operations.planning import decisions, nothing_to_do, plan, problems
 from kcl_dagster.operations.status import read_status
-from kcl_dagster.operations.unread import Unread
+from kcl_dagster.operations.unread_lag import Unread
 from kcl_dagster.operations.watching import place
-from kcl_dagster.orchestration.operations import forms
-from kcl_dagster.orchestration.operations.answers import Answer, Row, bullets, table
-from kcl_dagster.orchestration.operations.worktop import Worktop
-from kcl_dagster.orchestration.runs import run_view
+from kcl_dagster.orchestration.operation_jobs import forms
+from kcl_dagster.orchestration.operation_jobs.answers import Answer, Row, bullets, table
+from kcl_dagster.orchestration.operation_jobs.worktop import Worktop
+from kcl_dagster.orchestration.run_storage import run_view
 from kcl_dagster.orchestration.sinks import SinkChoice
 from kcl_dagster.orchestration.stores import written_stores
 

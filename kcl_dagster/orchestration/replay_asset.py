@@ -36,7 +36,7 @@ from kcl_dagster.operations.replay import (
     report_of,
 )
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.operations.answers import Row, table
+from kcl_dagster.orchestration.operation_jobs.answers import Row, table
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.sinks import SinkChoice
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier

@@ -15,10 +15,10 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock, Runtime
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.telemetry import kcl_names
-from kcl_dagster.telemetry.board import Board, Family
 from kcl_dagster.telemetry.cloudwatch import CloudWatchMetrics, Flusher
 from kcl_dagster.telemetry.endpoint import MetricsEndpoint
 from kcl_dagster.telemetry.logs import json_lines, log_event
+from kcl_dagster.telemetry.openmetrics import Family, MetricsRegistry
 from kcl_dagster.telemetry.units import counted_units
 from kcl_dagster.worker.batch import D
 from kcl_dagster.worker.concurrency import ForEach
@@ -65,62 +65,62 @@ class WorkerTelemetry:
     """Told by the worker's threads. No method raises or waits."""
 
     identity: Identity
-    board: Board
+    registry: MetricsRegistry
     cloudwatch: CloudWatchMetrics | None = None
     endpoint: MetricsEndpoint | None = None
 
     def batch(self, report: BatchReport) -> None:
-        board = self.board
+        registry = self.registry
         for lease in report.leases:
             shard = {"stream": lease.stream.name, "shard": lease.shard_id}
-            board.add(BATCHES, 1, outcome=lease.outcome.value, **shard)
+            registry.add(BATCHES, 1, outcome=lease.outcome.value, **shard)
             if lease.outcome in _STORED:
-                board.add(RECORDS, lease.records, **shard)
-                board.add(BYTES, lease.bytes, **shard)
+                registry.add(RECORDS, lease.records, **shard)
+                registry.add(BYTES, lease.bytes, **shard)
                 if lease.broken_aggregates:
-                    board.add(BROKEN, lease.broken_aggregates, **shard)
+                    registry.add(BROKEN, lease.broken_aggregates, **shard)
             if lease.outcome is Outcome.FINISHED:
-                board.forget(BEHIND, lease=str(lease.lease))
+                registry.forget(BEHIND, lease=str(lease.lease))
             elif lease.outcome in _READ and lease.millis_behind is not None:
-                board.set(BEHIND, lease.millis_behind / 1000, lease=str(lease.lease))
+                registry.set(BEHIND, lease.millis_behind / 1000, lease=str(lease.lease))
         for stage, seconds in (
             ("fetch", report.fetch_seconds),
             ("prepare", report.prepare_seconds),
             ("write", report.write_seconds),
             ("commit", report.commit_seconds),
         ):
-            board.add(BUSY, seconds, stage=stage)
-        board.set(LEASES, report.held)
-        board.set(WAITING, report.blocked)
-        board.set(STOPPED, len(report.stopped))
+            registry.add(BUSY, seconds, stage=stage)
+        registry.set(LEASES, report.held)
+        registry.set(WAITING, report.blocked)
+        registry.set(STOPPED, len(report.stopped))
         self._publish(kcl_names.of_batch(report))
 
     def lag(self, report: LagReport) -> None:
         """Of all shards, also of those whose batch never ends."""
-        self.board.replace(BEHIND, "lease", {str(key): millis / 1000 for key, millis in report.behind.items()})
-        self.board.set(HUNG, len(report.hung))
+        self.registry.replace(BEHIND, "lease", {str(key): millis / 1000 for key, millis in report.behind.items()})
+        self.registry.set(HUNG, len(report.hung))
         self._publish(kcl_names.of_lag(report))
 
     def event(self, event: WorkerEvent) -> None:
         log_event(event)
-        self.board.add(EVENTS, 1, kind=event.kind.value)
+        self.registry.add(EVENTS, 1, kind=event.kind.value)
         if event.kind in _GONE and event.lease is not None:
-            self.board.forget(BEHIND, lease=str(event.lease))
+            self.registry.forget(BEHIND, lease=str(event.lease))
 
     def renewal(self, report: RenewalReport, seconds: float, held: int) -> None:
         for result, leases in (("renewed", report.renewed), ("lost", report.lost), ("failed", report.failed)):
             if leases:
-                self.board.add(RENEWALS, len(leases), result=result)
-        self.board.set(LEASES, held)
+                self.registry.add(RENEWALS, len(leases), result=result)
+        self.registry.set(LEASES, held)
         self._publish(kcl_names.of_renewal(report, seconds, held, str(self.identity.worker)))
 
     def complete(self, known: WrittenThrough) -> None:
         """Through when the application is complete, as the worker has read it. It is a moment and not an age, which
         would not grow while the moment cannot be read."""
         if known.through is None:
-            self.board.forget(COMPLETE)
+            self.registry.forget(COMPLETE)
         else:
-            self.board.set(COMPLETE, known.through)
+            self.registry.set(COMPLETE, known.through)
 
     def worker(self, surroundings: Surroundings[D], runtime: Runtime) -> Worker[D]:
         """Create the worker in its surroundings, and receive its events in addition to their receivers."""
@@ -202,9 +202,9 @@ def open_telemetry(
         "worker": str(identity.worker),
         **({} if identity.slot is None else {"slot": identity.slot}),
     }
-    board = Board(names)
-    board.declare(RECORDS, BYTES, BROKEN, BATCHES, LEASES, WAITING, STOPPED, HUNG)
-    board.set(BUILD, 1, version=kcl_dagster.__version__, run=identity.run_id or "")
+    registry = MetricsRegistry(names)
+    registry.declare(RECORDS, BYTES, BROKEN, BATCHES, LEASES, WAITING, STOPPED, HUNG)
+    registry.set(BUILD, 1, version=kcl_dagster.__version__, run=identity.run_id or "")
     with ExitStack() as stack:
         if settings.json_logs:
             stack.enter_context(json_lines(sys.stderr, names))
@@ -214,9 +214,9 @@ def open_telemetry(
                 port = settings.openmetrics_port
                 if settings.openmetrics_port_by_slot:
                     port = _port(port, identity.slot)
-                endpoint = stack.enter_context(MetricsEndpoint(board.render, settings.openmetrics_host, port))
+                endpoint = stack.enter_context(MetricsEndpoint(registry.render, settings.openmetrics_host, port))
                 log.info("metrics at %s", endpoint.url)
-                stack.enter_context(counted_units(client("dynamodb"), board))
+                stack.enter_context(counted_units(client("dynamodb"), registry))
             except KclError as error:
                 log.warning("%s", error)
         if settings.cloudwatch is not MetricsLevel.NONE:
@@ -230,7 +230,7 @@ def open_telemetry(
                 stack.enter_context(Flusher(cloudwatch))
             except KclError as error:
                 log.warning("metrics do not go to CloudWatch: %s", error)
-        yield WorkerTelemetry(identity, board, cloudwatch, endpoint)
+        yield WorkerTelemetry(identity, registry, cloudwatch, endpoint)
 
 
 def _port(first: int, slot: str | None) -> int:

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from dagster import Config
 
-from kcl_dagster.orchestration.operations import forms, looking, steering
-from kcl_dagster.orchestration.operations.answers import Answer
-from kcl_dagster.orchestration.operations.worktop import Worktop
+from kcl_dagster.orchestration.operation_jobs import forms, looking, steering
+from kcl_dagster.orchestration.operation_jobs.answers import Answer
+from kcl_dagster.orchestration.operation_jobs.worktop import Worktop
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from kcl_dagster.operations.deregistration import deregister
 from kcl_dagster.operations.forgetting import forget
 from kcl_dagster.operations.pausing import PauseReport, drain, pause, resume
 from kcl_dagster.operations.reset import reset
-from kcl_dagster.operations.target import Target
-from kcl_dagster.orchestration.operations import forms
-from kcl_dagster.orchestration.operations.answers import Answer, bullets
-from kcl_dagster.orchestration.operations.worktop import Worktop
+from kcl_dagster.operations.reset_target import Target
+from kcl_dagster.orchestration.operation_jobs import forms
+from kcl_dagster.orchestration.operation_jobs.answers import Answer, bullets
+from kcl_dagster.orchestration.operation_jobs.worktop import Worktop
 
 
 def do_pause(top: Worktop, form: forms.Pausing) -> Answer:
