@@ -24,8 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 import kcl_dagster as kcl
 from kcl_dagster.emulator.gateway import Gateway
 from kcl_dagster.emulator.http.http_messages import Request
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.operations.cost import Storing, estimate
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.sinks import Commit

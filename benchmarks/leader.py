@@ -21,14 +21,14 @@ from itertools import accumulate, chain
 from random import Random
 
 from benchmarks import leader_tick
+from kcl_dagster.leader.assignment.assignment_state import fair_share
 from kcl_dagster.leader.assignment.balanced import balanced
-from kcl_dagster.leader.assignment.board import fair_share
 from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
 from kcl_dagster.leader.assignment.taker import TakerPolicy
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.leader.load import PATIENCE
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.taking import TakingRules
+from kcl_dagster.model.lease_taking import TakingRules
 
 SEED = 20_270_101
 LOW, HIGH = 0.90, 1.05  # where a worker counts as balanced

@@ -24,8 +24,8 @@ from typing import Any
 
 from kcl_dagster import aws
 from kcl_dagster.application import Application, FleetSettings, Timings
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.runs import RunView, SlotRun
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView, SlotRun
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId

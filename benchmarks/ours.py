@@ -44,8 +44,8 @@ from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.streams.records import StreamRecord
 from kcl_dagster.tables.creation import create_tables
-from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.heartbeat import Identity

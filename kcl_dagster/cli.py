@@ -26,10 +26,10 @@ from rich.console import Console
 from kcl_dagster import __version__, aws
 from kcl_dagster.application import Application, refusal
 from kcl_dagster.errors import ConfigurationError, KclError, TableNotFound
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.report import TickReport
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.standby import lead
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.operations.planning import decisions, nothing_to_do, plan, problems
 from kcl_dagster.operations.printable import printable
 from kcl_dagster.operations.project.constraints import installed

@@ -9,8 +9,8 @@
 (* between two steps, while others go on; leases that are done with are    *)
 (* deleted meanwhile.                                                      *)
 (*                                                                         *)
-(* The code: kcl_dagster/leader/sync.py, leader/syncing.py,                *)
-(* leader/cleanup.py, leader/cleaning.py, worker/shard_end.py,             *)
+(* The code: kcl_dagster/leader/sync.py, leader/sync_stage.py,                *)
+(* leader/cleanup.py, leader/clean_stage.py, worker/shard_end.py,             *)
 (* worker/parents.py.                                                      *)
 (***************************************************************************)
 EXTENDS Naturals, FiniteSets, TLC

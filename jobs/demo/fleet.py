@@ -15,8 +15,8 @@ from kcl_dagster.model.shard import Shard
 from kcl_dagster.orchestration import processes
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.listing import list_shards
-from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.table_layout import detect_layout
 
 ANSWER_SECONDS = 30.0
 MINUTE = "%Y-%m-%d-%H:%M"

@@ -26,7 +26,7 @@ from typing import Final
 from kcl_dagster.application import FleetSettings
 from kcl_dagster.leader.liveness import WorkerSight
 from kcl_dagster.leader.patience import patience
-from kcl_dagster.leader.runs import LoadedCode, SlotRun
+from kcl_dagster.leader.run_view import LoadedCode, SlotRun
 from kcl_dagster.leader.start_watch import START_SECONDS
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import WorkerId

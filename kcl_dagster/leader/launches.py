@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kcl_dagster.leader.runs import SlotRun
+from kcl_dagster.leader.run_view import SlotRun
 
 # A run that ended this soon did no work: it failed at start, or was cancelled. Neither did one whose worker never
 # could read, however long that took.

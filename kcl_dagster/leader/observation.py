@@ -8,10 +8,10 @@ from kcl_dagster.leader import expiry, handoff, liveness
 from kcl_dagster.leader.handoff import Deadline, Verdict
 from kcl_dagster.leader.liveness import KCL_ROW_SECONDS, MISSED_BEATS, LivenessRule, WorkerSight
 from kcl_dagster.leader.load import LoadBook
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.standing import Standing
-from kcl_dagster.tables.reading import ScanResult
+from kcl_dagster.tables.lease_reader import ScanResult
 
 
 @dataclass(frozen=True, slots=True)

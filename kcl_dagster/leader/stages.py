@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.errors import KclError, LayoutRefused, TableNotFound
 from kcl_dagster.leader import expiry, handoff
-from kcl_dagster.leader.completeness import Completeness, Hindrance, complete_through
-from kcl_dagster.leader.failures import twice
+from kcl_dagster.leader.application_completeness import Completeness, Hindrance, complete_through
+from kcl_dagster.leader.failure_count import twice
 from kcl_dagster.leader.fleet import ABANDONED_SECONDS, FleetPlan, FleetSight, decide_fleet
 from kcl_dagster.leader.liveness import lag_of, scalable_lag_of
 from kcl_dagster.leader.memory import LAUNCH, SILENT, TARGET, Memory
 from kcl_dagster.leader.moving import MoveOutcome, decide
 from kcl_dagster.leader.observation import Observer, Sight
 from kcl_dagster.leader.patience import remembered
-from kcl_dagster.leader.report import Launch, StageOutcome, TickReport
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.start_watch import START_SECONDS
-from kcl_dagster.leader.syncing import SyncOutcome
+from kcl_dagster.leader.sync_stage import SyncOutcome
+from kcl_dagster.leader.tick_report import Launch, StageOutcome, TickReport
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.lock import DEPLOYMENT, STANDBY

@@ -8,9 +8,9 @@ name that begins with `kcl_dagster.tables.lock.STANDBY`, it loses the lock to th
 from collections.abc import Callable
 
 from kcl_dagster.errors import KclError
-from kcl_dagster.leader.report import TickReport
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.tick import Leader
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.runtime import Clock
 
 

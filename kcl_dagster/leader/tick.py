@@ -8,30 +8,30 @@ from typing import Self
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.leader.assignment import policies
-from kcl_dagster.leader.cleaning import Cleaner
-from kcl_dagster.leader.failures import FailureCount
+from kcl_dagster.leader.clean_stage import Cleaner
+from kcl_dagster.leader.failure_count import FailureCount
 from kcl_dagster.leader.former import FormerStreams
+from kcl_dagster.leader.kinesis_streams import Streams
 from kcl_dagster.leader.launches import LaunchBook
 from kcl_dagster.leader.memory import Memory
 from kcl_dagster.leader.moving import Mover
 from kcl_dagster.leader.observation import Observer
-from kcl_dagster.leader.report import TickReport
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.stages import Tick
 from kcl_dagster.leader.start_watch import StartWatch
-from kcl_dagster.leader.streams import Streams
-from kcl_dagster.leader.syncing import Syncer
+from kcl_dagster.leader.sync_stage import Syncer
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.leader.unread import UnreadWatch
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.completeness_row import CompletenessRow, WrittenThrough
 from kcl_dagster.tables.control import Control, ControlRow
-from kcl_dagster.tables.layout import Layout, declare_protocol, verify_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock, LockProcess
-from kcl_dagster.tables.memory import MemoryRow
+from kcl_dagster.tables.memory_row import MemoryRow
 from kcl_dagster.tables.scanning import Map
 from kcl_dagster.tables.starts import StartTable
+from kcl_dagster.tables.table_layout import Layout, declare_protocol, verify_layout
 from kcl_dagster.tables.workers import WorkerTable
 
 

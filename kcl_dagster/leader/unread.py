@@ -6,7 +6,7 @@ from typing import Final
 
 from kcl_dagster.application import Application
 from kcl_dagster.errors import KclError
-from kcl_dagster.leader.streams import Streams
+from kcl_dagster.leader.kinesis_streams import Streams
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier

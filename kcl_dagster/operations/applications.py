@@ -11,10 +11,10 @@ from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.status import OBSERVER
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.attributes import CHECKPOINT, COUNTER, ENTITY_TYPE, LEASE, LEASE_KEY, WORKER, Item
-from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.scanning import scan_items
 from kcl_dagster.tables.sending import Sender
+from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 
 _ANY_STREAM: Final = "unknown"  # the tables of a single-stream application do not name its stream

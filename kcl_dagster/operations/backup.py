@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kcl_dagster.errors import ConfigurationError, TableNotFound, UnreadableItem, Unsafe
-from kcl_dagster.leader.completeness import stored_through
+from kcl_dagster.leader.application_completeness import stored_through
 from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.reset import iso, lines_of_moment, refusals
@@ -22,11 +22,11 @@ from kcl_dagster.tables import attributes as a
 from kcl_dagster.tables.attributes import Item
 from kcl_dagster.tables.expressions import Request, put
 from kcl_dagster.tables.items import lease_from_item
-from kcl_dagster.tables.layout import create_tables
 from kcl_dagster.tables.outcomes import Verdict
 from kcl_dagster.tables.scanning import scan_items
 from kcl_dagster.tables.sending import Applied, Sender
 from kcl_dagster.tables.starts import start_from_item, start_to_item
+from kcl_dagster.tables.table_layout import create_tables
 from kcl_dagster.worker.pending import pin_of
 
 _OWNERSHIP = (a.OWNER, a.CHECKPOINT_OWNER, a.HANDOFF)

@@ -13,12 +13,12 @@ from kcl_dagster.streams.listing import StreamDescription, describe
 from kcl_dagster.tables.audit import AuditTable
 from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.control import ControlRow
-from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.lease_reader import ScanResult
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.places import Layout
-from kcl_dagster.tables.reading import ScanResult
 from kcl_dagster.tables.starts import StartTable
+from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 
 

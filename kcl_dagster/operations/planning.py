@@ -3,12 +3,12 @@
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.errors import TableNotFound
-from kcl_dagster.leader.report import TickReport
-from kcl_dagster.leader.runs import RunView
-from kcl_dagster.leader.streams import KinesisStreams
+from kcl_dagster.leader.kinesis_streams import KinesisStreams
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.tick import Leader, LeaderTables
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.table_layout import detect_layout
 
 
 def plan(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.errors import ConfigurationError, TableNotFound, UnreadableItem
-from kcl_dagster.leader.completeness import Hindrance, complete_through
+from kcl_dagster.leader.application_completeness import Hindrance, complete_through
 from kcl_dagster.leader.liveness import CLOCK_TOLERANCE, is_recent
 from kcl_dagster.leader.memory import starts_given_up
 from kcl_dagster.leader.patience import described
@@ -23,12 +23,12 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
 from kcl_dagster.tables.completeness_row import CompletenessRow, SetBack, WrittenThrough
 from kcl_dagster.tables.control import Control, ControlRow
-from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import STANDBY, LeaderLock
-from kcl_dagster.tables.memory import MemoryRow
+from kcl_dagster.tables.memory_row import MemoryRow
 from kcl_dagster.tables.places import LayoutKind
 from kcl_dagster.tables.starts import StartTable
+from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 
 OBSERVER = "observer"  # the name of a lock object that only reads; it is never written

@@ -5,9 +5,9 @@ from kcl_dagster.aws import Client
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.audit import AuditTable
-from kcl_dagster.tables.layout import create_tables, detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.table_layout import create_tables, detect_layout
 
 
 def take_over_2x(

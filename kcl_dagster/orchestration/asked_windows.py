@@ -14,7 +14,7 @@ from typing import Any, Final
 from dagster import AssetMaterialization, DagsterInstance
 
 from kcl_dagster.errors import KclError
-from kcl_dagster.leader.completeness import Completeness
+from kcl_dagster.leader.application_completeness import Completeness
 from kcl_dagster.leader.liveness import is_recent
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.orchestration.consumer import Consumer
@@ -24,8 +24,8 @@ from kcl_dagster.orchestration.translator import KclTranslator
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.listing import created_within_retention
 from kcl_dagster.tables.completeness_row import CompletenessRow, SetBack
-from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.table_layout import detect_layout
 
 PATIENCE_SECONDS: Final = 60.0  # a leader that lives finds out within seconds that a window is complete
 LOOK_SECONDS: Final = 1.0  # between two looks at the tables

@@ -22,10 +22,10 @@ from pyspark.sql import SparkSession
 
 from kcl_dagster.application import Application
 from kcl_dagster.errors import AccessDenied, KclError
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.report import TickReport
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.tick import Leader
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.worker import BOUNDED_SLOT
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
@@ -36,10 +36,10 @@ from kcl_dagster.runtime import Clock, Runtime, system
 from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
 from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.control import ControlRow
-from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.lease_reader import ScanResult
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import STANDBY
-from kcl_dagster.tables.reading import ScanResult
+from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.worker.batch import KeepingCompleteness
 from kcl_dagster.worker.bound import SHARDS_NAMED, Bound, Remainder, remainder
 from kcl_dagster.worker.error_text import brief

@@ -6,26 +6,26 @@ from typing import Any
 from dagster import AssetCheckExecutionContext, AssetCheckResult, AssetChecksDefinition, multi_asset_check
 
 from kcl_dagster.application import Application
-from kcl_dagster.leader.completeness import Completeness
+from kcl_dagster.leader.application_completeness import Completeness
+from kcl_dagster.leader.kinesis_streams import KinesisStreams
 from kcl_dagster.leader.memory import starts_given_up
-from kcl_dagster.leader.streams import KinesisStreams
 from kcl_dagster.leader.unread import UnreadWatch
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.operations.status import OBSERVER
 from kcl_dagster.orchestration import checks
+from kcl_dagster.orchestration.application_state import Observation
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.observation import Observation
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.translator import KclTranslator, identifier
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.listing import retentions
 from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.control import ControlRow
-from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
-from kcl_dagster.tables.memory import MemoryRow
+from kcl_dagster.tables.memory_row import MemoryRow
 from kcl_dagster.tables.starts import StartTable
+from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.leader_watch import LockWatch
 

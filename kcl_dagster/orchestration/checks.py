@@ -15,8 +15,8 @@ from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetCheckSpec
 from kcl_dagster.leader.patience import described
 from kcl_dagster.leader.unread import CLOCKS_APART, LONGEST_PAUSE
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.orchestration.application_state import Observation
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.observation import Observation
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
 from kcl_dagster.worker.error_class import is_of_code
 from kcl_dagster.worker.events import EventKind

@@ -18,8 +18,8 @@ from dagster import (
 )
 
 from kcl_dagster.errors import KclError
-from kcl_dagster.leader.completeness import Completeness, WindowCounts, late_batches, window_counts
-from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.application_completeness import Completeness, WindowCounts, late_batches, window_counts
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.orchestration.consumer import Consumer

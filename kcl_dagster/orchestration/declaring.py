@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
-from kcl_dagster.leader.completeness import Completeness
+from kcl_dagster.leader.application_completeness import Completeness
 from kcl_dagster.tables.completeness_row import SetBack
 
 

@@ -25,13 +25,13 @@ from dagster import (
 from kcl_dagster.application import Application
 from kcl_dagster.errors import KclError
 from kcl_dagster.leader import expiry
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.report import Launch, StreamSight, TickReport
-from kcl_dagster.leader.runs import LoadedCode
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import LoadedCode
 from kcl_dagster.leader.tick import Leader
+from kcl_dagster.leader.tick_report import Launch, StreamSight, TickReport
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.orchestration import checks, observation
+from kcl_dagster.orchestration import application_state, checks
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.orchestration.lock_process import lock_process
@@ -187,7 +187,7 @@ def build_kcl_leader_sensor(
                     instance.run_coordinator.cancel_run(run.run_id)
             for run_id in report.abandoned:
                 report_failed(instance, run_id)
-            seen = observation.of_tick(
+            seen = application_state.of_tick(
                 report, _ages(leader, report), runs.slots, seat.runtime.clock.now(), seat.retention(kcl)
             )
             now = seat.runtime.clock.monotonic()

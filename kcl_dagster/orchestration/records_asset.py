@@ -18,7 +18,7 @@ from dagster import (
 )
 
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.orchestration.asked_windows import AskedWindows
 from kcl_dagster.orchestration.catch_up import read_until
 from kcl_dagster.orchestration.consumer import Consumer

@@ -14,11 +14,11 @@ from typing import Any
 
 from dagster import AssetCheckEvaluation, AssetMaterialization, AssetObservation
 
-from kcl_dagster.leader.report import StreamSight
+from kcl_dagster.leader.tick_report import StreamSight
 from kcl_dagster.orchestration import checks, statement
+from kcl_dagster.orchestration.application_state import Decision, Observation
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.metadata import KclMetadataSet
-from kcl_dagster.orchestration.observation import Decision, Observation
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
 
 Event = AssetMaterialization | AssetObservation | AssetCheckEvaluation

@@ -7,7 +7,7 @@ from typing import Final
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from kcl_dagster.application import Application
-from kcl_dagster.leader.runs import LoadedCode, RunStatus, RunView, SlotRun
+from kcl_dagster.leader.run_view import LoadedCode, RunStatus, RunView, SlotRun
 from kcl_dagster.model.worker import worker_id
 
 APPLICATION_TAG = "kcl/application"

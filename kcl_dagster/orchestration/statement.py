@@ -17,10 +17,11 @@ from dagster import (
     TimestampMetadataValue,
 )
 
-from kcl_dagster.leader.report import StreamSight
+from kcl_dagster.leader.tick_report import StreamSight
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.worker import CPU, WorkerRow
 from kcl_dagster.orchestration import picture
+from kcl_dagster.orchestration.application_state import Decision, Observation, ShardLag
 from kcl_dagster.orchestration.metadata import (
     KclDecisionsMetadataSet,
     KclLagMetadataSet,
@@ -28,7 +29,6 @@ from kcl_dagster.orchestration.metadata import (
     KclStreamMetadataSet,
     KclWorkersMetadataSet,
 )
-from kcl_dagster.orchestration.observation import Decision, Observation, ShardLag
 
 BEHIND_WORTH_TELLING = 1.0  # seconds; a shard that is read every second is never nearer to its tip
 MAX_ROWS = 12  # more than that Dagster hides behind a button

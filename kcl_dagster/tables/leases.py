@@ -18,8 +18,8 @@ from kcl_dagster.model.stored import BatchCounts, StoredCounts
 from kcl_dagster.tables import outcomes, requests
 from kcl_dagster.tables.attributes import rounded
 from kcl_dagster.tables.expressions import Request, guarded, together
+from kcl_dagster.tables.lease_reader import LeaseReader, ScanResult
 from kcl_dagster.tables.outcomes import Judge, Verdict
-from kcl_dagster.tables.reading import LeaseReader, ScanResult
 from kcl_dagster.tables.sending import Applied, Refused
 
 __all__ = ["LeaseTable", "ScanResult"]

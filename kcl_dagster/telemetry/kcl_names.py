@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from kcl_dagster.leader.report import StageOutcome, TickReport
+from kcl_dagster.leader.tick_report import StageOutcome, TickReport
 from kcl_dagster.telemetry.datum import Datum
 from kcl_dagster.worker.lag import LagReport
 from kcl_dagster.worker.renewal import RenewalReport

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kcl_dagster import aws
 from kcl_dagster.application import Application, MetricsLevel
 from kcl_dagster.errors import KclError
-from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.telemetry import kcl_names
 from kcl_dagster.telemetry.cloudwatch import CloudWatchMetrics, Flusher

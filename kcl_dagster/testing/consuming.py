@@ -18,8 +18,8 @@ from dagster import AssetKey
 from pyspark.sql import DataFrame, SparkSession
 
 from kcl_dagster.errors import BatchError
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration.consumer import Consumer

@@ -19,14 +19,14 @@ from typing import Generic, Protocol
 from kcl_dagster.chains.publication import FolderPublisher, Publisher
 from kcl_dagster.errors import ConfigurationError, EndpointUnreachable, KclError, Unsafe
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.lease_taking import TakingRules
 from kcl_dagster.model.stored import MOST_BYTES, MOST_BYTES_BETWEEN_RUNS
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.taking import TakingRules
 from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.model.worker import SHARDS_TOLD, STOPPED_TOLD, WorkerState
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control
-from kcl_dagster.tables.reading import ScanResult
+from kcl_dagster.tables.lease_reader import ScanResult
 from kcl_dagster.worker.attempts import unfinished
 from kcl_dagster.worker.batch import D, KeepingCompleteness, R, Reader, Remembering
 from kcl_dagster.worker.bound import Activity, BoundWatch

@@ -13,9 +13,9 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.listing import describe, list_shards
 from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.control import ControlRow
-from kcl_dagster.tables.layout import Layout, detect_layout, verify_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.starts import StartTable
+from kcl_dagster.tables.table_layout import Layout, detect_layout, verify_layout
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.batch import D, Engine, Read, Sink
 from kcl_dagster.worker.bound import Bound

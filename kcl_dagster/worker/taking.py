@@ -1,15 +1,15 @@
 """Taking leases without a leader, so that consumption does not depend on one process.
 
-The rules are those of KCL 2.x (`kcl_dagster.model.taking`), with one difference: a lease of a worker that lives is
-never taken from it. It is asked to hand the lease over instead, which it does with the next batch.
+The rules are those of KCL 2.x (`kcl_dagster.model.lease_taking`), with one difference: a lease of a worker that
+lives is never taken from it. It is asked to hand the lease over instead, which it does with the next batch.
 """
 
 from collections.abc import Collection
 
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.lease_taking import Candidate, Taking, TakingRules, plan_taking
 from kcl_dagster.model.standing import Standing
-from kcl_dagster.model.taking import Candidate, Taking, TakingRules, plan_taking
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.leases import LeaseTable

@@ -13,8 +13,8 @@ import pytest
 from kcl_dagster.emulator import Emulator, environment
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.runtime import system
-from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.table_layout import detect_layout
 from tests.chaos import hands, orders
 from tests.chaos.crew import LOCAL
 from tests.chaos.hands import Child

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from kcl_dagster.leader.runs import RunStatus, SlotRun
+from kcl_dagster.leader.run_view import RunStatus, SlotRun
 from kcl_dagster.model.worker import slot_name, worker_id
 from tests.chaos import orders
 from tests.chaos.hands import Child

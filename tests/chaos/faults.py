@@ -15,8 +15,8 @@ from kcl_dagster.orchestration import processes
 from kcl_dagster.orchestration.processes import Process
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.listing import list_shards
-from kcl_dagster.tables.layout import detect_layout
-from kcl_dagster.tables.memory import MemoryRow
+from kcl_dagster.tables.memory_row import MemoryRow
+from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 from tests.chaos import hands, weather
 from tests.chaos.crew import Crew, Run

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from kcl_dagster import aws
 from kcl_dagster.errors import KclError
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.standby import lead
 from kcl_dagster.leader.tick import Leader
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.runtime import SystemClock
 from tests.chaos import orders
 from tests.chaos.plan import Plan

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kcl_dagster.leader.report import Launch
-from kcl_dagster.leader.runs import RunView, SlotRun
+from kcl_dagster.leader.run_view import RunView, SlotRun
+from kcl_dagster.leader.tick_report import Launch
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from kcl_dagster.orchestration import processes, reaper
 from kcl_dagster.orchestration.processes import Process
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.listing import list_shards
-from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.table_layout import detect_layout
 from tests.chaos import hands, journal, lakes, ledger
 from tests.chaos.crew import Crew
 from tests.chaos.faults import Faults

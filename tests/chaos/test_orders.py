@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from kcl_dagster.leader.report import Launch
-from kcl_dagster.leader.runs import SlotRun
+from kcl_dagster.leader.run_view import SlotRun
+from kcl_dagster.leader.tick_report import Launch
 from kcl_dagster.model.lease import WorkerId
 from tests.chaos import orders
 

@@ -3,10 +3,10 @@
 from random import Random
 from typing import Any
 
-from kcl_dagster.leader.report import TickReport
-from kcl_dagster.leader.runs import RunView
-from kcl_dagster.leader.streams import KinesisStreams
+from kcl_dagster.leader.kinesis_streams import KinesisStreams
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.tick import Leader, LeaderTables
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.runtime import Runtime
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.graphs import ListedStream

@@ -10,8 +10,8 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.items import lease_from_item
-from kcl_dagster.tables.layout import Layout, create_tables
 from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.table_layout import Layout, create_tables
 from kcl_dagster.worker.holdings import Holdings
 from tests.conformance.case import Given, NotUnderstood
 from tests.doubles.clock import FakeClock

@@ -16,9 +16,9 @@ from moto import mock_aws
 from docs.make_reference import DEPLOYMENT
 from kcl_dagster.application import Application, BatchSettings, Billing, Retrieval, TableSettings, TelemetrySettings
 from kcl_dagster.emulator import Emulator, Limits
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.report import StageOutcome, TickReport
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
+from kcl_dagster.leader.tick_report import StageOutcome, TickReport
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier

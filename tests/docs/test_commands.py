@@ -13,8 +13,8 @@ import pytest
 from kcl_dagster import cli
 from kcl_dagster.application import Application
 from kcl_dagster.emulator import Emulator, Limits
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.operations.desk import Desk

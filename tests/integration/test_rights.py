@@ -13,8 +13,8 @@ import kcl_dagster as kcl
 from kcl_dagster import cli
 from kcl_dagster.aws import Access
 from kcl_dagster.emulator import Emulator
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier

@@ -8,9 +8,9 @@ from typing import Any
 
 from kcl_dagster.application import Application
 from kcl_dagster.emulator import Emulator
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.report import TickReport
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.pacing import ShardLimits

@@ -13,10 +13,10 @@ from kcl_dagster.leader.liveness import is_failing, is_valid
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.items import lease_from_item, lease_to_item
-from kcl_dagster.tables.layout import LayoutKind, detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.rows import worker_row_from_item
+from kcl_dagster.tables.table_layout import LayoutKind, detect_layout
 from tests.doubles.clock import FakeClock
 from tests.doubles.dynamodb.client import FakeDynamoDB
 

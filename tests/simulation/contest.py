@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from kcl_dagster.application import Application, BatchSettings, FleetSettings, PolicySettings, Timings
 from kcl_dagster.errors import KclError
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.report import TickReport
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.standby import lead
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.tables.lock import STANDBY
 from tests.simulation.dagster import Orchestrator
 from tests.simulation.faults import Fault, FaultKind

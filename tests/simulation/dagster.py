@@ -6,7 +6,7 @@ from random import Random
 from typing import Final
 from uuid import UUID
 
-from kcl_dagster.leader.runs import RunStatus, RunView, SlotRun
+from kcl_dagster.leader.run_view import RunStatus, RunView, SlotRun
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker import BOUNDED_SLOT, worker_id
 from tests.simulation.kernel import Kernel, Process

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from kcl_dagster.leader.failures import FAILURES_BEFORE_RELEASE
+from kcl_dagster.leader.failure_count import FAILURES_BEFORE_RELEASE
 from kcl_dagster.tables.rows import DRAIN
 from kcl_dagster.worker.stop import StopReason
 from tests.simulation.liveness import LAUNCH_SECONDS, may_rest

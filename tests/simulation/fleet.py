@@ -8,7 +8,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from kcl_dagster.emulator.kinesis import Limits
-from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.stored import unpacked
 from kcl_dagster.model.worker import BOUNDED_SLOT

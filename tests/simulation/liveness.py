@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
-from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.tick_report import TickReport
 from tests.simulation.java.fleet import LOCK, REPORT
 from tests.simulation.properties import Violations
 

@@ -9,9 +9,9 @@ from typing import Final, Self
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.errors import KclError
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.report import Launch, TickReport
+from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.tick import Leader
+from kcl_dagster.leader.tick_report import Launch, TickReport
 from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.pacing import READS_PER_SECOND, ShardLimits

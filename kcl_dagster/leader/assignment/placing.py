@@ -6,16 +6,23 @@ from itertools import accumulate
 from statistics import median
 from typing import Final
 
-from kcl_dagster.leader.assignment.balancing import STOP_ABOVE, URGENT, Balancing
-from kcl_dagster.leader.assignment.board import EPSILON, Board, Queue, Seat, fair_share, weight_of
-from kcl_dagster.leader.assignment.evening import Evening, is_alike, is_uneven
+from kcl_dagster.leader.assignment.assignment_state import (
+    EPSILON,
+    AssignmentState,
+    Holder,
+    Queue,
+    fair_share,
+    weight_of,
+)
+from kcl_dagster.leader.assignment.even_counts import Evening, is_alike, is_uneven
+from kcl_dagster.leader.assignment.even_load import STOP_ABOVE, URGENT, Balancing
 from kcl_dagster.leader.assignment.measure import Measure
 from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Move, MoveKind, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
 # Most workers that are tried for a lease that the least loaded worker may not hold because of the caps. Load grows
 # with throughput, so such a lease rarely fits another worker.
-SEATS_TRIED: Final = 256
+HOLDERS_TRIED: Final = 256
 
 
 class Round:
@@ -27,19 +34,19 @@ class Round:
         self.limits = limits
         self.measure = measure
         self.kbps = {lease.key: lease.kbps or 0.0 for lease in leases}
-        seats = [Seat(worker, measure.factors[worker.id]) for worker in workers]
-        self.board = Board(seats, measure.weights, limits)
-        self.by_slot = {seat.worker.slot: seat for seat in seats if seat.worker.slot is not None}
-        self.takers = [seat for seat in seats if seat.worker.accepts and not seat.worker.drains]
+        holders = [Holder(worker, measure.factors[worker.id]) for worker in workers]
+        self.state = AssignmentState(holders, measure.weights, limits)
+        self.by_slot = {holder.worker.slot: holder for holder in holders if holder.worker.slot is not None}
+        self.takers = [holder for holder in holders if holder.worker.accepts and not holder.worker.drains]
         self.moves: list[Move] = []
         self.unplaced: list[LeaseKey] = []
         self.homeless: list[LeaseLoad] = []
-        self.draining: list[tuple[LeaseLoad, Seat]] = []
-        some_read = any(seat.worker.ready for seat in self.takers)
+        self.draining: list[tuple[LeaseLoad, Holder]] = []
+        some_read = any(holder.worker.ready for holder in self.takers)
         shared: list[float] = []
         for lease in leases:
             weight = measure.weights[lease.key]
-            holder = self.board.seats.get(lease.holder) if lease.holder is not None else None
+            holder = self.state.holders.get(lease.holder) if lease.holder is not None else None
             if lease.unserved:
                 self.homeless.append(lease)
                 shared.append(weight)
@@ -51,8 +58,8 @@ class Round:
                 self.draining.append((lease, holder))
             if holder.worker.accepts or holder.worker.drains:
                 shared.append(weight)
-            self.board.put(lease.key, self.kbps[lease.key], holder, movable=not lease.pinned)
-        self.share = fair_share(shared, [seat.factor for seat in self.takers])
+            self.state.put(lease.key, self.kbps[lease.key], holder, movable=not lease.pinned)
+        self.share = fair_share(shared, [holder.factor for holder in self.takers])
 
     def run(self) -> Assignment:
         self._serve()
@@ -65,22 +72,22 @@ class Round:
             Balancing(self).run()
         return Assignment(tuple(self.moves), tuple(self.unplaced), frozenset(outside))
 
-    def give(self, lease: LeaseKey, source: Seat | None, to: Seat, kind: MoveKind, because: str) -> None:
+    def give(self, lease: LeaseKey, source: Holder | None, to: Holder, kind: MoveKind, because: str) -> None:
         if source is not None:
-            self.board.take(lease, self.kbps[lease], source)
-        self.board.put(lease, self.kbps[lease], to, movable=False)  # a lease moves at most once a round
+            self.state.take(lease, self.kbps[lease], source)
+        self.state.put(lease, self.kbps[lease], to, movable=False)  # a lease moves at most once a round
         self.moves.append(Move(lease, to.id, kind, because))
 
-    def may_hold(self, seat: Seat, lease: LeaseKey) -> bool:
-        return self.board.may_hold(seat, self.kbps[lease])
+    def may_hold(self, holder: Holder, lease: LeaseKey) -> bool:
+        return self.state.may_hold(holder, self.kbps[lease])
 
-    def _receivers(self) -> list[Seat]:
+    def _receivers(self) -> list[Holder]:
         """Workers that can read at once. If there are none: workers that are starting."""
-        return [seat for seat in self.takers if seat.worker.ready] or self.takers
+        return [holder for holder in self.takers if holder.worker.ready] or self.takers
 
     def _serve(self) -> None:
         receivers = self._receivers()
-        waiting = self.limits.expected if not any(seat.worker.ready for seat in receivers) else 0
+        waiting = self.limits.expected if not any(holder.worker.ready for holder in receivers) else 0
         # Workers that are starting cannot read yet. So it costs nothing to leave a share for those that were
         # launched with them, and it avoids handoffs a minute later.
         most = self.share * len(self.takers) / (len(self.takers) + waiting) if waiting and self.takers else None
@@ -101,7 +108,7 @@ class Round:
                 continue
             if self.share > 0:
                 crowds = crowds or to.load + weight * to.factor > crowded.high
-                to = crowded.better(to, weight, lambda seat: self.may_hold(seat, lease.key))  # noqa: B023
+                to = crowded.better(to, weight, lambda holder: self.may_hold(holder, lease.key))  # noqa: B023
             self.give(lease.key, None, to, "unserved", lease.unserved or "")
             queue.push(to)
 
@@ -110,7 +117,7 @@ class Round:
             Balancing(self).relieve()
 
     def _drain(self) -> None:
-        queue = Queue(seat for seat in self._receivers() if seat.worker.ready)
+        queue = Queue(holder for holder in self._receivers() if holder.worker.ready)
         order = sorted(self.draining, key=lambda pair: (-self.measure.weights[pair[0].key], pair[0].key))
         for lease, source in order:
             to = self._first_fit(queue, lease.key, source.worker.zone)
@@ -119,21 +126,26 @@ class Round:
                 self.give(lease.key, source, to, "drain", f"{source.id} {why}")
                 queue.push(to)
 
-    def _intended(self, lease: LeaseLoad) -> Seat | None:
+    def _intended(self, lease: LeaseLoad) -> Holder | None:
         """The next owner of a handoff whose old owner has ended."""
-        seat = self.board.seats.get(lease.next_owner) if lease.next_owner is not None else None
-        can = seat is not None and seat.worker.ready and not seat.worker.drains and self.may_hold(seat, lease.key)
-        return seat if can else None
+        holder = self.state.holders.get(lease.next_owner) if lease.next_owner is not None else None
+        can = (
+            holder is not None
+            and holder.worker.ready
+            and not holder.worker.drains
+            and self.may_hold(holder, lease.key)
+        )
+        return holder if can else None
 
-    def _home(self, lease: LeaseLoad, weight: float) -> Seat | None:
+    def _home(self, lease: LeaseLoad, weight: float) -> Holder | None:
         """The worker in the slot that held the lease last, unless its load would be above the band."""
-        seat = self.by_slot.get(lease.home) if lease.home is not None else None
-        if seat is None or not (seat.worker.accepts and seat.worker.ready) or seat.worker.drains:
+        holder = self.by_slot.get(lease.home) if lease.home is not None else None
+        if holder is None or not (holder.worker.accepts and holder.worker.ready) or holder.worker.drains:
             return None
-        fits = seat.load + weight * seat.factor <= self.share * (1 + self.limits.imbalance * STOP_ABOVE)
-        return seat if fits and self.may_hold(seat, lease.key) else None
+        fits = holder.load + weight * holder.factor <= self.share * (1 + self.limits.imbalance * STOP_ABOVE)
+        return holder if fits and self.may_hold(holder, lease.key) else None
 
-    def _first_fit(self, queue: Queue, lease: LeaseKey, zone: str | None = None) -> Seat | None:
+    def _first_fit(self, queue: Queue, lease: LeaseKey, zone: str | None = None) -> Holder | None:
         """The least loaded worker whose caps allow the lease. One in `zone` is preferred if it is about as idle."""
         least = queue.least()
         near = queue.least(zone) if zone is not None else None
@@ -144,30 +156,30 @@ class Round:
             and self.may_hold(near, lease)
         ):
             return near
-        skipped: list[Seat] = []
+        skipped: list[Holder] = []
         found = None
-        while (seat := queue.least()) is not None and len(skipped) < SEATS_TRIED:
-            if self.may_hold(seat, lease):
-                found = seat
+        while (holder := queue.least()) is not None and len(skipped) < HOLDERS_TRIED:
+            if self.may_hold(holder, lease):
+                found = holder
                 break
             queue.drop()
-            if not self.board.is_full(seat):
-                skipped.append(seat)
-        for seat in skipped:
-            queue.push(seat)
+            if not self.state.is_full(holder):
+                skipped.append(holder)
+        for holder in skipped:
+            queue.push(holder)
         return found
 
-    def ideal(self, seat: Seat) -> float:
+    def ideal(self, holder: Holder) -> float:
         """The load that the worker should have: the share, or its heaviest lease if that is heavier."""
-        return max(self.share, seat.heaviest * seat.factor)
+        return max(self.share, holder.heaviest * holder.factor)
 
     def _outside(self, bands: float) -> list[WorkerId]:
         width = self.limits.imbalance * bands
         return [
-            seat.id
-            for seat in self.takers
-            if seat.worker.ready
-            and (seat.load > self.ideal(seat) * (1 + width) or seat.load < self.share * (1 - width) - EPSILON)
+            holder.id
+            for holder in self.takers
+            if holder.worker.ready
+            and (holder.load > self.ideal(holder) * (1 + width) or holder.load < self.share * (1 - width) - EPSILON)
         ]
 
     def _is_worth_it(self, outside: Sequence[WorkerId], *, changed: bool) -> bool:
@@ -186,33 +198,33 @@ class _Crowded:
     band.
     """
 
-    def __init__(self, seats: Sequence[Seat], high: float) -> None:
+    def __init__(self, holders: Sequence[Holder], high: float) -> None:
         self.high = high
-        self._seats = seats
-        self._reliefs: dict[WorkerId, tuple[Seat, list[float]]] | None = None
+        self._holders = holders
+        self._reliefs: dict[WorkerId, tuple[Holder, list[float]]] | None = None
 
-    def better(self, seat: Seat, weight: float, may_hold: Callable[[Seat], bool]) -> Seat:
-        """`seat`, or a worker that makes room for `weight` with the fewest handoffs."""
-        if seat.load + weight * seat.factor <= self.high or seat.count == 0:
-            return seat
+    def better(self, holder: Holder, weight: float, may_hold: Callable[[Holder], bool]) -> Holder:
+        """`holder`, or a worker that makes room for `weight` with the fewest handoffs."""
+        if holder.load + weight * holder.factor <= self.high or holder.count == 0:
+            return holder
         if self._reliefs is None:
             # At least half of the workers have this much room; few have much more.
-            room = self.high - median(each.load for each in self._seats)
-            self._reliefs = {each.id: (each, _reliefs(each, room)) for each in self._seats}
-        best: tuple[int, float, Seat] | None = None
+            room = self.high - median(each.load for each in self._holders)
+            self._reliefs = {each.id: (each, _reliefs(each, room)) for each in self._holders}
+        best: tuple[int, float, Holder] | None = None
         for other, reliefs in self._reliefs.values():
             handoffs = bisect_left(reliefs, other.load + weight * other.factor - self.high)
             # Of equal workers choose the fullest, so that the others remain for lighter leases.
             if handoffs < len(reliefs) and (best is None or (handoffs, -other.load) < best[:2]) and may_hold(other):
                 best = handoffs, -other.load, other
         if best is None:
-            return seat
+            return holder
         del self._reliefs[best[2].id]
         return best[2]
 
 
-def _reliefs(seat: Seat, room: float) -> list[float]:
+def _reliefs(holder: Holder, room: float) -> list[float]:
     """By how much one, two, three ... handoffs reduce the load, counting leases that fit into the `room` of
     others."""
-    end = bisect_right(seat.movable, room, key=weight_of)
-    return list(accumulate(weight * seat.factor for weight, _ in reversed(seat.movable[:end])))
+    end = bisect_right(holder.movable, room, key=weight_of)
+    return list(accumulate(weight * holder.factor for weight, _ in reversed(holder.movable[:end])))

@@ -9,7 +9,7 @@ from kcl_dagster.leader.assignment.policy import Policy
 from kcl_dagster.leader.assignment.readiness import ReadersFirst
 from kcl_dagster.leader.assignment.taker import TakerPolicy
 from kcl_dagster.leader.assignment.variance import Variance
-from kcl_dagster.model.taking import TakingRules
+from kcl_dagster.model.lease_taking import TakingRules
 
 # Passes of a Java leader, in lease durations: it assigns after two and balances at every third pass.
 KCL_BALANCES_EVERY: Final = 6.0

@@ -12,7 +12,7 @@ from random import Random
 
 from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Move, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.taking import Candidate, TakingRules, plan_taking
+from kcl_dagster.model.lease_taking import Candidate, TakingRules, plan_taking
 
 
 @dataclass(frozen=True, slots=True)

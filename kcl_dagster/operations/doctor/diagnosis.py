@@ -34,8 +34,8 @@ from kcl_dagster.spark.java import find_java
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.tables.attributes import OWNER_INDEX
 from kcl_dagster.tables.coordination import LEADER_KEY
-from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.table_layout import detect_layout
 
 WATCH_SECONDS: Final = 15.0  # a leader writes its lock with every tick, which is every five seconds
 LEAST_WATCHED: Final = 10.0  # two ticks; a leader that was silent for less may be well

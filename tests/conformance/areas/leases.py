@@ -3,7 +3,7 @@
 from kcl_dagster.leader.handoff import Deadline, Verdict, may_be_asked_for
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
-from kcl_dagster.model.taking import Candidate, TakingRules, is_available, unchanged_for
+from kcl_dagster.model.lease_taking import Candidate, TakingRules, is_available, unchanged_for
 from tests.conformance.agreement import Observed
 from tests.conformance.areas.small_rules import milliseconds
 from tests.conformance.case import Given, NotUnderstood

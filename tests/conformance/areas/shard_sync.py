@@ -6,10 +6,10 @@ from typing import Any
 
 from kcl_dagster.application import Application, Position, StartAt
 from kcl_dagster.errors import StreamNotFound
-from kcl_dagster.leader.audit import lack_range
-from kcl_dagster.leader.streams import KinesisStreams
+from kcl_dagster.leader.hash_ranges import lack_range
+from kcl_dagster.leader.kinesis_streams import KinesisStreams
 from kcl_dagster.leader.sync import SyncPlan, descends, plan_first_sync, plan_sync
-from kcl_dagster.leader.syncing import StreamOutcome, Syncer
+from kcl_dagster.leader.sync_stage import StreamOutcome, Syncer
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.hole import find_hole
 from kcl_dagster.model.lease import Lease, LeaseKey

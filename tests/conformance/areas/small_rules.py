@@ -3,7 +3,7 @@
 import math
 
 from kcl_dagster.errors import ServiceError
-from kcl_dagster.leader.failures import FailureCount
+from kcl_dagster.leader.failure_count import FailureCount
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.tables.attributes import java_double, rounded
 from kcl_dagster.tables.scanning import Segments

@@ -3,7 +3,7 @@
 from random import Random
 
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.taking import Candidate, TakingRules, loads
+from kcl_dagster.model.lease_taking import Candidate, TakingRules, loads
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.worker.taking import Taker
 from tests.conformance.agreement import AnyOrder, Observed

@@ -1,15 +1,15 @@
 """The KCL's auditor: when does a Java leader believe that hash keys are not covered?
 
 A Java leader syncs at once where a stream has no leases at all, and otherwise only when it has found the very same
-hole in several audits in a row. `kcl_dagster.leader.audit` acts on the first sight of a hole: a sync that finds
-nothing to create costs one listing.
+hole in several audits in a row. `kcl_dagster.leader.sync_stage` acts on the first sight of a hole: a sync that
+finds nothing to create costs one listing.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kcl_dagster.leader.audit import active_ranges
+from kcl_dagster.leader.hash_ranges import active_ranges
 from kcl_dagster.model.hole import Hole, find_hole
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange

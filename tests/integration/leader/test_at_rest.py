@@ -3,9 +3,9 @@
 import pytest
 
 from kcl_dagster.application import Application, FleetSettings
-from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.orchestration import observation
+from kcl_dagster.orchestration import application_state
 from kcl_dagster.tables.control import Control
 from tests.integration.leader.town import TICK, Town, shard_id
 
@@ -36,7 +36,7 @@ def test_leases_are_there_and_no_worker_is_wanted(resting: Town) -> None:
     assert report.unserved == {}
     assert report.resting == {LeaseKey(shard_id(0)): 0.0, LeaseKey(shard_id(1)): 0.0}
     assert report.lag_ms == 0
-    seen = observation.of_tick(report, {}, {}, resting.clock.now())
+    seen = application_state.of_tick(report, {}, {}, resting.clock.now())
     assert [lag.seconds for lag in seen.lags] == [0.0, 0.0]
     assert not seen.unserved
 

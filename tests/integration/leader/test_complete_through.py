@@ -3,7 +3,7 @@
 import pytest
 
 from kcl_dagster.application import Application
-from kcl_dagster.leader.completeness import Hindrance
+from kcl_dagster.leader.application_completeness import Hindrance
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from tests.integration.leader.town import Town, shard_id
 

@@ -9,9 +9,9 @@ import pytest
 from kcl_dagster import aws as edge
 from kcl_dagster.application import Application, FleetSettings
 from kcl_dagster.emulator import Emulator
-from kcl_dagster.leader.opening import open_leader
+from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.parallel import Threads
-from kcl_dagster.leader.runs import RunView, SlotRun
+from kcl_dagster.leader.run_view import RunView, SlotRun
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.worker import WorkerRow, slot_name, worker_id
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kcl_dagster.application import Application, FleetSettings, PolicySettings
-from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from tests.integration.leader.town import TICK, Town, Worker, shard_id

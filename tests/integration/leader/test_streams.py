@@ -7,16 +7,16 @@ import pytest
 from botocore.exceptions import ClientError
 
 from kcl_dagster.application import Application, BatchSettings, FleetSettings, Position, StartAt, StreamSettings
-from kcl_dagster.leader import syncing
-from kcl_dagster.leader.completeness import window_counts
+from kcl_dagster.leader import sync_stage
+from kcl_dagster.leader.application_completeness import window_counts
 from kcl_dagster.leader.liveness import CLOCK_TOLERANCE
 from kcl_dagster.model.checkpoint import LATEST, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.attributes import START_POSITION
-from kcl_dagster.tables.layout import create_tables
 from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.table_layout import create_tables
 from tests.doubles.kinesis import FakeKinesis
 from tests.integration.leader.town import Client, Town, Worker, shard_id
 
@@ -209,7 +209,7 @@ def test_a_start_that_was_cut_off_is_completed_even_if_shards_were_closed_meanwh
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first leader wrote down the moment and dies before it has made all leases."""
-    monkeypatch.setattr(syncing, "CREATED_AT_ONCE", 1)
+    monkeypatch.setattr(sync_stage, "CREATED_AT_ONCE", 1)
     streams = (StreamSettings(name="orders", start=StartAt(position=Position.LATEST)),)
     town = Town(Application(name="tip-app", streams=streams, fleet=FLEET), shards=4)
 

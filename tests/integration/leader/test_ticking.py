@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 
 from kcl_dagster.application import Application, FleetSettings, Timings
-from kcl_dagster.leader.failures import LONGEST_PAUSE
-from kcl_dagster.leader.report import TickReport
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.failure_count import LONGEST_PAUSE
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.standby import lead
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.control import Control
-from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.places import Layout
 from kcl_dagster.tables.state import ClientVersion
+from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.worker.leader_watch import LockWatch
 from tests.integration.leader.town import TICK, Town, shard_id
 

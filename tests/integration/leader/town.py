@@ -9,10 +9,10 @@ from botocore.exceptions import ClientError
 
 from kcl_dagster.application import Application
 from kcl_dagster.emulator.kinesis import KinesisService, Limits
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.report import TickReport
-from kcl_dagster.leader.runs import LoadedCode, RunView, SlotRun
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import LoadedCode, RunView, SlotRun
 from kcl_dagster.leader.tick import Leader
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import ChildShard

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from kcl_dagster.emulator import Endpoint
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.sinks.delta import open_table

@@ -20,8 +20,8 @@ from kcl_dagster.orchestration.sinks import Commit
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.storage import S3Options, Store, open_store
-from kcl_dagster.tables.layout import Layout
 from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.table_layout import Layout
 from kcl_dagster.testing.consuming import EmbeddedAws, consume, embedded_aws
 
 pytestmark = pytest.mark.spark

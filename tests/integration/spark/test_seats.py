@@ -28,8 +28,8 @@ from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.seats.sparkseats import SparkSeats
 from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.streams.pacing import ShardLimits
-from kcl_dagster.tables.layout import create_tables, detect_layout
 from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.table_layout import create_tables, detect_layout
 from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity

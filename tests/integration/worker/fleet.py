@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from kcl_dagster.application import Application
 from kcl_dagster.emulator import Emulator
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.runs import RunView, SlotRun
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView, SlotRun
 from kcl_dagster.model.worker import worker_id
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.pacing import ShardLimits

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_dagster.leader.assignment.board import fair_share
+from kcl_dagster.leader.assignment.assignment_state import fair_share
 from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.leader.cleanup import has_started, plan_cleanup
 from kcl_dagster.leader.expiry import observed_version, rest, why_unserved
-from kcl_dagster.leader.failures import FailureCount
+from kcl_dagster.leader.failure_count import FailureCount
 from kcl_dagster.leader.handoff import Deadline, Verdict, may_be_asked_for
 from kcl_dagster.leader.launches import LONGEST_PAUSE, LaunchBook
-from kcl_dagster.leader.runs import SlotRun
+from kcl_dagster.leader.run_view import SlotRun
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.hole import find_hole
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId

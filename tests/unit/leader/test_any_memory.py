@@ -10,7 +10,7 @@ from kcl_dagster.application import FleetSettings
 from kcl_dagster.leader.fleet import FleetPlan, FleetSight, decide_fleet
 from kcl_dagster.leader.liveness import WorkerSight
 from kcl_dagster.leader.memory import Memory
-from kcl_dagster.leader.runs import RunStatus, SlotRun
+from kcl_dagster.leader.run_view import RunStatus, SlotRun
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.model.worker import WorkerRow, slot_name

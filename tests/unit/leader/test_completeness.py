@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_dagster.leader.completeness import (
+from kcl_dagster.leader.application_completeness import (
     Completeness,
     HeldBy,
     Hindrance,

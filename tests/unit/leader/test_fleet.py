@@ -20,7 +20,7 @@ from kcl_dagster.leader.launches import FIRST_PAUSE, LONGEST_PAUSE, LaunchBook
 from kcl_dagster.leader.liveness import WorkerSight, scalable_lag_of
 from kcl_dagster.leader.memory import Memory, starts_given_up
 from kcl_dagster.leader.patience import remembered
-from kcl_dagster.leader.runs import LoadedCode, RunStatus, SlotRun
+from kcl_dagster.leader.run_view import LoadedCode, RunStatus, SlotRun
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker import BOUNDED_SLOT, SHARDS_TOLD, WorkerRow, WorkerState, slot_name
 

@@ -12,7 +12,7 @@ from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, 
 from kcl_dagster.leader.assignment.taker import TakerPolicy
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.taking import TakingRules
+from kcl_dagster.model.lease_taking import TakingRules
 from tests.conformance.rules.lease_count import lease_count, target_leases
 
 NAN = float("nan")

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_dagster.leader import expiry, handoff
-from kcl_dagster.leader.audit import active_ranges, lack_range
 from kcl_dagster.leader.cleanup import DECLARED_SECONDS, has_started, plan_cleanup
 from kcl_dagster.leader.handoff import Deadline, Verdict
+from kcl_dagster.leader.hash_ranges import active_ranges, lack_range
 from kcl_dagster.leader.liveness import (
     CLOCK_TOLERANCE,
     KCL_ROW_SECONDS,

@@ -10,7 +10,7 @@ import pytest
 
 from kcl_dagster.application import Application, FleetSettings
 from kcl_dagster.errors import ServiceError
-from kcl_dagster.leader.streams import KinesisStreams
+from kcl_dagster.leader.kinesis_streams import KinesisStreams
 from kcl_dagster.leader.unread import CLOCKS_APART, UnreadWatch
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey

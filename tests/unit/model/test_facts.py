@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.lease_taking import Candidate, TakingRules, plan_taking
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.taking import Candidate, TakingRules, plan_taking
 from tests.conformance.rules.sequence import SequenceOrigin, belongs_to
 from tests.conformance.rules.stream_arn import StreamArn
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.taking import Candidate, Taking, TakingRules, is_available, plan_taking
+from kcl_dagster.model.lease_taking import Candidate, Taking, TakingRules, is_available, plan_taking
 
 RULES = TakingRules(lease_duration=10)
 ME = WorkerId("me")

@@ -10,10 +10,10 @@ from botocore.exceptions import ClientError
 
 from kcl_dagster.application import Application, Position, StartAt, StreamSettings, TableSettings
 from kcl_dagster.emulator.kinesis import Limits
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.report import TickReport
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.tick import Leader
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.lease import Lease, WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.operations.desk import Desk

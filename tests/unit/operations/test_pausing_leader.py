@@ -1,6 +1,6 @@
 """A leader obeys the control row."""
 
-from kcl_dagster.leader.runs import RunView, SlotRun
+from kcl_dagster.leader.run_view import RunView, SlotRun
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.tables.control import Control
 from tests.unit.operations.conftest import ANNA, Shop

@@ -9,9 +9,9 @@ import pytest
 import kcl_dagster as kcl
 from kcl_dagster.application import Position
 from kcl_dagster.errors import ConfigurationError, Unsafe
-from kcl_dagster.leader.completeness import HeldBy, Hindrance, complete_through, window_counts
-from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.application_completeness import HeldBy, Hindrance, complete_through, window_counts
 from kcl_dagster.leader.sync import plan_sync
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.checkpoint import LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import BatchCounts, StoredRows

@@ -3,9 +3,9 @@
 import pytest
 
 from kcl_dagster.errors import ConfigurationError, LayoutRefused, Unsafe
-from kcl_dagster.leader.opening import open_leader
+from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.operations.takeover import take_over_2x
-from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.table_layout import detect_layout
 from tests.unit.operations.conftest import Shop
 
 

@@ -13,7 +13,7 @@ import pytest
 import kcl_dagster as kcl
 from kcl_dagster import aws, cli
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.operations import terminal
 from kcl_dagster.operations.doctor.finding import fail
 from tests.unit.operations.conftest import STREAM, Shop

@@ -9,8 +9,8 @@ import kcl_dagster as kcl
 from kcl_dagster.model.worker import WorkerRow, WorkerState, slot_name, worker_id
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.runtime import system
-from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 
 RENEWAL_SECONDS = 1.0

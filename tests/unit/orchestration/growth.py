@@ -22,8 +22,8 @@ from kcl_dagster.application import FleetSettings
 from kcl_dagster.model import worker as worker_row
 from kcl_dagster.model.lease import Lease, WorkerId
 from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.orchestration.application_state import Decision, Observation
 from kcl_dagster.orchestration.diary import Diary
-from kcl_dagster.orchestration.observation import Decision, Observation
 from kcl_dagster.orchestration.reporting import LIVELY_SECONDS, Reporter
 from kcl_dagster.orchestration.translator import KclTranslator
 from tests.unit.orchestration.test_reporting import CALM, Table, lease, stored, things, worker

@@ -6,8 +6,8 @@ import pytest
 from dagster import AssetKey
 
 from kcl_dagster.application import Application, PolicySettings
-from kcl_dagster.leader.completeness import Completeness, HeldBy, Hindrance
-from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.application_completeness import Completeness, HeldBy, Hindrance
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier

@@ -22,8 +22,8 @@ from kcl_dagster.runtime import system
 from kcl_dagster.spark.sinks.completeness import file_of
 from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.control import Control, ControlRow
-from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.table_layout import detect_layout
 from tests.unit.orchestration.conftest import Bench
 from tests.unit.orchestration.fleet_beside import reading_fleet
 from tests.unit.orchestration.test_worker_job import (

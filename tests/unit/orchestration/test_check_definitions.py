@@ -11,7 +11,7 @@ from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.orchestration import checks
 from kcl_dagster.orchestration.check_definitions import look
 from kcl_dagster.runtime import Runtime, system
-from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 from tests.doubles.clock import FakeClock
 from tests.unit.orchestration.conftest import Bench

@@ -11,11 +11,11 @@ import pytest
 from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetKey, AssetMaterialization
 
 from kcl_dagster.application import FleetSettings
-from kcl_dagster.leader.completeness import Completeness, HeldBy, Hindrance
+from kcl_dagster.leader.application_completeness import Completeness, HeldBy, Hindrance
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.orchestration import checks, statement
+from kcl_dagster.orchestration.application_state import Decision, Observation
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
-from kcl_dagster.orchestration.observation import Decision, Observation
 from kcl_dagster.orchestration.operation_jobs import build_kcl_operation_jobs
 from kcl_dagster.orchestration.reporting import Event, Reporter
 from kcl_dagster.orchestration.translator import KclTranslator, Role

@@ -10,8 +10,8 @@ import pytest
 from dagster._core.test_utils import create_run_for_test
 
 import kcl_dagster as kcl
-from kcl_dagster.leader.completeness import Completeness
-from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.application_completeness import Completeness
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.model.lease import Lease, LeaseKey

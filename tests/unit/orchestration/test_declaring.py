@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_dagster.leader.completeness import Completeness
+from kcl_dagster.leader.application_completeness import Completeness
 from kcl_dagster.orchestration.declaring import NOT_LOOKED_UP, Declared, Due, Progress, Reason, due
 
 HOUR = 3600

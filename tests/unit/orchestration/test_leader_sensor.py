@@ -30,7 +30,7 @@ from sqlalchemy import text
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.leader.launches import FIRST_PAUSE
-from kcl_dagster.leader.syncing import Syncer
+from kcl_dagster.leader.sync_stage import Syncer
 from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
@@ -38,8 +38,8 @@ from kcl_dagster.orchestration import leader_sensor, reporting
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_storage import CODE_TAG, WORKER_TAG, slot_runs
 from kcl_dagster.runtime import Runtime, system
-from kcl_dagster.tables.layout import detect_layout
 from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.testing import EmulatorResource
 from tests.doubles.clock import FakeClock

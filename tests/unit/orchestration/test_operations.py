@@ -11,8 +11,8 @@ import pytest
 
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier

@@ -12,8 +12,8 @@ import pytest
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import StreamError
-from kcl_dagster.leader.completeness import Completeness, HeldBy, Hindrance
-from kcl_dagster.leader.report import TickReport
+from kcl_dagster.leader.application_completeness import Completeness, HeldBy, Hindrance
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.orchestration import asked_windows, declared_windows, records_asset
 from kcl_dagster.orchestration.asked_windows import PATIENCE_SECONDS, Stored
@@ -22,7 +22,7 @@ from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.orchestration.records_asset import build_records_asset
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.completeness_row import CompletenessRow
-from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.table_layout import detect_layout
 from tests.doubles.clock import FakeClock
 from tests.unit.operations.conftest import Shop
 from tests.unit.orchestration.conftest import Bench

@@ -16,14 +16,14 @@ from dagster import (
 )
 
 import kcl_dagster as kcl
-from kcl_dagster.leader.report import StreamSight
+from kcl_dagster.leader.tick_report import StreamSight
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.orchestration import checks
+from kcl_dagster.orchestration.application_state import Decision, Observation
 from kcl_dagster.orchestration.diary import CALM_PACE_SECONDS, Diary
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclDecisionsMetadataSet, KclLagMetadataSet
-from kcl_dagster.orchestration.observation import Decision, Observation
 from kcl_dagster.orchestration.reporting import Event, Reporter
 from kcl_dagster.orchestration.statement import MAX_ROWS
 from kcl_dagster.orchestration.translator import KclTranslator

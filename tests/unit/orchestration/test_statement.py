@@ -7,13 +7,13 @@ import pytest
 from dagster import MetadataValue
 
 from kcl_dagster.leader.liveness import WorkerSight
-from kcl_dagster.leader.report import StreamSight, TickReport
-from kcl_dagster.leader.runs import SlotRun
+from kcl_dagster.leader.run_view import SlotRun
+from kcl_dagster.leader.tick_report import StreamSight, TickReport
 from kcl_dagster.model.checkpoint import SHARD_END
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.orchestration import picture, statement
-from kcl_dagster.orchestration.observation import Decision, of_tick
+from kcl_dagster.orchestration.application_state import Decision, of_tick
 from kcl_dagster.orchestration.statement import MAX_ROWS
 from tests.unit.orchestration.test_reporting import CALM, lease, worker
 

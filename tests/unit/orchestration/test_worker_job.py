@@ -20,7 +20,7 @@ from kcl_dagster.emulator import Emulator
 from kcl_dagster.operations.status import read_status
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.runtime import system
-from kcl_dagster.tables.layout import detect_layout
+from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 from tests.doubles.aggregation import sealed
 from tests.unit.orchestration.conftest import Bench

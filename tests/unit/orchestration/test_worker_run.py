@@ -19,8 +19,8 @@ from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.interruption import Interruption
-from kcl_dagster.tables.layout import create_tables
 from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.table_layout import create_tables
 from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.worker.late import Late
 from kcl_dagster.worker.stop import StopReason, StopSignal

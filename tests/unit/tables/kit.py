@@ -13,9 +13,9 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.tables.layout import create_tables, detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.table_layout import create_tables, detect_layout
 from tests.doubles.clock import FakeClock
 
 ANNA, BERT, CARL = WorkerId("worker-000:anna"), WorkerId("worker-001:bert"), WorkerId("worker-002:carl")

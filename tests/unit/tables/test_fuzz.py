@@ -29,11 +29,11 @@ from kcl_dagster.tables.control import (
     ControlRow,
 )
 from kcl_dagster.tables.items import lease_from_item, lease_to_item
-from kcl_dagster.tables.layout import create_tables, detect_layout
 from kcl_dagster.tables.lock import LeaderLock
-from kcl_dagster.tables.memory import MemoryRow
+from kcl_dagster.tables.memory_row import MemoryRow
 from kcl_dagster.tables.rows import worker_row_from_item, worker_row_to_item
 from kcl_dagster.tables.starts import StartTable
+from kcl_dagster.tables.table_layout import create_tables, detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 from tests.doubles.clock import FakeClock
 from tests.doubles.dynamodb import FakeDynamoDB

@@ -6,9 +6,9 @@ import pytest
 
 from kcl_dagster.application import Application, Billing, TableSettings
 from kcl_dagster.errors import AccessDenied, LayoutRefused, ServiceError, TableNotFound, UnreadableItem
-from kcl_dagster.tables.layout import create_tables, detect_layout, verify_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.places import Layout, LayoutKind
+from kcl_dagster.tables.table_layout import create_tables, detect_layout, verify_layout
 from tests.doubles.clock import FakeClock
 from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import (

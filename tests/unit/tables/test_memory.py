@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kcl_dagster.tables.memory import LARGEST, MemoryRow
+from kcl_dagster.tables.memory_row import LARGEST, MemoryRow
 from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import Tables, application
 

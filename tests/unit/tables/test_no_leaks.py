@@ -16,11 +16,11 @@ from kcl_dagster.model.standing import Standing
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.expressions import Request
-from kcl_dagster.tables.layout import create_tables, detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
-from kcl_dagster.tables.memory import MemoryRow
+from kcl_dagster.tables.memory_row import MemoryRow
 from kcl_dagster.tables.starts import StartPosition, StartTable
+from kcl_dagster.tables.table_layout import create_tables, detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 from tests.doubles.clock import FakeClock
 from tests.doubles.dynamodb import FakeDynamoDB

@@ -8,8 +8,8 @@ import pytest
 
 from kcl_dagster.application import TableSettings
 from kcl_dagster.errors import ServiceError
+from kcl_dagster.tables.lease_reader import INDEX_RECHECK_SECONDS
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.reading import INDEX_RECHECK_SECONDS
 from kcl_dagster.tables.scanning import SEGMENTS_STAND_FOR, Segments, segments_for
 from tests.doubles.clock import FakeClock
 from tests.doubles.dynamodb import FakeDynamoDB

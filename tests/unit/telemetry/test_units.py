@@ -8,8 +8,8 @@ import pytest
 from kcl_dagster.application import Application
 from kcl_dagster.aws import client as make_client
 from kcl_dagster.emulator import Emulator
-from kcl_dagster.leader.opening import open_leader
-from kcl_dagster.leader.runs import RunView
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.runtime import system
 from kcl_dagster.telemetry.openmetrics import MetricsRegistry
 from kcl_dagster.telemetry.units import counted_units

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 import pytest
 
 from kcl_dagster.application import MetricsLevel, TelemetrySettings
-from kcl_dagster.leader.report import StageOutcome, StreamSight, TickReport
+from kcl_dagster.leader.tick_report import StageOutcome, StreamSight, TickReport
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier

@@ -6,7 +6,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.tables.layout import create_tables, detect_layout
+from kcl_dagster.tables.table_layout import create_tables, detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from tests.doubles.clock import FakeClock

@@ -13,9 +13,9 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import CPU, WorkerState
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.tables.layout import create_tables, detect_layout
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.starts import StartPosition, StartTable
+from kcl_dagster.tables.table_layout import create_tables, detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.testing.processors import LocalSeats
 from kcl_dagster.worker.batch import Batch, Budget

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from dagster import HourlyPartitionsDefinition
 
-from kcl_dagster.leader.completeness import ShardPart, window_counts
+from kcl_dagster.leader.application_completeness import ShardPart, window_counts
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import BatchCounts, LateBatch, StoredRows

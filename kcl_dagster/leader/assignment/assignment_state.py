@@ -17,7 +17,7 @@ def weight_of(entry: tuple[float, LeaseKey]) -> float:
 
 
 @dataclass(slots=True)
-class Seat:
+class Holder:
     """One worker and the leases it holds. `load`: the weight of the leases times `factor`, the cost of work
     there."""
 
@@ -41,67 +41,68 @@ class Seat:
         return max(self.fixed, self.movable[-1][0] if self.movable else 0.0)
 
 
-class Board:
-    """All seats, and the weight of each lease. Every change updates loads, throughputs and counts."""
+class AssignmentState:
+    """All holders, and the weight of each lease. Every change updates loads, throughputs and counts."""
 
-    def __init__(self, seats: Iterable[Seat], weights: Mapping[LeaseKey, float], limits: Limits) -> None:
-        self.seats = {seat.id: seat for seat in seats}
+    def __init__(self, holders: Iterable[Holder], weights: Mapping[LeaseKey, float], limits: Limits) -> None:
+        self.holders = {holder.id: holder for holder in holders}
         self.weights = weights
         self._limits = limits
 
-    def put(self, key: LeaseKey, kbps: float, seat: Seat, *, movable: bool) -> None:
+    def put(self, key: LeaseKey, kbps: float, holder: Holder, *, movable: bool) -> None:
         weight = self.weights[key]
-        seat.load += weight * seat.factor
-        seat.kbps += kbps
-        seat.count += 1
+        holder.load += weight * holder.factor
+        holder.kbps += kbps
+        holder.count += 1
         if movable:
-            insort(seat.movable, (weight, key))
+            insort(holder.movable, (weight, key))
         else:
-            seat.fixed = max(seat.fixed, weight)
+            holder.fixed = max(holder.fixed, weight)
 
-    def take(self, key: LeaseKey, kbps: float, seat: Seat) -> None:
+    def take(self, key: LeaseKey, kbps: float, holder: Holder) -> None:
         """`key` must be movable."""
         weight = self.weights[key]
-        seat.load -= weight * seat.factor
-        seat.kbps -= kbps
-        seat.count -= 1
-        seat.movable.pop(bisect_right(seat.movable, (weight, key)) - 1)
+        holder.load -= weight * holder.factor
+        holder.kbps -= kbps
+        holder.count -= 1
+        holder.movable.pop(bisect_right(holder.movable, (weight, key)) - 1)
 
-    def is_full(self, seat: Seat) -> bool:
+    def is_full(self, holder: Holder) -> bool:
         """Whether the worker has as many leases as it may have."""
-        return self._limits.max_leases is not None and seat.count >= self._limits.max_leases
+        return self._limits.max_leases is not None and holder.count >= self._limits.max_leases
 
-    def may_hold(self, seat: Seat, kbps: float) -> bool:
+    def may_hold(self, holder: Holder, kbps: float) -> bool:
         """Whether the worker may get one more lease of this throughput within the caps. A lease that alone exceeds
         the throughput cap may go to a worker without leases: otherwise no worker could ever serve it."""
         limits = self._limits
-        if not seat.worker.accepts or self.is_full(seat):
+        if not holder.worker.accepts or self.is_full(holder):
             return False
-        return limits.max_kbps is None or seat.count == 0 or seat.kbps + kbps <= limits.max_kbps
+        return limits.max_kbps is None or holder.count == 0 or holder.kbps + kbps <= limits.max_kbps
 
 
 class Queue:
-    """Orders seats by load, ascending, then by number of leases, then by name. One heap per zone and one for
+    """Orders holders by load, ascending, then by number of leases, then by name. One heap per zone and one for
     all."""
 
-    def __init__(self, seats: Iterable[Seat]) -> None:
-        self._heaps: dict[str | None, list[tuple[float, int, WorkerId, Seat]]] = {None: []}
-        for seat in seats:
-            self.push(seat)
+    def __init__(self, holders: Iterable[Holder]) -> None:
+        self._heaps: dict[str | None, list[tuple[float, int, WorkerId, Holder]]] = {None: []}
+        for holder in holders:
+            self.push(holder)
 
-    def push(self, seat: Seat) -> None:
-        """Add a seat. Call it again after every change of the seat: the former entry is then stale and skipped."""
-        entry = (seat.load, seat.count, seat.id, seat)
+    def push(self, holder: Holder) -> None:
+        """Add a holder. Call it again after every change of the holder: the former entry is stale then and
+        skipped."""
+        entry = (holder.load, holder.count, holder.id, holder)
         heapq.heappush(self._heaps[None], entry)
-        if seat.worker.zone is not None:
-            heapq.heappush(self._heaps.setdefault(seat.worker.zone, []), entry)
+        if holder.worker.zone is not None:
+            heapq.heappush(self._heaps.setdefault(holder.worker.zone, []), entry)
 
-    def least(self, zone: str | None = None) -> Seat | None:
+    def least(self, zone: str | None = None) -> Holder | None:
         heap = self._heaps.get(zone, [])
         while heap:
-            load, count, _, seat = heap[0]
-            if load == seat.load and count == seat.count:
-                return seat
+            load, count, _, holder = heap[0]
+            if load == holder.load and count == holder.count:
+                return holder
             heapq.heappop(heap)
         return None
 

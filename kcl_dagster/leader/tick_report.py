@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kcl_dagster.leader.application_completeness import Completeness
 from kcl_dagster.leader.assignment.policy import Move
-from kcl_dagster.leader.completeness import Completeness
 from kcl_dagster.leader.liveness import WorkerSight
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.tables.completeness_row import SetBack

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from kcl_dagster.leader.assignment.board import EPSILON, Queue, Seat, weight_of
+from kcl_dagster.leader.assignment.assignment_state import EPSILON, Holder, Queue, weight_of
 from kcl_dagster.model.lease import LeaseKey
 
 if TYPE_CHECKING:
@@ -32,29 +32,29 @@ class Balancing:
         self.high = self.share * (1 + band * STOP_ABOVE)
         self.low = self.share * (1 - band)
         self.band = self.share * band
-        self.queue = Queue(seat for seat in round_.takers if seat.worker.ready)
+        self.queue = Queue(holder for holder in round_.takers if holder.worker.ready)
         self.budget = round_.limits.moves - sum(move.kind == "balance" for move in round_.moves)
 
     def run(self) -> None:
         self.relieve()
-        self._fill([seat for seat in self.round.takers if seat.worker.ready and seat.load < self.low])
-        self._seed([seat for seat in self.round.takers if seat.worker.ready and seat.count == 0])
+        self._fill([holder for holder in self.round.takers if holder.worker.ready and holder.load < self.low])
+        self._seed([holder for holder in self.round.takers if holder.worker.ready and holder.count == 0])
 
     def relieve(self) -> None:
         """Every worker above the band gives leases away, the most loaded one first."""
-        donors = [(-seat.load, seat.id) for seat in self.round.takers]
+        donors = [(-holder.load, holder.id) for holder in self.round.takers]
         heapq.heapify(donors)
         while donors and self.budget > 0:
             _, name = heapq.heappop(donors)
-            donor = self.round.board.seats[name]
+            donor = self.round.state.holders[name]
             allowed = self.round.ideal(donor) * self.high / self.share
             if donor.load > allowed + EPSILON and self._relieve_once(donor):
                 heapq.heappush(donors, (-donor.load, name))
 
-    def _relieve_once(self, donor: Seat) -> bool:
+    def _relieve_once(self, donor: Holder) -> bool:
         """One lease of `donor` to one of the least loaded workers that can take it."""
-        tried: list[Seat] = []
-        found: tuple[LeaseKey, Seat] | None = None
+        tried: list[Holder] = []
+        found: tuple[LeaseKey, Holder] | None = None
         while found is None and len(tried) < RECEIVERS_TRIED:
             receiver = self._receiver(donor) if not tried else self.queue.least()
             if receiver is None or receiver is donor:
@@ -67,11 +67,11 @@ class Balancing:
                 tried.append(receiver)
             else:
                 tried.append(donor)  # the near one does not fit; go on with the others
-        for seat in tried:
-            self.queue.push(seat)
+        for holder in tried:
+            self.queue.push(holder)
         return found is not None and self._move(found[0], donor, found[1])
 
-    def _receiver(self, donor: Seat) -> Seat | None:
+    def _receiver(self, donor: Holder) -> Holder | None:
         """The least loaded; or one in the donor's zone that is about as idle."""
         least = self.queue.least()
         near = self.queue.least(donor.worker.zone) if donor.worker.zone is not None else None
@@ -79,7 +79,7 @@ class Balancing:
             return near if near.load <= least.load + (self.high - self.share) else least
         return least
 
-    def _pick(self, donor: Seat, receiver: Seat) -> LeaseKey | None:
+    def _pick(self, donor: Holder, receiver: Holder) -> LeaseKey | None:
         """The lease that brings `donor` to its share best: one that suffices alone, or else the heaviest.
 
         Neither side may end up outside of the band; where leases are too heavy for that, one may move that makes
@@ -99,7 +99,7 @@ class Balancing:
                 return heaviest
         return lease if lease is not None else self._coarse(donor, receiver)
 
-    def _coarse(self, donor: Seat, receiver: Seat) -> LeaseKey | None:
+    def _coarse(self, donor: Holder, receiver: Holder) -> LeaseKey | None:
         """The lease that evens the two out best, if that lowers the fuller one by more than jitter can pretend."""
         between = donor.load - receiver.load
         factor = max(donor.factor, receiver.factor)
@@ -107,7 +107,9 @@ class Balancing:
         worth = lease is not None and self.round.measure.weights[lease] * donor.factor >= self.band
         return lease if worth else None
 
-    def _nearest(self, donor: Seat, receiver: Seat, enough: float, best: float, at_most: float) -> LeaseKey | None:
+    def _nearest(
+        self, donor: Holder, receiver: Holder, enough: float, best: float, at_most: float
+    ) -> LeaseKey | None:
         """Of the weights in `enough`..`at_most` the one nearest to `best`, or else the heaviest below."""
         movable = donor.movable
         end = bisect_right(movable, at_most + EPSILON, key=weight_of)
@@ -119,16 +121,16 @@ class Balancing:
                 return lease
         return None
 
-    def _fill(self, hungry: Sequence[Seat]) -> None:
+    def _fill(self, hungry: Sequence[Holder]) -> None:
         """These workers get the heaviest leases that the most loaded can spare."""
-        for receiver in sorted(hungry, key=lambda seat: (seat.load, seat.id)):
+        for receiver in sorted(hungry, key=lambda holder: (holder.load, holder.id)):
             while self.budget > 0 and receiver.load < self.low and self._fill_once(receiver):
                 pass
 
-    def _fill_once(self, receiver: Seat) -> bool:
+    def _fill_once(self, receiver: Holder) -> bool:
         room = (self.high - receiver.load) / receiver.factor
-        best: tuple[float, Seat, LeaseKey] | None = None
-        for donor in heapq.nlargest(DONORS_TRIED, self.round.takers, key=lambda seat: seat.load):
+        best: tuple[float, Holder, LeaseKey] | None = None
+        for donor in heapq.nlargest(DONORS_TRIED, self.round.takers, key=lambda holder: holder.load):
             spare = (donor.load - self.low) / donor.factor
             if donor is receiver or spare <= 0:
                 continue
@@ -137,20 +139,20 @@ class Balancing:
                 best = self.round.measure.weights[lease], donor, lease
         return best is not None and self._move(best[2], best[1], receiver)
 
-    def _seed(self, empty: Sequence[Seat]) -> None:
+    def _seed(self, empty: Sequence[Holder]) -> None:
         """No lease fits: each gets the one that evens best. Alone on its worker, it makes nothing worse."""
-        for receiver in sorted(empty, key=lambda seat: seat.id):
-            donors = [seat for seat in self.round.takers if seat.count > 1 and seat.movable]
-            for donor in heapq.nlargest(DONORS_TRIED, donors, key=lambda seat: seat.load):
+        for receiver in sorted(empty, key=lambda holder: holder.id):
+            donors = [holder for holder in self.round.takers if holder.count > 1 and holder.movable]
+            for donor in heapq.nlargest(DONORS_TRIED, donors, key=lambda holder: holder.load):
                 lease = self._nearest(donor, receiver, 0.0, donor.load / 2 / donor.factor, math.inf)
                 if self.budget > 0 and lease is not None:
                     self._move(lease, donor, receiver)
                     break
 
-    def _may_hold(self, receiver: Seat, lease: LeaseKey | None) -> bool:
+    def _may_hold(self, receiver: Holder, lease: LeaseKey | None) -> bool:
         return lease is not None and self.round.may_hold(receiver, lease)
 
-    def _move(self, lease: LeaseKey, donor: Seat, receiver: Seat) -> bool:
+    def _move(self, lease: LeaseKey, donor: Holder, receiver: Holder) -> bool:
         unit = self.round.measure.unit
         because = (
             f"{donor.id} is at {donor.load / self.share:.0%} and {receiver.id} at {receiver.load / self.share:.0%} "

@@ -4,13 +4,13 @@ from typing import Final
 
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
+from kcl_dagster.leader.kinesis_streams import KinesisStreams
 from kcl_dagster.leader.parallel import Threads
-from kcl_dagster.leader.streams import KinesisStreams
 from kcl_dagster.leader.tick import Leader, LeaderTables
 from kcl_dagster.runtime import Runtime, system
-from kcl_dagster.tables.layout import create_tables, detect_layout
 from kcl_dagster.tables.lock import LockProcess
 from kcl_dagster.tables.scanning import Map
+from kcl_dagster.tables.table_layout import create_tables, detect_layout
 
 # Of a tick's budget for one question to a stream: with the two or three that a sync asks, the stages after it still
 # get their turn.

@@ -1,4 +1,4 @@
-"""The sync stage: leases follow the shards of every stream. I/O around `sync` and `audit`.
+"""The sync stage: leases follow the shards of every stream. I/O around `sync` and `hash_ranges`.
 
 Modelled in spec/Reshard.tla; RootsAreFenced is `guard`.
 """
@@ -12,11 +12,11 @@ from typing import Final
 
 from kcl_dagster.application import Application, Position, StartAt, StreamSettings
 from kcl_dagster.errors import KclError, OtherStream, StreamError, StreamRecreated
-from kcl_dagster.leader.audit import active_ranges, lack_range
+from kcl_dagster.leader.hash_ranges import active_ranges, lack_range
+from kcl_dagster.leader.kinesis_streams import Streams
 from kcl_dagster.leader.liveness import CLOCK_TOLERANCE
-from kcl_dagster.leader.report import DataLossEvent, StreamSight
-from kcl_dagster.leader.streams import Streams
 from kcl_dagster.leader.sync import SyncPlan, plan_first_sync, plan_sync
+from kcl_dagster.leader.tick_report import DataLossEvent, StreamSight
 from kcl_dagster.model.checkpoint import LATEST
 from kcl_dagster.model.first_moment import FirstMoment, ReadFrom, first_moment
 from kcl_dagster.model.hole import Hole, find_hole

@@ -7,7 +7,7 @@ twice. What fits best into load is chosen among a worker's leases, so that small
 import heapq
 from typing import TYPE_CHECKING, Final
 
-from kcl_dagster.leader.assignment.board import Seat
+from kcl_dagster.leader.assignment.assignment_state import Holder
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import LeaseKey
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ALIKE: Final = 1.25  # the heaviest by the lightest lease; jitter of a tenth alone makes 1.22
 UNEVEN: Final = 2  # leases; a difference of one cannot be improved
 
-_Entry = tuple[int, float, str, Seat]
+_Entry = tuple[int, float, str, Holder]
 
 
 def is_alike(round_: "Round") -> bool:
@@ -28,7 +28,7 @@ def is_alike(round_: "Round") -> bool:
 
 
 def is_uneven(round_: "Round") -> bool:
-    counts = [seat.count for seat in round_.takers if seat.worker.ready]
+    counts = [holder.count for holder in round_.takers if holder.worker.ready]
     return bool(counts) and max(counts) - min(counts) >= UNEVEN
 
 
@@ -37,9 +37,9 @@ class Evening:
 
     def __init__(self, round_: "Round") -> None:
         self.round = round_
-        seats = [seat for seat in round_.takers if seat.worker.ready]
-        self.full: list[_Entry] = [(-seat.count, -seat.load, seat.id, seat) for seat in seats]
-        self.empty: list[_Entry] = [(seat.count, seat.load, seat.id, seat) for seat in seats]
+        holders = [holder for holder in round_.takers if holder.worker.ready]
+        self.full: list[_Entry] = [(-holder.count, -holder.load, holder.id, holder) for holder in holders]
+        self.empty: list[_Entry] = [(holder.count, holder.load, holder.id, holder) for holder in holders]
         heapq.heapify(self.full)
         heapq.heapify(self.empty)
         # A handoff of a silent shard silences nothing, so these are not rationed.
@@ -56,47 +56,47 @@ class Evening:
                 near, lease = receiver, self._pick(donor, receiver)
             if lease is not None:
                 self._move(lease, donor, near)
-            elif donor.movable and not self.round.board.is_full(receiver):
+            elif donor.movable and not self.round.state.is_full(receiver):
                 heapq.heappop(self.full)  # nothing it has may go there; another donor may have something
             else:
                 heapq.heappop(self.empty if donor.movable else self.full)
 
-    def _near(self, donor: Seat, receiver: Seat) -> Seat:
+    def _near(self, donor: Holder, receiver: Holder) -> Holder:
         """As empty as `receiver`, and if possible in the donor's zone."""
         if donor.worker.zone in {None, receiver.worker.zone}:
             return receiver
         return next(
             (
-                seat
-                for count, load, _, seat in self.empty
-                if count == seat.count == receiver.count
-                and load == seat.load
-                and seat.worker.zone == donor.worker.zone
+                holder
+                for count, load, _, holder in self.empty
+                if count == holder.count == receiver.count
+                and load == holder.load
+                and holder.worker.zone == donor.worker.zone
             ),
             receiver,
         )
 
-    def _pick(self, donor: Seat, receiver: Seat) -> LeaseKey | None:
+    def _pick(self, donor: Holder, receiver: Holder) -> LeaseKey | None:
         wanted = (donor.load - receiver.load) / 2
         for _, lease in sorted(donor.movable, key=lambda one: (abs(one[0] - wanted), one[1])):
             if self.round.may_hold(receiver, lease):
                 return lease
         return None
 
-    def _move(self, lease: LeaseKey, donor: Seat, receiver: Seat) -> None:
+    def _move(self, lease: LeaseKey, donor: Holder, receiver: Holder) -> None:
         because = f"{donor.id} has {counted(donor.count, 'lease')}, and {receiver.id} has {receiver.count}"
         self.round.give(lease, donor, receiver, "balance", because)
         self.budget -= 1
-        for seat in (donor, receiver):
-            heapq.heappush(self.full, (-seat.count, -seat.load, seat.id, seat))
-            heapq.heappush(self.empty, (seat.count, seat.load, seat.id, seat))
+        for holder in (donor, receiver):
+            heapq.heappush(self.full, (-holder.count, -holder.load, holder.id, holder))
+            heapq.heappush(self.empty, (holder.count, holder.load, holder.id, holder))
 
 
-def _top(heap: list[_Entry], *, sign: int) -> Seat | None:
-    """What was pushed before a seat changed is stale and skipped."""
+def _top(heap: list[_Entry], *, sign: int) -> Holder | None:
+    """What was pushed before a holder changed is stale and skipped."""
     while heap:
-        count, load, _, seat = heap[0]
-        if count * sign == seat.count and load * sign == seat.load:
-            return seat
+        count, load, _, holder = heap[0]
+        if count * sign == holder.count and load * sign == holder.load:
+            return holder
         heapq.heappop(heap)
     return None

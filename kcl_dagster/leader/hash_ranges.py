@@ -1,4 +1,4 @@
-"""Find hash keys that no unfinished lease covers."""
+"""The hash ranges of the unfinished leases of a stream."""
 
 from collections.abc import Iterable
 

@@ -14,8 +14,8 @@ from kcl_dagster.application import Application
 from kcl_dagster.errors import LayoutRefused, TableNotFound
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.creation import create_tables
+from kcl_dagster.tables.lease_reader import LeaseReader
 from kcl_dagster.tables.places import Layout, LayoutKind, Place
-from kcl_dagster.tables.reading import LeaseReader
 from kcl_dagster.tables.sending import Sender
 from kcl_dagster.tables.state import ClientVersion, StateRows, StoredVersion, TableStatus, known_version
 

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kcl_dagster.leader.completeness import Completeness
-from kcl_dagster.leader.report import StreamSight, TickReport
-from kcl_dagster.leader.runs import SlotRun
+from kcl_dagster.leader.application_completeness import Completeness
+from kcl_dagster.leader.run_view import SlotRun
+from kcl_dagster.leader.tick_report import StreamSight, TickReport
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
 
