@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import kcl_dagster as kcl
 from kcl_dagster.emulator.gateway import Gateway
-from kcl_dagster.emulator.http.http_messages import Request
+from kcl_dagster.emulator.http.http_messages import HttpRequest
 from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.operations.cost import Storing, estimate
@@ -50,7 +50,7 @@ BARS: Final = {"data files per batch": 2.0, "DynamoDB writes of a lease per hour
 DOLLARS: Final = 19.0
 
 
-def operation(request: Request) -> str | None:
+def operation(request: HttpRequest) -> str | None:
     """What the request is counted as; None for those of the leader, and for heartbeats."""
     target = request.headers.get("x-amz-target", "")
     if target.startswith("DynamoDB"):
@@ -75,7 +75,7 @@ def counted(requests: Counter[str]) -> Iterator[None]:
     """Count the requests that reach this process's emulators."""
     handle = Gateway.__call__
 
-    def listening(gateway: Gateway, request: Request) -> Any:
+    def listening(gateway: Gateway, request: HttpRequest) -> Any:
         found = operation(request)
         if found is not None:
             requests[found] += 1

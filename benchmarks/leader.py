@@ -23,7 +23,7 @@ from random import Random
 from benchmarks import leader_tick
 from kcl_dagster.leader.assignment.assignment_state import fair_share
 from kcl_dagster.leader.assignment.balanced import balanced
-from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Policy, WorkerLoad
 from kcl_dagster.leader.assignment.taker import TakerPolicy
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.leader.load import PATIENCE
@@ -233,7 +233,7 @@ class Trial:
             for worker, load in loads.items()
         ]
         settled = frozenset(worker for worker, passes in self.outside.items() if passes >= PATIENCE)
-        limits = Limits(
+        limits = AssignmentLimits(
             moves=len(leases), settled=settled, balance=self.passes % self.candidate.balances_every == 0
         )
         gc.disable()

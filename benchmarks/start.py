@@ -35,7 +35,7 @@ from benchmarks.machine import tree
 from benchmarks.worker import Figure
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.emulator.gateway import Gateway
-from kcl_dagster.emulator.http.http_messages import Request
+from kcl_dagster.emulator.http.http_messages import HttpRequest
 from kcl_dagster.emulator.kinesis.iterator import ShardIterator
 from kcl_dagster.spark.class_archive import class_archive
 from kcl_dagster.spark.java import find_java
@@ -181,7 +181,7 @@ def noting_reads(reads: dict[str, list[float]]) -> Iterator[None]:
     """Note when GetRecords reached this process's emulator, by shard."""
     handle = Gateway.__call__
 
-    def noting(gateway: Gateway, request: Request) -> Any:
+    def noting(gateway: Gateway, request: HttpRequest) -> Any:
         if request.headers.get("x-amz-target") == GET_RECORDS:
             with suppress(ValueError, KeyError):
                 shard = ShardIterator.decode(json.loads(request.body)["ShardIterator"]).shard

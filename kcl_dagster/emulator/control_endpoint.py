@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from kcl_dagster.emulator.clock import AdjustableClock
 from kcl_dagster.emulator.faults import FaultRule, Faults
-from kcl_dagster.emulator.http.http_messages import Request, Response
+from kcl_dagster.emulator.http.http_messages import HttpRequest, Response
 
 HEALTH = "/_kcl/health"
 FAULTS = "/_kcl/faults"
@@ -27,7 +27,7 @@ LOCALHOST = "localhost"
 _rules = TypeAdapter(FaultRule | list[FaultRule])
 
 
-class Control:
+class ControlEndpoint:
     """Answers at once; never subject to faults."""
 
     def __init__(self, faults: Faults, clock: AdjustableClock, pid: int) -> None:
@@ -35,7 +35,7 @@ class Control:
         self._clock = clock
         self._pid = pid
 
-    def handle(self, request: Request) -> Response:
+    def handle(self, request: HttpRequest) -> Response:
         if (request.method, request.path) == ("GET", HEALTH):
             return _answer({"status": "ok", "pid": self._pid})
         foreign = _foreign(request)
@@ -77,7 +77,7 @@ class Control:
         return _answer({"now": self._clock()})
 
 
-def _foreign(request: Request) -> str | None:
+def _foreign(request: HttpRequest) -> str | None:
     """Why the request may come from a web page that is not the emulator's."""
     host = request.headers.get("host", "")
     origin = request.headers.get("origin")

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from kcl_dagster.emulator.backends import sts
 from kcl_dagster.emulator.backends.conflicts import Conflicts
 from kcl_dagster.emulator.clock import AdjustableClock
-from kcl_dagster.emulator.control_endpoint import Control
+from kcl_dagster.emulator.control_endpoint import ControlEndpoint
 from kcl_dagster.emulator.faults import FaultRule, Faults
-from kcl_dagster.emulator.http.http_messages import Dropped, Request, Response
+from kcl_dagster.emulator.http.http_messages import Dropped, HttpRequest, Response
 from kcl_dagster.emulator.kinesis import KinesisService, ServiceError
 from kcl_dagster.emulator.kinesis_endpoint import TARGET_PREFIX, KinesisEndpoint, codec_of, refusal
 
@@ -66,7 +66,7 @@ class Gateway:
         self, kinesis: KinesisService, faults: Faults, clock: AdjustableClock, account: str, region: str
     ) -> None:
         self._kinesis = KinesisEndpoint(kinesis)
-        self._control = Control(faults, clock, os.getpid())
+        self._control = ControlEndpoint(faults, clock, os.getpid())
         self._faults = faults
         self._account = account
         self._region = region
@@ -78,7 +78,7 @@ class Gateway:
         self._s3: S3 | None = None
         self._dynamodb_thread.submit(self._load_dynamodb)
 
-    def __call__(self, request: Request) -> Answer:
+    def __call__(self, request: HttpRequest) -> Answer:
         if request.path.startswith(CONTROL_PREFIX):
             return self._control.handle(request)
         route = self._route(request)
@@ -94,7 +94,7 @@ class Gateway:
         if self._s3 is not None:
             self._s3.close()
 
-    def _route(self, request: Request) -> _Route:
+    def _route(self, request: HttpRequest) -> _Route:
         target = request.headers.get("x-amz-target", "")
         if target.startswith(TARGET_PREFIX):
             operation = target[len(TARGET_PREFIX) :]
@@ -110,7 +110,7 @@ class Gateway:
             return _Route("unknown", target, lambda: _unknown(target))
         return _Route("s3", request.method, lambda: self._in_s3(request))
 
-    async def _in_dynamodb(self, operation: str, request: Request) -> Response:
+    async def _in_dynamodb(self, operation: str, request: HttpRequest) -> Response:
         def work() -> Response:
             return self._load_dynamodb().handle(operation, request)
 
@@ -123,7 +123,7 @@ class Gateway:
     def _key_names(self, table: str) -> Sequence[str]:
         return () if self._dynamodb is None else self._dynamodb.key_names(table)
 
-    def _in_s3(self, request: Request) -> Awaitable[Response]:
+    def _in_s3(self, request: HttpRequest) -> Awaitable[Response]:
         def work() -> Response:
             return self._load_s3().handle(request)
 
@@ -143,7 +143,7 @@ class Gateway:
             self._s3 = S3(f"{next(_s3_accounts):012d}")
         return self._s3
 
-    async def _faulty(self, route: _Route, fault: FaultRule, request: Request) -> Response:
+    async def _faulty(self, route: _Route, fault: FaultRule, request: HttpRequest) -> Response:
         if fault.latency_seconds:
             await asyncio.sleep(fault.latency_seconds)
         response: Response | None = None
@@ -158,7 +158,7 @@ class Gateway:
         return response
 
 
-def _error(route: _Route, fault: FaultRule, request: Request) -> Response:
+def _error(route: _Route, fault: FaultRule, request: HttpRequest) -> Response:
     name, message = fault.error or "", fault.message
     if route.service == "kinesis":
         return refusal(ServiceError(name, message, fault.status), codec_of(request))

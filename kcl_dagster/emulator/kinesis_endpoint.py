@@ -9,7 +9,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Protocol, cast
 
-from kcl_dagster.emulator.http.http_messages import Request, Response
+from kcl_dagster.emulator.http.http_messages import HttpRequest, Response
 from kcl_dagster.emulator.kinesis import Ending, KinesisService, ServiceError, Subscription
 from kcl_dagster.emulator.kinesis.replies import Reply
 from kcl_dagster.emulator.kinesis.service_errors import in_use, not_found
@@ -32,7 +32,7 @@ class KinesisEndpoint:
     def __init__(self, service: KinesisService) -> None:
         self._service = service
 
-    def handle(self, operation: str, request: Request) -> Response:
+    def handle(self, operation: str, request: HttpRequest) -> Response:
         codec = codec_of(request)
         try:
             parameters = codec.decode(operation, request.body)
@@ -72,7 +72,7 @@ def _date(second: int) -> str:
     return formatdate(second, usegmt=True)
 
 
-def codec_of(request: Request) -> Codec:
+def codec_of(request: HttpRequest) -> Codec:
     module: ModuleType = cbor if request.headers.get("content-type") == cbor.CONTENT_TYPE else json
     return cast("Codec", module)
 

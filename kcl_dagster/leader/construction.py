@@ -5,7 +5,7 @@ from typing import Final
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.leader.kinesis_streams import KinesisStreams
-from kcl_dagster.leader.parallel import Threads
+from kcl_dagster.leader.parallel import ThreadPool
 from kcl_dagster.leader.tick import Leader, LeaderTables
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.lock import LockProcess
@@ -35,7 +35,7 @@ def open_leader(
     Raises LayoutRefused, TableNotFound or a ServiceError.
     """
     runtime = runtime or system()
-    parallel = parallel or Threads()
+    parallel = parallel or ThreadPool()
     layout = detect_layout(dynamodb, application, runtime)
     create_tables(dynamodb, application, layout, runtime)
     tables = LeaderTables.open(dynamodb, application, layout, runtime, identity, parallel, process)

@@ -24,7 +24,7 @@ def observed_version(lease: Lease) -> str:
     return f"{lease.checkpoint_owner}>{lease.owner}@{lease.handoff}"
 
 
-class Verdict(StrEnum):
+class HandoffVerdict(StrEnum):
     """What the leader does about a lease in handoff."""
 
     WAIT = "wait"
@@ -39,11 +39,11 @@ class Deadline:
     timeout: float
     notice: float
 
-    def judge(self, lease: Lease, stood: float) -> Verdict:
+    def judge(self, lease: Lease, stood: float) -> HandoffVerdict:
         """Decide about a handoff that has lasted `stood` seconds. A finished shard has nothing to hand over, so its
         handoff is forced at once."""
         over = lease.is_finished or stood >= self.timeout + self.notice
-        return Verdict.FORCE if over else Verdict.WAIT
+        return HandoffVerdict.FORCE if over else HandoffVerdict.WAIT
 
 
 def may_be_asked_for(lease: Lease, *, unserved: bool) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 
 from kcl_dagster.application import PolicySettings
 from kcl_dagster.errors import KclError
-from kcl_dagster.leader.assignment.policy import Assignment, Limits, Move, Policy
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, Move, Policy
 from kcl_dagster.leader.load import LoadBook
 from kcl_dagster.leader.observation import Sight
 from kcl_dagster.model.lease import Lease, LeaseKey
@@ -47,7 +47,7 @@ def decide(
 ) -> Assignment:
     """What the policy wants. Pure but for the book, which is only read."""
     in_flight = sum(lease.in_handoff for lease in sight.leases)
-    limits = Limits(
+    limits = AssignmentLimits(
         max_leases=settings.max_leases_per_worker,
         max_kbps=settings.max_throughput_kbps_per_worker,
         imbalance=settings.imbalance,

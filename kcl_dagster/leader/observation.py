@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from kcl_dagster.application import Timings
 from kcl_dagster.leader import expiry, handoff, liveness
-from kcl_dagster.leader.handoff import Deadline, Verdict
+from kcl_dagster.leader.handoff import Deadline, HandoffVerdict
 from kcl_dagster.leader.liveness import KCL_ROW_SECONDS, MISSED_BEATS, LivenessRule, WorkerSight
 from kcl_dagster.leader.load import LoadBook
 from kcl_dagster.leader.run_view import RunView
@@ -133,7 +133,7 @@ class Observer:
                     silent.add(lease.actual_owner)
             elif lease.in_handoff:
                 waited = self.standing.stood_for(handoff.observed_key(lease), handoff.observed_version(lease))
-                if deadline.judge(lease, waited) is Verdict.FORCE:
+                if deadline.judge(lease, waited) is HandoffVerdict.FORCE:
                     overdue.add(lease.key)
         self.book.see(scan.leases, workers, scan.ended)
         return Sight(

@@ -11,7 +11,7 @@ R = TypeVar("R")
 THREADS: Final = 8
 
 
-class Threads:
+class ThreadPool:
     """`map` with several threads. Calls from within a call run in the calling thread: they would wait for
     threads that wait for them."""
 

@@ -31,7 +31,7 @@ from kcl_dagster.tables.lock import LeaderLock, LockProcess
 from kcl_dagster.tables.memory_row import MemoryRow
 from kcl_dagster.tables.scanning import Map
 from kcl_dagster.tables.starts import StartTable
-from kcl_dagster.tables.table_layout import Layout, declare_protocol, verify_layout
+from kcl_dagster.tables.table_layout import TableLayout, declare_protocol, verify_layout
 from kcl_dagster.tables.workers import WorkerTable
 
 
@@ -58,7 +58,7 @@ class LeaderTables:
         cls,
         client: Client,
         application: Application,
-        layout: Layout,
+        layout: TableLayout,
         runtime: Runtime,
         identity: str,
         parallel: Map | None = None,

@@ -22,7 +22,7 @@ from kcl_dagster.tables import attributes as a
 from kcl_dagster.tables.attributes import Item
 from kcl_dagster.tables.expressions import Request, put
 from kcl_dagster.tables.items import lease_from_item
-from kcl_dagster.tables.outcomes import Verdict
+from kcl_dagster.tables.outcomes import WriteVerdict
 from kcl_dagster.tables.scanning import scan_items
 from kcl_dagster.tables.sending import Applied, Sender
 from kcl_dagster.tables.starts import start_from_item, start_to_item
@@ -337,9 +337,9 @@ def _begun(item: Item) -> int | None:
 
 
 def _is(wanted: Item) -> Any:
-    def judge(item: Item | None) -> Verdict:
+    def judge(item: Item | None) -> WriteVerdict:
         if item is not None and to_line(item) == to_line(wanted):
-            return Verdict.APPLIED
-        return Verdict.SUPERSEDED
+            return WriteVerdict.APPLIED
+        return WriteVerdict.SUPERSEDED
 
     return judge

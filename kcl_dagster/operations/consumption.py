@@ -10,7 +10,7 @@ from kcl_dagster import aws
 from kcl_dagster.operations.cost import SECONDS_PER_MONTH, Prices
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.attributes import OWNER_INDEX
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 
 PERIOD_SECONDS: Final = 60  # CloudWatch keeps DynamoDB's minutes for 15 days
 MOST_POINTS: Final = 1440  # in one answer
@@ -48,7 +48,7 @@ class Consumption:
 
 
 def measure(
-    cloudwatch: aws.Client, layout: Layout, runtime: Runtime, *, hours: float, prices: Prices | None = None
+    cloudwatch: aws.Client, layout: TableLayout, runtime: Runtime, *, hours: float, prices: Prices | None = None
 ) -> Consumption:
     """What everybody who uses the tables consumed in the last `hours`: workers and leaders, ours and Java's.
 
@@ -76,7 +76,7 @@ def measure(
     return Consumption(hours * 3600, found["write"], found["read"], prices or Prices())
 
 
-def _counted(layout: Layout) -> Iterator[tuple[str, list[dict[str, str]]]]:
+def _counted(layout: TableLayout) -> Iterator[tuple[str, list[dict[str, str]]]]:
     """An index is counted beside its table."""
     for table in dict.fromkeys(place.table for place in (layout.leases, layout.workers, layout.coordinator)):
         yield table, [{"Name": "TableName", "Value": table}]

@@ -16,7 +16,7 @@ from kcl_dagster.tables.control import ControlRow
 from kcl_dagster.tables.lease_reader import ScanResult
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
@@ -30,7 +30,7 @@ class Desk:
     dynamodb: Client
     kinesis: Client
     runtime: Runtime
-    layout: Layout
+    layout: TableLayout
     by: str
     """Who asks; goes into the audit."""
 

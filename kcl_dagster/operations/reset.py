@@ -23,7 +23,7 @@ from kcl_dagster.model.stored import nothing_since
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.operations.desk import Desk
-from kcl_dagster.operations.reset_target import Target
+from kcl_dagster.operations.reset_target import ResetTarget
 from kcl_dagster.streams.arrivals import Arrivals, Span
 from kcl_dagster.streams.listing import StreamDescription, list_shards, retentions
 from kcl_dagster.tables.completeness_row import first_after
@@ -69,7 +69,7 @@ class StreamReset:
     forget: tuple[Lease, ...] = ()
     start: StartPosition | None = None
 
-    def ended_parent(self, lease: Lease, target: Target) -> str | None:
+    def ended_parent(self, lease: Lease, target: ResetTarget) -> str | None:
         """What the row says from then on, see `Lease`. Parents that are reset, too, are read again first. Clean-up
         takes a child at LATEST for one that was read, and does not keep the leases of its parents."""
         again = {one.shard_id for one in (*self.rewind, *self.create)}
@@ -87,7 +87,7 @@ STORED_WITH_THE_DATA: Final = (
 class ResetReport:
     """What was done, or with `dry` what would be done. `overtaken`: leases that another process wrote meanwhile."""
 
-    target: Target
+    target: ResetTarget
     dry: bool
     changed: Mapping[LeaseKey, str | None]
     """The former position of each lease."""
@@ -179,7 +179,9 @@ def refusals(
     return problems
 
 
-def plan_reset(view: StreamView, leases: Sequence[Lease], target: Target, chosen: Collection[str]) -> StreamReset:
+def plan_reset(
+    view: StreamView, leases: Sequence[Lease], target: ResetTarget, chosen: Collection[str]
+) -> StreamReset:
     """What one stream's reset consists of. `leases`: all of the stream; `chosen`: shards, empty for all.
 
     Raises Unsafe where the order of records would suffer, or where leases that are not chosen would move along.
@@ -203,7 +205,9 @@ def plan_reset(view: StreamView, leases: Sequence[Lease], target: Target, chosen
     return StreamReset(view, rewind, create, start=_start(view, leases, target, chosen))
 
 
-def _forget_all(view: StreamView, leases: Sequence[Lease], target: Target, chosen: Collection[str]) -> StreamReset:
+def _forget_all(
+    view: StreamView, leases: Sequence[Lease], target: ResetTarget, chosen: Collection[str]
+) -> StreamReset:
     if chosen or target.is_record:
         raise Unsafe(
             f"stream {view.identifier.name} was deleted and created again: only the whole stream can be reset, to "
@@ -213,7 +217,7 @@ def _forget_all(view: StreamView, leases: Sequence[Lease], target: Target, chose
     return StreamReset(view, forget=tuple(leases), start=start)
 
 
-def _refuse_to_pass_children(mine: Sequence[Lease], leases: Sequence[Lease], target: Target) -> None:
+def _refuse_to_pass_children(mine: Sequence[Lease], leases: Sequence[Lease], target: ResetTarget) -> None:
     """A parent that is read again while its child goes on would deliver old records after new ones."""
     if target.checkpoint.is_shard_end:
         return
@@ -232,7 +236,7 @@ def _has_begun(lease: Lease) -> bool:
 
 
 def _start(
-    view: StreamView, leases: Sequence[Lease], target: Target, chosen: Collection[str]
+    view: StreamView, leases: Sequence[Lease], target: ResetTarget, chosen: Collection[str]
 ) -> StartPosition | None:
     """The moment is the stream's: all leases that stand at LATEST or AT_TIMESTAMP mean the same one."""
     if target.is_record or (chosen and target.timestamp_ms is None):
@@ -258,7 +262,7 @@ def _start(
 
 def reset(
     desk: Desk,
-    target: Target,
+    target: ResetTarget,
     *,
     streams: Collection[str] = (),
     shards: Collection[str] = (),
@@ -304,7 +308,7 @@ def _what_to_do(control: Control) -> str:
 
 
 def _plan_stream(
-    desk: Desk, name: str, leases: Iterable[Lease], target: Target, chosen: Collection[str]
+    desk: Desk, name: str, leases: Iterable[Lease], target: ResetTarget, chosen: Collection[str]
 ) -> StreamReset:
     identifier, facts = desk.stream(name)
     listed = tuple(list_shards(desk.kinesis, name, runtime=desk.runtime))
@@ -316,7 +320,7 @@ def _plan_stream(
     return plan_reset(view, mine, target, chosen)
 
 
-def _find_record(desk: Desk, facts: StreamDescription, shard: str, target: Target) -> None:
+def _find_record(desk: Desk, facts: StreamDescription, shard: str, target: ResetTarget) -> None:
     """Raise ConfigurationError if the record is not in the shard: a later reader could not detect lost records."""
     sequence = target.checkpoint.sequence
     try:
@@ -383,7 +387,7 @@ def _beats(desk: Desk) -> dict[str, Any] | None:
 def _carry_out(
     desk: Desk,
     plans: Sequence[StreamReset],
-    target: Target,
+    target: ResetTarget,
     dead: Collection[LeaseKey],
     *,
     is_whole: bool,
@@ -442,7 +446,7 @@ def _carry_out(
     return replace(planned, overtaken=tuple(overtaken), complete_through=written.through, first=written.first)
 
 
-def _first_moment(plans: Sequence[StreamReset], target: Target, now: float) -> FirstMoment | None:
+def _first_moment(plans: Sequence[StreamReset], target: ResetTarget, now: float) -> FirstMoment | None:
     """The first moment if all leases go to `target`. Until they are read there, records may leave the streams.
     None: a stream was created anew, and what the former one had is not read."""
     if target.is_record or target.checkpoint.is_shard_end or any(plan.view.is_recreated for plan in plans):
@@ -452,7 +456,7 @@ def _first_moment(plans: Sequence[StreamReset], target: Target, now: float) -> F
     return replace(found, is_settled=False)
 
 
-def counted_since(view: StreamView, target: Target, now: float) -> int | None:
+def counted_since(view: StreamView, target: ResetTarget, now: float) -> int | None:
     """From when on everything that arrived is read again. None: it is found with the first batch. If records may
     have left the stream, or leave it before they are read, that is now: nothing says how many."""
     if not target.checkpoint.is_initial_position:
@@ -463,7 +467,7 @@ def counted_since(view: StreamView, target: Target, now: float) -> int | None:
     return max(place, view.counted_since or 0)
 
 
-def _complete_through(desk: Desk, plans: Sequence[StreamReset], target: Target) -> int | None:
+def _complete_through(desk: Desk, plans: Sequence[StreamReset], target: ResetTarget) -> int | None:
     """Through which moment the application is complete after the reset at most. Records that are skipped count as
     stored: nothing waits for them any more."""
     known = desk.completeness.load().through
@@ -488,7 +492,7 @@ def _complete_through(desk: Desk, plans: Sequence[StreamReset], target: Target) 
     return None if arrived is None else min(known, arrived // 1000 - margin)
 
 
-def _spans(desk: Desk, plans: Sequence[StreamReset], target: Target) -> dict[LeaseKey, Span]:
+def _spans(desk: Desk, plans: Sequence[StreamReset], target: ResetTarget) -> dict[LeaseKey, Span]:
     arrivals, spans = Arrivals(desk.kinesis, desk.runtime), {}
     for plan in plans:
         name, start = plan.view.identifier.name, plan.view.start

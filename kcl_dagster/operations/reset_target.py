@@ -10,7 +10,7 @@ from kcl_dagster.model.checkpoint import Checkpoint, is_sequence_number
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ResetTarget:
     """A position for shards, or a record of one shard. `timestamp_ms` belongs to LATEST and AT_TIMESTAMP."""
 
     checkpoint: Checkpoint

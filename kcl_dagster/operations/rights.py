@@ -25,7 +25,7 @@ class Component(StrEnum):
     OPERATOR = "operator"  # the command line, and the jobs that do the same
 
 
-class Target(StrEnum):
+class Resource(StrEnum):
     """What a right is given on."""
 
     STREAM = "stream"
@@ -79,7 +79,7 @@ class Grant:
     after it, such as a read of an encrypted stream that needs the right to decrypt."""
 
     action: str
-    target: Target
+    target: Resource
     to: frozenset[Component]
     when: When = When.ALWAYS
     checked_by: tuple[str, ...] = ()
@@ -89,24 +89,24 @@ _L, _W, _E, _O = Component.LEADER, Component.WORKER, Component.EXECUTOR, Compone
 
 
 def _grants(
-    target: Target, when: When, actions: Iterable[str], *to: Component, checked_by: tuple[str, ...] = ()
+    target: Resource, when: When, actions: Iterable[str], *to: Component, checked_by: tuple[str, ...] = ()
 ) -> list[Grant]:
     return [Grant(action, target, frozenset(to), when, checked_by) for action in actions]
 
 
 RIGHTS: Final[tuple[Grant, ...]] = (
-    *_grants(Target.STREAM, When.ALWAYS, ["kinesis:DescribeStreamSummary"], _L, _W, _E, _O),
-    *_grants(Target.STREAM, When.ALWAYS, ["kinesis:ListShards"], _L, _W, _O),
-    *_grants(Target.STREAM, When.ALWAYS, ["kinesis:GetShardIterator", "kinesis:GetRecords"], _E, _O),
-    *_grants(Target.STREAM, When.AT_REST, ["kinesis:GetShardIterator", "kinesis:GetRecords"], _L),
-    *_grants(Target.STREAM, When.ALWAYS, ["kinesis:ListStreamConsumers"], _O),
-    *_grants(Target.STREAM, When.FANOUT, ["kinesis:DescribeStreamConsumer"], _W, _O),
-    *_grants(Target.STREAM, When.FANOUT, ["kinesis:RegisterStreamConsumer"], _W),
-    *_grants(Target.STREAM, When.FANOUT, ["kinesis:DeregisterStreamConsumer"], _O),
-    *_grants(Target.CONSUMER, When.FANOUT, ["kinesis:SubscribeToShard", "kinesis:DescribeStreamConsumer"], _E),
+    *_grants(Resource.STREAM, When.ALWAYS, ["kinesis:DescribeStreamSummary"], _L, _W, _E, _O),
+    *_grants(Resource.STREAM, When.ALWAYS, ["kinesis:ListShards"], _L, _W, _O),
+    *_grants(Resource.STREAM, When.ALWAYS, ["kinesis:GetShardIterator", "kinesis:GetRecords"], _E, _O),
+    *_grants(Resource.STREAM, When.AT_REST, ["kinesis:GetShardIterator", "kinesis:GetRecords"], _L),
+    *_grants(Resource.STREAM, When.ALWAYS, ["kinesis:ListStreamConsumers"], _O),
+    *_grants(Resource.STREAM, When.FANOUT, ["kinesis:DescribeStreamConsumer"], _W, _O),
+    *_grants(Resource.STREAM, When.FANOUT, ["kinesis:RegisterStreamConsumer"], _W),
+    *_grants(Resource.STREAM, When.FANOUT, ["kinesis:DeregisterStreamConsumer"], _O),
+    *_grants(Resource.CONSUMER, When.FANOUT, ["kinesis:SubscribeToShard", "kinesis:DescribeStreamConsumer"], _E),
     # Named by stream and name, a consumer may be checked by its own ARN as well.
     *_grants(
-        Target.CONSUMER,
+        Resource.CONSUMER,
         When.FANOUT,
         ["kinesis:DescribeStreamConsumer"],
         _W,
@@ -114,14 +114,14 @@ RIGHTS: Final[tuple[Grant, ...]] = (
         checked_by=("kinesis:DescribeStreamConsumer",),
     ),
     *_grants(
-        Target.CONSUMER,
+        Resource.CONSUMER,
         When.FANOUT,
         ["kinesis:DeregisterStreamConsumer"],
         _O,
         checked_by=("kinesis:DeregisterStreamConsumer",),
     ),
     *_grants(
-        Target.TABLE,
+        Resource.TABLE,
         When.ALWAYS,
         [
             "dynamodb:DescribeTable",
@@ -135,36 +135,36 @@ RIGHTS: Final[tuple[Grant, ...]] = (
         _W,
         _O,
     ),
-    *_grants(Target.INDEX, When.ALWAYS, ["dynamodb:Query"], _W, _O),
-    *_grants(Target.TABLE, When.TABLES_ARE_MADE, ["dynamodb:CreateTable"], _L, _O),
-    *_grants(Target.TABLE, When.TAGGED, ["dynamodb:TagResource"], _L, _O, checked_by=("dynamodb:CreateTable",)),
-    *_grants(Target.TABLE, When.BACKED_UP, ["dynamodb:UpdateContinuousBackups"], _L, _O),
-    *_grants(Target.TABLE_NAMES, When.LISTED, ["dynamodb:ListTables"], _O),
-    *_grants(Target.ALL_TABLES, When.LISTED, ["dynamodb:DescribeTable", "dynamodb:Scan", "dynamodb:GetItem"], _O),
-    *_grants(Target.METRICS, When.METRICS, ["cloudwatch:PutMetricData"], _L, _W, _O),
-    *_grants(Target.METRICS, When.ALWAYS, ["cloudwatch:GetMetricStatistics"], _O),
-    *_grants(Target.BUCKET, When.LAKE_ON_S3, ["s3:ListBucket"], _W),
-    *_grants(Target.OBJECTS, When.LAKE_ON_S3, ["s3:GetObject"], _W),
-    *_grants(Target.OBJECTS, When.LAKE_ON_S3, ["s3:DeleteObject"], _W, _E, _O),
-    *_grants(Target.OBJECTS, When.LAKE_ON_S3, ["s3:PutObject"], _W, _E, _O),
+    *_grants(Resource.INDEX, When.ALWAYS, ["dynamodb:Query"], _W, _O),
+    *_grants(Resource.TABLE, When.TABLES_ARE_MADE, ["dynamodb:CreateTable"], _L, _O),
+    *_grants(Resource.TABLE, When.TAGGED, ["dynamodb:TagResource"], _L, _O, checked_by=("dynamodb:CreateTable",)),
+    *_grants(Resource.TABLE, When.BACKED_UP, ["dynamodb:UpdateContinuousBackups"], _L, _O),
+    *_grants(Resource.TABLE_NAMES, When.LISTED, ["dynamodb:ListTables"], _O),
+    *_grants(Resource.ALL_TABLES, When.LISTED, ["dynamodb:DescribeTable", "dynamodb:Scan", "dynamodb:GetItem"], _O),
+    *_grants(Resource.METRICS, When.METRICS, ["cloudwatch:PutMetricData"], _L, _W, _O),
+    *_grants(Resource.METRICS, When.ALWAYS, ["cloudwatch:GetMetricStatistics"], _O),
+    *_grants(Resource.BUCKET, When.LAKE_ON_S3, ["s3:ListBucket"], _W),
+    *_grants(Resource.OBJECTS, When.LAKE_ON_S3, ["s3:GetObject"], _W),
+    *_grants(Resource.OBJECTS, When.LAKE_ON_S3, ["s3:DeleteObject"], _W, _E, _O),
+    *_grants(Resource.OBJECTS, When.LAKE_ON_S3, ["s3:PutObject"], _W, _E, _O),
     *_grants(
-        Target.CATALOG,
+        Resource.CATALOG,
         When.GLUE,
         ["glue:GetDatabase", "glue:CreateDatabase", "glue:GetTable", "glue:CreateTable", "glue:UpdateTable"],
         _W,
         checked_by=("pyiceberg",),
     ),
     *_grants(
-        Target.STREAM_KEY,
+        Resource.STREAM_KEY,
         When.STREAM_KEY,
         ["kms:Decrypt"],
         _E,
         _O,
         checked_by=("kinesis:GetRecords", "kinesis:SubscribeToShard"),
     ),
-    *_grants(Target.STREAM_KEY, When.AT_REST_ENCRYPTED, ["kms:Decrypt"], _L, checked_by=("kinesis:GetRecords",)),
+    *_grants(Resource.STREAM_KEY, When.AT_REST_ENCRYPTED, ["kms:Decrypt"], _L, checked_by=("kinesis:GetRecords",)),
     *_grants(
-        Target.TABLE_KEY,
+        Resource.TABLE_KEY,
         When.TABLE_KEY,
         ["kms:Decrypt", "kms:DescribeKey"],
         _L,
@@ -172,15 +172,17 @@ RIGHTS: Final[tuple[Grant, ...]] = (
         _O,
         checked_by=("dynamodb:GetItem",),
     ),
-    *_grants(Target.LAKE_KEY, When.LAKE_KEY, ["kms:GenerateDataKey"], _W, _E, _O, checked_by=("s3:PutObject",)),
-    *_grants(Target.LAKE_KEY, When.LAKE_KEY, ["kms:Decrypt"], _W, checked_by=("s3:GetObject",)),
-    *_grants(Target.EXPORTS, When.EXPORTS, ["s3:GetObject", "s3:PutObject"], _O),
+    *_grants(Resource.LAKE_KEY, When.LAKE_KEY, ["kms:GenerateDataKey"], _W, _E, _O, checked_by=("s3:PutObject",)),
+    *_grants(Resource.LAKE_KEY, When.LAKE_KEY, ["kms:Decrypt"], _W, checked_by=("s3:GetObject",)),
+    *_grants(Resource.EXPORTS, When.EXPORTS, ["s3:GetObject", "s3:PutObject"], _O),
     # The role of a service is for the components that the rights above give something of it.
-    *_grants(Target.STREAM_ROLE, When.STREAM_ROLE, ["sts:AssumeRole"], _L, _W, _E, _O, checked_by=("KclResource",)),
-    *_grants(Target.TABLE_ROLE, When.TABLE_ROLE, ["sts:AssumeRole"], _L, _W, _O, checked_by=("KclResource",)),
-    *_grants(Target.METRICS_ROLE, When.METRICS_AND_ROLE, ["sts:AssumeRole"], _L, _W, checked_by=("KclResource",)),
-    *_grants(Target.METRICS_ROLE, When.METRICS_ROLE, ["sts:AssumeRole"], _O, checked_by=("KclResource",)),
-    *_grants(Target.LAKE_ROLE, When.LAKE_ROLE, ["sts:AssumeRole"], _W, _E, _O, checked_by=("KclResource",)),
+    *_grants(
+        Resource.STREAM_ROLE, When.STREAM_ROLE, ["sts:AssumeRole"], _L, _W, _E, _O, checked_by=("KclResource",)
+    ),
+    *_grants(Resource.TABLE_ROLE, When.TABLE_ROLE, ["sts:AssumeRole"], _L, _W, _O, checked_by=("KclResource",)),
+    *_grants(Resource.METRICS_ROLE, When.METRICS_AND_ROLE, ["sts:AssumeRole"], _L, _W, checked_by=("KclResource",)),
+    *_grants(Resource.METRICS_ROLE, When.METRICS_ROLE, ["sts:AssumeRole"], _O, checked_by=("KclResource",)),
+    *_grants(Resource.LAKE_ROLE, When.LAKE_ROLE, ["sts:AssumeRole"], _W, _E, _O, checked_by=("KclResource",)),
 )
 
 
@@ -253,51 +255,51 @@ class Deployment:
             case When.LISTED:
                 return self.lists_applications
 
-    def arns(self, target: Target) -> list[str]:
+    def arns(self, target: Resource) -> list[str]:
         """Of everything that a right on `target` is given on."""
         named = self.application.streams
         streams = [stream.arn or self._arn("kinesis", f"stream/{stream.name}") for stream in named]
         match target:
-            case Target.STREAM:
+            case Resource.STREAM:
                 return streams
-            case Target.CONSUMER:
+            case Resource.CONSUMER:
                 name = self.application.batch.consumer_name or self.application.name
                 return [f"{stream}/consumer/{name}:*" for stream in streams]
-            case Target.TABLE:
+            case Resource.TABLE:
                 application = self.application
                 names = (application.lease_table, application.coordinator_table, application.metrics_table)
                 return [self._arn("dynamodb", f"table/{name}") for name in names]
-            case Target.INDEX:
+            case Resource.INDEX:
                 return [self._arn("dynamodb", f"table/{self.application.lease_table}/index/{OWNER_INDEX}")]
-            case Target.ALL_TABLES:
+            case Resource.ALL_TABLES:
                 return [self._arn("dynamodb", "table/*")]
-            case Target.TABLE_NAMES:
+            case Resource.TABLE_NAMES:
                 return ["*"]  # DynamoDB knows no resources here
-            case Target.METRICS:
+            case Resource.METRICS:
                 return ["*"]  # CloudWatch knows no resources here
-            case Target.BUCKET:
+            case Resource.BUCKET:
                 return list(dict.fromkeys(f"arn:{self._partition}:s3:::{bucket}" for bucket, _ in self._places))
-            case Target.OBJECTS:
+            case Resource.OBJECTS:
                 return [self._objects(bucket, prefix) for bucket, prefix in self._places]
-            case Target.CATALOG:
+            case Resource.CATALOG:
                 database, _, table = (self.glue_table or ".").partition(".")
                 names = ("catalog", f"database/{database}", f"table/{database}/{table}")
                 return [self._arn("glue", name) for name in names]
-            case Target.STREAM_KEY:
+            case Resource.STREAM_KEY:
                 return [self.stream_key or ""]
-            case Target.TABLE_KEY:
+            case Resource.TABLE_KEY:
                 return [self.table_key or ""]
-            case Target.LAKE_KEY:
+            case Resource.LAKE_KEY:
                 return [self.lake_key or ""]
-            case Target.EXPORTS:
+            case Resource.EXPORTS:
                 return [self._objects(*_place(self.exports or ""))]
-            case Target.STREAM_ROLE:
+            case Resource.STREAM_ROLE:
                 return [self.roles["kinesis"]]
-            case Target.TABLE_ROLE:
+            case Resource.TABLE_ROLE:
                 return [self.roles["dynamodb"]]
-            case Target.METRICS_ROLE:
+            case Resource.METRICS_ROLE:
                 return [self.roles["cloudwatch"]]
-            case Target.LAKE_ROLE:
+            case Resource.LAKE_ROLE:
                 return [self.roles["s3"]]
 
     @property
@@ -344,7 +346,7 @@ def policy(component: Component, deployment: Deployment) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": statements}
 
 
-def _statement(target: Target, actions: Sequence[str], deployment: Deployment) -> dict[str, Any]:
+def _statement(target: Resource, actions: Sequence[str], deployment: Deployment) -> dict[str, Any]:
     return {
         "Sid": "".join(word.capitalize() for word in target.value.split()),
         "Effect": "Allow",

@@ -6,7 +6,7 @@ from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.audit import AuditTable
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.table_layout import create_tables, detect_layout
 
 
@@ -18,7 +18,7 @@ def take_over_2x(
     *,
     workers_are_stopped: bool,
     dry: bool = False,
-) -> Layout:
+) -> TableLayout:
     """Record that the application uses the 3.x protocol from now on. No lease is changed.
 
     First, its leases are watched for a lease duration: if one is renewed, a worker still runs. Raises Unsafe with

@@ -44,14 +44,14 @@ from kcl_dagster.operations.cost import (
 )
 from kcl_dagster.operations.deregistration import Deregistration, deregister
 from kcl_dagster.operations.desk import Desk
-from kcl_dagster.operations.doctor import Diagnosis, Finding, Verdict, diagnose, examine
+from kcl_dagster.operations.doctor import Diagnosis, DoctorFinding, DoctorVerdict, diagnose, examine
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
 from kcl_dagster.operations.forgetting import Forgetting, forget
 from kcl_dagster.operations.pausing import PauseReport, drain, pause, resume
 from kcl_dagster.operations.peek import peek
 from kcl_dagster.operations.printable import printable
 from kcl_dagster.operations.reset import ResetReport, reset
-from kcl_dagster.operations.reset_target import Target
+from kcl_dagster.operations.reset_target import ResetTarget
 from kcl_dagster.operations.rights import Component, Deployment, policy
 from kcl_dagster.operations.status import read_status, refuse_other_streams
 from kcl_dagster.operations.takeover import take_over_2x
@@ -61,7 +61,12 @@ from kcl_dagster.spark.storage import Store
 WELL: Final = 0
 WRONG: Final = 1
 NOTHING_CHANGED: Final = "nothing was changed"
-_STYLES: Final = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red", Verdict.NOT_LOOKED: "dim"}
+_STYLES: Final = {
+    DoctorVerdict.OK: "green",
+    DoctorVerdict.WARN: "yellow",
+    DoctorVerdict.FAIL: "bold red",
+    DoctorVerdict.NOT_LOOKED: "dim",
+}
 
 Options = argparse.Namespace
 
@@ -321,7 +326,7 @@ class Verbs:
         runtime = system()
         report = reset(
             self._desk(options),
-            Target.parse(options.to, runtime.clock.now()),
+            ResetTarget.parse(options.to, runtime.clock.now()),
             streams=options.of_stream,
             shards=options.shards,
             wait_for_dead=options.wait_for_dead,
@@ -472,7 +477,7 @@ class Verbs:
         return WELL
 
 
-def _line(finding: Finding) -> Text:
+def _line(finding: DoctorFinding) -> Text:
     said = printable(f"{finding.verdict.value:<5} {finding.check}: {finding.says}")
     text = Text(said, style=_STYLES[finding.verdict])
     return text if not finding.do else text.append(f"\n      {printable(finding.do)}")

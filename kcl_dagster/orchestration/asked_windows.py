@@ -56,7 +56,7 @@ def look(consumer: Consumer, kcl: KclResource, runtime: Runtime) -> Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WindowsAnswer:
     """What a run for several windows ends with."""
 
     events: Mapping[str, AssetMaterialization]
@@ -89,7 +89,7 @@ class AskedWindows:
         """All of them are complete if everything is stored that had arrived by then; epoch seconds."""
         return max(self._due(start) for start in self.starts.values())
 
-    def repeated(self) -> Answer | None:
+    def repeated(self) -> WindowsAnswer | None:
         """The answer where nothing is to be read: all windows are complete and were declared. None otherwise."""
         try:
             stored = look(self.consumer, self.kcl, self.runtime)
@@ -100,9 +100,9 @@ class AskedWindows:
         if not all(self._declared.is_declared(self.instance, start) for start in self.starts.values()):
             return None
         answer = self._answer(stored, "")
-        return Answer(answer.events, answer.problems, answer.epoch, is_repeated=True)
+        return WindowsAnswer(answer.events, answer.problems, answer.epoch, is_repeated=True)
 
-    def answer(self, declare_others: Callable[[], object], held_by: str = "") -> Answer:
+    def answer(self, declare_others: Callable[[], object], held_by: str = "") -> WindowsAnswer:
         """The answer after everything was read. Waits until the leader knows that the windows are complete, and has
         declared those before them. `declare_others`: called before each look, for a run that leads itself.
         `held_by`: what may keep the windows from being complete."""
@@ -116,7 +116,7 @@ class AskedWindows:
                 return self._answer(stored, held_by)
             clock.sleep(LOOK_SECONDS)
 
-    def _answer(self, stored: Stored, held_by: str) -> Answer:
+    def _answer(self, stored: Stored, held_by: str) -> WindowsAnswer:
         events, problems = {}, []
         earlier = self._earlier(stored)
         for key, start in sorted(self.starts.items(), key=lambda one: one[1]):
@@ -134,7 +134,7 @@ class AskedWindows:
                 events[key] = event
             if problem is not None:
                 problems.append(problem)
-        return Answer(events, problems, stored.completeness.epoch)
+        return WindowsAnswer(events, problems, stored.completeness.epoch)
 
     def _earlier(self, stored: Stored) -> int | None:
         """The first window that the leader is about to declare, if it comes before one of these which is not

@@ -206,7 +206,7 @@ def moment_of(text: str | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CatchUpAnswer:
     """What a terminal shows of a run: a line, and whether everything was read."""
 
     text: str
@@ -219,7 +219,7 @@ def run_here(
     resources: Mapping[str, Any],
     instance: DagsterInstance,
     through: str | None = None,
-) -> Answer:
+) -> CatchUpAnswer:
     """Run the job in this process, on its main thread. `resources`: `kcl`, `spark`, and those that the consumer's
     code asks for. The run is in `instance` when it is over.
 
@@ -243,9 +243,9 @@ def run_here(
     )
     if not result.success:
         problems = [_why_failed(event) for event in result.all_events if event.is_step_failure]
-        return Answer("; ".join(problems) or "the run did not start", is_well=False)
+        return CatchUpAnswer("; ".join(problems) or "the run did not start", is_well=False)
     [told] = [event.step_output_data.metadata for event in result.all_events if event.is_successful_output]
-    return Answer(str(told["summary"].value), is_well=True)
+    return CatchUpAnswer(str(told["summary"].value), is_well=True)
 
 
 def _why_failed(event: DagsterEvent) -> str:

@@ -26,8 +26,8 @@ from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declaring import (
     NOT_LOOKED_UP,
     Declared,
+    DeclaringProgress,
     Due,
-    Progress,
     Reason,
     Span,
     due,
@@ -79,7 +79,7 @@ class DeclaredWindows:
     """With it, materializations have the version of the table."""
 
     _declared: dict[int, Declared] = field(default_factory=dict)
-    _progress: Progress | None = None
+    _progress: DeclaringProgress | None = None
     _former: list[int] = field(default_factory=list)
     """The ends of windows that were declared by former partitions."""
 
@@ -242,7 +242,7 @@ class DeclaredWindows:
         completeness: Completeness,
         leases: Sequence[Lease],
         created: Callable[[], float | None],
-    ) -> Progress:
+    ) -> DeclaringProgress:
         """What Dagster's storage says, when a process begins."""
         by_hand, starts = self._read_newest(instance), self._starts(instance)
         for start in starts:
@@ -253,13 +253,13 @@ class DeclaredWindows:
         if frontier is None:
             first = self._first(completeness, leases, created) if earliest is None or self._former else earliest
             first = first if earliest is None else max(first, earliest)
-            return Progress(first, first=first)
+            return DeclaringProgress(first, first=first)
         if earliest is not None:
             has_older = len(starts) == REMEMBERED or bool(self._former)
-            return Progress(max(frontier, earliest) if has_older else earliest, first=earliest)
+            return DeclaringProgress(max(frontier, earliest) if has_older else earliest, first=earliest)
         keys = instance.get_materialized_partitions(self._key)
         oldest = self._oldest(instance, self.consumer.windows.oldest_first(keys))
-        return Progress(frontier, first=frontier if oldest is None else min(oldest, frontier))
+        return DeclaringProgress(frontier, first=frontier if oldest is None else min(oldest, frontier))
 
     def _oldest(self, instance: DagsterInstance, starts: Iterable[int]) -> int | None:
         """The first of these windows that was declared when it was complete, and not for its late rows alone."""

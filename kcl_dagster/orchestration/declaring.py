@@ -68,7 +68,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class DeclaringProgress:
     """Where to begin looking, so that a look costs as much as there is to declare, and not as the application is
     old: all windows from `first` until `frontier` are declared in `epoch`. Of windows before `first` it is not
     known whether everything that reached the stream was stored. Only a reset of all leases changes that."""
@@ -84,11 +84,11 @@ def due(
     lateness: float,
     declared: Mapping[int, Declared],
     late: Mapping[int, Mapping[str, int]],
-    progress: Progress,
+    progress: DeclaringProgress,
     limit: int,
     resets: Sequence[SetBack] = (),
     held: Sequence[Span] = (),
-) -> tuple[list[Due], Progress]:
+) -> tuple[list[Due], DeclaringProgress]:
     """At most `limit` windows that are to be declared, oldest first, and where the next look begins.
 
     `late`: by the start of a window, see `WindowCounts.late_batches`. A window without a partition is never due. A
@@ -137,8 +137,8 @@ def _is_held(start: int, held: Sequence[Span]) -> bool:
 
 
 def _gone_back(
-    windows: KeyedWindows, epoch: int, resets: Sequence[SetBack], lateness: float, progress: Progress
-) -> Progress:
+    windows: KeyedWindows, epoch: int, resets: Sequence[SetBack], lateness: float, progress: DeclaringProgress
+) -> DeclaringProgress:
     """After a reset, windows from there on are looked at again, and those that still waited for rows then."""
     if epoch == progress.epoch:
         return progress

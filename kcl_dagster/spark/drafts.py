@@ -26,7 +26,7 @@ from kcl_dagster.runtime import system
 from kcl_dagster.spark.failures import Marks, fetch_failures
 from kcl_dagster.spark.fetch import BATCH_ROWS, FetchPlan, Trailer, client_of, fetch
 from kcl_dagster.spark.origins import promised
-from kcl_dagster.spark.outcome import Outcome
+from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.parquet_file import Footer, ParquetFile
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS, REPEATING, ddl
 from kcl_dagster.spark.settling import settle
@@ -209,7 +209,7 @@ class DraftedRanges:
         if len(rows) != len(ranges) or set(said) != {range_.lease for range_ in ranges}:
             self.release()
             raise BatchContentChanged(f"{len(ranges)} ranges were fetched and {len(rows)} accounted for")
-        self.outcome = Outcome.of(ranges, said)
+        self.outcome = FetchOutcome.of(ranges, said)
 
     def form(self, leases: Collection[LeaseKey]) -> Drafted:
         mine = {lease: self._drafts[lease] for lease in leases if lease in self._drafts}

@@ -12,7 +12,7 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.drafts import Drafted
 from kcl_dagster.spark.origins import made
-from kcl_dagster.spark.outcome import Outcome
+from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.spark.staged_ranges import StagedRecords
 from kcl_dagster.worker.batch import PoisonRecord, Progress, Range
@@ -22,7 +22,7 @@ class FetchedRanges(Protocol):
     """The outcome of one fetch job: `FrozenRanges`, `DraftedRanges`, `StagedRanges`."""
 
     ranges: tuple[Range, ...]
-    outcome: Outcome
+    outcome: FetchOutcome
 
     def form(self, leases: Collection[LeaseKey]) -> Sealed | Drafted | StagedRecords: ...
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None: ...

@@ -17,7 +17,7 @@ from kcl_dagster.errors import BatchContentChanged
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.failures import fetch_failures
-from kcl_dagster.spark.outcome import Outcome
+from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.worker.batch import PoisonRecord, Range
@@ -36,7 +36,7 @@ class FrozenRanges:
         if len(proofs) != len(ranges) or set(by_lease) != {range_.lease for range_ in ranges}:
             raise BatchContentChanged(f"{len(ranges)} ranges were fetched and {len(proofs)} accounted for")
         self._attempts = {lease: str(proof.attempt) for lease, proof in by_lease.items()}
-        self.outcome = Outcome.of(ranges, {lease: proof.trailer for lease, proof in by_lease.items()})
+        self.outcome = FetchOutcome.of(ranges, {lease: proof.trailer for lease, proof in by_lease.items()})
 
     def form(self, leases: Collection[LeaseKey]) -> Sealed:
         frame = self._frame

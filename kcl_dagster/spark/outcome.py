@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FetchOutcome:
     """Of every range that was asked for: its trailer, and either progress or a failure."""
 
     trailers: Mapping[LeaseKey, Trailer]

@@ -31,7 +31,7 @@ _PROBES: Final = pa.schema([("host", pa.string()), ("path", pa.string()), ("prob
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class SharingProbe:
     """A file that an executor wrote, or the reason why it could not. The content of the file is its path."""
 
     host: str
@@ -53,7 +53,7 @@ def check_sharing(spark: SparkSession, sink: object, name: str) -> None:
         rows = tasks.mapInArrow(_WriteProbes(store, name), ddl(_PROBES)).collect()
     except (PySparkException, Py4JError) as error:
         raise ConfigurationError(f"executors cannot write below {store.root}: {first_line(error)}") from error
-    probes = [Probe(row.host, row.path, row.problem) for row in rows]
+    probes = [SharingProbe(row.host, row.path, row.problem) for row in rows]
     wrong = what_is_wrong(store.root, probes, lambda probe: _is_seen(store, probe))
     with suppress(OSError):  # a later sweep removes them
         store.delete([probe.path for probe in probes])
@@ -61,7 +61,7 @@ def check_sharing(spark: SparkSession, sink: object, name: str) -> None:
         raise ConfigurationError(wrong)
 
 
-def what_is_wrong(root: str, probes: Sequence[Probe], is_seen: Callable[[Probe], bool]) -> str | None:
+def what_is_wrong(root: str, probes: Sequence[SharingProbe], is_seen: Callable[[SharingProbe], bool]) -> str | None:
     """In words, with what to do; None if all is well."""
     for probe in probes:
         if probe.problem is not None:
@@ -83,7 +83,7 @@ _WHAT_TO_DO: Final = (
 )
 
 
-def _is_seen(store: Store, probe: Probe) -> bool:
+def _is_seen(store: Store, probe: SharingProbe) -> bool:
     """By opening it under its name, which network file systems ask their server for; a listing may be old."""
     try:
         return store.get(probe.path) == probe.path.encode()
@@ -103,10 +103,10 @@ class _WriteProbes:
             probes = [self._write(number) for number in batch.column(0).to_pylist()]
             yield pa.RecordBatch.from_pylist([asdict(probe) for probe in probes], schema=_PROBES)
 
-    def _write(self, number: int) -> Probe:
+    def _write(self, number: int) -> SharingProbe:
         host, path = socket.gethostname(), f"{FOLDER}/{self.name}.{number}.{os.getpid()}.probe"
         try:
             self.store.put(path, path.encode())
         except (OSError, KclError) as error:
-            return Probe(host, path, str(error))
-        return Probe(host, path)
+            return SharingProbe(host, path, str(error))
+        return SharingProbe(host, path)

@@ -34,7 +34,7 @@ from kcl_dagster.spark.failures import CONTENT_CHANGED, Marks, fetch_failures
 from kcl_dagster.spark.fetch import FetchPlan, Trailer, client_of, fetch
 from kcl_dagster.spark.frozen import midpoint_of, poison_records_of
 from kcl_dagster.spark.origins import promised
-from kcl_dagster.spark.outcome import Outcome
+from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, ddl
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.worker.batch import PoisonRecord, Range
@@ -226,7 +226,7 @@ class StagedRanges:
                 raise BatchContentChanged(
                     f"{len(plan.tasks)} tasks have fetched, and {len(lists)} accounted for files"
                 )
-            self.outcome = Outcome.of(ranges, said)
+            self.outcome = FetchOutcome.of(ranges, said)
         except BaseException:
             staging.discard_all()  # tasks that had succeeded have left files that no result names
             raise

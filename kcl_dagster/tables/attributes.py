@@ -64,7 +64,7 @@ _WHOLE: Final = re.compile(r"[0-9]{1,19}")
 _DECIMAL: Final = re.compile(r"[0-9]{1,39}")  # 2^128 - 1 has 39 digits
 
 
-class Reader:
+class ItemReader:
     """Typed access to one item. Absent attributes are None; present ones are right or refused."""
 
     def __init__(self, item: Mapping[str, Any], key_attribute: str) -> None:

@@ -11,9 +11,9 @@ from typing import Any, Final
 from kcl_dagster import aws
 from kcl_dagster.application import Application
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, Reader, n, s
+from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, ItemReader, n, s
 from kcl_dagster.tables.expressions import Request, put
-from kcl_dagster.tables.places import Layout, Place
+from kcl_dagster.tables.places import Place, TableLayout
 from kcl_dagster.tables.scanning import scan_items
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Sender
 
@@ -43,7 +43,7 @@ class AuditTable:
         self,
         client: aws.Client,
         application: Application,  # noqa: ARG002 (the shape all tables share)
-        layout: Layout,
+        layout: TableLayout,
         runtime: Runtime,
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
@@ -86,7 +86,7 @@ def write_entry(place: Place, entry: AuditEntry, entry_id: str) -> Request:
 
 
 def _entry(item: Mapping[str, Any], key: str) -> AuditEntry:
-    reader = Reader(item, key)
+    reader = ItemReader(item, key)
     try:
         detail = json.loads(reader.required_text(DETAIL))
     except ValueError as error:

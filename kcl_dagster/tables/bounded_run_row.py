@@ -10,10 +10,10 @@ from typing import Final
 from kcl_dagster import aws
 from kcl_dagster.application import Application
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, Reader, n, s
+from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, ItemReader, n, s
 from kcl_dagster.tables.expressions import Request, put
-from kcl_dagster.tables.outcomes import Verdict
-from kcl_dagster.tables.places import Layout, Place
+from kcl_dagster.tables.outcomes import WriteVerdict
+from kcl_dagster.tables.places import Place, TableLayout
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
 
 BOUNDED_RUN_KEY: Final = "kdBoundedRun"
@@ -47,7 +47,7 @@ class BoundedRunRow:
         self,
         client: aws.Client,
         application: Application,  # noqa: ARG002 (the shape all tables share)
-        layout: Layout,
+        layout: TableLayout,
         runtime: Runtime,
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
@@ -63,18 +63,18 @@ class BoundedRunRow:
         """Replace the row. False: a run that was to read further has written it."""
         wanted = EndedRun(run.run_id, run.ended_at, run.bound, run.problem[:LONGEST_PROBLEM])
 
-        def judge(item: Item | None) -> Verdict:
+        def judge(item: Item | None) -> WriteVerdict:
             now = self._parsed(item)
             if now == wanted:
-                return Verdict.APPLIED
-            return Verdict.STANDING if now is None or now.bound <= wanted.bound else Verdict.SUPERSEDED
+                return WriteVerdict.APPLIED
+            return WriteVerdict.STANDING if now is None or now.bound <= wanted.bound else WriteVerdict.SUPERSEDED
 
         return isinstance(self._sender.write(save_bounded_run(self._place, wanted), judge), Applied)
 
     def _parsed(self, item: Item | None) -> EndedRun | None:
         if item is None:
             return None
-        reader = Reader(item, self._place.key)
+        reader = ItemReader(item, self._place.key)
         if reader.text(ENTITY_TYPE) != BOUNDED_RUN:
             reader.refuse(ENTITY_TYPE, f"should be {BOUNDED_RUN}")
         return EndedRun(

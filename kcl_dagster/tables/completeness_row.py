@@ -19,10 +19,10 @@ from kcl_dagster.application import Application
 from kcl_dagster.errors import OutcomeUnknown
 from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, Reader, n, s
+from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, ItemReader, n, s
 from kcl_dagster.tables.expressions import Request, Update
-from kcl_dagster.tables.outcomes import Verdict
-from kcl_dagster.tables.places import Layout, Place
+from kcl_dagster.tables.outcomes import WriteVerdict
+from kcl_dagster.tables.places import Place, TableLayout
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
 
 COMPLETENESS_KEY: Final = "kdComplete"
@@ -73,7 +73,7 @@ class CompletenessRow:
         self,
         client: aws.Client,
         application: Application,  # noqa: ARG002 (the shape all tables share)
-        layout: Layout,
+        layout: TableLayout,
         runtime: Runtime,
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
@@ -95,13 +95,13 @@ class CompletenessRow:
         settled = first if known.awaits_first else None
         wanted = replace(known, through=through, first=settled or known.first)
 
-        def judge(item: Item | None) -> Verdict:
+        def judge(item: Item | None) -> WriteVerdict:
             now = self._parsed(item)
             if now == wanted:
-                return Verdict.APPLIED
+                return WriteVerdict.APPLIED
             is_possible = now.epoch == known.epoch and (now.through is None or now.through < through)
             is_possible &= settled is None or now.first == known.first
-            return Verdict.STANDING if is_possible else Verdict.SUPERSEDED
+            return WriteVerdict.STANDING if is_possible else WriteVerdict.SUPERSEDED
 
         outcome = self._sender.write(advance_completeness(self._place, known, through, settled), judge)
         return wanted if isinstance(outcome, Applied) else self._parsed(outcome.item)
@@ -128,11 +128,13 @@ class CompletenessRow:
             first = first_after(known, unless_known=unless_known, all_from=all_from)
             wanted = WrittenThrough(back_to, epoch, back_to, resets, first)
 
-            def judge(item: Item | None, wanted: WrittenThrough = wanted, known: WrittenThrough = known) -> Verdict:
+            def judge(
+                item: Item | None, wanted: WrittenThrough = wanted, known: WrittenThrough = known
+            ) -> WriteVerdict:
                 now = self._parsed(item)
                 if now == wanted:
-                    return Verdict.APPLIED
-                return Verdict.STANDING if now == known else Verdict.SUPERSEDED
+                    return WriteVerdict.APPLIED
+                return WriteVerdict.STANDING if now == known else WriteVerdict.SUPERSEDED
 
             outcome = self._sender.write(set_completeness_back(self._place, known.epoch, wanted), judge)
             if isinstance(outcome, Applied):
@@ -142,7 +144,7 @@ class CompletenessRow:
     def _parsed(self, item: Item | None) -> WrittenThrough:
         if item is None:
             return WrittenThrough()
-        reader = Reader(item, self._place.key)
+        reader = ItemReader(item, self._place.key)
         if reader.text(ENTITY_TYPE) != COMPLETENESS:
             reader.refuse(ENTITY_TYPE, f"should be {COMPLETENESS}")
         through, epoch, back_to = reader.whole(THROUGH), reader.required_whole(EPOCH), reader.whole(BACK_TO)

@@ -7,9 +7,9 @@ from kcl_dagster import aws
 from kcl_dagster.application import Application
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, Reader, n, names, s
+from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, ItemReader, n, names, s
 from kcl_dagster.tables.expressions import Request, put
-from kcl_dagster.tables.places import Layout, Place
+from kcl_dagster.tables.places import Place, TableLayout
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Sender
 
 CONTROL_KEY: Final = "kdControl"
@@ -49,7 +49,7 @@ class ControlRow:
         self,
         client: aws.Client,
         application: Application,  # noqa: ARG002 (the shape all tables share)
-        layout: Layout,
+        layout: TableLayout,
         runtime: Runtime,
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
@@ -62,7 +62,7 @@ class ControlRow:
         item = self._sender.get(self._place.table, {self._place.key: s(CONTROL_KEY)})
         if item is None:
             return Control()
-        reader = Reader(item, self._place.key)
+        reader = ItemReader(item, self._place.key)
         if reader.text(ENTITY_TYPE) != CONTROL:
             reader.refuse(ENTITY_TYPE, f"should be {CONTROL}")
         return Control(

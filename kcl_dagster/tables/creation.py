@@ -7,7 +7,7 @@ from kcl_dagster.application import Application, Billing
 from kcl_dagster.errors import LayoutRefused, ServiceError, TableNotFound
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.attributes import LEASE_KEY, OWNER, OWNER_INDEX
-from kcl_dagster.tables.places import Layout, Place
+from kcl_dagster.tables.places import Place, TableLayout
 from kcl_dagster.tables.sending import Sender
 from kcl_dagster.tables.state import ClientVersion, StateRows
 
@@ -16,7 +16,7 @@ ACTIVE_POLL: Final = 1.0  # seconds
 BACKUPS_WITHIN: Final = 60.0  # seconds; a new table may refuse backups for a moment
 
 
-def create_tables(client: aws.Client, application: Application, layout: Layout, runtime: Runtime) -> list[str]:
+def create_tables(client: aws.Client, application: Application, layout: TableLayout, runtime: Runtime) -> list[str]:
     """Make what is missing, wait until it can be used, and write down the protocol. Returns the tables we made.
 
     Safe to call by several processes at once and again and again. A new application's protocol is written down
@@ -58,7 +58,7 @@ class _Creation:
             self._keep_backups(place.table)
         return made
 
-    def declare_version(self, layout: Layout) -> None:
+    def declare_version(self, layout: TableLayout) -> None:
         rows = StateRows(self._sender, self._runtime, layout.coordinator)
         stored = rows.client_version()
         if stored is None:

@@ -10,7 +10,7 @@ from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.stored import packed, unpacked
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.tables import attributes as a
-from kcl_dagster.tables.attributes import Item, Reader, Value, n, s
+from kcl_dagster.tables.attributes import Item, ItemReader, Value, n, s
 from kcl_dagster.tables.rows import worker_row_from_item, worker_row_to_item, worker_row_values
 
 __all__ = [
@@ -33,7 +33,7 @@ def lease_from_item(item: Mapping[str, Any], *, multi_stream: bool | None = None
     `multi_stream`: whether the application is; a lease of the other sort is then refused. None takes either.
     Raises UnreadableItem for everything no KCL writes. Unknown attributes are ignored.
     """
-    reader = Reader(item, a.LEASE_KEY)
+    reader = ItemReader(item, a.LEASE_KEY)
     if reader.text(a.ENTITY_TYPE) not in {None, a.LEASE}:
         return None
     stream, shard_id = _shard(reader, multi_stream=multi_stream)
@@ -125,12 +125,12 @@ def throughput_value(kbps: float) -> Value:
     return {"N": a.java_double(a.rounded(kbps))}
 
 
-def _worker(reader: Reader, attribute: str) -> WorkerId | None:
+def _worker(reader: ItemReader, attribute: str) -> WorkerId | None:
     text = reader.text(attribute)
     return WorkerId(text) if text is not None else None
 
 
-def _claim(reader: Reader) -> Claim | None:
+def _claim(reader: ItemReader) -> Claim | None:
     chain, claim = reader.text(a.CHAIN), reader.text(a.CLAIM)
     if chain is None:
         return None
@@ -142,7 +142,7 @@ def _claim(reader: Reader) -> Claim | None:
         reader.refuse(a.CLAIM_STATE, f"is not the state of a claim: {error}")
 
 
-def _checkpoint(reader: Reader, attribute: str, sub_attribute: str) -> Checkpoint | None:
+def _checkpoint(reader: ItemReader, attribute: str, sub_attribute: str) -> Checkpoint | None:
     if attribute == a.PENDING and reader.raw(attribute, "S") == "":
         return None  # KCL 2.x
     text = reader.text(attribute)
@@ -155,7 +155,7 @@ def _checkpoint(reader: Reader, attribute: str, sub_attribute: str) -> Checkpoin
         reader.refuse(attribute, str(error))
 
 
-def _hash_range(reader: Reader) -> HashRange | None:
+def _hash_range(reader: ItemReader) -> HashRange | None:
     start, end = reader.hash_key(a.HASH_START), reader.hash_key(a.HASH_END)
     if start is None and end is None:
         return None
@@ -167,7 +167,7 @@ def _hash_range(reader: Reader) -> HashRange | None:
         reader.refuse(a.HASH_START, str(error))
 
 
-def _shard(reader: Reader, *, multi_stream: bool | None) -> tuple[StreamIdentifier | None, str]:
+def _shard(reader: ItemReader, *, multi_stream: bool | None) -> tuple[StreamIdentifier | None, str]:
     stream_text, shard_text = reader.text(a.STREAM), reader.text(a.SHARD)
     if stream_text is None and shard_text is None:
         if multi_stream:

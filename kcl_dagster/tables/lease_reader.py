@@ -12,7 +12,7 @@ from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.attributes import LEASE_KEY, OWNER, OWNER_INDEX, Item, key_of, s
 from kcl_dagster.tables.items import lease_from_item
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.scanning import Map, Segments, pages, scan_items
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Sender
 from kcl_dagster.tables.workers import WorkerTable, newest_by_id, readable_workers
@@ -43,7 +43,7 @@ class LeaseReader:
         self,
         client: aws.Client,
         application: Application,
-        layout: Layout,
+        layout: TableLayout,
         runtime: Runtime,
         *,
         deadline_seconds: float = DEADLINE_SECONDS,

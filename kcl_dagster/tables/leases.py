@@ -19,7 +19,7 @@ from kcl_dagster.tables import outcomes, requests
 from kcl_dagster.tables.attributes import rounded
 from kcl_dagster.tables.expressions import Request, guarded, together
 from kcl_dagster.tables.lease_reader import LeaseReader, ScanResult
-from kcl_dagster.tables.outcomes import Judge, Verdict
+from kcl_dagster.tables.outcomes import Judge, WriteVerdict
 from kcl_dagster.tables.sending import Applied, Refused
 
 __all__ = ["LeaseTable", "ScanResult"]
@@ -245,7 +245,7 @@ class LeaseTable(LeaseReader):
             return written if isinstance(outcome, Applied) and written is not None else Refused(outcome.item)
 
         def is_behind(known: Lease, now: Lease) -> bool:
-            if judge_for(known)(now) is Verdict.APPLIED:
+            if judge_for(known)(now) is WriteVerdict.APPLIED:
                 return True
             # The KCL does not read the row: for its checkpoints, any other counter means that the lease is lost.
             return not self._as_kcl and _only_renewed(known, now)

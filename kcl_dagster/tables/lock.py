@@ -17,7 +17,7 @@ from kcl_dagster.errors import Unsafe
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables import coordination
-from kcl_dagster.tables.attributes import ENTITY_TYPE, LEADER, Item, Reader, s
+from kcl_dagster.tables.attributes import ENTITY_TYPE, LEADER, Item, ItemReader, s
 from kcl_dagster.tables.coordination import (
     LEADER_KEY,
     LOCK_DURATION,
@@ -27,8 +27,8 @@ from kcl_dagster.tables.coordination import (
     LOCK_VERSION,
 )
 from kcl_dagster.tables.expressions import Request
-from kcl_dagster.tables.outcomes import Verdict
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.outcomes import WriteVerdict
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
 
 # Begins the names of leaders that launch no workers. Any other leader of ours takes the lock from a standby at
@@ -99,7 +99,7 @@ class LeaderLock:
         self,
         client: aws.Client,
         application: Application,
-        layout: Layout,
+        layout: TableLayout,
         runtime: Runtime,
         owner: str,
         duration_seconds: float | None = None,
@@ -177,8 +177,8 @@ class LeaderLock:
             row = self._read()
             return row is None or row.owner != self._owner
 
-        def judge(item: Item | None) -> Verdict:
-            return Verdict.STANDING if self._version_in(item) == version else Verdict.APPLIED
+        def judge(item: Item | None) -> WriteVerdict:
+            return WriteVerdict.STANDING if self._version_in(item) == version else WriteVerdict.APPLIED
 
         outcome = self._sender.write(coordination.release_lock(self._place, self._owner, version), judge)
         if isinstance(outcome, Applied) or outcome.item is None:
@@ -205,11 +205,11 @@ class LeaderLock:
         """None: the row is not the expected one any more. Versions never repeat, so the outcome is always
         certain."""
 
-        def judge(item: Item | None) -> Verdict:
+        def judge(item: Item | None) -> WriteVerdict:
             found = self._version_in(item)
             if found == version:
-                return Verdict.APPLIED
-            return Verdict.STANDING if found == expected else Verdict.SUPERSEDED
+                return WriteVerdict.APPLIED
+            return WriteVerdict.STANDING if found == expected else WriteVerdict.SUPERSEDED
 
         outcome = self._sender.write(request, judge)
         if not isinstance(outcome, Applied):
@@ -237,7 +237,7 @@ class LeaderLock:
         return None if item is None else self._parsed(item).version
 
     def _parsed(self, item: Item) -> _Row:
-        reader = Reader(item, self._place.key)
+        reader = ItemReader(item, self._place.key)
         kind = reader.text(ENTITY_TYPE)
         if kind not in {None, LEADER}:
             reader.refuse(ENTITY_TYPE, f"should be {LEADER}, is {kind!r}")

@@ -10,9 +10,9 @@ from kcl_dagster.application import Application
 from kcl_dagster.errors import UnreadableItem
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables import coordination
-from kcl_dagster.tables.attributes import ENTITY_TYPE, LEADER_MEMORY, Reader, s
+from kcl_dagster.tables.attributes import ENTITY_TYPE, LEADER_MEMORY, ItemReader, s
 from kcl_dagster.tables.coordination import DOCUMENT, FORMAT, MEMORY_KEY
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Sender
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class MemoryRow:
         self,
         client: aws.Client,
         application: Application,
-        layout: Layout,
+        layout: TableLayout,
         runtime: Runtime,
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
@@ -44,7 +44,7 @@ class MemoryRow:
         if item is None:
             return {}
         try:
-            reader = Reader(item, self._place.key)
+            reader = ItemReader(item, self._place.key)
             if reader.text(ENTITY_TYPE) != LEADER_MEMORY or reader.whole(FORMAT) != FORMAT_NUMBER:
                 reader.refuse(FORMAT, f"is not {FORMAT_NUMBER} of {LEADER_MEMORY}")
             document = json.loads(_unpacked(reader.blob(DOCUMENT) or b""))

@@ -15,22 +15,22 @@ from kcl_dagster.model.shard import HashRange
 from kcl_dagster.tables.items import lease_to_item
 
 
-class Verdict(StrEnum):
+class WriteVerdict(StrEnum):
     APPLIED = "applied"
     STANDING = "not applied, and still possible"
     SUPERSEDED = "not to be had any more"
 
 
-Judge = Callable[[Lease | None], Verdict]
+Judge = Callable[[Lease | None], WriteVerdict]
 
 
 def created(lease: Lease) -> Judge:
     """Two creators of one shard write the same; which of them was first makes no difference to either."""
 
-    def judge(now: Lease | None) -> Verdict:
+    def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
-            return Verdict.STANDING
-        return Verdict.APPLIED if lease_to_item(now) == lease_to_item(lease) else Verdict.SUPERSEDED
+            return WriteVerdict.STANDING
+        return WriteVerdict.APPLIED if lease_to_item(now) == lease_to_item(lease) else WriteVerdict.SUPERSEDED
 
     return judge
 
@@ -38,9 +38,9 @@ def created(lease: Lease) -> Judge:
 def unmoved(before: Lease) -> Judge:
     """For a renewal, which leaves no mark of its own: it is never known to have been applied."""
 
-    def judge(now: Lease | None) -> Verdict:
+    def judge(now: Lease | None) -> WriteVerdict:
         if now is None or now.actual_owner != before.actual_owner:
-            return Verdict.SUPERSEDED
+            return WriteVerdict.SUPERSEDED
         return _by_counter(before, now, applied=False)
 
     return judge
@@ -52,9 +52,9 @@ def may_have_renewed(before: Lease, now: Lease) -> bool:
 
 
 def taken(before: Lease, by: WorkerId) -> Judge:
-    def judge(now: Lease | None) -> Verdict:
+    def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
-            return Verdict.SUPERSEDED
+            return WriteVerdict.SUPERSEDED
         return _by_counter(before, now, applied=now.owner == by and now.checkpoint_owner is None)
 
     return judge
@@ -64,11 +64,11 @@ def assigned(before: Lease, to: WorkerId, counter: int | None = None) -> Judge:
     """The new owner may have renewed since, so any larger counter will do. If another leader made the same
     decision, that is as good."""
 
-    def judge(now: Lease | None) -> Verdict:
+    def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
-            return Verdict.SUPERSEDED
+            return WriteVerdict.SUPERSEDED
         if now.owner == to and now.checkpoint_owner is None and now.counter > before.counter:
-            return Verdict.APPLIED
+            return WriteVerdict.APPLIED
         return _by_owners(before, now, counter)
 
     return judge
@@ -77,11 +77,11 @@ def assigned(before: Lease, to: WorkerId, counter: int | None = None) -> Judge:
 def handoff_begun(before: Lease, to: WorkerId) -> Judge:
     """Also applied when the old owner has already let go."""
 
-    def judge(now: Lease | None) -> Verdict:
+    def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
-            return Verdict.SUPERSEDED
+            return WriteVerdict.SUPERSEDED
         if now.owner == to and now.checkpoint_owner in {before.owner, None}:
-            return Verdict.APPLIED
+            return WriteVerdict.APPLIED
         return _by_owners(before, now)
 
     return judge
@@ -94,11 +94,11 @@ def released(before: Lease) -> Judge:
 
 
 def vacated(before: Lease, counter: int | None = None) -> Judge:
-    def judge(now: Lease | None) -> Verdict:
+    def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
-            return Verdict.SUPERSEDED
+            return WriteVerdict.SUPERSEDED
         if now.actual_owner is None and now.counter > before.counter:
-            return Verdict.APPLIED
+            return WriteVerdict.APPLIED
         return _by_owners(before, now, counter)
 
     return judge
@@ -107,9 +107,9 @@ def vacated(before: Lease, counter: int | None = None) -> Judge:
 def checkpointed(before: Lease, checkpoint: Checkpoint, claim: Claim | None = None) -> Judge:
     """`claim`: of the row afterwards."""
 
-    def judge(now: Lease | None) -> Verdict:
+    def judge(now: Lease | None) -> WriteVerdict:
         if now is None or now.actual_owner != before.actual_owner:
-            return Verdict.SUPERSEDED
+            return WriteVerdict.SUPERSEDED
         progress = (checkpoint, None, claim)
         was_there_before = progress == (before.checkpoint, before.pending_checkpoint, before.claim)
         applied = progress == (now.checkpoint, now.pending_checkpoint, now.claim) and not was_there_before
@@ -119,9 +119,9 @@ def checkpointed(before: Lease, checkpoint: Checkpoint, claim: Claim | None = No
 
 
 def prepared(before: Lease, pending: Checkpoint, state: bytes | None, batch: int | None) -> Judge:
-    def judge(now: Lease | None) -> Verdict:
+    def judge(now: Lease | None) -> WriteVerdict:
         if now is None or now.actual_owner != before.actual_owner:
-            return Verdict.SUPERSEDED
+            return WriteVerdict.SUPERSEDED
         pin = (pending, state, before.batch if batch is None else batch)
         was_there_before = pin == (before.pending_checkpoint, before.pending_state, before.batch)
         applied = pin == (now.pending_checkpoint, now.pending_state, now.batch) and not was_there_before
@@ -131,9 +131,9 @@ def prepared(before: Lease, pending: Checkpoint, state: bytes | None, batch: int
 
 
 def rewound(before: Lease, checkpoint: Checkpoint) -> Judge:
-    def judge(now: Lease | None) -> Verdict:
+    def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
-            return Verdict.SUPERSEDED
+            return WriteVerdict.SUPERSEDED
         applied = now.actual_owner is None and now.checkpoint == checkpoint and now.pending_checkpoint is None
         return _by_counter(before, now, applied=applied)
 
@@ -141,42 +141,42 @@ def rewound(before: Lease, checkpoint: Checkpoint) -> Judge:
 
 
 def has_children(children: frozenset[str]) -> Judge:
-    def judge(now: Lease | None) -> Verdict:
+    def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
-            return Verdict.SUPERSEDED
-        return Verdict.APPLIED if now.children == children else Verdict.STANDING
+            return WriteVerdict.SUPERSEDED
+        return WriteVerdict.APPLIED if now.children == children else WriteVerdict.STANDING
 
     return judge
 
 
 def has_hash_range(hash_range: HashRange) -> Judge:
-    def judge(now: Lease | None) -> Verdict:
+    def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
-            return Verdict.SUPERSEDED
-        return Verdict.APPLIED if now.hash_range == hash_range else Verdict.STANDING
+            return WriteVerdict.SUPERSEDED
+        return WriteVerdict.APPLIED if now.hash_range == hash_range else WriteVerdict.STANDING
 
     return judge
 
 
 def deleted(before: Lease, *, forced: bool) -> Judge:
-    def judge(now: Lease | None) -> Verdict:
+    def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
-            return Verdict.APPLIED
+            return WriteVerdict.APPLIED
         if forced:
             return _by_owners(before, now)
-        return Verdict.STANDING if now.is_finished else Verdict.SUPERSEDED
+        return WriteVerdict.STANDING if now.is_finished else WriteVerdict.SUPERSEDED
 
     return judge
 
 
-def _by_counter(before: Lease, now: Lease, *, applied: bool) -> Verdict:
+def _by_counter(before: Lease, now: Lease, *, applied: bool) -> WriteVerdict:
     """For writes that expect the counter and add one to it."""
     if now.counter == before.counter:
-        return Verdict.STANDING
-    return Verdict.APPLIED if applied and now.counter == before.counter + 1 else Verdict.SUPERSEDED
+        return WriteVerdict.STANDING
+    return WriteVerdict.APPLIED if applied and now.counter == before.counter + 1 else WriteVerdict.SUPERSEDED
 
 
-def _by_owners(before: Lease, now: Lease, counter: int | None = None) -> Verdict:
+def _by_owners(before: Lease, now: Lease, counter: int | None = None) -> WriteVerdict:
     """For writes that expect the owners. Not applied: it would have changed them."""
     same = (now.owner, now.checkpoint_owner) == (before.owner, before.checkpoint_owner)
-    return Verdict.STANDING if same and counter in {None, now.counter} else Verdict.SUPERSEDED
+    return WriteVerdict.STANDING if same and counter in {None, now.counter} else WriteVerdict.SUPERSEDED

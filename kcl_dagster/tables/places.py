@@ -22,7 +22,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TableLayout:
     """Which table holds the leases, the worker rows, and the lock and state items."""
 
     kind: LayoutKind

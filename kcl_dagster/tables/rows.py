@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow, WorkerState
-from kcl_dagster.tables.attributes import ENTITY_TYPE, LEASE_KEY, WORKER, Item, Reader, Value, java_double, n, s
+from kcl_dagster.tables.attributes import ENTITY_TYPE, LEASE_KEY, WORKER, Item, ItemReader, Value, java_double, n, s
 
 LAST_UPDATE: Final = "lut"
 AVERAGES: Final = "sts"
@@ -37,7 +37,7 @@ def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> Wo
 
     In the lease table a row says that it is a worker's; in a table of its own it need not.
     """
-    reader = Reader(item, key)
+    reader = ItemReader(item, key)
     kind = reader.text(ENTITY_TYPE)
     if kind != WORKER and not (kind is None and key != LEASE_KEY):
         return None
@@ -136,7 +136,7 @@ def _numbers(series: Mapping[str, tuple[Any, ...]], each: Any) -> Value:
     return {"M": {metric: {"L": [each(v) for v in values]} for metric, values in series.items()}}
 
 
-def _lists(reader: Reader, attribute: str) -> dict[str, list[object]] | None:
+def _lists(reader: ItemReader, attribute: str) -> dict[str, list[object]] | None:
     members = reader.mapping(attribute)
     if members is None:
         return None
@@ -152,14 +152,14 @@ def _lists(reader: Reader, attribute: str) -> dict[str, list[object]] | None:
     return found
 
 
-def _series(reader: Reader, attribute: str) -> dict[str, tuple[float, ...]] | None:
+def _series(reader: ItemReader, attribute: str) -> dict[str, tuple[float, ...]] | None:
     lists = _lists(reader, attribute)
     if lists is None:
         return None
     return {metric: tuple(reader.as_number(attribute, v) for v in values) for metric, values in lists.items()}
 
 
-def _ranges(reader: Reader) -> dict[str, tuple[int, ...]] | None:
+def _ranges(reader: ItemReader) -> dict[str, tuple[int, ...]] | None:
     series = _series(reader, OPERATING_RANGE)
     if series is None:
         return None
@@ -169,20 +169,20 @@ def _ranges(reader: Reader) -> dict[str, tuple[int, ...]] | None:
     return {metric: tuple(int(v) for v in values) for metric, values in series.items()}
 
 
-def _whole_numbers(reader: Reader, attribute: str) -> dict[str, int] | None:
+def _whole_numbers(reader: ItemReader, attribute: str) -> dict[str, int] | None:
     members = reader.mapping(attribute)
     if members is None:
         return None
-    named = Reader({**members, LEASE_KEY: s(reader.key)}, LEASE_KEY)
+    named = ItemReader({**members, LEASE_KEY: s(reader.key)}, LEASE_KEY)
     return {name: named.required_whole(name) for name in members}
 
 
-def _by_lease(reader: Reader, attribute: str) -> dict[LeaseKey, int] | None:
+def _by_lease(reader: ItemReader, attribute: str) -> dict[LeaseKey, int] | None:
     numbers = _whole_numbers(reader, attribute)
     return None if numbers is None else {LeaseKey(lease): number for lease, number in numbers.items()}
 
 
-def _leases(reader: Reader, attribute: str) -> tuple[LeaseKey, ...] | None:
+def _leases(reader: ItemReader, attribute: str) -> tuple[LeaseKey, ...] | None:
     entries = reader.raw(attribute, "L")
     if entries is None:
         return None
@@ -196,7 +196,7 @@ def _texts(values: Mapping[LeaseKey, str]) -> dict[str, Value]:
     return {lease: s(text) for lease, text in values.items() if text}
 
 
-def _read_texts(reader: Reader, attribute: str) -> dict[LeaseKey, str] | None:
+def _read_texts(reader: ItemReader, attribute: str) -> dict[LeaseKey, str] | None:
     """For people to read: what is odd is left out."""
     members = reader.mapping(attribute)
     if members is None:
@@ -205,7 +205,7 @@ def _read_texts(reader: Reader, attribute: str) -> dict[LeaseKey, str] | None:
     return {LeaseKey(lease): text for lease, text in texts.items() if isinstance(text, str)}
 
 
-def _properties(reader: Reader) -> dict[str, str]:
+def _properties(reader: ItemReader) -> dict[str, str]:
     found = {}
     for name, value in (reader.mapping(PROPERTIES) or {}).items():
         text = value.get("S") if isinstance(value, Mapping) else None

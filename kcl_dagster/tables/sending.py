@@ -9,7 +9,7 @@ from kcl_dagster.errors import EndpointUnreachable, OutcomeUnknown, ServiceError
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.attributes import Item
 from kcl_dagster.tables.expressions import Request
-from kcl_dagster.tables.outcomes import Verdict
+from kcl_dagster.tables.outcomes import WriteVerdict
 
 DEADLINE_SECONDS: Final = 10.0  # a third of the default lease duration: what takes longer has failed
 
@@ -44,7 +44,7 @@ class Sender:
         return self._get(table, key, self.deadline(), consistent=consistent)
 
     def write(
-        self, request: Request, judge: Callable[[Item | None], Verdict], deadline: float | None = None
+        self, request: Request, judge: Callable[[Item | None], WriteVerdict], deadline: float | None = None
     ) -> Applied | Refused:
         """A conditional write. An answer that is lost is replaced by reading the row and asking `judge`.
 
@@ -61,14 +61,14 @@ class Sender:
                 item = refusal.item
                 if item is None:  # no such row, or an endpoint that does not say
                     item = self._read_back(request, deadline, in_doubt)
-                applied = in_doubt is not None and judge(item) is Verdict.APPLIED
+                applied = in_doubt is not None and judge(item) is WriteVerdict.APPLIED
                 return Applied(item) if applied else Refused(item)
             except aws.Unanswered as lost:
                 in_doubt = problem = lost
                 item = self._read_back(request, deadline, in_doubt)
                 verdict = judge(item)
-                if verdict is not Verdict.STANDING:
-                    return Applied(item) if verdict is Verdict.APPLIED else Refused(item)
+                if verdict is not WriteVerdict.STANDING:
+                    return Applied(item) if verdict is WriteVerdict.APPLIED else Refused(item)
             except (Throttled, EndpointUnreachable) as not_sent:
                 problem = not_sent
             except (ServiceError, TableNotFound) as error:

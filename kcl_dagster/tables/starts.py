@@ -14,7 +14,7 @@ from kcl_dagster.errors import OtherStream
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables import coordination
-from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, Reader, Value, n, s
+from kcl_dagster.tables.attributes import ENTITY_TYPE, Item, ItemReader, Value, n, s
 from kcl_dagster.tables.attributes import START_POSITION as START_ENTITY
 from kcl_dagster.tables.coordination import (
     START_ADOPTED,
@@ -24,8 +24,8 @@ from kcl_dagster.tables.coordination import (
     START_STREAM,
     START_TIMESTAMP,
 )
-from kcl_dagster.tables.outcomes import Verdict
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.outcomes import WriteVerdict
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.scanning import scan_items
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
 
@@ -58,7 +58,7 @@ class StartTable:
         self,
         client: aws.Client,
         application: Application,  # noqa: ARG002 (the shape all tables share)
-        layout: Layout,
+        layout: TableLayout,
         runtime: Runtime,
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
@@ -117,8 +117,8 @@ class StartTable:
         """Decide where a stream starts, unless it is decided already. Returns the stored decision."""
         request = coordination.record_start(self._place, start.stream, _values(start))
 
-        def judge(item: Item | None) -> Verdict:
-            return Verdict.STANDING if item is None else Verdict.SUPERSEDED
+        def judge(item: Item | None) -> WriteVerdict:
+            return WriteVerdict.STANDING if item is None else WriteVerdict.SUPERSEDED
 
         outcome = self._sender.write(request, judge)
         return start if isinstance(outcome, Applied) or outcome.item is None else self._parsed(outcome.item)
@@ -142,7 +142,7 @@ def start_to_item(start: StartPosition, key: str) -> Item:
 
 def start_from_item(item: Mapping[str, Any], key: str) -> StartPosition:
     """Raises UnreadableItem."""
-    reader = Reader(item, key)
+    reader = ItemReader(item, key)
     position = reader.required_text(START_POSITION)
     if position not in set(Position):
         reader.refuse(START_POSITION, f"should be one of {[str(p) for p in Position]}, is {position!r}")

@@ -8,9 +8,9 @@ from typing import Final
 from kcl_dagster.errors import UnreadableItem
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables import coordination
-from kcl_dagster.tables.attributes import CLIENT_VERSION, ENTITY_TYPE, TABLE_MIGRATION, Item, Reader, Value, s
+from kcl_dagster.tables.attributes import CLIENT_VERSION, ENTITY_TYPE, TABLE_MIGRATION, Item, ItemReader, Value, s
 from kcl_dagster.tables.coordination import CLIENT_VERSION_KEY, HISTORY, MODIFIED, MODIFIED_BY, VERSION
-from kcl_dagster.tables.outcomes import Verdict
+from kcl_dagster.tables.outcomes import WriteVerdict
 from kcl_dagster.tables.places import Place
 from kcl_dagster.tables.sending import Applied, Sender
 
@@ -75,11 +75,11 @@ class StateRows:
         at = self._milliseconds()
         request = coordination.create_version(self._place, version, US, at)
 
-        def judge(item: Item | None) -> Verdict:
+        def judge(item: Item | None) -> WriteVerdict:
             if item is None:
-                return Verdict.STANDING
+                return WriteVerdict.STANDING
             ours = item.get(MODIFIED_BY) == s(US) and item.get(MODIFIED) == {"N": str(at)}
-            return Verdict.APPLIED if ours else Verdict.SUPERSEDED
+            return WriteVerdict.APPLIED if ours else WriteVerdict.SUPERSEDED
 
         return isinstance(self._sender.write(request, judge), Applied)
 
@@ -89,20 +89,20 @@ class StateRows:
             self._place, version, US, self._milliseconds(), known.values, known.history
         )
 
-        def judge(item: Item | None) -> Verdict:
+        def judge(item: Item | None) -> WriteVerdict:
             stored = None if item is None else item.get(VERSION)
             if stored == s(known.version):
-                return Verdict.STANDING
-            return Verdict.APPLIED if stored == s(version) else Verdict.SUPERSEDED
+                return WriteVerdict.STANDING
+            return WriteVerdict.APPLIED if stored == s(version) else WriteVerdict.SUPERSEDED
 
         return isinstance(self._sender.write(request, judge), Applied)
 
-    def _reader(self, key: str, kind: str) -> tuple[Item, Reader] | None:
+    def _reader(self, key: str, kind: str) -> tuple[Item, ItemReader] | None:
         """The row under `key`. Clients before 3.5 gave it no entity type."""
         item = self._sender.get(self._place.table, {self._place.key: s(key)})
         if item is None:
             return None
-        reader = Reader(item, self._place.key)
+        reader = ItemReader(item, self._place.key)
         found = reader.text(ENTITY_TYPE)
         if found not in {None, kind}:
             raise UnreadableItem(key, ENTITY_TYPE, f"should be {kind}, is {found!r}")

@@ -15,14 +15,14 @@ from kcl_dagster.errors import LayoutRefused, TableNotFound
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.creation import create_tables
 from kcl_dagster.tables.lease_reader import LeaseReader
-from kcl_dagster.tables.places import Layout, LayoutKind, Place
+from kcl_dagster.tables.places import LayoutKind, Place, TableLayout
 from kcl_dagster.tables.sending import Sender
 from kcl_dagster.tables.state import ClientVersion, StateRows, StoredVersion, TableStatus, known_version
 
 __all__ = [
-    "Layout",
     "LayoutKind",
     "Place",
+    "TableLayout",
     "create_tables",
     "declare_protocol",
     "detect_layout",
@@ -34,7 +34,7 @@ _TAKE_OVER: Final = "stop its workers, then take it over with take_over_2x=True"
 
 def detect_layout(
     client: aws.Client, application: Application, runtime: Runtime | None = None, *, take_over_2x: bool = False
-) -> Layout:
+) -> TableLayout:
     """Where this application's rows live. Reads only; costs one to four requests.
 
     `take_over_2x`: the operator says that no worker of KCL 2.x, or of KCL 3.x in 2.x mode, runs any more.
@@ -45,7 +45,7 @@ def detect_layout(
     return _Detection(client, application, runtime or system(), take_over_2x=take_over_2x).layout()
 
 
-def verify_layout(client: aws.Client, application: Application, layout: Layout, runtime: Runtime) -> bool:
+def verify_layout(client: aws.Client, application: Application, layout: TableLayout, runtime: Runtime) -> bool:
     """Check that what was detected still holds, with one or two reads. Leaders do so at every tick, workers once a
     minute.
 
@@ -68,7 +68,7 @@ def verify_layout(client: aws.Client, application: Application, layout: Layout, 
     return stored is not None
 
 
-def declare_protocol(client: aws.Client, layout: Layout, runtime: Runtime) -> bool:
+def declare_protocol(client: aws.Client, layout: TableLayout, runtime: Runtime) -> bool:
     """Write the row that declares the protocol of KCL 3.x, if there is none. Leases without it count as those of
     KCL 2.x, and no worker would start. False: another process was faster."""
     return StateRows(Sender(client, runtime), runtime, layout.coordinator).create_version(ClientVersion.THREE)
@@ -84,8 +84,8 @@ class _Detection:
         self._sender = Sender(client, runtime)
         self._take_over = take_over_2x
 
-    def layout(self) -> Layout:
-        single, legacy = Layout.single(self._application), Layout.legacy(self._application)
+    def layout(self) -> TableLayout:
+        single, legacy = TableLayout.single(self._application), TableLayout.legacy(self._application)
         exists = self._exists(single.leases)
         if not self._exists(legacy.coordinator):
             return self._accepted(single) if exists else single
@@ -107,7 +107,7 @@ class _Detection:
                     "to this version writes; use a newer kcl_dagster"
                 )
 
-    def _accepted(self, layout: Layout, *, has_lease_table: bool = True) -> Layout:
+    def _accepted(self, layout: TableLayout, *, has_lease_table: bool = True) -> TableLayout:
         """The layout, if the fleet's protocol allows us to lead it."""
         name = self._application.name
         stored = self._rows(layout.coordinator).client_version()
@@ -141,15 +141,17 @@ class _Detection:
                     f"Deploy its Java workers with CLIENT_VERSION_CONFIG_3X to finish the upgrade, or {_TAKE_OVER}"
                 )
 
-    def _versioned(self, layout: Layout, stored: StoredVersion | None, *, take_over: bool | None = None) -> Layout:
-        make = Layout.single if layout.kind is LayoutKind.SINGLE else Layout.legacy
+    def _versioned(
+        self, layout: TableLayout, stored: StoredVersion | None, *, take_over: bool | None = None
+    ) -> TableLayout:
+        make = TableLayout.single if layout.kind is LayoutKind.SINGLE else TableLayout.legacy
         version = None if stored is None else stored.version
         return make(self._application, version, take_over=self._take_over if take_over is None else take_over)
 
     def _rows(self, place: Place) -> StateRows:
         return StateRows(self._sender, self._runtime, place)
 
-    def _has_leases(self, layout: Layout) -> bool:
+    def _has_leases(self, layout: TableLayout) -> bool:
         return LeaseReader(self._client, self._application, layout, self._runtime).has_leases()
 
     def _exists(self, place: Place) -> bool:

@@ -11,8 +11,8 @@ from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables import coordination
 from kcl_dagster.tables.attributes import ENTITY_TYPE, LEASE, Item, Value, s
-from kcl_dagster.tables.outcomes import Verdict
-from kcl_dagster.tables.places import Layout, LayoutKind
+from kcl_dagster.tables.outcomes import WriteVerdict
+from kcl_dagster.tables.places import LayoutKind, TableLayout
 from kcl_dagster.tables.rows import why_not_writable, worker_row_from_item, worker_row_values
 from kcl_dagster.tables.scanning import scan_items
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
@@ -29,7 +29,7 @@ class WorkerTable:
         self,
         client: aws.Client,
         application: Application,  # noqa: ARG002 (the shape all tables share)
-        layout: Layout,
+        layout: TableLayout,
         runtime: Runtime,
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
@@ -89,7 +89,7 @@ class WorkerTable:
         """Remove a row unless it was written since. True: it is gone."""
         outcome = self._sender.write(
             coordination.delete_worker(self._place, row),
-            lambda item: Verdict.APPLIED if item is None else Verdict.STANDING,
+            lambda item: WriteVerdict.APPLIED if item is None else WriteVerdict.STANDING,
         )
         return isinstance(outcome, Applied) or outcome.item is None
 

@@ -6,7 +6,7 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.attributes import s
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.coordination import LEADER_KEY, LOCK_VERSION
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.sending import Sender
 
 _NO_LEADER = "none"
@@ -17,7 +17,7 @@ class LockWatch:
     not there (released, or never taken) stands still as well."""
 
     def __init__(
-        self, client: aws.Client, layout: Layout, runtime: Runtime, control: ControlRow | None = None
+        self, client: aws.Client, layout: TableLayout, runtime: Runtime, control: ControlRow | None = None
     ) -> None:
         self._sender = Sender(client, runtime)
         self._place = layout.coordinator

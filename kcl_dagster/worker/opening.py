@@ -15,7 +15,7 @@ from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.control import ControlRow
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.starts import StartTable
-from kcl_dagster.tables.table_layout import Layout, detect_layout, verify_layout
+from kcl_dagster.tables.table_layout import TableLayout, detect_layout, verify_layout
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.batch import D, Engine, Read, Sink
 from kcl_dagster.worker.bound import Bound
@@ -99,7 +99,9 @@ class StreamLookup:
 class LayoutWatch:
     """A watch: the worker stops when its fleet changes its protocol or its tables. Reads once a minute."""
 
-    def __init__(self, dynamodb: aws.Client, application: Application, layout: Layout, runtime: Runtime) -> None:
+    def __init__(
+        self, dynamodb: aws.Client, application: Application, layout: TableLayout, runtime: Runtime
+    ) -> None:
         self._verify = partial(verify_layout, dynamodb, application, layout, runtime)
         self._clock = runtime.clock
         self._due = runtime.clock.monotonic()
@@ -128,7 +130,7 @@ def open_surroundings(
     chains: StagingSink[D] | None = None,
     runtime: Runtime,
     processors: Seats[Read] | None = None,
-    layout: Layout | None = None,
+    layout: TableLayout | None = None,
     bound: Bound | None = None,
     dead_letters: DeadLetters | None = None,
     utilization: Utilization | None = None,

@@ -11,7 +11,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.items import lease_from_item
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.table_layout import Layout, create_tables
+from kcl_dagster.tables.table_layout import TableLayout, create_tables
 from kcl_dagster.worker.holdings import Holdings
 from tests.conformance.case import Given, NotUnderstood
 from tests.doubles.clock import FakeClock
@@ -143,7 +143,7 @@ class Scene:
                 "policy": {"name": "kcl", **(policy or {})},
             }
         )
-        self.layout = Layout.single(self.application)
+        self.layout = TableLayout.single(self.application)
         create_tables(self.client, self.application, self.layout, self.runtime)
         self.table = LeaseTable(self.client, self.application, self.layout, self.runtime)
         self.client.calls.clear()

@@ -16,7 +16,7 @@ from kcl_dagster.application import Application, FleetSettings
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.doctor import diagnose
 from kcl_dagster.operations.doctor.diagnosis import Patient
-from kcl_dagster.operations.rights import RIGHTS, Component, Deployment, Target, policy
+from kcl_dagster.operations.rights import RIGHTS, Component, Deployment, Resource, policy
 from tests.unit.operations.conftest import Shop
 
 PACKAGE = Path(kcl_dagster.__file__).parent
@@ -136,24 +136,24 @@ def test_a_leader_of_a_fleet_at_rest_may_look_at_the_stream() -> None:
 )
 def test_a_lake_is_its_prefix_and_not_the_bucket(lake: str, objects: str) -> None:
     deployment = Deployment(BARE.application, "eu-west-1", "1", lakes=(lake,))
-    assert deployment.arns(Target.OBJECTS) == [objects]
-    assert deployment.arns(Target.BUCKET) == ["arn:aws:s3:::lake"]
+    assert deployment.arns(Resource.OBJECTS) == [objects]
+    assert deployment.arns(Resource.BUCKET) == ["arn:aws:s3:::lake"]
 
 
 @pytest.mark.parametrize(("region", "partition"), [("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov")])
 def test_other_partitions_have_other_names(region: str, partition: str) -> None:
     deployment = Deployment(BARE.application, region, "1")
-    assert deployment.arns(Target.STREAM) == [f"arn:{partition}:kinesis:{region}:1:stream/orders"]
+    assert deployment.arns(Resource.STREAM) == [f"arn:{partition}:kinesis:{region}:1:stream/orders"]
 
 
 def test_a_lake_elsewhere_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="s3://bucket/prefix"):
-        Deployment(BARE.application, "eu-west-1", "1", lakes=("abfs://lake",)).arns(Target.BUCKET)
+        Deployment(BARE.application, "eu-west-1", "1", lakes=("abfs://lake",)).arns(Resource.BUCKET)
 
 
 def test_rights_on_a_stream_by_arn_are_on_that_arn() -> None:
     arn = "arn:aws:kinesis:eu-north-1:210987654321:stream/orders"
     deployment = Deployment(Application(name="orders-app", streams=arn), "eu-west-1", "123456789012")
-    assert deployment.arns(Target.STREAM) == [arn]
-    assert deployment.arns(Target.CONSUMER) == [f"{arn}/consumer/orders-app:*"]
-    assert deployment.arns(Target.TABLE)[0] == "arn:aws:dynamodb:eu-west-1:123456789012:table/orders-app"
+    assert deployment.arns(Resource.STREAM) == [arn]
+    assert deployment.arns(Resource.CONSUMER) == [f"{arn}/consumer/orders-app:*"]
+    assert deployment.arns(Resource.TABLE)[0] == "arn:aws:dynamodb:eu-west-1:123456789012:table/orders-app"

@@ -13,7 +13,7 @@ import kcl_dagster as kcl
 from kcl_dagster import cli
 from kcl_dagster.emulator import Emulator, Limits
 from kcl_dagster.emulator.gateway import Gateway
-from kcl_dagster.emulator.http.http_messages import Request
+from kcl_dagster.emulator.http.http_messages import HttpRequest
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.listing import describe
@@ -33,7 +33,7 @@ class Requests:
     kinesis: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     regions: dict[str, set[str]] = field(default_factory=dict)
 
-    def read(self, request: Request) -> None:
+    def read(self, request: HttpRequest) -> None:
         authorization = request.headers.get("authorization", "")
         if "Credential=" not in authorization:
             return
@@ -42,7 +42,7 @@ class Requests:
         if service == "kinesis":
             self.kinesis.append((request.headers["x-amz-target"].partition(".")[2], self._body(request)))
 
-    def _body(self, request: Request) -> dict[str, Any]:
+    def _body(self, request: HttpRequest) -> dict[str, Any]:
         if "json" in request.headers.get("content-type", ""):
             read: dict[str, Any] = json.loads(request.body)
             return read
@@ -75,7 +75,7 @@ def requests(there: Emulator, monkeypatch: pytest.MonkeyPatch) -> Requests:
     """Those after the stream was made."""
     read, handle = Requests(), Gateway.__call__
 
-    def listening(gateway: Gateway, request: Request) -> Any:
+    def listening(gateway: Gateway, request: HttpRequest) -> Any:
         read.read(request)
         return handle(gateway, request)
 

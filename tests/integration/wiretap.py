@@ -15,8 +15,8 @@ import pytest
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Access
 from kcl_dagster.emulator.gateway import Gateway
-from kcl_dagster.emulator.http.http_messages import Request
-from kcl_dagster.operations.rights import Component, Target
+from kcl_dagster.emulator.http.http_messages import HttpRequest
+from kcl_dagster.operations.rights import Component, Resource
 from kcl_dagster.testing import EmulatorResource
 
 # The right that S3 checks, where it has another name than the request.
@@ -35,7 +35,7 @@ class Asked:
 
     component: Component
     right: str
-    target: Target
+    target: Resource
 
 
 class Wiretap:
@@ -45,7 +45,7 @@ class Wiretap:
         self._application = application
         self.asked: set[Asked] = set()
 
-    def read(self, request: Request) -> None:
+    def read(self, request: HttpRequest) -> None:
         authorization = request.headers.get("authorization", "")
         if "Credential=" not in authorization:
             return
@@ -56,39 +56,39 @@ class Wiretap:
             self.asked.add(Asked(Component(key), right, target))
 
 
-def rights(service: str, request: Request, application: str) -> Iterator[tuple[str, Target]]:
+def rights(service: str, request: HttpRequest, application: str) -> Iterator[tuple[str, Resource]]:
     target = request.headers.get("x-amz-target", "").partition(".")[2]
     if service == "kinesis":
         body = _kinesis_body(request)
-        yield f"kinesis:{target}", Target.CONSUMER if "ConsumerARN" in body else Target.STREAM
+        yield f"kinesis:{target}", Resource.CONSUMER if "ConsumerARN" in body else Resource.STREAM
     elif service == "dynamodb":
         body = json.loads(request.body)
         if target == "TransactWriteItems":
-            yield from ((IN_TRANSACTIONS[kind], Target.TABLE) for item in body["TransactItems"] for kind in item)
+            yield from ((IN_TRANSACTIONS[kind], Resource.TABLE) for item in body["TransactItems"] for kind in item)
         else:
             yield f"dynamodb:{target}", _table(body, application)
     elif service == "monitoring":
         operation = target or urlsplit(request.target).path.rpartition("/")[2]
         operation = operation or parse_qs(request.body.decode())["Action"][0]
-        yield f"cloudwatch:{operation}", Target.METRICS
+        yield f"cloudwatch:{operation}", Resource.METRICS
     elif service == "s3":
         operation = _s3_operation(request)
         for right in S3_RIGHTS.get(operation, {f"s3:{operation}"}):
-            objects = Target.EXPORTS if f"/{EXPORTS}/" in urlsplit(request.target).path else Target.OBJECTS
-            yield right, Target.BUCKET if right == "s3:ListBucket" else objects
+            objects = Resource.EXPORTS if f"/{EXPORTS}/" in urlsplit(request.target).path else Resource.OBJECTS
+            yield right, Resource.BUCKET if right == "s3:ListBucket" else objects
     elif service != "sts":
         raise AssertionError(f"a request to {service} that the wiretap does not know: {request.target}")
 
 
-def _table(body: dict[str, Any], application: str) -> Target:
+def _table(body: dict[str, Any], application: str) -> Resource:
     if "TableName" not in body:
-        return Target.TABLE_NAMES
+        return Resource.TABLE_NAMES
     if not body["TableName"].startswith(application):
-        return Target.ALL_TABLES
-    return Target.INDEX if "IndexName" in body else Target.TABLE
+        return Resource.ALL_TABLES
+    return Resource.INDEX if "IndexName" in body else Resource.TABLE
 
 
-def _kinesis_body(request: Request) -> dict[str, Any]:
+def _kinesis_body(request: HttpRequest) -> dict[str, Any]:
     if "json" in request.headers.get("content-type", ""):
         body: dict[str, Any] = json.loads(request.body)
         return body
@@ -98,7 +98,7 @@ def _kinesis_body(request: Request) -> dict[str, Any]:
     return decoded
 
 
-def _s3_operation(request: Request) -> str:
+def _s3_operation(request: HttpRequest) -> str:
     query = parse_qs(urlsplit(request.target).query, keep_blank_values=True)
     match request.method:
         case "PUT" if "x-amz-copy-source" in request.headers:
@@ -133,7 +133,7 @@ def tapped(monkeypatch: pytest.MonkeyPatch, application: str) -> Iterator[Wireta
     tap = Wiretap(application)
     handle = Gateway.__call__
 
-    def listening(gateway: Gateway, request: Request) -> Any:
+    def listening(gateway: Gateway, request: HttpRequest) -> Any:
         tap.read(request)
         return handle(gateway, request)
 

@@ -7,7 +7,7 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.pausing import drain, pause, resume
 from kcl_dagster.operations.reset import reset
-from kcl_dagster.operations.reset_target import Target
+from kcl_dagster.operations.reset_target import ResetTarget
 from tests.simulation.kernel import Process
 from tests.simulation.processes import runtime_of
 
@@ -41,7 +41,7 @@ class Operators:
 
         def work(desk: Desk, until: float) -> None:
             self._insist(lambda: pause(desk), until)
-            self._insist(lambda: reset(desk, Target.parse("trim_horizon", desk.runtime.clock.now())), until)
+            self._insist(lambda: reset(desk, ResetTarget.parse("trim_horizon", desk.runtime.clock.now())), until)
             self._insist(lambda: resume(desk), float("inf"))
             self._simulation.fleet_changed = self._simulation.kernel.now
 

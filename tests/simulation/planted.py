@@ -590,7 +590,7 @@ MUTANTS: Final = (
         also=(
             Change(
                 _SENDING,
-                "return Applied(item) if verdict is Verdict.APPLIED else Refused(item)",
+                "return Applied(item) if verdict is WriteVerdict.APPLIED else Refused(item)",
                 "return Refused(item)",
             ),
         ),

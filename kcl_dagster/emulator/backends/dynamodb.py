@@ -22,7 +22,7 @@ from kcl_dagster.emulator.backends.rendering import render
 from kcl_dagster.emulator.backends.scans import scan
 from kcl_dagster.emulator.backends.tokens import RequestTokens
 from kcl_dagster.emulator.backends.updates import DirectUpdates
-from kcl_dagster.emulator.http.http_messages import Request, Response
+from kcl_dagster.emulator.http.http_messages import HttpRequest, Response
 
 CONTENT_TYPE = "application/x-amz-json-1.0"
 
@@ -74,7 +74,7 @@ class DynamoDb:
 
         self._handler = Handler
 
-    def handle(self, operation: str, request: Request) -> Response:
+    def handle(self, operation: str, request: HttpRequest) -> Response:
         with self._lock:
             try:
                 method = ITEM_OPERATIONS.get(operation)

@@ -6,14 +6,14 @@ from typing import Any
 
 from moto.core.request import Request as MotoRequest
 
-from kcl_dagster.emulator.http.http_messages import Header, Request, Response
+from kcl_dagster.emulator.http.http_messages import Header, HttpRequest, Response
 
 ACCOUNT_HEADER = "x-moto-account-id"
 
 _HOP_HEADERS = frozenset({"connection", "content-length", "expect", "transfer-encoding", ACCOUNT_HEADER})
 
 
-def to_moto(request: Request, account: str) -> MotoRequest:
+def to_moto(request: HttpRequest, account: str) -> MotoRequest:
     headers = {name: value for name, value in request.raw_headers if name.lower() not in _HOP_HEADERS}
     headers[ACCOUNT_HEADER] = account
     host = request.headers.get("host", "localhost")

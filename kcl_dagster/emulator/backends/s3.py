@@ -10,7 +10,7 @@ from moto.s3.responses import S3Response
 from werkzeug.exceptions import HTTPException
 
 from kcl_dagster.emulator.backends.moto_request import from_moto, to_moto
-from kcl_dagster.emulator.http.http_messages import Request, Response
+from kcl_dagster.emulator.http.http_messages import HttpRequest, Response
 
 PARTITION = "aws"
 
@@ -22,7 +22,7 @@ class S3:
         self._account = account
         self._lock = threading.Lock()
 
-    def handle(self, request: Request) -> Response:
+    def handle(self, request: HttpRequest) -> Response:
         with self._lock:
             message = to_moto(request, self._account)
             _, _, key = request.path.lstrip("/").partition("/")

@@ -7,23 +7,23 @@ from datetime import datetime, timedelta
 from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
-from kcl_dagster.emulator.http.http_messages import Request, Response
+from kcl_dagster.emulator.http.http_messages import HttpRequest, Response
 
 _XML = [("content-type", "text/xml")]
 
 
-def handles(request: Request) -> bool:
+def handles(request: HttpRequest) -> bool:
     """Query-protocol requests: forms posted to the root."""
     return request.method == "POST" and request.headers.get("content-type", "").startswith(
         "application/x-www-form-urlencoded"
     )
 
 
-def operation(request: Request) -> str:
+def operation(request: HttpRequest) -> str:
     return parse_qs(request.body.decode()).get("Action", [""])[0]
 
 
-def handle(request: Request, account: str, now: datetime) -> Response:
+def handle(request: HttpRequest, account: str, now: datetime) -> Response:
     """Any role can be assumed: neither its existence nor its trust policy is checked."""
     action = operation(request)
     if action == "AssumeRole":

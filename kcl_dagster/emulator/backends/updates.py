@@ -30,7 +30,7 @@ Signature = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class UpdateStep:
     """One action of an update; `value` is the placeholder, and None removes the attribute."""
 
     action: str
@@ -82,12 +82,12 @@ class DirectUpdates:
 
 
 @lru_cache(maxsize=1024)
-def parse(expression: str) -> tuple[Step, ...] | None:
+def parse(expression: str) -> tuple[UpdateStep, ...] | None:
     """The steps of an update expression of the simple kind, else None."""
     lead, *clauses = _CLAUSE.split(expression)
     if lead.strip() or not clauses:
         return None
-    steps: list[Step] = []
+    steps: list[UpdateStep] = []
     for keyword, body in zip(clauses[::2], clauses[1::2], strict=True):
         action = keyword.upper()
         for part in body.split(","):
@@ -99,16 +99,16 @@ def parse(expression: str) -> tuple[Step, ...] | None:
     return tuple(steps) if len({step.attribute for step in steps}) == len(steps) else None
 
 
-def _step(action: str, part: str) -> Step | None:
+def _step(action: str, part: str) -> UpdateStep | None:
     if action == "REMOVE":
-        return Step(action, part, None) if _NAME.fullmatch(part) else None
+        return UpdateStep(action, part, None) if _NAME.fullmatch(part) else None
     pattern = {"SET": _ASSIGNMENT, "ADD": _ADDITION}.get(action)
     match = pattern.fullmatch(part) if pattern is not None else None
-    return Step(action, match[1], match[2]) if match is not None else None
+    return UpdateStep(action, match[1], match[2]) if match is not None else None
 
 
 def _changes(
-    steps: tuple[Step, ...], names: Mapping[str, str], values: Mapping[str, Any], item: Item, table: Table
+    steps: tuple[UpdateStep, ...], names: Mapping[str, str], values: Mapping[str, Any], item: Item, table: Table
 ) -> dict[str, DynamoType | None] | None:
     """New values by attribute, or None where moto has more to check than this knows."""
     changes: dict[str, DynamoType | None] = {}

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable
 from typing import Protocol
 
-from kcl_dagster.emulator.http.http_messages import Dropped, Handler, Request, Response
+from kcl_dagster.emulator.http.http_messages import Dropped, Handler, HttpRequest, Response
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ FAILURE = Response(500, b'{"__type":"InternalFailure","message":"The emulator fa
 class Exchange(Protocol):
     """The way back to the client. Methods are called on the event loop, in the order start, push*, finish."""
 
-    request: Request
+    request: HttpRequest
 
     def send(self, response: Response, body: bytes) -> None: ...
     def start(self, response: Response) -> None: ...

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from kcl_dagster.emulator.http.exchange import serve
-from kcl_dagster.emulator.http.http_messages import BodyLimit, Handler, Header, Request, Response
+from kcl_dagster.emulator.http.http_messages import BodyLimit, Handler, Header, HttpRequest, Response
 
 LARGEST_HEAD = 64 * 1024
 PIECE_BYTES = 256 * 1024  # handed to the socket at once: what it does not take is copied by asyncio
@@ -123,7 +123,7 @@ class Http1Connection:
         self._transport.close()
         self._buffer.clear()
 
-    def _next_request(self) -> Request | None:
+    def _next_request(self) -> HttpRequest | None:
         if self._head is None:
             end = self._buffer.find(END_OF_HEAD, self._searched)
             if max(end, len(self._buffer) if end < 0 else 0) > LARGEST_HEAD:
@@ -145,7 +145,7 @@ class Http1Connection:
         if body is None:
             return None
         self._head = None
-        return Request(head.method, head.target, head.headers, head.raw_headers, body)
+        return HttpRequest(head.method, head.target, head.headers, head.raw_headers, body)
 
 
 class _Head:
@@ -237,7 +237,7 @@ def _take_line(buffer: bytearray) -> bytes | None:
 
 
 class _Exchange:
-    def __init__(self, request: Request, transport: asyncio.Transport, connection: Http1Connection) -> None:
+    def __init__(self, request: HttpRequest, transport: asyncio.Transport, connection: Http1Connection) -> None:
         self.request = request
         self._transport = transport
         self._connection = connection

@@ -21,7 +21,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from kcl_dagster.emulator.http.exchange import serve
-from kcl_dagster.emulator.http.http_messages import BodyLimit, Handler, Header, Request, Response
+from kcl_dagster.emulator.http.http_messages import BodyLimit, Handler, Header, HttpRequest, Response
 
 # PutRecords carries up to 10 MiB. The default window of 64 KiB would cost a round trip for each 64 KiB of it.
 RECEIVE_WINDOW = 16 * 1024 * 1024
@@ -141,18 +141,18 @@ class _Incoming:
         self._body = bytearray()
         return False
 
-    def request(self) -> Request:
+    def request(self) -> HttpRequest:
         by_name = dict(self._headers)
         plain = [(name, value) for name, value in self._headers if not name.startswith(":")]
         if ":authority" in by_name:
             plain.append(("host", by_name[":authority"]))
-        return Request(by_name[":method"], by_name[":path"], dict(plain), plain, bytes(self._body))
+        return HttpRequest(by_name[":method"], by_name[":path"], dict(plain), plain, bytes(self._body))
 
 
 class _Exchange:
     """The answer on one stream; what the flow control window does not admit yet waits here."""
 
-    def __init__(self, request: Request, stream: int, connection: Http2Connection) -> None:
+    def __init__(self, request: HttpRequest, stream: int, connection: Http2Connection) -> None:
         self.request = request
         self.task: asyncio.Task[None] | None = None
         self._stream = stream

@@ -9,7 +9,7 @@ Header = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """`headers` are by lower-case name; `raw_headers` keep spelling, order and repetition."""
 
     method: str
@@ -39,4 +39,4 @@ class Dropped(Exception):
 BodyLimit = Callable[[str, dict[str, str]], int]
 """The largest body in bytes that a request may have, by its target and its headers."""
 
-Handler = Callable[[Request], Response | Awaitable[Response]]
+Handler = Callable[[HttpRequest], Response | Awaitable[Response]]

@@ -13,7 +13,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 BACKLOG = 1024
 
 
-class Codec(Protocol):
+class HttpCodec(Protocol):
     """One version of HTTP on one connection."""
 
     def data_received(self, data: bytes) -> None: ...
@@ -27,7 +27,7 @@ class _Connection(asyncio.Protocol):
         self._handler = handler
         self._limit = limit
         self._connections = connections
-        self._codec: Codec | None = None
+        self._codec: HttpCodec | None = None
         self._first = b""
         self._transport: asyncio.Transport | None = None
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kcl_dagster.emulator.kinesis import service_errors
 from kcl_dagster.emulator.kinesis.limits import Limits
 from kcl_dagster.emulator.kinesis.parameters import Parameters, check_name
-from kcl_dagster.emulator.kinesis.stream_state import Mode, Status, Stream
+from kcl_dagster.emulator.kinesis.stream_state import Mode, Stream, StreamStatus
 from kcl_dagster.emulator.kinesis.subscription import Ending, Subscription
 
 RECREATION_GAP_SECONDS = 1.0  # creation times identify streams by whole seconds (multi-stream lease keys)
@@ -68,7 +68,7 @@ class Account:
         def vanish(_at: float) -> None:
             self._streams.pop(stream.name, None)
 
-        stream.begin(Status.DELETING, self.now(), vanish)
+        stream.begin(StreamStatus.DELETING, self.now(), vanish)
 
     def end_subscriptions(self, consumer_arn: str) -> None:
         """The consumer was deregistered."""

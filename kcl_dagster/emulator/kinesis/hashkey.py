@@ -10,7 +10,7 @@ KEYS = 1 << 128
 
 
 @dataclass(frozen=True, slots=True)
-class HashRange:
+class KeyRange:
     """Keys from `start` through `end`, both included."""
 
     start: int
@@ -19,7 +19,7 @@ class HashRange:
     def __contains__(self, key: int) -> bool:
         return self.start <= key <= self.end
 
-    def is_followed_by(self, other: HashRange) -> bool:
+    def is_followed_by(self, other: KeyRange) -> bool:
         return self.end + 1 == other.start
 
     def describe(self) -> dict[str, str]:
@@ -31,7 +31,7 @@ def of_partition_key(partition_key: str) -> int:
     return int.from_bytes(hashlib.md5(partition_key.encode(), usedforsecurity=False).digest())
 
 
-def uniform(count: int) -> list[HashRange]:
+def uniform(count: int) -> list[KeyRange]:
     """`count` ranges that cover the space and differ in size by at most one key."""
     starts = [KEYS * i // count for i in range(count)] + [KEYS]
-    return [HashRange(low, high - 1) for low, high in itertools.pairwise(starts)]
+    return [KeyRange(low, high - 1) for low, high in itertools.pairwise(starts)]

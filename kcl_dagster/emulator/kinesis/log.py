@@ -16,7 +16,7 @@ import msgspec
 FIRST_NUMBER = 1  # number 0 stands before the first record: a shard's starting sequence number
 
 
-class Record(TypedDict):
+class StoredRecord(TypedDict):
     """One record as readers in the same process see it; the names are the wire's."""
 
     SequenceNumber: str
@@ -25,10 +25,10 @@ class Record(TypedDict):
     PartitionKey: str
 
 
-_decoder = msgspec.json.Decoder(Record)
+_decoder = msgspec.json.Decoder(StoredRecord)
 
 
-def decode(fragments: Sequence[bytes]) -> list[Record]:
+def decode(fragments: Sequence[bytes]) -> list[StoredRecord]:
     """Spell out records that a page holds in their JSON form."""
     return [_decoder.decode(fragment) for fragment in fragments]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Consumer:
+class RegisteredConsumer:
     name: str
     arn: str
     stream_arn: str

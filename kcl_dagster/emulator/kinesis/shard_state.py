@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from kcl_dagster.emulator.kinesis import sequence
-from kcl_dagster.emulator.kinesis.hashkey import HashRange
+from kcl_dagster.emulator.kinesis.hashkey import KeyRange
 from kcl_dagster.emulator.kinesis.limits import Limits
 from kcl_dagster.emulator.kinesis.log import FIRST_NUMBER, RecordLog
 from kcl_dagster.emulator.kinesis.throttle import Bucket
@@ -21,7 +21,7 @@ def shard_id(index: int) -> str:
     return f"shardId-{index:012d}"
 
 
-class Shard:
+class ShardState:
     """Mutable, owned by its stream. `epoch` is the whole second that its sequence numbers start with."""
 
     __slots__ = (
@@ -45,10 +45,10 @@ class Shard:
     def __init__(
         self,
         index: int,
-        hash_range: HashRange,
+        hash_range: KeyRange,
         opened_at: float,
         limits: Limits,
-        parents: Sequence[Shard] = (),
+        parents: Sequence[ShardState] = (),
     ) -> None:
         self.index = index
         self.id = shard_id(index)
@@ -56,7 +56,7 @@ class Shard:
         self.opened_at = opened_at
         self.closed_at: float | None = None
         self.parents = tuple(parent.id for parent in parents)
-        self.children: tuple[Shard, ...] = ()
+        self.children: tuple[ShardState, ...] = ()
         self.epoch: int = max([int(opened_at), *(parent.epoch + 1 for parent in parents)])
         self.log = RecordLog()
         self.reads = Bucket(limits.reads)
@@ -83,7 +83,7 @@ class Shard:
     def was_open_at(self, timestamp: float) -> bool:
         return self.opened_at <= timestamp and (self.closed_at is None or self.closed_at > timestamp)
 
-    def close(self, at: float, children: Sequence[Shard]) -> None:
+    def close(self, at: float, children: Sequence[ShardState]) -> None:
         self.closed_at = at
         self.children = tuple(children)
 

@@ -9,8 +9,8 @@ from enum import StrEnum
 from kcl_dagster.emulator.kinesis import service_errors
 from kcl_dagster.emulator.kinesis.hashkey import uniform
 from kcl_dagster.emulator.kinesis.limits import Limits
-from kcl_dagster.emulator.kinesis.registered_consumer import Consumer
-from kcl_dagster.emulator.kinesis.shard_state import Shard
+from kcl_dagster.emulator.kinesis.registered_consumer import RegisteredConsumer
+from kcl_dagster.emulator.kinesis.shard_state import ShardState
 
 HOUR = 3600.0
 DEFAULT_RETENTION_HOURS = 24
@@ -20,7 +20,7 @@ LARGEST_RECORD_KIB = 10_240
 EXPIRY_GRAIN_SECONDS = 1.0  # retention is hours: looking at every shard on every call would buy nothing
 
 
-class Status(StrEnum):
+class StreamStatus(StrEnum):
     CREATING = "CREATING"
     ACTIVE = "ACTIVE"
     UPDATING = "UPDATING"
@@ -56,25 +56,25 @@ class Stream:
         self.retention_hours = DEFAULT_RETENTION_HOURS
         self.record_kib = DEFAULT_RECORD_KIB
         self.tags: dict[str, str] = {}
-        self.consumers: dict[str, Consumer] = {}
+        self.consumers: dict[str, RegisteredConsumer] = {}
         self.shard_metrics: list[str] = []
         self._transition_seconds = transition_seconds
-        self._status = Status.ACTIVE
+        self._status = StreamStatus.ACTIVE
         self._due: tuple[float, Callable[[float], None]] | None = None
-        self._shards: dict[str, Shard] = {}
+        self._shards: dict[str, ShardState] = {}
         self._next_index = 0
-        self._open: list[Shard] = []
+        self._open: list[ShardState] = []
         self._starts: list[int] = []
         self._next_expiry = 0.0
-        self.begin(Status.CREATING, created_at, lambda _at: self._create_shards(shard_count, created_at))
+        self.begin(StreamStatus.CREATING, created_at, lambda _at: self._create_shards(shard_count, created_at))
 
     # status
 
     @property
-    def status(self) -> Status:
+    def status(self) -> StreamStatus:
         return self._status
 
-    def begin(self, status: Status, now: float, effect: Callable[[float], None]) -> None:
+    def begin(self, status: StreamStatus, now: float, effect: Callable[[float], None]) -> None:
         """Enter a passing status; `effect` is called with the time at which it ends."""
         self._status = status
         self._due = (now + self._transition_seconds, effect)
@@ -86,14 +86,14 @@ class Stream:
         if self._due is not None and self._due[0] <= now:
             at, effect = self._due
             self._due = None
-            if self._status is not Status.DELETING:
-                self._status = Status.ACTIVE
+            if self._status is not StreamStatus.DELETING:
+                self._status = StreamStatus.ACTIVE
             effect(at)
         if now >= self._next_expiry:
             self.expire(now)
 
     def require_active(self) -> None:
-        if self._status is not Status.ACTIVE:
+        if self._status is not StreamStatus.ACTIVE:
             raise service_errors.in_use(f"Stream {self.arn} is not ACTIVE, instead in state {self._status}.")
 
     def require_provisioned(self, operation: str) -> None:
@@ -103,16 +103,16 @@ class Stream:
     # shards
 
     @property
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[ShardState]:
         """All that still hold or may get records, oldest first."""
         return list(self._shards.values())
 
     @property
-    def open_shards(self) -> list[Shard]:
+    def open_shards(self) -> list[ShardState]:
         """In the order of their hash ranges."""
         return self._open
 
-    def shard(self, shard_id: str) -> Shard:
+    def shard(self, shard_id: str) -> ShardState:
         shard = self._shards.get(shard_id)
         if shard is None:
             raise service_errors.not_found(
@@ -120,10 +120,10 @@ class Stream:
             )
         return shard
 
-    def shard_for(self, hash_key: int) -> Shard:
+    def shard_for(self, hash_key: int) -> ShardState:
         return self._open[bisect_right(self._starts, hash_key) - 1]
 
-    def add_shard(self, shard: Shard) -> None:
+    def add_shard(self, shard: ShardState) -> None:
         self._shards[shard.id] = shard
         self._next_index = shard.index + 1
 
@@ -138,7 +138,7 @@ class Stream:
 
     def _create_shards(self, count: int, at: float) -> None:
         for index, hash_range in enumerate(uniform(count)):
-            self.add_shard(Shard(index, hash_range, at, self.limits))
+            self.add_shard(ShardState(index, hash_range, at, self.limits))
         self.shards_changed()
 
     # retention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from kcl_dagster.emulator.kinesis.shard_state import Shard
+from kcl_dagster.emulator.kinesis.shard_state import ShardState
 from kcl_dagster.emulator.kinesis.throttle import Bucket
 
 HEARTBEAT_SECONDS = 5.0  # an event without records, so that a reader learns how far it is
@@ -42,7 +42,7 @@ class Subscription:
         consumer_arn: str,
         stream: str,
         born: float,
-        shard: Shard,
+        shard: ShardState,
         position: int,
         started_at: float,
         expires_at: float | None,

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from kcl_dagster.emulator.kinesis.hashkey import HashRange, uniform
-from kcl_dagster.emulator.kinesis.shard_state import Shard
+from kcl_dagster.emulator.kinesis.hashkey import KeyRange, uniform
+from kcl_dagster.emulator.kinesis.shard_state import ShardState
 from kcl_dagster.emulator.kinesis.stream_state import Stream
 
 
-def split(stream: Stream, shard: Shard, at_key: int, now: float) -> None:
+def split(stream: Stream, shard: ShardState, at_key: int, now: float) -> None:
     """Close `shard`; the upper of its two children starts at `at_key`."""
-    ranges = (HashRange(shard.hash_range.start, at_key - 1), HashRange(at_key, shard.hash_range.end))
+    ranges = (KeyRange(shard.hash_range.start, at_key - 1), KeyRange(at_key, shard.hash_range.end))
     _replace(stream, [shard], ranges, now)
 
 
-def merge(stream: Stream, lower: Shard, upper: Shard, now: float) -> None:
+def merge(stream: Stream, lower: ShardState, upper: ShardState, now: float) -> None:
     """Close two neighbours; their child covers both ranges."""
-    _replace(stream, [lower, upper], (HashRange(lower.hash_range.start, upper.hash_range.end),), now)
+    _replace(stream, [lower, upper], (KeyRange(lower.hash_range.start, upper.hash_range.end),), now)
 
 
 def scale_uniformly(stream: Stream, count: int, now: float) -> None:
@@ -30,10 +30,11 @@ def scale_uniformly(stream: Stream, count: int, now: float) -> None:
             merge(stream, lower, stream.shard_for(lower.hash_range.end + 1), now)
 
 
-def _replace(stream: Stream, parents: list[Shard], ranges: tuple[HashRange, ...], now: float) -> None:
+def _replace(stream: Stream, parents: list[ShardState], ranges: tuple[KeyRange, ...], now: float) -> None:
     first = stream.next_index
     children = [
-        Shard(first + offset, hash_range, now, stream.limits, parents) for offset, hash_range in enumerate(ranges)
+        ShardState(first + offset, hash_range, now, stream.limits, parents)
+        for offset, hash_range in enumerate(ranges)
     ]
     for child in children:
         stream.add_shard(child)

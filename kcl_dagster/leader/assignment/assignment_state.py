@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kcl_dagster.leader.assignment.policy import Limits, WorkerLoad
+from kcl_dagster.leader.assignment.policy import AssignmentLimits, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
 EPSILON: Final = 1e-9  # sums of floats differ in the last digits
@@ -44,7 +44,9 @@ class Holder:
 class AssignmentState:
     """All holders, and the weight of each lease. Every change updates loads, throughputs and counts."""
 
-    def __init__(self, holders: Iterable[Holder], weights: Mapping[LeaseKey, float], limits: Limits) -> None:
+    def __init__(
+        self, holders: Iterable[Holder], weights: Mapping[LeaseKey, float], limits: AssignmentLimits
+    ) -> None:
         self.holders = {holder.id: holder for holder in holders}
         self.weights = weights
         self._limits = limits

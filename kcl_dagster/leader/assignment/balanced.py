@@ -13,21 +13,21 @@ to act on it:
 from collections.abc import Callable, Sequence
 
 from kcl_dagster.leader.assignment.measure import Measure, by_count, by_cpu, by_throughput
-from kcl_dagster.leader.assignment.placing import Round
-from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, WorkerLoad
+from kcl_dagster.leader.assignment.placing import AssignmentRound
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, WorkerLoad
 
 
-def balanced(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits) -> Assignment:
+def balanced(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits) -> Assignment:
     """Even CPU where workers publish it, even throughput elsewhere, even numbers where there is no load."""
     return _assign(leases, workers, limits, by_cpu)
 
 
-def throughput(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits) -> Assignment:
+def throughput(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits) -> Assignment:
     """Even throughput, whatever it costs in CPU."""
     return _assign(leases, workers, limits, by_throughput)
 
 
-def count(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits) -> Assignment:
+def count(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits) -> Assignment:
     """Even numbers of leases."""
     return _assign(leases, workers, limits, by_count)
 
@@ -35,9 +35,9 @@ def count(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Li
 def _assign(
     leases: Sequence[LeaseLoad],
     workers: Sequence[WorkerLoad],
-    limits: Limits,
+    limits: AssignmentLimits,
     measured: Callable[[Sequence[LeaseLoad], Sequence[WorkerLoad]], Measure],
 ) -> Assignment:
     leases = sorted(leases, key=lambda lease: lease.key)
     workers = sorted(workers, key=lambda worker: worker.id)
-    return Round(leases, workers, limits, measured(leases, workers)).run()
+    return AssignmentRound(leases, workers, limits, measured(leases, workers)).run()

@@ -12,7 +12,7 @@ from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import LeaseKey
 
 if TYPE_CHECKING:
-    from kcl_dagster.leader.assignment.placing import Round
+    from kcl_dagster.leader.assignment.placing import AssignmentRound
 
 ALIKE: Final = 1.25  # the heaviest by the lightest lease; jitter of a tenth alone makes 1.22
 UNEVEN: Final = 2  # leases; a difference of one cannot be improved
@@ -20,14 +20,14 @@ UNEVEN: Final = 2  # leases; a difference of one cannot be improved
 _Entry = tuple[int, float, str, Holder]
 
 
-def is_alike(round_: "Round") -> bool:
+def is_alike(round_: "AssignmentRound") -> bool:
     """Whether numbers say as much as loads do: leases weigh alike, and machines are alike."""
     weights = round_.measure.weights.values()
     factors = round_.measure.factors.values()
     return all(max(values, default=1.0) <= min(values, default=1.0) * ALIKE for values in (weights, factors))
 
 
-def is_uneven(round_: "Round") -> bool:
+def is_uneven(round_: "AssignmentRound") -> bool:
     counts = [holder.count for holder in round_.takers if holder.worker.ready]
     return bool(counts) and max(counts) - min(counts) >= UNEVEN
 
@@ -35,7 +35,7 @@ def is_uneven(round_: "Round") -> bool:
 class Evening:
     """From the fullest to the emptiest until they differ by one at most: no plan gets there with fewer moves."""
 
-    def __init__(self, round_: "Round") -> None:
+    def __init__(self, round_: "AssignmentRound") -> None:
         self.round = round_
         holders = [holder for holder in round_.takers if holder.worker.ready]
         self.full: list[_Entry] = [(-holder.count, -holder.load, holder.id, holder) for holder in holders]

@@ -10,7 +10,7 @@ from kcl_dagster.leader.assignment.assignment_state import EPSILON, Holder, Queu
 from kcl_dagster.model.lease import LeaseKey
 
 if TYPE_CHECKING:
-    from kcl_dagster.leader.assignment.placing import Round
+    from kcl_dagster.leader.assignment.placing import AssignmentRound
 
 # Imbalance this many times the band is acted on at once; less must persist.
 URGENT: Final = 2.0
@@ -25,7 +25,7 @@ RECEIVERS_TRIED: Final = 16
 class Balancing:
     """Handoffs that bring every worker well inside of the band."""
 
-    def __init__(self, round_: "Round") -> None:
+    def __init__(self, round_: "AssignmentRound") -> None:
         self.round = round_
         self.share = round_.share
         band = round_.limits.imbalance

@@ -17,7 +17,7 @@ from kcl_dagster.leader.assignment.assignment_state import (
 from kcl_dagster.leader.assignment.even_counts import Evening, is_alike, is_uneven
 from kcl_dagster.leader.assignment.even_load import STOP_ABOVE, URGENT, Balancing
 from kcl_dagster.leader.assignment.measure import Measure
-from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Move, MoveKind, WorkerLoad
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Move, MoveKind, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
 # Most workers that are tried for a lease that the least loaded worker may not hold because of the caps. Load grows
@@ -25,11 +25,11 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 HOLDERS_TRIED: Final = 256
 
 
-class Round:
+class AssignmentRound:
     """One decision. Its state is mutable; its result depends on its input alone."""
 
     def __init__(
-        self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits, measure: Measure
+        self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits, measure: Measure
     ) -> None:
         self.limits = limits
         self.measure = measure

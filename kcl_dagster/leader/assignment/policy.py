@@ -68,7 +68,7 @@ class WorkerLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AssignmentLimits:
     """The caps that a policy must respect, and how many moves it may make.
 
     `settled`: workers that were out of balance in every recent pass, so that their imbalance is not jitter.
@@ -109,5 +109,5 @@ class Policy(Protocol):
     """Decides where leases go. Pure, deterministic, no I/O."""
 
     def __call__(
-        self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits
+        self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits
     ) -> Assignment: ...

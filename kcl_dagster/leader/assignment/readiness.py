@@ -8,7 +8,7 @@ that reads, and a fleet of Java workers is assigned as the KCL does it.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Move, Policy, WorkerLoad
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Move, Policy, WorkerLoad
 from kcl_dagster.model.lease import WorkerId
 
 
@@ -20,7 +20,9 @@ class ReadersFirst:
 
     policy: Policy
 
-    def __call__(self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits) -> Assignment:
+    def __call__(
+        self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits
+    ) -> Assignment:
         readers = [worker for worker in workers if worker.accepts and worker.ready]
         if not readers or len(readers) == len(workers):
             return self.policy(leases, workers, limits)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Move, WorkerLoad
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Move, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.lease_taking import Candidate, TakingRules, plan_taking
 
@@ -22,7 +22,9 @@ class TakerPolicy:
     rules: TakingRules
     chance: Random
 
-    def __call__(self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits) -> Assignment:
+    def __call__(
+        self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits
+    ) -> Assignment:
         if not limits.balance:
             return Assignment(unplaced=tuple(lease.key for lease in leases if lease.unserved))
         rules = replace(self.rules, max_leases=limits.max_leases)

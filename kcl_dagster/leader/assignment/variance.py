@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kcl_dagster.leader.assignment.javaqueue import HighestFirst, compare
-from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Move, WorkerLoad
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Move, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker import THROUGHPUT
 
@@ -61,11 +61,13 @@ class Variance:
     shuffle: Shuffle
     settings: VarianceSettings = VarianceSettings()
 
-    def __call__(self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits) -> Assignment:
+    def __call__(
+        self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits
+    ) -> Assignment:
         return _Pass(leases, [worker for worker in workers if worker.accepts], limits, self).run()
 
     def throughput_to_take(
-        self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits
+        self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits
     ) -> dict[WorkerId, float]:
         """What the balancing phase would take from each overloaded worker, before any lease is chosen."""
         accepting = [worker for worker in workers if worker.accepts]
@@ -74,7 +76,7 @@ class Variance:
 
 class _Pass:
     def __init__(
-        self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits, policy: Variance
+        self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits, policy: Variance
     ) -> None:
         self.limits, self.policy = limits, policy
         self.leases = leases

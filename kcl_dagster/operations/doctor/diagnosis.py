@@ -11,7 +11,15 @@ from kcl_dagster.application import Application, MetricsLevel
 from kcl_dagster.errors import CredentialsRefused, KclError, LayoutRefused, TableNotFound
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.operations.doctor.finding import Diagnosis, Finding, Verdict, fail, not_looked, ok, warn
+from kcl_dagster.operations.doctor.finding import (
+    Diagnosis,
+    DoctorFinding,
+    DoctorVerdict,
+    fail,
+    not_looked,
+    ok,
+    warn,
+)
 from kcl_dagster.operations.doctor.machine_checks import FindJava, judge_clock, judge_machine
 from kcl_dagster.operations.doctor.orchestrator import judge_instance
 from kcl_dagster.operations.doctor.rights_probes import (
@@ -34,7 +42,7 @@ from kcl_dagster.spark.java import find_java
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.tables.attributes import OWNER_INDEX
 from kcl_dagster.tables.coordination import LEADER_KEY
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.table_layout import detect_layout
 
 WATCH_SECONDS: Final = 15.0  # a leader writes its lock with every tick, which is every five seconds
@@ -73,21 +81,21 @@ def diagnose(patient: Patient) -> Diagnosis:
     return Diagnosis(tuple(examine(patient)))
 
 
-def examine(patient: Patient) -> Iterator[Finding]:
+def examine(patient: Patient) -> Iterator[DoctorFinding]:
     """All checks, each finding as soon as it is made and no finding twice. Never raises a KclError; what could not
     be asked is a finding, and so is what was not looked at. Leaves nothing changed: the probe of a sink is removed
     again.
 
     Takes some seconds, `watch_seconds` at most where there is a leader to watch.
     """
-    seen: set[Finding] = set()
+    seen: set[DoctorFinding] = set()
     for finding in _all(patient):
         if finding not in seen:
             seen.add(finding)
             yield finding
 
 
-def _all(patient: Patient) -> Iterator[Finding]:
+def _all(patient: Patient) -> Iterator[DoctorFinding]:
     yield from judge_machine(patient.environment, patient.java)
     if patient.instance is not None:
         yield from judge_instance(patient.application, patient.instance)
@@ -106,14 +114,14 @@ def _all(patient: Patient) -> Iterator[Finding]:
         yield not_looked("aws", "tables, streams, leader, sink and rights were not looked at")
 
 
-def _guarded(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _guarded(check: str, look: Callable[[], Iterator[DoctorFinding]]) -> Iterator[DoctorFinding]:
     try:
         yield from look()
     except KclError as error:
         yield fail(check, str(error), "see the message")
 
 
-def _credentials(patient: Patient) -> Generator[Finding, None, bool]:
+def _credentials(patient: Patient) -> Generator[DoctorFinding, None, bool]:
     """One request that needs no table: without credentials, every other answer would be the same."""
     finding = probed(
         patient.dynamodb, "dynamodb", "describe_table", patient.application.lease_table,
@@ -126,7 +134,7 @@ def _credentials(patient: Patient) -> Generator[Finding, None, bool]:
     return finding.verdict == "ok"
 
 
-def _tables(patient: Patient) -> Generator[Finding, None, Status | None]:
+def _tables(patient: Patient) -> Generator[DoctorFinding, None, Status | None]:
     application = patient.application
     try:
         layout = detect_layout(patient.dynamodb, application, patient.runtime)
@@ -158,7 +166,7 @@ def _tables(patient: Patient) -> Generator[Finding, None, Status | None]:
     is_allowed = True
     for place in _places(layout):
         for finding in table_rights(patient.dynamodb, place):
-            is_allowed = is_allowed and finding.verdict is not Verdict.FAIL
+            is_allowed = is_allowed and finding.verdict is not DoctorVerdict.FAIL
             yield finding
     yield from _index(patient, layout, descriptions[layout.leases.table] or {})
     return (yield from _rows(patient, layout, is_allowed=is_allowed))
@@ -172,7 +180,7 @@ def _of_new(table: str) -> str:
     )
 
 
-def _places(layout: Layout) -> list[Any]:
+def _places(layout: TableLayout) -> list[Any]:
     return list(dict.fromkeys((layout.leases, layout.workers, layout.coordinator)))
 
 
@@ -184,7 +192,7 @@ def _described(patient: Patient, table: str) -> Mapping[str, Any] | None:
     return found
 
 
-def _index(patient: Patient, layout: Layout, description: Mapping[str, Any]) -> Sequence[Finding]:
+def _index(patient: Patient, layout: TableLayout, description: Mapping[str, Any]) -> Sequence[DoctorFinding]:
     indexes = {index["IndexName"]: index for index in description.get("GlobalSecondaryIndexes") or ()}
     index = indexes.get(OWNER_INDEX)
     do = "make it if Java workers shall join: they need it, ours scan instead"
@@ -195,7 +203,9 @@ def _index(patient: Patient, layout: Layout, description: Mapping[str, Any]) -> 
     return [ok("index", f"{OWNER_INDEX} is active"), index_right(patient.dynamodb, layout.leases.table)]
 
 
-def _rows(patient: Patient, layout: Layout, *, is_allowed: bool) -> Generator[Finding, None, Status | None]:
+def _rows(
+    patient: Patient, layout: TableLayout, *, is_allowed: bool
+) -> Generator[DoctorFinding, None, Status | None]:
     """What the tables contain, and whether the leader and the workers go on. Two looks, `watch_seconds` apart."""
     try:
         before = _status(patient)
@@ -222,7 +232,7 @@ def _status(patient: Patient, unread: Unread | None = None) -> Status:
     return replace(found, complete_within=patient.complete_within)
 
 
-def judge_complete(seen: Status) -> Iterator[Finding]:
+def judge_complete(seen: Status) -> Iterator[DoctorFinding]:
     """Whether bounded runs come often enough. Nothing is said of an application that a fleet reads."""
     if seen.complete_within is None:
         return
@@ -236,7 +246,7 @@ def judge_complete(seen: Status) -> Iterator[Finding]:
     yield fail("complete", f"complete through {through}, which is not within {seen.complete_within:g} s", remedy)
 
 
-def judge_bounded_run(seen: Status) -> Iterator[Finding]:
+def judge_bounded_run(seen: Status) -> Iterator[DoctorFinding]:
     """Whether the last bounded run failed, and what it said, and which runs have not ended."""
     if seen.failed_run is not None and seen.about_last_run is not None:
         judged = fail if seen.is_run_missed else warn
@@ -245,7 +255,7 @@ def judge_bounded_run(seen: Status) -> Iterator[Finding]:
         yield warn("bounded run", line, "see in Dagster, or in the log of its machine, why its process ended")
 
 
-def judge_leases(before: Status, after: Status) -> Finding:
+def judge_leases(before: Status, after: Status) -> DoctorFinding:
     """By two looks: a lease is without a worker for a moment whenever it changes hands."""
     earlier = {lease.key for lease in before.unserved}
     unserved = sorted(lease.key for lease in after.unserved if lease.key in earlier)
@@ -259,7 +269,7 @@ def judge_leases(before: Status, after: Status) -> Finding:
     )
 
 
-def judge_stopped(seen: Status) -> Finding:
+def judge_stopped(seen: Status) -> DoctorFinding:
     """Shards that keep failing and do not go on by themselves."""
     why = seen.why_stopped
     if not why:
@@ -272,7 +282,7 @@ def judge_stopped(seen: Status) -> Finding:
     )
 
 
-def judge_code(seen: Status) -> Iterator[Finding]:
+def judge_code(seen: Status) -> Iterator[DoctorFinding]:
     """Whether the consumer's code comes back, and whether what it did is tried again."""
     hung = {key: f"since {datetime.fromtimestamp(at, UTC):%H:%M} UTC" for key, at in seen.slow_since.items()}
     failing = {
@@ -293,7 +303,7 @@ def judge_code(seen: Status) -> Iterator[Finding]:
         yield ok("code", "no batch fails or takes long")
 
 
-def judge_threads(seen: Status) -> Iterator[Finding]:
+def judge_threads(seen: Status) -> Iterator[DoctorFinding]:
     """Whether the threads of the workers that keep leases go on. Nothing is said if they do."""
     lines = seen.held_threads
     if lines:
@@ -309,7 +319,7 @@ def _each(texts: Mapping[LeaseKey, str]) -> str:
     return f"{told}; and others" if len(texts) > LEASES_NAMED else told
 
 
-def _leader(patient: Patient, layout: Layout) -> Iterator[Finding]:
+def _leader(patient: Patient, layout: TableLayout) -> Iterator[DoctorFinding]:
     if patient.complete_within is not None:
         yield ok("leader", "bounded runs lead for themselves, so no leader is watched")
         return
@@ -335,7 +345,7 @@ def _leader(patient: Patient, layout: Layout) -> Iterator[Finding]:
     yield fail("leader", said, do)
 
 
-def _lock(patient: Patient, layout: Layout) -> dict[str, Any] | None:
+def _lock(patient: Patient, layout: TableLayout) -> dict[str, Any] | None:
     place = layout.coordinator
     key = {place.key: {"S": LEADER_KEY}}
     item: dict[str, Any] | None = aws.call(
@@ -344,7 +354,7 @@ def _lock(patient: Patient, layout: Layout) -> dict[str, Any] | None:
     return item
 
 
-def _sinks(patient: Patient) -> Iterator[Finding]:
+def _sinks(patient: Patient) -> Iterator[DoctorFinding]:
     if "sink" not in patient.stores:
         yield not_looked("sink", patient.why_no_sink or "the application was only named, so its sink is not known")
     for name, open_it in patient.stores.items():
@@ -357,7 +367,7 @@ def _sinks(patient: Patient) -> Iterator[Finding]:
             yield right(name, store, patient.runtime.new_id())
 
 
-def _stream(patient: Patient, name: str, status: Status | None) -> Iterator[Finding]:
+def _stream(patient: Patient, name: str, status: Status | None) -> Iterator[DoctorFinding]:
     clock, kinesis = patient.runtime.clock, patient.kinesis
     sent = clock.now()
     try:
@@ -383,7 +393,7 @@ def _stream(patient: Patient, name: str, status: Status | None) -> Iterator[Find
         yield judge_lag(name, hours, status.furthest_behind_ms, unknown)
 
 
-def _consumers(patient: Patient, name: str, arn: str) -> Iterator[Finding]:
+def _consumers(patient: Patient, name: str, arn: str) -> Iterator[DoctorFinding]:
     listed: Sequence[Mapping[str, Any]] = ()
     asked = probed(patient.kinesis, "kinesis", "list_stream_consumers", name, StreamARN=arn, MaxResults=100)
     if asked.verdict == "ok":

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Verdict(StrEnum):
+class DoctorVerdict(StrEnum):
     OK = "ok"
     WARN = "warn"  # it works now, but may fail later, or works less well than it could
     FAIL = "fail"
@@ -14,11 +14,11 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """The result of one check. `check`: a stable name. `do`: the remedy; empty if none is needed."""
 
     check: str
-    verdict: Verdict
+    verdict: DoctorVerdict
     says: str
     do: str = ""
 
@@ -30,34 +30,34 @@ class Finding:
 class Diagnosis:
     """All findings, in the order in which they were made."""
 
-    findings: Sequence[Finding]
+    findings: Sequence[DoctorFinding]
 
     @property
     def is_well(self) -> bool:
         """Whether no check fails. Warnings are allowed."""
-        return all(finding.verdict is not Verdict.FAIL for finding in self.findings)
+        return all(finding.verdict is not DoctorVerdict.FAIL for finding in self.findings)
 
-    def not_ok(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.verdict in (Verdict.WARN, Verdict.FAIL)]
+    def not_ok(self) -> list[DoctorFinding]:
+        return [finding for finding in self.findings if finding.verdict in (DoctorVerdict.WARN, DoctorVerdict.FAIL)]
 
     def to_document(self) -> dict[str, Any]:
         return {"well": self.is_well, "findings": [finding.to_document() for finding in self.findings]}
 
 
-def ok(check: str, says: str) -> Finding:
-    return Finding(check, Verdict.OK, says)
+def ok(check: str, says: str) -> DoctorFinding:
+    return DoctorFinding(check, DoctorVerdict.OK, says)
 
 
-def warn(check: str, says: str, do: str) -> Finding:
-    return Finding(check, Verdict.WARN, says, do)
+def warn(check: str, says: str, do: str) -> DoctorFinding:
+    return DoctorFinding(check, DoctorVerdict.WARN, says, do)
 
 
-def fail(check: str, says: str, do: str) -> Finding:
-    return Finding(check, Verdict.FAIL, says, do)
+def fail(check: str, says: str, do: str) -> DoctorFinding:
+    return DoctorFinding(check, DoctorVerdict.FAIL, says, do)
 
 
-def not_looked(check: str, says: str, do: str = "") -> Finding:
-    return Finding(check, Verdict.NOT_LOOKED, says, do)
+def not_looked(check: str, says: str, do: str = "") -> DoctorFinding:
+    return DoctorFinding(check, DoctorVerdict.NOT_LOOKED, says, do)
 
 
-Findings = Iterable[Finding]
+Findings = Iterable[DoctorFinding]

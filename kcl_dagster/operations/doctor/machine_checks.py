@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from kcl_dagster.errors import JavaMissing
-from kcl_dagster.operations.doctor.finding import Finding, fail, ok, warn
+from kcl_dagster.operations.doctor.finding import DoctorFinding, fail, ok, warn
 from kcl_dagster.spark.java import Java, find_java
 
 SKEW_REFUSED: Final = 240.0  # seconds; AWS refuses signatures that are five minutes off
@@ -15,7 +15,7 @@ SKEW_WORTH_A_WARNING: Final = 5.0  # seconds; ours measure durations, Java leade
 FindJava = Callable[[Mapping[str, str]], Java]
 
 
-def judge_clock(headers: Mapping[str, str], sent: float, answered: float) -> Finding:
+def judge_clock(headers: Mapping[str, str], sent: float, answered: float) -> DoctorFinding:
     """By the Date of an answer, to the second. `sent`, `answered`: our clock, epoch seconds."""
     date = headers.get("date")
     if date is None:
@@ -32,7 +32,7 @@ def judge_clock(headers: Mapping[str, str], sent: float, answered: float) -> Fin
 
 def judge_machine(
     environment: Mapping[str, str], java: FindJava = find_java, has: Callable[[str], Any] = find_spec
-) -> Iterator[Finding]:
+) -> Iterator[DoctorFinding]:
     try:
         found = java(environment)
     except JavaMissing as error:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kcl_dagster.application import Application
-from kcl_dagster.operations.doctor.finding import Finding, fail, ok, warn
+from kcl_dagster.operations.doctor.finding import DoctorFinding, fail, ok, warn
 
 DEFAULT_CONCURRENT_RUNS: Final = 10  # Dagster's, when nothing is configured
 RUNS_FOR_OTHERS: Final = 1  # compaction and whatever else must not wait for a worker to end, which it does not
@@ -12,7 +12,7 @@ WORKER_TAG: Final = "kcl/worker"
 COMPACTION_TAG: Final = "kcl/compaction"
 
 
-def judge_instance(application: Application, settings: Mapping[str, Any]) -> Iterator[Finding]:
+def judge_instance(application: Application, settings: Mapping[str, Any]) -> Iterator[DoctorFinding]:
     runs = _runs(settings)
     allowed = runs.get("max_concurrent_runs", DEFAULT_CONCURRENT_RUNS)
     needed = application.fleet.max_workers + RUNS_FOR_OTHERS

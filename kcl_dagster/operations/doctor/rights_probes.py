@@ -20,8 +20,8 @@ from kcl_dagster.errors import (
     KclError,
     Throttled,
 )
-from kcl_dagster.operations.doctor.finding import Finding, fail, not_looked, ok, warn
-from kcl_dagster.operations.rights import RIGHTS, Deployment, Target, When
+from kcl_dagster.operations.doctor.finding import DoctorFinding, fail, not_looked, ok, warn
+from kcl_dagster.operations.rights import RIGHTS, Deployment, Resource, When
 from kcl_dagster.spark.storage import LocalStore, Store
 from kcl_dagster.tables.attributes import OWNER, OWNER_INDEX
 from kcl_dagster.tables.places import Place
@@ -50,7 +50,7 @@ KNOWN: Final = frozenset(
 Probe = Callable[[], Any]
 
 
-def table_rights(client: aws.Client, place: Place) -> Iterator[Finding]:
+def table_rights(client: aws.Client, place: Place) -> Iterator[DoctorFinding]:
     """What leader and workers need of a table that exists, by the table of rights."""
     key = {place.key: {"S": PROBE_KEY}}
     never = {"ConditionExpression": _NEVER, "ExpressionAttributeNames": {"#key": place.key}}
@@ -62,13 +62,13 @@ def table_rights(client: aws.Client, place: Place) -> Iterator[Finding]:
         "delete_item": {"Key": key, **never},
         "describe_table": {},
     }
-    needed = {g.action for g in RIGHTS if g.target is Target.TABLE and g.when is When.ALWAYS}
+    needed = {g.action for g in RIGHTS if g.target is Resource.TABLE and g.when is When.ALWAYS}
     for method, parameters in probes.items():
         if _right("dynamodb", method) in needed:
             yield probed(client, "dynamodb", method, place.table, TableName=place.table, **parameters)
 
 
-def creation_right(client: aws.Client, table: str) -> Finding:
+def creation_right(client: aws.Client, table: str) -> DoctorFinding:
     """A table without attributes for its key: DynamoDB checks the right first and the definition then."""
 
     def create() -> None:
@@ -85,7 +85,7 @@ def creation_right(client: aws.Client, table: str) -> Finding:
     return _judged("dynamodb:CreateTable", table, create)
 
 
-def sink_right(name: str, store: Store, probe_id: str) -> Finding:
+def sink_right(name: str, store: Store, probe_id: str) -> DoctorFinding:
     """By a small file, under a name that readers pass over, which is removed again, and so are folders that were
     made for it."""
     path = f"_kcl_dagster_doctor.{probe_id}"
@@ -108,7 +108,7 @@ def sink_right(name: str, store: Store, probe_id: str) -> Finding:
     return ok(name, f"{store.root} can be written")
 
 
-def chains_right(name: str, store: Store, probe_id: str) -> Finding:
+def chains_right(name: str, store: Store, probe_id: str) -> DoctorFinding:
     """Whether chains of entries can be kept beside the data: by a file that is created twice, and removed again."""
     made = _missing_folders(store, FOLDER)
     try:
@@ -138,7 +138,7 @@ def _remove_empty(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def unprobed(application: Application) -> Iterator[Finding]:
+def unprobed(application: Application) -> Iterator[DoctorFinding]:
     """What the table of rights has for such an application and the doctor does not ask for, because most of it
     would change something."""
     deployment = Deployment(application, region="", account="")
@@ -154,7 +154,7 @@ def unprobed(application: Application) -> Iterator[Finding]:
     )
 
 
-def index_right(client: aws.Client, table: str) -> Finding:
+def index_right(client: aws.Client, table: str) -> DoctorFinding:
     finding = probed(
         client,
         "dynamodb",
@@ -172,7 +172,7 @@ def index_right(client: aws.Client, table: str) -> Finding:
     return warn(finding.check, f"{finding.says}; workers scan for their leases instead", finding.do)
 
 
-def stream_rights(client: aws.Client, stream: str) -> Iterator[Finding]:
+def stream_rights(client: aws.Client, stream: str) -> Iterator[DoctorFinding]:
     """What reading a stream that exists needs."""
     shards: list[Any] = []
     iterators: list[str] = []
@@ -200,7 +200,7 @@ def stream_rights(client: aws.Client, stream: str) -> Iterator[Finding]:
         )
 
 
-def metrics_right(client: aws.Client) -> Finding:
+def metrics_right(client: aws.Client) -> DoctorFinding:
     """A datum that says two things at once: CloudWatch checks the right first and refuses the datum then."""
     impossible = {"MetricName": PROBE_KEY, "Value": 0.0, "StatisticValues": _NO_STATISTICS}
 
@@ -211,7 +211,7 @@ def metrics_right(client: aws.Client) -> Finding:
     return _judged("cloudwatch:PutMetricData", "*", put)
 
 
-def probed(client: aws.Client, service: str, method: str, resource: str, **parameters: Any) -> Finding:
+def probed(client: aws.Client, service: str, method: str, resource: str, **parameters: Any) -> DoctorFinding:
     """One action by one request."""
     return _judged(_right(service, method), resource, lambda: aws.call(client, method, **parameters))
 
@@ -220,7 +220,7 @@ def _right(service: str, method: str) -> str:
     return f"{service}:{''.join(part.capitalize() for part in method.split('_'))}"
 
 
-def _judged(action: str, resource: str, probe: Probe) -> Finding:
+def _judged(action: str, resource: str, probe: Probe) -> DoctorFinding:
     check = f"iam {action}"
     try:
         probe()

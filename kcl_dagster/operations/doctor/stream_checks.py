@@ -5,14 +5,14 @@ from typing import Any, Final
 
 from kcl_dagster.application import Application, Retrieval
 from kcl_dagster.model.counting import counted
-from kcl_dagster.operations.doctor.finding import Finding, fail, ok, warn
+from kcl_dagster.operations.doctor.finding import DoctorFinding, fail, ok, warn
 
 LAG_WORTH_A_WARNING: Final = 0.5  # of the retention; time is left to add workers, or to lengthen it
 LAG_CRITICAL: Final = 0.8  # of the retention; records are lost soon
 _SECONDS_PER_HOUR: Final = 3600
 
 
-def judge_stream(stream: str, summary: Mapping[str, Any]) -> Iterator[Finding]:
+def judge_stream(stream: str, summary: Mapping[str, Any]) -> Iterator[DoctorFinding]:
     status = summary["StreamStatus"]
     if status == "ACTIVE":
         yield ok("stream", f"{stream} is active, {summary['OpenShardCount']} open shards")
@@ -33,7 +33,7 @@ def judge_stream(stream: str, summary: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def judge_consumers(application: Application, stream: str, consumers: Sequence[Mapping[str, Any]]) -> Finding:
+def judge_consumers(application: Application, stream: str, consumers: Sequence[Mapping[str, Any]]) -> DoctorFinding:
     """Judge the consumer of the application. Fan-out consumers have throughput of their own. There is no request
     that returns which other applications poll."""
     names = [str(consumer["ConsumerName"]) for consumer in consumers]
@@ -49,7 +49,7 @@ def judge_consumers(application: Application, stream: str, consumers: Sequence[M
     return ok("consumers", f"{stream} is read by fan-out consumer {ours}")
 
 
-def judge_lag(stream: str, retention_hours: int, lag_ms: int | None, unknown: int = 0) -> Finding:
+def judge_lag(stream: str, retention_hours: int, lag_ms: int | None, unknown: int = 0) -> DoctorFinding:
     """Judge the lag. `lag_ms`: that of the shard furthest behind, or None if it is not known. `unknown`: the number
     of shards without a worker whose lag is not known."""
     keeps = f"{stream} keeps records for {retention_hours} h"

@@ -33,7 +33,10 @@ OPERATIONS: Final = (
     ),
     Operation("peek", forms.Peek, looking.look_peek, "Records of a shard that {name} reads, de-aggregated."),
     Operation(
-        "cost", forms.Cost, looking.look_cost, "What the tables of {name} cost a month: estimated, and measured."
+        "cost",
+        forms.CostForm,
+        looking.look_cost,
+        "What the tables of {name} cost a month: estimated, and measured.",
     ),
     Operation("pause", forms.Pausing, steering.do_pause, "Stop {name}, or some of its shards, until resumed."),
     Operation("resume", forms.Pausing, steering.do_resume, "Let {name} go on, or some of its shards."),

@@ -21,7 +21,7 @@ class Scope(Enum):
     workers = "workers"
 
 
-class Place(Enum):
+class PeekPlace(Enum):
     """Which end of a shard."""
 
     last = "last"
@@ -101,7 +101,7 @@ class Forget(Config):
     dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
 
 
-class Cost(Config):
+class CostForm(Config):
     busy: float = Field(
         default=1.0, ge=0, le=1, description="For the estimate: the part of the time in which shards have records."
     )
@@ -116,4 +116,6 @@ class Peek(Config):
     shard: str = Field(default="shardId-000000000000", description="Which shard to look into.")
     stream: str = Field(default="", description="Of several streams this one; empty for the first.")
     limit: int = Field(default=10, ge=1, le=100, description="How many records.")
-    place: Place = Field(default=Place.last, description="The last records, or the first the stream still has.")
+    place: PeekPlace = Field(
+        default=PeekPlace.last, description="The last records, or the first the stream still has."
+    )

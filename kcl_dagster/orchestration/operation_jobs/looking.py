@@ -10,7 +10,7 @@ from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.consumption import Consumption, measure
 from kcl_dagster.operations.cost import Prices, StoredIn, Storing, estimate
-from kcl_dagster.operations.doctor import Verdict, diagnose
+from kcl_dagster.operations.doctor import DoctorVerdict, diagnose
 from kcl_dagster.operations.doctor.diagnosis import Patient
 from kcl_dagster.operations.peek import peek
 from kcl_dagster.operations.planning import decisions, nothing_to_do, plan, problems
@@ -26,7 +26,7 @@ from kcl_dagster.orchestration.stores import written_stores
 
 # What the doctor looks at of dagster.yaml.
 INSTANCE_SETTINGS: Final = ("concurrency", "run_queue", "run_coordinator", "run_monitoring", "sensors")
-WORST_FIRST: Final = (Verdict.FAIL, Verdict.WARN, Verdict.NOT_LOOKED, Verdict.OK)
+WORST_FIRST: Final = (DoctorVerdict.FAIL, DoctorVerdict.WARN, DoctorVerdict.NOT_LOOKED, DoctorVerdict.OK)
 SHOWN_BYTES: Final = 60  # of a peeked record in the table; all of it is in the document beside it
 
 
@@ -117,7 +117,7 @@ def look_doctor(top: Worktop, form: forms.Doctor) -> Answer:
     worst = sorted(diagnosis.findings, key=lambda finding: WORST_FIRST.index(finding.verdict))
     columns = ("verdict", "check", "says", "do")
     rows: list[Row] = [{name: finding.to_document()[name] for name in columns} for finding in worst]
-    failing = [finding for finding in worst if finding.verdict is Verdict.FAIL]
+    failing = [finding for finding in worst if finding.verdict is DoctorVerdict.FAIL]
     lines = [f"{finding.verdict.value} {finding.check}: {finding.says}. {finding.do}".strip() for finding in worst]
     return Answer(
         lines,
@@ -143,7 +143,7 @@ def look_peek(top: Worktop, form: forms.Peek) -> Answer:
         form.shard,
         top.runtime,
         limit=form.limit,
-        first=form.place is forms.Place.first,
+        first=form.place is forms.PeekPlace.first,
     )
     rows: list[Row] = [
         {
@@ -164,7 +164,7 @@ def look_peek(top: Worktop, form: forms.Peek) -> Answer:
     )
 
 
-def look_cost(top: Worktop, form: forms.Cost) -> Answer:
+def look_cost(top: Worktop, form: forms.CostForm) -> Answer:
     status = read_status(top.application, top.client("dynamodb"), top.runtime)
     prices = Prices(form.write_price, form.read_price)
     shards, workers = len(status.open_leases), max(len(status.workers), top.application.fleet.min_workers)
@@ -212,7 +212,7 @@ def storing_of(sink: SinkChoice) -> Storing:
     return storing if sink.commit_seconds is None else replace(storing, commit_seconds=sink.commit_seconds)
 
 
-def _measured(top: Worktop, form: forms.Cost, prices: Prices) -> Consumption | str:
+def _measured(top: Worktop, form: forms.CostForm, prices: Prices) -> Consumption | str:
     """Or why there is none; the estimate is worth telling all the same."""
     try:
         layout, cloudwatch = top.desk.layout, top.client("cloudwatch")

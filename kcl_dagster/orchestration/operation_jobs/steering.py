@@ -12,7 +12,7 @@ from kcl_dagster.operations.deregistration import deregister
 from kcl_dagster.operations.forgetting import forget
 from kcl_dagster.operations.pausing import PauseReport, drain, pause, resume
 from kcl_dagster.operations.reset import reset
-from kcl_dagster.operations.reset_target import Target
+from kcl_dagster.operations.reset_target import ResetTarget
 from kcl_dagster.orchestration.operation_jobs import forms
 from kcl_dagster.orchestration.operation_jobs.answers import Answer, bullets
 from kcl_dagster.orchestration.operation_jobs.worktop import Worktop
@@ -54,7 +54,7 @@ def do_drain(top: Worktop, form: forms.Drain) -> Answer:
 def do_reset(top: Worktop, form: forms.Reset) -> Answer:
     report = reset(
         top.desk,
-        Target.parse(form.to, top.runtime.clock.now()),
+        ResetTarget.parse(form.to, top.runtime.clock.now()),
         streams=form.streams,
         shards=form.shards,
         wait_for_dead=form.wait_for_dead,

@@ -22,7 +22,7 @@ from kcl_dagster.spark.engine import local_slots
 from kcl_dagster.spark.failures import first_line
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.health import SessionHealth
-from kcl_dagster.spark.outcome import Outcome
+from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.seats import messages
 from kcl_dagster.spark.seats.seat import Invitation, SeatTask
@@ -160,10 +160,10 @@ class SparkSeats:
         progress: dict[LeaseKey, Progress] = {}
         failures: dict[LeaseKey, Exception] = {}
 
-        def read(task: int) -> Outcome:
+        def read(task: int) -> FetchOutcome:
             end = stations[numbers[task]].call(messages.Fetch(plan, task))
             assert isinstance(end, messages.WasRead)
-            return Outcome.of(parts[task], end.trailers)
+            return FetchOutcome.of(parts[task], end.trailers)
 
         answers = [self._pool.submit(read, task) for task in range(len(parts))]
         for part, answer in zip(parts, answers, strict=True):

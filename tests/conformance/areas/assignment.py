@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from kcl_dagster.leader.assignment import balanced
-from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Policy, WorkerLoad
 from kcl_dagster.leader.assignment.variance import Variance, VarianceSettings
 from kcl_dagster.leader.liveness import LivenessRule, averages_of, ceilings_of
 from kcl_dagster.model.lease import LeaseKey, WorkerId
@@ -30,7 +30,7 @@ class _Situation:
 
     leases: list[LeaseLoad]
     workers: list[WorkerLoad]
-    limits: Limits
+    limits: AssignmentLimits
 
     def decide(self, policy: Policy) -> Assignment:
         return policy(self.leases, self.workers, self.limits)
@@ -82,7 +82,7 @@ def variance(given: Given) -> Observed:
     config = given.record("config") if given.has("config") else Given({})
     told = given.items_of("workers")
     workers = [worker for worker in map(_worker, told) if worker is not None]
-    limits = Limits(
+    limits = AssignmentLimits(
         max_leases=config.integer("max_leases") if config.has("max_leases") else None,
         max_kbps=config.number_or_none(*(name for name in config if name.startswith("max_throughput")), "max_kbps"),
         imbalance=config.number("rebalance_threshold_pct", default=10.0) / 100,
@@ -180,7 +180,7 @@ def _living(lease: Given, fleet: Fleet) -> Given:
 def by_number(given: Given) -> Observed:
     leases, workers = _counted(given)
     most = given.integer("max_leases") if given.has("max_leases") else None
-    situation = _Situation(leases, workers, Limits(max_leases=most))
+    situation = _Situation(leases, workers, AssignmentLimits(max_leases=most))
     decided = situation.decide(lease_count)
     assigned = Counter(move.to for move in decided.moves if move.kind == "unserved")
     moves = [move for move in decided.moves if move.kind == "balance"]

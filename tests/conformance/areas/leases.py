@@ -1,6 +1,6 @@
 """What may be said of a lease by looking at it."""
 
-from kcl_dagster.leader.handoff import Deadline, Verdict, may_be_asked_for
+from kcl_dagster.leader.handoff import Deadline, HandoffVerdict, may_be_asked_for
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.lease_taking import Candidate, TakingRules, is_available, unchanged_for
@@ -51,7 +51,7 @@ def blocked(given: Given) -> Observed:
         raise NotUnderstood("given has no now_ms")
     # The handoff began when its whole time was still ahead.
     time = Deadline(timeout=deadline, notice=0.0)
-    return {"blocked": time.judge(lease, now) is Verdict.WAIT, "shutdown_requested": lease.in_handoff}
+    return {"blocked": time.judge(lease, now) is HandoffVerdict.WAIT, "shutdown_requested": lease.in_handoff}
 
 
 @area("lease.eligible_for_graceful_handoff")

@@ -5,7 +5,7 @@ Its defect is reproduced: every worker that it considers receives at least one l
 
 from collections.abc import Sequence
 
-from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Move, WorkerLoad
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Move, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
 
@@ -17,7 +17,7 @@ def target_leases(leases: int, workers: int, most: int | None = None) -> int:
     return target if most is None else min(target, most)
 
 
-def lease_count(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: Limits) -> Assignment:
+def lease_count(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits) -> Assignment:
     """Assign as the KCL does: first the unserved leases. Then move one lease at a time, from the worker with the
     most to the worker with the fewest."""
     held: dict[WorkerId, list[LeaseLoad]] = {worker.id: [] for worker in workers if worker.accepts}

@@ -10,7 +10,7 @@ from kcl_dagster import aws as edge
 from kcl_dagster.application import Application, FleetSettings
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.leader.construction import open_leader
-from kcl_dagster.leader.parallel import Threads
+from kcl_dagster.leader.parallel import ThreadPool
 from kcl_dagster.leader.run_view import RunView, SlotRun
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.worker import WorkerRow, slot_name, worker_id
@@ -61,7 +61,7 @@ def test_streams_are_synced_and_leases_served_side_by_side(leader: Leader) -> No
 
 
 def test_work_within_work_does_not_wait_for_itself() -> None:
-    threads = Threads(2)
+    threads = ThreadPool(2)
 
     def outer(number: int) -> list[int]:
         return list(threads(lambda inner: number * 10 + inner, range(3)))
@@ -71,7 +71,7 @@ def test_work_within_work_does_not_wait_for_itself() -> None:
 
 
 def test_what_goes_wrong_in_a_thread_is_raised_and_the_next_call_works() -> None:
-    threads = Threads(2)
+    threads = ThreadPool(2)
     with pytest.raises(ZeroDivisionError):
         list(threads(lambda number: 1 // number, [1, 0, 2]))
     assert list(threads(abs, [-1, -2])) == [1, 2]

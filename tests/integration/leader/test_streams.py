@@ -15,7 +15,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.attributes import START_POSITION
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.table_layout import create_tables
 from tests.doubles.kinesis import FakeKinesis
 from tests.integration.leader.town import Client, Town, Worker, shard_id
@@ -561,7 +561,7 @@ def test_an_idle_shard_of_a_java_fleet_is_read_from_when_that_was_last_alive(
     streams = (StreamSettings(name="orders", start=StartAt(position=position)),)
     town = Town(Application(name="java-app", streams=streams, fleet=FLEET), shards=2)
     town.clock.advance(7200.0)
-    create_tables(town.dynamodb, town.application, Layout.single(town.application), town.runtime)
+    create_tables(town.dynamodb, town.application, TableLayout.single(town.application), town.runtime)
     idle_java_fleet(town, owner, reports)
     now = town.clock.now()
     town.tick()

@@ -16,7 +16,7 @@ from kcl_dagster.model.standing import Standing
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.lock import LeaderLock
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.state import ClientVersion
 from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.worker.leader_watch import LockWatch
@@ -384,7 +384,7 @@ def test_foreign_rows_are_left_as_they_are(town: Town) -> None:
 
 def silence_of_the_lock(town: Town, steps: int) -> tuple[float, TickReport]:
     """For how long workers saw no leader, at most."""
-    watch = LockWatch(town.dynamodb, Layout.single(town.application), town.runtime)
+    watch = LockWatch(town.dynamodb, TableLayout.single(town.application), town.runtime)
     longest = 0.0
     for _ in range(steps):
         report = town.step()
@@ -457,7 +457,7 @@ def test_a_leader_whose_table_was_emptied_declares_the_protocol_before_it_makes_
     for item in tables(town):
         town.dynamodb.delete_item(TableName=LEASE_TABLE, Key={"leaseKey": item["leaseKey"]})
     town.until(lambda _: bool(town.owners()))
-    assert detect_layout(town.dynamodb, town.application, town.runtime) == Layout.single(
+    assert detect_layout(town.dynamodb, town.application, town.runtime) == TableLayout.single(
         town.application, ClientVersion.THREE
     )
 
@@ -467,7 +467,7 @@ def test_a_leader_whose_table_was_emptied_declares_the_protocol_before_it_makes_
 
 def java_leader(town: Town, name: str = "java-1") -> Callable[[], None]:
     """Holds the lock, writes its row, and assigns nothing; call it every five seconds."""
-    lock = LeaderLock(town.dynamodb, town.application, Layout.single(town.application), town.runtime, name)
+    lock = LeaderLock(town.dynamodb, town.application, TableLayout.single(town.application), town.runtime, name)
     standing = Standing()
 
     def step() -> None:

@@ -20,7 +20,7 @@ from kcl_dagster.model.worker import WorkerState, worker_id
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.discovery import Discoverer
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
@@ -130,7 +130,7 @@ class Town:
         self.workers: dict[WorkerId, Worker] = {}
         self.reports: list[TickReport] = []
         self.leader = self.open_leader()
-        layout = Layout.single(application)
+        layout = TableLayout.single(application)
         self.leases = LeaseTable(self.dynamodb, application, layout, self.runtime)
         self.workers_table = WorkerTable(self.dynamodb, application, layout, self.runtime)
 

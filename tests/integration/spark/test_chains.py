@@ -21,7 +21,7 @@ from kcl_dagster.runtime import system
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.table_layout import Layout
+from kcl_dagster.tables.table_layout import TableLayout
 from kcl_dagster.testing.consuming import EmbeddedAws, consume, embedded_aws
 
 pytestmark = pytest.mark.spark
@@ -108,7 +108,7 @@ def test_every_record_is_stored_once_and_files_do_not_follow_shards(
     assert min(files[0], files[3]) >= SHARDS, "a file for each shard"
     assert max(files[1], files[2]) < SHARDS
     application = consumer(stream, place, "chains").application
-    table = LeaseTable(cloud.emulator.client("dynamodb"), application, Layout.single(application), system())
+    table = LeaseTable(cloud.emulator.client("dynamodb"), application, TableLayout.single(application), system())
     lease = table.get(LeaseKey("shardId-000000000000"))
     assert lease is not None
     assert lease.claim is None

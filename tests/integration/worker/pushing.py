@@ -7,7 +7,7 @@ from typing import Any
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.fetch import Connection, fetch
-from kcl_dagster.spark.outcome import Outcome
+from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.schema import LEASE_KEY, PROGRESS
 from kcl_dagster.streams.unpacking import Columns
@@ -36,7 +36,7 @@ class PushedEngine:
         plan = self._plans.plan([ranges], budget)
         *batches, last = fetch(plan, 0, self._client, self._runtime)
         said = {LeaseKey(proof["lease_key"]): proof["trailer"] for proof in last.column(PROGRESS).to_pylist()}
-        outcome = Outcome.of(ranges, said)
+        outcome = FetchOutcome.of(ranges, said)
         self._plans.remember(ranges, outcome.trailers)
         columns = {lease: Columns() for lease in outcome.progress}
         for row in (row for batch in batches for row in batch.to_pylist() if row[PROGRESS] is None):

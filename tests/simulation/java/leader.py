@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Move, WorkerLoad
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Move, WorkerLoad
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from tests.conformance.rules.lease_count import lease_count
@@ -111,7 +111,7 @@ class JavaLeader:
         if not workers:
             return Assignment()
         policy = Variance(self.random.shuffle) if self.settings.variance else lease_count
-        return policy(leases, workers, Limits(balance=balance))
+        return policy(leases, workers, AssignmentLimits(balance=balance))
 
     def _watch(self, leases: dict[str, LeaseRow], now: float) -> None:
         for lease in leases.values():

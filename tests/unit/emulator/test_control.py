@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from kcl_dagster.emulator.clock import AdjustableClock
-from kcl_dagster.emulator.control_endpoint import CLOCK, FAULTS, HEALTH, Control
+from kcl_dagster.emulator.control_endpoint import CLOCK, FAULTS, HEALTH, ControlEndpoint
 from kcl_dagster.emulator.faults import Faults
-from kcl_dagster.emulator.http.http_messages import Request
+from kcl_dagster.emulator.http.http_messages import HttpRequest
 
 RULE = b'{"error": "InternalFailure"}'
 
 
 def status(method: str, target: str, body: bytes = b"", **headers: str) -> int:
-    control = Control(Faults(0), AdjustableClock(lambda: 0.0), 7)
+    control = ControlEndpoint(Faults(0), AdjustableClock(lambda: 0.0), 7)
     by_name = {name.replace("_", "-"): value for name, value in headers.items()}
-    return control.handle(Request(method, target, by_name, list(by_name.items()), body)).status
+    return control.handle(HttpRequest(method, target, by_name, list(by_name.items()), body)).status
 
 
 @pytest.mark.audit("D9")

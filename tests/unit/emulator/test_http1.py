@@ -11,7 +11,7 @@ import pytest
 from kcl_dagster.emulator.gateway import LARGEST_API_BODY, LARGEST_CONTROL_BODY, LARGEST_S3_BODY, largest_body
 from kcl_dagster.emulator.http import http1
 from kcl_dagster.emulator.http.http1 import MOST_UNREAD, Http1Connection
-from kcl_dagster.emulator.http.http_messages import Request, Response
+from kcl_dagster.emulator.http.http_messages import HttpRequest, Response
 
 HEAD = b"POST /%b HTTP/1.1\r\nhost: localhost\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
@@ -46,11 +46,11 @@ class Client:
 
     def __init__(self, limit: int = 1000) -> None:
         self.transport = Transport()
-        self.requests: list[Request] = []
+        self.requests: list[HttpRequest] = []
         transport: Any = self.transport
         self.connection = Http1Connection(transport, self._handle, lambda *_: limit)
 
-    def _handle(self, request: Request) -> Response:
+    def _handle(self, request: HttpRequest) -> Response:
         self.requests.append(request)
         return Response(204)
 

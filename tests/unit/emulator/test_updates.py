@@ -8,28 +8,28 @@ from typing import Any
 import pytest
 
 from kcl_dagster.emulator.backends.dynamodb import DynamoDb
-from kcl_dagster.emulator.backends.updates import DirectUpdates, Step, parse
-from kcl_dagster.emulator.http.http_messages import Request
+from kcl_dagster.emulator.backends.updates import DirectUpdates, UpdateStep, parse
+from kcl_dagster.emulator.http.http_messages import HttpRequest
 
 
 @pytest.mark.parametrize(
     ("expression", "steps"),
     [
-        ("SET leaseCounter = :n", [Step("SET", "leaseCounter", ":n")]),
-        ("set #c=:n , b = :b", [Step("SET", "#c", ":n"), Step("SET", "b", ":b")]),
+        ("SET leaseCounter = :n", [UpdateStep("SET", "leaseCounter", ":n")]),
+        ("set #c=:n , b = :b", [UpdateStep("SET", "#c", ":n"), UpdateStep("SET", "b", ":b")]),
         (
             "SET leaseOwner = :w REMOVE checkpointOwner ADD leaseCounter :one, switches :one",
             [
-                Step("SET", "leaseOwner", ":w"),
-                Step("REMOVE", "checkpointOwner", None),
-                Step("ADD", "leaseCounter", ":one"),
-                Step("ADD", "switches", ":one"),
+                UpdateStep("SET", "leaseOwner", ":w"),
+                UpdateStep("REMOVE", "checkpointOwner", None),
+                UpdateStep("ADD", "leaseCounter", ":one"),
+                UpdateStep("ADD", "switches", ":one"),
             ],
         ),
-        ("REMOVE a, #b", [Step("REMOVE", "a", None), Step("REMOVE", "#b", None)]),
+        ("REMOVE a, #b", [UpdateStep("REMOVE", "a", None), UpdateStep("REMOVE", "#b", None)]),
     ],
 )
-def test_plain_updates_are_taken_apart(expression: str, steps: list[Step]) -> None:
+def test_plain_updates_are_taken_apart(expression: str, steps: list[UpdateStep]) -> None:
     assert parse(expression) == tuple(steps)
 
 
@@ -86,7 +86,7 @@ class Table:
     def call(self, operation: str, **parameters: Any) -> tuple[int, Any]:
         headers = {"x-amz-target": f"DynamoDB_20120810.{operation}", "content-type": "application/x-amz-json-1.0"}
         body = json.dumps(parameters).encode()
-        response = self._service.handle(operation, Request("POST", "/", headers, list(headers.items()), body))
+        response = self._service.handle(operation, HttpRequest("POST", "/", headers, list(headers.items()), body))
         assert isinstance(response.body, bytes)
         return response.status, json.loads(response.body)
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from kcl_dagster.leader.assignment.balanced import balanced, count, throughput
-from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, WorkerLoad
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
 POLICIES = [balanced, throughput, count]
-NO_LIMITS = Limits(moves=1_000_000)
+NO_LIMITS = AssignmentLimits(moves=1_000_000)
 
 
 def lease(number: int, owner: str | None = None, kbps: float | None = 100.0, **more: Any) -> LeaseLoad:

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_dagster.leader.assignment.assignment_state import fair_share
-from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Policy, WorkerLoad
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.leader.cleanup import has_started, plan_cleanup
 from kcl_dagster.leader.expiry import observed_version, rest, why_unserved
 from kcl_dagster.leader.failure_count import FailureCount
-from kcl_dagster.leader.handoff import Deadline, Verdict, may_be_asked_for
+from kcl_dagster.leader.handoff import Deadline, HandoffVerdict, may_be_asked_for
 from kcl_dagster.leader.launches import LONGEST_PAUSE, LaunchBook
 from kcl_dagster.leader.run_view import SlotRun
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
@@ -78,9 +78,9 @@ def test_a_handoff_that_was_forced_stays_forced(
     lease: Lease, one: float, other: float, timeout: float, notice: float
 ) -> None:
     deadline, (early, late) = Deadline(timeout, notice), sorted((one, other))
-    if deadline.judge(lease, early) is Verdict.FORCE:
-        assert deadline.judge(lease, late) is Verdict.FORCE
-    assert deadline.judge(lease, timeout + notice) is Verdict.FORCE
+    if deadline.judge(lease, early) is HandoffVerdict.FORCE:
+        assert deadline.judge(lease, late) is HandoffVerdict.FORCE
+    assert deadline.judge(lease, timeout + notice) is HandoffVerdict.FORCE
     if may_be_asked_for(lease, unserved=False):
         assert lease.actual_owner == lease.owner is not None
         assert not lease.is_finished
@@ -234,8 +234,8 @@ def test_the_kcls_rules_give_leases_to_workers_that_take_them_and_each_once(
     accepting = {worker.id for worker in workers if worker.accepts}
     by_key = {lease.key: lease for lease in leases}
     for policy, again in zip(as_kcl(Random(seed)), as_kcl(Random(seed)), strict=True):
-        decided: Assignment = policy(leases, workers, Limits(balance=balance))
-        assert again(leases, workers, Limits(balance=balance)) == decided
+        decided: Assignment = policy(leases, workers, AssignmentLimits(balance=balance))
+        assert again(leases, workers, AssignmentLimits(balance=balance)) == decided
         moved = [move.lease for move in decided.moves]
         assert {move.to for move in decided.moves} <= accepting
         assert not set(moved) & set(decided.unplaced)

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from kcl_dagster.leader.assignment.balanced import balanced, count, throughput
-from kcl_dagster.leader.assignment.policy import Limits, Policy
+from kcl_dagster.leader.assignment.policy import AssignmentLimits, Policy
 from kcl_dagster.leader.load import PATIENCE
 from kcl_dagster.model.lease import WorkerId
 from tests.unit.leader.fleets import NO_LIMITS, POLICIES, after, counts, fleet, lease, loads, worker
@@ -27,7 +27,7 @@ def test_a_cold_start_serves_everything_at_once_and_evenly(policy: Policy, kbps:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_unserved_leases_are_not_held_back_by_the_number_of_moves(policy: Policy) -> None:
     leases = [lease(number) for number in range(200)]
-    assert len(policy(leases, fleet(4), Limits(moves=1)).moves) == 200
+    assert len(policy(leases, fleet(4), AssignmentLimits(moves=1)).moves) == 200
 
 
 def test_every_move_says_why() -> None:
@@ -74,11 +74,11 @@ def test_a_worker_that_starts_slowly_gives_its_leases_to_those_that_read(policy:
 def test_a_starting_fleet_leaves_the_share_of_workers_that_were_launched_with_it() -> None:
     leases = [lease(number, kbps=None) for number in range(12)]
     starting = [worker("w0", ready=False)]
-    decided = balanced(leases, starting, Limits(expected=2))
+    decided = balanced(leases, starting, AssignmentLimits(expected=2))
     assert counts(after(leases, decided)) == {"w0": 4}
     assert len(decided.unplaced) == 8
-    assert len(balanced(leases, starting, Limits(expected=0)).moves) == 12, "nobody else will come"
-    assert len(balanced(leases, [worker("w0")], Limits(expected=2)).moves) == 12, "it can read now"
+    assert len(balanced(leases, starting, AssignmentLimits(expected=0)).moves) == 12, "nobody else will come"
+    assert len(balanced(leases, [worker("w0")], AssignmentLimits(expected=2)).moves) == 12, "it can read now"
 
 
 def test_leases_that_were_measured_for_seconds_are_shared_by_number() -> None:
@@ -151,7 +151,7 @@ def test_a_full_worker_is_passed_over_when_load_is_balanced() -> None:
 def test_a_draining_worker_gives_everything_away(policy: Policy) -> None:
     leases = [lease(number, f"w{number % 3}") for number in range(9)]
     workers = [worker("w0", drains=True, accepts=False), worker("w1"), worker("w2")]
-    decided = policy(leases, workers, Limits(moves=0))
+    decided = policy(leases, workers, AssignmentLimits(moves=0))
     assert {move.kind for move in decided.moves} == {"drain"}
     assert set(counts(after(leases, decided))) == {"w1", "w2"}
 
@@ -257,7 +257,7 @@ def test_a_little_imbalance_must_last_before_it_is_believed() -> None:
 
 def test_balancing_stops_at_the_number_of_moves_a_tick_may_make() -> None:
     leases = [lease(number, "w0", kbps=10.0) for number in range(100)]
-    assert len(balanced(leases, fleet(2), Limits(moves=7)).moves) == 7
+    assert len(balanced(leases, fleet(2), AssignmentLimits(moves=7)).moves) == 7
 
 
 def test_a_slower_machine_gets_less() -> None:

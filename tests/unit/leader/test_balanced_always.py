@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcl_dagster.leader.assignment.balanced import balanced, count, throughput
-from kcl_dagster.leader.assignment.policy import LeaseLoad, Limits, Policy, WorkerLoad
+from kcl_dagster.leader.assignment.policy import AssignmentLimits, LeaseLoad, Policy, WorkerLoad
 from tests.unit.leader.fleets import NO_LIMITS, POLICIES, after, counts, fleet, lease, loads, worker
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[list[LeaseLoad], list[WorkerLoad], Limits]:
+def situations(draw: st.DrawFn) -> tuple[list[LeaseLoad], list[WorkerLoad], AssignmentLimits]:
     workers = [
         worker(
             f"w{index}:run",
@@ -50,7 +50,7 @@ def situations(draw: st.DrawFn) -> tuple[list[LeaseLoad], list[WorkerLoad], Limi
         elif oddity == 2 and owner is not None and workers:
             one = replace(one, next_owner=workers[number % len(workers)].id, pinned=True)
         leases.append(one)
-    limits = Limits(
+    limits = AssignmentLimits(
         max_leases=draw(st.sampled_from([None, None, 1, 5])),
         max_kbps=draw(st.sampled_from([None, None, 400.0])),
         moves=draw(st.sampled_from([0, 3, 1000])),
@@ -62,7 +62,7 @@ def situations(draw: st.DrawFn) -> tuple[list[LeaseLoad], list[WorkerLoad], Limi
 @settings(max_examples=400)
 @given(situations(), st.sampled_from(POLICIES), st.randoms(use_true_random=False))
 def test_what_always_holds(
-    situation: tuple[list[LeaseLoad], list[WorkerLoad], Limits], policy: Policy, random: Random
+    situation: tuple[list[LeaseLoad], list[WorkerLoad], AssignmentLimits], policy: Policy, random: Random
 ) -> None:
     leases, workers, limits = situation
     decided = policy(leases, workers, limits)
@@ -127,7 +127,7 @@ def test_what_is_balanced_stays(kbps: list[float], workers: int, seed: int, poli
 
 
 @st.composite
-def small_fleets(draw: st.DrawFn) -> tuple[list[LeaseLoad], list[WorkerLoad], Limits]:
+def small_fleets(draw: st.DrawFn) -> tuple[list[LeaseLoad], list[WorkerLoad], AssignmentLimits]:
     """Any placement of leases that weigh the same, among them ones that nobody serves or that are on their way."""
     size = draw(st.integers(1, 6))
     kbps = draw(st.sampled_from([None, 0.0, 1.0, 40.0, 64.0, 500.0]))
@@ -140,7 +140,7 @@ def small_fleets(draw: st.DrawFn) -> tuple[list[LeaseLoad], list[WorkerLoad], Li
 @settings(max_examples=400)
 @given(small_fleets(), st.sampled_from(POLICIES))
 def test_equal_leases_are_even_after_two_passes_and_then_nothing_moves(
-    situation: tuple[list[LeaseLoad], list[WorkerLoad], Limits], policy: Policy
+    situation: tuple[list[LeaseLoad], list[WorkerLoad], AssignmentLimits], policy: Policy
 ) -> None:
     leases, workers, limits = situation
     held = {str(one.id): 0 for one in workers} | counts([one for one in leases if one.unserved is None])

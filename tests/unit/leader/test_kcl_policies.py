@@ -8,7 +8,7 @@ import pytest
 
 from kcl_dagster.leader.assignment.balanced import balanced
 from kcl_dagster.leader.assignment.javaqueue import HighestFirst, compare
-from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Policy, WorkerLoad
 from kcl_dagster.leader.assignment.taker import TakerPolicy
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.model.lease import LeaseKey, WorkerId
@@ -16,7 +16,7 @@ from kcl_dagster.model.lease_taking import TakingRules
 from tests.conformance.rules.lease_count import lease_count, target_leases
 
 NAN = float("nan")
-ALL = Limits(moves=10_000)
+ALL = AssignmentLimits(moves=10_000)
 
 
 def leases(number: int, owner: str | None = None, kbps: float | None = None) -> list[LeaseLoad]:
@@ -62,7 +62,7 @@ def test_an_expired_handoff_ends_with_the_present_owner_if_that_has_the_most_roo
     [lease] = [replace(one, next_owner=WorkerId("w1"), unserved="expired") for one in leases(1, "w0")]
     busy = replace(workers(2)[1], averages={"C": 50.0}, ceilings={"C": 100.0})
     idle = replace(workers(2)[0], averages={"C": 1.0}, ceilings={"C": 100.0})
-    decided = Variance(Random(0).shuffle)([lease], [idle, busy], Limits(balance=False))
+    decided = Variance(Random(0).shuffle)([lease], [idle, busy], AssignmentLimits(balance=False))
     assert [(move.lease, move.to, move.kind) for move in decided.moves] == [(lease.key, "w0", "unserved")]
 
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from kcl_dagster.leader.assignment.balanced import balanced
-from kcl_dagster.leader.assignment.policy import Limits, Move
+from kcl_dagster.leader.assignment.policy import AssignmentLimits, Move
 from kcl_dagster.leader.liveness import WorkerSight
 from kcl_dagster.leader.load import WATCH_SECONDS, LoadBook
 from kcl_dagster.leader.memory import Memory
@@ -59,7 +59,7 @@ class NoisyFleet:
         sights = [self.sight(worker) for worker in self.workers]
         self.book.see(leases, sights, self.ticks * TICK)
         loads = [self.book.load(lease, unserved=None, pinned=False, age=0.0) for lease in leases]
-        limits = Limits(settled=self.book.settled, watched=self.book.is_watched)
+        limits = AssignmentLimits(settled=self.book.settled, watched=self.book.is_watched)
         decided = balanced(loads, [self.book.worker(sight) for sight in sights], limits)
         self.book.note_outside(decided.outside)
         self.owner |= {move.lease: move.to for move in decided.moves}

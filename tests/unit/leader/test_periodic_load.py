@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from kcl_dagster.leader.assignment.balanced import throughput
-from kcl_dagster.leader.assignment.policy import Limits
+from kcl_dagster.leader.assignment.policy import AssignmentLimits
 from kcl_dagster.leader.liveness import WorkerSight
 from kcl_dagster.leader.load import LoadBook
 from kcl_dagster.model.checkpoint import Checkpoint
@@ -90,7 +90,7 @@ def late_moves(rate: Rate, batch_seconds: int, seed: int) -> int:
         ]
         book.see(leases, sights, float(now))
         loads = [book.load(lease, unserved=None, pinned=False, age=0.0) for lease in leases]
-        limits = Limits(settled=book.settled, watched=book.is_watched)
+        limits = AssignmentLimits(settled=book.settled, watched=book.is_watched)
         decided = throughput(loads, [book.worker(sight) for sight in sights], limits)
         book.note_outside(decided.outside)
         for move in decided.moves:

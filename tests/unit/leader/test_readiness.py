@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kcl_dagster.application import Application, PolicySettings
 from kcl_dagster.leader.assignment.policies import configured
-from kcl_dagster.leader.assignment.policy import Assignment, LeaseLoad, Limits, Policy, WorkerLoad
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Policy, WorkerLoad
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
@@ -35,21 +35,21 @@ def moves_of(decided: Assignment) -> set[tuple[WorkerId, str]]:
 
 
 def test_leases_without_a_worker_go_to_one_that_reads(policy: Policy) -> None:
-    decided = policy(leases(4), [STARTS, READS], Limits())
+    decided = policy(leases(4), [STARTS, READS], AssignmentLimits())
     assert (len(decided.moves), moves_of(decided)) == (4, {(READS.id, "unserved")})
 
 
 def test_where_no_worker_reads_one_that_starts_gets_them(policy: Policy) -> None:
-    assert moves_of(policy(leases(4), [STARTS], Limits())) == {(STARTS.id, "unserved")}
+    assert moves_of(policy(leases(4), [STARTS], AssignmentLimits())) == {(STARTS.id, "unserved")}
 
 
 def test_where_no_worker_that_reads_has_room_one_that_starts_gets_them(policy: Policy) -> None:
     held = [*leases(2, READS.id), *leases(2)]
-    assert (STARTS.id, "unserved") in moves_of(policy(held, [READS, STARTS], Limits(max_leases=2)))
+    assert (STARTS.id, "unserved") in moves_of(policy(held, [READS, STARTS], AssignmentLimits(max_leases=2)))
 
 
-@pytest.mark.parametrize("limits", [Limits(max_kbps=19.0), Limits(max_leases=2)])
-def test_a_worker_that_reads_and_is_full_gets_no_more(limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [AssignmentLimits(max_kbps=19.0), AssignmentLimits(max_leases=2)])
+def test_a_worker_that_reads_and_is_full_gets_no_more(limits: AssignmentLimits) -> None:
     policy = configured(Application(name="app", streams=("clicks",), policy=PolicySettings(name="kcl")), Random(0))
     assert {to for to, _ in moves_of(policy([*leases(2, READS.id), *leases(1)], [READS, STARTS], limits))} == {
         STARTS.id
@@ -57,19 +57,19 @@ def test_a_worker_that_reads_and_is_full_gets_no_more(limits: Limits) -> None:
 
 
 def test_nothing_is_balanced_to_a_worker_that_starts(policy: Policy) -> None:
-    assert policy(leases(6, READS.id), [READS, STARTS], Limits()).moves == ()
+    assert policy(leases(6, READS.id), [READS, STARTS], AssignmentLimits()).moves == ()
 
 
 def test_leases_of_a_worker_that_starts_slowly_are_handed_over(policy: Policy) -> None:
-    decided = policy(leases(3, SLOW.id), [READS, SLOW], Limits())
+    decided = policy(leases(3, SLOW.id), [READS, SLOW], AssignmentLimits())
     assert (len(decided.moves), moves_of(decided)) == (3, {(READS.id, "drain")})
     assert {move.because for move in decided.moves} == {"starts has not started yet"}
-    soon = policy(leases(3, STARTS.id), [READS, STARTS], Limits())
+    soon = policy(leases(3, STARTS.id), [READS, STARTS], AssignmentLimits())
     assert "drain" not in {move.kind for move in soon.moves}, "it will read in a moment"
 
 
 def test_nothing_is_taken_from_a_worker_that_reads_and_is_full(policy: Policy) -> None:
-    assert policy(leases(3, READS.id), [READS, SLOW], Limits(max_leases=3)).moves == ()
+    assert policy(leases(3, READS.id), [READS, SLOW], AssignmentLimits(max_leases=3)).moves == ()
 
 
 @hypothesis.given(st.integers(0, 2**32))
@@ -86,7 +86,9 @@ def test_leases_for_which_readers_have_no_room_are_not_left_without_a_worker(see
         )
         for n, owner in enumerate(chance.choices(owners, k=chance.randint(1, 8)))
     ]
-    limits = Limits(max_kbps=chance.choice([None, 80.0]), max_leases=chance.choice([None, 2, 4]), balance=False)
+    limits = AssignmentLimits(
+        max_kbps=chance.choice([None, 80.0]), max_leases=chance.choice([None, 2, 4]), balance=False
+    )
     decided = configured_kcl(seed)(held, fleet, limits)
     to = {move.lease: move.to for move in decided.moves}
     after = [replace(one, owner=to[one.key], unserved=None) if one.key in to else one for one in held]
@@ -101,11 +103,11 @@ def configured_kcl(seed: int) -> Policy:
 
 def test_leases_in_handoff_stay(policy: Policy) -> None:
     held = [replace(lease, pinned=True) for lease in leases(3, SLOW.id)]
-    assert policy(held, [READS, SLOW], Limits()).moves == ()
+    assert policy(held, [READS, SLOW], AssignmentLimits()).moves == ()
 
 
 def test_a_fleet_that_reads_is_assigned_as_the_kcl_does_it() -> None:
     kcl = configured(Application(name="app", streams=("clicks",), policy=PolicySettings(name="kcl")), Random(0))
     fleet = [READS, replace(READS, id=WorkerId("other")), replace(READS, id=WorkerId("leaves"), accepts=False)]
     held = [*leases(9, READS.id), *leases(5)]
-    assert kcl(held, fleet, Limits()) == Variance(Random(0).shuffle)(held, fleet, Limits())
+    assert kcl(held, fleet, AssignmentLimits()) == Variance(Random(0).shuffle)(held, fleet, AssignmentLimits())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kcl_dagster.leader import expiry, handoff
 from kcl_dagster.leader.cleanup import DECLARED_SECONDS, has_started, plan_cleanup
-from kcl_dagster.leader.handoff import Deadline, Verdict
+from kcl_dagster.leader.handoff import Deadline, HandoffVerdict
 from kcl_dagster.leader.hash_ranges import active_ranges, lack_range
 from kcl_dagster.leader.liveness import (
     CLOCK_TOLERANCE,
@@ -72,9 +72,9 @@ def test_signs_of_life_of_a_lease() -> None:
 def test_a_handoff_has_the_time_to_be_noticed_and_the_time_to_be_done() -> None:
     deadline = Deadline(timeout=30.0, notice=10.0)
     running = lease(owner=B, checkpoint_owner=A)
-    assert deadline.judge(running, 39.9) is Verdict.WAIT
-    assert deadline.judge(running, 40.0) is Verdict.FORCE
-    assert deadline.judge(replace(running, checkpoint=SHARD_END), 0.0) is Verdict.FORCE
+    assert deadline.judge(running, 39.9) is HandoffVerdict.WAIT
+    assert deadline.judge(running, 40.0) is HandoffVerdict.FORCE
+    assert deadline.judge(replace(running, checkpoint=SHARD_END), 0.0) is HandoffVerdict.FORCE
 
 
 def test_a_handoff_is_the_same_while_the_old_owner_renews() -> None:

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from kcl_dagster.application import BatchSettings, MetricsLevel, Retrieval, TelemetrySettings
 from kcl_dagster.errors import AccessDenied, JavaMissing
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.operations.doctor import Diagnosis, Verdict, diagnose
+from kcl_dagster.operations.doctor import Diagnosis, DoctorVerdict, diagnose
 from kcl_dagster.operations.doctor import examine as findings_of
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
 from kcl_dagster.operations.doctor.machine_checks import judge_clock
@@ -250,9 +250,15 @@ def test_an_application_without_tables_is_new_unless_others_make_them() -> None:
 
 @pytest.mark.parametrize(
     ("sent", "verdict"),
-    [(0.0, Verdict.OK), (0.9, Verdict.OK), (20.0, Verdict.WARN), (-20.0, Verdict.WARN), (-400.0, Verdict.FAIL)],
+    [
+        (0.0, DoctorVerdict.OK),
+        (0.9, DoctorVerdict.OK),
+        (20.0, DoctorVerdict.WARN),
+        (-20.0, DoctorVerdict.WARN),
+        (-400.0, DoctorVerdict.FAIL),
+    ],
 )
-def test_a_clock_is_judged_to_the_second_that_the_header_tells(sent: float, verdict: Verdict) -> None:
+def test_a_clock_is_judged_to_the_second_that_the_header_tells(sent: float, verdict: DoctorVerdict) -> None:
     theirs = 1_798_761_600.0
     finding = judge_clock({"date": "Fri, 01 Jan 2027 00:00:00 GMT"}, theirs + sent, theirs + sent + 0.05)
     assert finding.verdict is verdict
@@ -370,11 +376,11 @@ class Imitation(MemoryFiles):
 def test_a_store_is_asked_whether_chains_can_be_kept(tmp_path: Path) -> None:
     local = open_store(f"{tmp_path}/lake")
     found = examine(healthy(), stores={"sink": lambda: local, "chains": lambda: local}).findings
-    assert [f.verdict for f in found if f.check in ("sink", "chains")] == [Verdict.OK, Verdict.OK]
+    assert [f.verdict for f in found if f.check in ("sink", "chains")] == [DoctorVerdict.OK, DoctorVerdict.OK]
     assert list(tmp_path.iterdir()) == []
     imitation = Imitation()
     (finding,) = examine(healthy(), stores={"sink": Lake, "chains": lambda: imitation}).not_ok()
-    assert (finding.check, finding.verdict) == ("chains", Verdict.FAIL)
+    assert (finding.check, finding.verdict) == ("chains", DoctorVerdict.FAIL)
     assert "If-None-Match" in finding.says
     assert imitation.content == {}
 
@@ -383,7 +389,7 @@ def test_a_store_is_asked_whether_chains_can_be_kept(tmp_path: Path) -> None:
 def test_a_sink_is_probed_under_a_name_that_readers_pass_over_and_left_as_it_was() -> None:
     lake = Lake()
     diagnosis = examine(healthy(), stores={"sink": lambda: lake})
-    assert [f.verdict for f in diagnosis.findings if f.check == "sink"] == [Verdict.OK]
+    assert [f.verdict for f in diagnosis.findings if f.check == "sink"] == [DoctorVerdict.OK]
     assert [is_hidden(path) for path in lake.put_paths] == [True]
     assert lake.files == {}
 
@@ -398,7 +404,7 @@ def test_a_role_that_cannot_be_assumed_is_no_missing_right_of_a_table() -> None:
     refused: Any = {"Error": {"Code": "AccessDenied", "Message": "not authorized"}}
     client.describe_table.side_effect = ClientError(refused, "AssumeRole")
     finding = probed(client, "dynamodb", "describe_table", "orders", TableName="orders")
-    assert (finding.check, finding.verdict) == ("credentials", Verdict.FAIL)
+    assert (finding.check, finding.verdict) == ("credentials", DoctorVerdict.FAIL)
     assert "trust policy" in finding.do
 
 
@@ -410,7 +416,7 @@ def test_a_probe_leaves_no_folder_behind(tmp_path: Path) -> None:
 def test_a_sink_at_a_relative_path_is_doubted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = examine(healthy(), stores={"sink": lambda: open_store("lake"), "dead letters": Lake}).findings
-    assert [f.verdict for f in found if f.check == "sink"] == [Verdict.WARN]
+    assert [f.verdict for f in found if f.check == "sink"] == [DoctorVerdict.WARN]
     (doubt,) = [f.says for f in found if f.check == "sink"]
     assert f"{tmp_path}/lake can be written, and its path is relative" in doubt
 
@@ -419,7 +425,7 @@ def test_a_sink_at_a_relative_path_is_doubted(tmp_path: Path, monkeypatch: pytes
 def test_what_was_not_looked_at_is_said_and_is_no_fault() -> None:
     def unseen(diagnosis: Diagnosis) -> set[str]:
         assert diagnosis.is_well
-        return {finding.check for finding in diagnosis.findings if finding.verdict is Verdict.NOT_LOOKED}
+        return {finding.check for finding in diagnosis.findings if finding.verdict is DoctorVerdict.NOT_LOOKED}
 
     assert unseen(examine(healthy(), instance=None)) == {"dagster", "sink", "iam"}
     assert unseen(examine(healthy(), stores={"sink": Lake})) == {"iam"}
@@ -430,7 +436,7 @@ def test_what_was_not_looked_at_is_said_and_is_no_fault() -> None:
 def test_without_credentials_nothing_of_aws_was_looked_at() -> None:
     shop = healthy()
     shop.dynamodb.denied["describe_table"] = "UnrecognizedClientException"
-    assert "aws" in {f.check for f in examine(shop).findings if f.verdict is Verdict.NOT_LOOKED}
+    assert "aws" in {f.check for f in examine(shop).findings if f.verdict is DoctorVerdict.NOT_LOOKED}
 
 
 @pytest.mark.audit("F5")

@@ -16,7 +16,7 @@ from kcl_dagster.model.checkpoint import LATEST, SHARD_END, TRIM_HORIZON, Checkp
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import BatchCounts, StoredRows
 from kcl_dagster.operations.reset import STORED_WITH_THE_DATA, reset
-from kcl_dagster.operations.reset_target import Target
+from kcl_dagster.operations.reset_target import ResetTarget
 from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.streams.arrivals import MOST_SECONDS, Span
 from kcl_dagster.streams.listing import list_shards
@@ -39,7 +39,7 @@ NOW = 1_798_761_600.0
     ],
 )
 def test_a_target_is_what_was_typed(text: str, checkpoint: str | None, timestamp_ms: int | None) -> None:
-    target = Target.parse(text, NOW)
+    target = ResetTarget.parse(text, NOW)
     assert target.checkpoint.sequence == (checkpoint or text)
     assert target.timestamp_ms == timestamp_ms
 
@@ -47,7 +47,7 @@ def test_a_target_is_what_was_typed(text: str, checkpoint: str | None, timestamp
 @pytest.mark.parametrize("text", ["yesterday", "2026-12-31T23:00:00", "2027-06-01T00:00:00Z", ""])
 def test_a_target_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--to"):
-        Target.parse(text, NOW)
+        ResetTarget.parse(text, NOW)
 
 
 def progressed(shop: Shop) -> str:
@@ -65,8 +65,8 @@ def progressed(shop: Shop) -> str:
     return sequences[1]
 
 
-def target(shop: Shop, text: str) -> Target:
-    return Target.parse(text, shop.clock.now())
+def target(shop: Shop, text: str) -> ResetTarget:
+    return ResetTarget.parse(text, shop.clock.now())
 
 
 def test_a_dry_run_says_what_it_would_do_and_writes_nothing(shop: Shop) -> None:

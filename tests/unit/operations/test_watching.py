@@ -23,7 +23,7 @@ from kcl_dagster.model.worker import BOUNDED_SLOT, WorkerRow, worker_id
 from kcl_dagster.operations.doctor.diagnosis import judge_bounded_run
 from kcl_dagster.operations.pausing import pause
 from kcl_dagster.operations.reset import reset
-from kcl_dagster.operations.reset_target import Target
+from kcl_dagster.operations.reset_target import ResetTarget
 from kcl_dagster.operations.status import FOREIGN, REST_SECONDS, Status, read_status
 from kcl_dagster.operations.unread_lag import Unread
 from kcl_dagster.operations.watching import view, watch
@@ -190,7 +190,7 @@ def test_what_was_set_back_since_a_bounded_run_is_not_said_to_be_stored(shop: Sh
     shop.clock.advance(60)
     back_to = int(shop.clock.now()) - 3600
     moment = datetime.fromtimestamp(back_to, UTC).isoformat()
-    reset(shop.desk, Target.parse(moment, shop.clock.now()))
+    reset(shop.desk, ResetTarget.parse(moment, shop.clock.now()))
 
     status = status_of(shop)
     text = shown(view(status), 300)

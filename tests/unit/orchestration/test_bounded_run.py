@@ -14,7 +14,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.orchestration.bounded_run import BoundedOutcome, _judged, _Look, _without_caps, _worked
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.tables.control import Control, ControlRow
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.worker.bound import PATIENCE_SECONDS, Bound
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 from kcl_dagster.worker.stop import StopReason, StopSignal
@@ -27,7 +27,7 @@ ARRIVAL_MARGIN = 10.0
 
 
 def look(world: World, stop: StopSignal | None = None, watches: tuple[Watch, ...] = ()) -> BoundedOutcome | None:
-    layout = Layout.single(world.application)
+    layout = TableLayout.single(world.application)
     control = ControlRow(world.service, world.application, layout, world.runtime)
     bound = Bound(world.clock.now(), ARRIVAL_MARGIN)
     return _Look(bound, world.leases, control, FRESH_SECONDS, world.clock).wait(stop or StopSignal(), watches)
@@ -110,7 +110,7 @@ def test_it_does_not_wait_for_ever() -> None:
 
 def test_a_paused_application_is_not_read() -> None:
     world = World()
-    layout = Layout.single(world.application)
+    layout = TableLayout.single(world.application)
     row = ControlRow(world.service, world.application, layout, world.runtime)
     row.save(Control(leases=frozenset({LeaseKey(A)}), changed_by="ann"))
     found = look(world)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_dagster.leader.application_completeness import Completeness
-from kcl_dagster.orchestration.declaring import NOT_LOOKED_UP, Declared, Due, Progress, Reason, due
+from kcl_dagster.orchestration.declaring import NOT_LOOKED_UP, Declared, DeclaringProgress, Due, Reason, due
 
 HOUR = 3600
 FIRST = 10 * HOUR
@@ -39,7 +39,7 @@ def asked(
     declared: dict[int, Declared] | None = None,
     late: dict[int, int] | None = None,
     *,
-    progress: Progress = Progress(FIRST),  # noqa: B008
+    progress: DeclaringProgress = DeclaringProgress(FIRST),  # noqa: B008
     lateness: int = 0,
     limit: int = 100,
     without: frozenset[int] = frozenset(),
@@ -95,7 +95,7 @@ def test_late_rows_declare_their_window_again_and_no_other() -> None:
 def test_late_rows_of_a_shard_are_no_answer_to_those_of_another_one() -> None:
     """The lease of the parent, which had most of the late rows, is gone."""
     declared = {FIRST: Declared(late={"parent": 50})}
-    args = (Hours(), at(FIRST + HOUR), 0, declared, {FIRST: {"child": 1}}, Progress(FIRST), 100)
+    args = (Hours(), at(FIRST + HOUR), 0, declared, {FIRST: {"child": 1}}, DeclaringProgress(FIRST), 100)
     assert due(*args)[0] == [Due(FIRST, Reason.LATE)]
 
 
@@ -121,7 +121,7 @@ def test_after_a_reset_windows_from_there_on_are_declared_again() -> None:
 def test_a_reset_to_before_the_first_window_declares_none_before_it() -> None:
     """A window before it was never read, or in part, or by one shard of many."""
     for back_to in (FIRST - HOUR, FIRST - 2 * HOUR + 1800):
-        progress = Progress(FIRST + HOUR, first=FIRST)
+        progress = DeclaringProgress(FIRST + HOUR, first=FIRST)
         found = asked(at(FIRST + HOUR, 1, back_to), {FIRST: Declared()}, progress=progress)
         assert found == [Due(FIRST, Reason.AGAIN)]
 
@@ -130,7 +130,7 @@ def test_after_a_reset_windows_that_still_waited_for_rows_are_declared_again() -
     """Their rows arrived after the place of the reset, and in time."""
     declared = {FIRST: Declared(), FIRST + HOUR: Declared()}
     for back_to, again in ((FIRST + HOUR + 599, [FIRST, FIRST + HOUR]), (FIRST + HOUR + 600, [FIRST + HOUR])):
-        progress = Progress(FIRST + 2 * HOUR, first=FIRST)
+        progress = DeclaringProgress(FIRST + 2 * HOUR, first=FIRST)
         found = asked(at(FIRST + 3 * HOUR, 1, back_to), declared, progress=progress, lateness=600)
         assert found == [Due(start, Reason.AGAIN) for start in again]
 
@@ -146,10 +146,10 @@ def test_looking_costs_as_much_as_there_is_to_declare() -> None:
     """A year of hours is not walked through at every tick."""
     declared = {FIRST + n * HOUR: Declared() for n in range(8760)}
     through = at(FIRST + 8760 * HOUR)
-    _, progress = due(Hours(), through, 0, declared, {}, Progress(FIRST, first=FIRST), 10)
+    _, progress = due(Hours(), through, 0, declared, {}, DeclaringProgress(FIRST, first=FIRST), 10)
     assert progress.frontier == FIRST + 8760 * HOUR
     _, gone_back = due(Hours(), at(FIRST, 1, FIRST), 0, declared, {}, progress, 10)
-    assert gone_back == Progress(FIRST, 1, FIRST)
+    assert gone_back == DeclaringProgress(FIRST, 1, FIRST)
 
 
 @dataclass
@@ -166,7 +166,7 @@ class World:
     """What Dagster stored, with the epoch."""
 
     known: dict[int, Declared] = field(default_factory=dict)
-    progress: Progress = field(default_factory=lambda: Progress(FIRST, first=FIRST))
+    progress: DeclaringProgress = field(default_factory=lambda: DeclaringProgress(FIRST, first=FIRST))
 
     def look(self) -> list[Due]:
         completeness = at(self.through, self.epoch, self.back_to)
@@ -197,7 +197,7 @@ class World:
     def restart(self) -> None:
         self.known = dict.fromkeys(self.stored, NOT_LOOKED_UP)
         first = min(self.stored, default=FIRST)
-        self.progress = Progress(first, first=first)
+        self.progress = DeclaringProgress(first, first=first)
 
 
 STEPS = st.one_of(

@@ -19,7 +19,7 @@ from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.interruption import Interruption
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.table_layout import create_tables
 from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.worker.late import Late
@@ -91,7 +91,7 @@ def test_a_run_writes_its_events_on_a_thread_of_their_own(
 ) -> None:
     """Spark cannot be started here, so the worker ends as soon as it has noticed."""
     runtime = Runtime()
-    create_tables(aws.client("dynamodb"), consumer.application, Layout.single(consumer.application), runtime)
+    create_tables(aws.client("dynamodb"), consumer.application, TableLayout.single(consumer.application), runtime)
 
     def fail() -> SparkSession:
         raise ConfigurationError("there is no Spark here")
@@ -109,7 +109,7 @@ def test_a_run_ends_although_its_spark_hangs_while_it_starts(
     monkeypatch: pytest.MonkeyPatch, aws: Emulator, consumer: Consumer, resource: kcl.KclResource
 ) -> None:
     runtime = Runtime()
-    create_tables(aws.client("dynamodb"), consumer.application, Layout.single(consumer.application), runtime)
+    create_tables(aws.client("dynamodb"), consumer.application, TableLayout.single(consumer.application), runtime)
     monkeypatch.setattr(worker_run, "STARTING_SECONDS", 0.2)
     goes_on, stop, ended = threading.Event(), StopSignal(), list[str]()
 
@@ -130,7 +130,7 @@ def test_a_run_ends_although_its_spark_hangs_while_it_starts(
 @pytest.mark.audit("B10")
 def test_a_worker_is_ready_when_spark_is(aws: Emulator, consumer: Consumer, resource: kcl.KclResource) -> None:
     runtime = Runtime()
-    create_tables(aws.client("dynamodb"), consumer.application, Layout.single(consumer.application), runtime)
+    create_tables(aws.client("dynamodb"), consumer.application, TableLayout.single(consumer.application), runtime)
     diary = Diary(AssetKey("things"), "worker-000", lambda _: None, Lines(), lambda *_: None)
     run = WorkerRun(consumer, resource, lambda: None, "worker-000", "0123456789", diary)  # type: ignore[arg-type,return-value]
     is_up = threading.Event()

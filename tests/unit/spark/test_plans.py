@@ -15,7 +15,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime, SystemClock, system
 from kcl_dagster.spark.fetch import FetchPlan, Trailer, fetch
-from kcl_dagster.spark.outcome import Outcome
+from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.plans import CONSUMERS_SECONDS, EngineSettings, Plans
 from kcl_dagster.streams.consumers import remove_consumer
 from kcl_dagster.streams.polling import Bookmark
@@ -77,11 +77,11 @@ def failures(plan: FetchPlan) -> dict[str, str | None]:
     }
 
 
-def read(account: Account, plan: FetchPlan) -> Outcome:
+def read(account: Account, plan: FetchPlan) -> FetchOutcome:
     """As an executor and the driver do."""
     *_, last = fetch(plan, 0, account, system())
     said = {LeaseKey(proof["lease_key"]): proof["trailer"] for proof in last.column("_progress").to_pylist()}
-    return Outcome.of([shard.range for shard in plan.tasks[0]], said)
+    return FetchOutcome.of([shard.range for shard in plan.tasks[0]], said)
 
 
 def test_a_stream_that_is_missing_fails_alone() -> None:

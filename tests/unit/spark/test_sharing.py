@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kcl_dagster.spark.sharing import Probe, _WriteProbes, check_sharing, what_is_wrong
+from kcl_dagster.spark.sharing import SharingProbe, _WriteProbes, check_sharing, what_is_wrong
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.storage import LocalStore, StoringSink
 
-HERE, THERE = Probe("one", "_drafts/a.probe"), Probe("two", "_drafts/b.probe")
+HERE, THERE = SharingProbe("one", "_drafts/a.probe"), SharingProbe("two", "_drafts/b.probe")
 
 
 def test_a_directory_that_all_see_is_fine() -> None:
@@ -28,13 +28,13 @@ def test_one_executor_with_a_disk_of_its_own_is_enough() -> None:
 
 
 def test_not_all_of_many_hosts_are_named() -> None:
-    wrong = what_is_wrong("/lake", [Probe(f"host-{n}", "x") for n in range(8)], lambda _: False)
+    wrong = what_is_wrong("/lake", [SharingProbe(f"host-{n}", "x") for n in range(8)], lambda _: False)
     assert wrong is not None
     assert "host-0, host-1, host-2, host-3, host-4 and 3 more store" in wrong
 
 
 def test_an_executor_that_cannot_write_says_why() -> None:
-    wrong = what_is_wrong("/lake", [HERE, Probe("two", "x", "Read-only file system")], lambda _: True)
+    wrong = what_is_wrong("/lake", [HERE, SharingProbe("two", "x", "Read-only file system")], lambda _: True)
     assert wrong is not None
     assert "the executor on two cannot write below /lake: Read-only file system" in wrong
 

@@ -14,7 +14,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.table_layout import create_tables, detect_layout
 from tests.doubles.clock import FakeClock
 
@@ -58,7 +58,7 @@ class Tables:
         self.client = client
         self.application = app
         self.runtime = rt or runtime()
-        self.layout: Layout = detect_layout(client, app, self.runtime)
+        self.layout: TableLayout = detect_layout(client, app, self.runtime)
         create_tables(client, app, self.layout, self.runtime)
         self.leases = LeaseTable(client, app, self.layout, self.runtime)
 

@@ -7,7 +7,7 @@ import pytest
 from kcl_dagster.application import Application, Billing, TableSettings
 from kcl_dagster.errors import AccessDenied, LayoutRefused, ServiceError, TableNotFound, UnreadableItem
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.places import Layout, LayoutKind
+from kcl_dagster.tables.places import LayoutKind, TableLayout
 from kcl_dagster.tables.table_layout import create_tables, detect_layout, verify_layout
 from tests.doubles.clock import FakeClock
 from tests.doubles.dynamodb import FakeDynamoDB
@@ -43,10 +43,10 @@ class Account:
         for item in items:
             self.dynamodb.put_item(TableName=name, Item=item)
 
-    def detect(self, app: Application | None = None, *, take_over_2x: bool = False) -> Layout:
+    def detect(self, app: Application | None = None, *, take_over_2x: bool = False) -> TableLayout:
         return detect_layout(self.client, app or application(), self.runtime, take_over_2x=take_over_2x)
 
-    def create(self, layout: Layout, app: Application | None = None) -> list[str]:
+    def create(self, layout: TableLayout, app: Application | None = None) -> list[str]:
         return create_tables(self.client, app or application(), layout, self.runtime)
 
     def item(self, table: str, key: dict[str, Any]) -> dict[str, Any] | None:
@@ -99,15 +99,15 @@ class TestDetection:
         assert account.writes == []
 
     def test_a_new_application_gets_one_table(self, account: Account) -> None:
-        assert account.detect() == Layout.single(application())
+        assert account.detect() == TableLayout.single(application())
 
     def test_a_table_made_by_others_is_a_new_application(self, account: Account) -> None:
         account.table(LEASES, "leaseKey")
-        assert account.detect() == Layout.single(application())
+        assert account.detect() == TableLayout.single(application())
 
     def test_a_running_application_in_one_table(self, account: Account) -> None:
         account.table(LEASES, "leaseKey", lease(), version(THREE))
-        assert account.detect() == Layout.single(application(), THREE)
+        assert account.detect() == TableLayout.single(application(), THREE)
 
     @pytest.mark.parametrize("stored", [None, "INIT", "DEPLOYED"])
     def test_a_running_application_in_three_tables(self, account: Account, stored: str | None) -> None:
@@ -115,17 +115,17 @@ class TestDetection:
         migration = [] if stored is None else [status(PREFIX + stored)]
         account.table(COORDINATOR, "key", version(THREE, "key"), *migration)
         layout = account.detect()
-        assert layout == Layout.legacy(application(), THREE)
+        assert layout == TableLayout.legacy(application(), THREE)
         assert (layout.kind, layout.shares_one_table) == (LayoutKind.LEGACY, False)
 
     def test_a_fleet_that_has_moved_into_one_table(self, account: Account) -> None:
         account.table(LEASES, "leaseKey", lease(), version(THREE))
         account.table(COORDINATOR, "key", version("CLIENT_VERSION_2X", "key"), status(PREFIX + "COMPLETE"))
-        assert account.detect() == Layout.single(application(), THREE)
+        assert account.detect() == TableLayout.single(application(), THREE)
 
     def test_an_empty_coordinator_table_without_leases_is_three_tables(self, account: Account) -> None:
         account.table(COORDINATOR, "key")
-        assert account.detect() == Layout.legacy(application())
+        assert account.detect() == TableLayout.legacy(application())
 
     def test_the_lease_table_may_have_a_name_of_its_own(self, account: Account) -> None:
         app = application(tables=TableSettings(lease_table="elsewhere"))
@@ -208,37 +208,37 @@ class TestDetection:
 
 
 class TestVerification:
-    def verify(self, account: Account, layout: Layout) -> None:
+    def verify(self, account: Account, layout: TableLayout) -> None:
         verify_layout(account.client, application(), layout, account.runtime)
 
     @pytest.mark.parametrize("stored", [None, "INIT", "DEPLOYED"])
     def test_a_fleet_that_stays_as_it_was_is_fine(self, account: Account, stored: str | None) -> None:
         account.table(LEASES, "leaseKey", version(THREE))
         account.table(COORDINATOR, "key", *([] if stored is None else [status(PREFIX + stored)]))
-        self.verify(account, Layout.legacy(application()))
-        self.verify(account, Layout.single(application()))
+        self.verify(account, TableLayout.legacy(application()))
+        self.verify(account, TableLayout.single(application()))
         assert account.writes == []
 
     @pytest.mark.parametrize("stored", ["PENDING", "COMPLETE", "SOMETHING_NEW"])
     def test_a_fleet_that_moves_to_one_table_is_noticed(self, account: Account, stored: str) -> None:
         account.table(COORDINATOR, "key", version(THREE, "key"), status(PREFIX + stored))
         with pytest.raises(LayoutRefused, match=f"{PREFIX}{stored} now"):
-            self.verify(account, Layout.legacy(application()))
+            self.verify(account, TableLayout.legacy(application()))
 
     @pytest.mark.parametrize("cv", ["CLIENT_VERSION_2X", "CLIENT_VERSION_9"])
     def test_a_fleet_that_changes_its_protocol_is_noticed(self, account: Account, cv: str) -> None:
         account.table(LEASES, "leaseKey", version(cv))
         with pytest.raises(LayoutRefused, match=f"{cv} now"):
-            self.verify(account, Layout.single(application()))
+            self.verify(account, TableLayout.single(application()))
 
 
 class TestTakingOver:
     def test_leases_of_2x_are_taken_over_when_told(self, account: Account) -> None:
         account.table(LEASES, "leaseKey", lease())
         layout = account.detect(take_over_2x=True)
-        assert layout == Layout.single(application(), take_over=True)
+        assert layout == TableLayout.single(application(), take_over=True)
         assert account.create(layout) == []
-        assert account.detect() == Layout.single(application(), THREE)
+        assert account.detect() == TableLayout.single(application(), THREE)
         assert account.item(LEASES, {"leaseKey": {"S": "shardId-0"}}) == lease()
 
     @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ class TestTakingOver:
         account.table(LEASES, "leaseKey", lease())
         account.table(COORDINATOR, "key", version(cv, "key"))
         account.create(account.detect(take_over_2x=True))
-        assert account.detect() == Layout.legacy(application(), THREE)
+        assert account.detect() == TableLayout.legacy(application(), THREE)
         row = account.item(COORDINATOR, {"key": {"S": "Migration3.0"}})
         assert row is not None
         assert row["mb"] == {"S": "kcl_dagster"}
@@ -293,7 +293,7 @@ class TestCreation:
         row = account.item(LEASES, {"leaseKey": {"S": "Migration3.0"}})
         assert row is not None
         assert (row["cv"], row["entityType"]) == ({"S": THREE}, {"S": "CLIENT_VERSION_MIGRATION"})
-        assert account.detect() == Layout.single(application(), THREE)
+        assert account.detect() == TableLayout.single(application(), THREE)
 
     def test_creating_again_changes_nothing(self, account: Account) -> None:
         account.create(account.detect())
@@ -335,7 +335,7 @@ class TestCreation:
             account.create(account.detect(app), app)
         account.table(LEASES, "leaseKey")
         assert account.create(account.detect(app), app) == []
-        assert account.detect(app) == Layout.single(app, THREE)
+        assert account.detect(app) == TableLayout.single(app, THREE)
 
     def test_the_missing_table_of_an_old_layout_is_made(self, account: Account) -> None:
         account.table(LEASES, "leaseKey", lease())
@@ -366,7 +366,7 @@ class TestCreation:
 
         account.client.fail("describe_table", after(passed_on, create_meanwhile))
         assert account.create(layout) == []
-        assert account.detect() == Layout.single(application(), THREE)
+        assert account.detect() == TableLayout.single(application(), THREE)
 
     def test_backups_are_asked_for_again_while_they_are_not_available(self, account: Account) -> None:
         app = application(tables=TableSettings(point_in_time_recovery=True))

@@ -9,7 +9,7 @@ from kcl_dagster.errors import OutcomeUnknown, UnreadableItem, Unsafe
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.lock import LONGEST_DURATION, LeaderLock, LockProcess, LockView
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from tests.doubles.clock import FakeClock
 from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import (
@@ -35,7 +35,7 @@ JAVA = {
 class Room:
     """One lock, a clock, and as many candidates as a test wants."""
 
-    layout: Layout
+    layout: TableLayout
     clock: FakeClock = field(default_factory=FakeClock)
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Candidate:
 
 @pytest.fixture(params=["single", "legacy"])
 def room(request: pytest.FixtureRequest) -> Room:
-    make = Layout.single if request.param == "single" else Layout.legacy
+    make = TableLayout.single if request.param == "single" else TableLayout.legacy
     return Room(make(application()))
 
 

@@ -14,7 +14,7 @@ from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.tables.coordination import acquire_lock, still_leads
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from tests.doubles.clock import FakeClock
 from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import (
@@ -68,7 +68,7 @@ def finished(tables: Tables) -> Lease:
 
 PARENT = new_lease("shardId-000000000099")
 CHILDREN = frozenset({new_lease().shard_id})
-STILL_LEADS = still_leads(Layout.single(application()).coordinator, "us", 60_000, "v1")
+STILL_LEADS = still_leads(TableLayout.single(application()).coordinator, "us", 60_000, "v1")
 
 
 def below_a_parent(tables: Tables) -> Lease:

@@ -24,14 +24,14 @@ from kcl_dagster.tables.attributes import n, s
 from kcl_dagster.tables.bounded_run_row import EndedRun, save_bounded_run
 from kcl_dagster.tables.completeness_row import SetBack, WrittenThrough, advance_completeness, set_completeness_back
 from kcl_dagster.tables.expressions import Request, guarded, together
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.rows import worker_row_values
 from tests.unit.tables.kit import ANNA, BERT, application, at, new_lease
 
 GOLDEN = Path(__file__).parents[2] / "data" / "requests"
 TABLE = "orders-app"
-SINGLE = Layout.single(application())
-LEGACY = Layout.legacy(application())
+SINGLE = TableLayout.single(application())
+LEGACY = TableLayout.legacy(application())
 
 FREE = new_lease(parents=frozenset({"shardId-000000000009", "shardId-000000000008"}))
 OWNED = replace(FREE, owner=ANNA, counter=41, checkpoint=at(sub=3))

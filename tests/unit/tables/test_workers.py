@@ -9,7 +9,7 @@ from kcl_dagster.errors import UnreadableItem
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker import WorkerRow, WorkerState
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.workers import WorkerTable, newest_by_id
 from tests.doubles.clock import FakeClock
 from tests.doubles.dynamodb import FakeDynamoDB
@@ -29,7 +29,7 @@ from tests.unit.tables.kit import (
 class Office:
     """The tables of one layout, made directly, and the worker table on them."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: TableLayout) -> None:
         self.layout = layout
         self.clock = FakeClock()
         self.client = FaultyClient(FakeDynamoDB(self.clock))
@@ -56,7 +56,7 @@ class Office:
 
 @pytest.fixture(params=["single", "legacy"])
 def office(request: pytest.FixtureRequest) -> Office:
-    return Office((Layout.single if request.param == "single" else Layout.legacy)(application()))
+    return Office((TableLayout.single if request.param == "single" else TableLayout.legacy)(application()))
 
 
 def test_a_heartbeat_is_a_row_java_understands(office: Office) -> None:
@@ -153,7 +153,7 @@ def test_a_scan_of_the_leases_brings_the_workers_along(office: Office) -> None:
 
 
 def test_a_worker_may_not_have_the_key_of_another_row() -> None:
-    office = Office(Layout.single(application()))
+    office = Office(TableLayout.single(application()))
     lease = new_lease()
     office.leases.create(lease)
     with pytest.raises(UnreadableItem, match="a worker may not have the id of another row"):
@@ -162,13 +162,13 @@ def test_a_worker_may_not_have_the_key_of_another_row() -> None:
 
 
 def test_in_three_tables_we_do_not_announce_support_for_one() -> None:
-    office = Office(Layout.legacy(application()))
+    office = Office(TableLayout.legacy(application()))
     after = office.workers.put(office.row(support_code=1, support_update=5))
     assert (after.support_code, after.support_update) == (None, None)
 
 
 def test_in_one_table_support_is_announced() -> None:
-    office = Office(Layout.single(application()))
+    office = Office(TableLayout.single(application()))
     after = office.workers.put(office.row(support_code=1, support_update=5))
     assert (after.support_code, after.support_update) == (1, 5)
 

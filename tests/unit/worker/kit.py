@@ -19,7 +19,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.attributes import LEASE_KEY
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.testing.processors import LocalSeats
 from kcl_dagster.worker.batch import Batch, Budget, MinuteRecords, Part, PoisonRecord, Progress, Range
@@ -365,10 +365,10 @@ class World:
             self.create(shard.id)
 
     def lease_table(self, client: Any) -> LeaseTable:
-        return LeaseTable(client, self.application, Layout.single(self.application), self.runtime)
+        return LeaseTable(client, self.application, TableLayout.single(self.application), self.runtime)
 
     def worker_table(self, client: Any) -> WorkerTable:
-        return WorkerTable(client, self.application, Layout.single(self.application), self.runtime)
+        return WorkerTable(client, self.application, TableLayout.single(self.application), self.runtime)
 
     def worker(
         self,

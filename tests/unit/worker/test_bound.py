@@ -14,7 +14,7 @@ from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.tables.control import Control
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.worker.bound import PATIENCE_SECONDS, Bound, remainder
 from kcl_dagster.worker.leader_watch import LockWatch
 from kcl_dagster.worker.stop import StopReason
@@ -242,7 +242,7 @@ def test_a_bounded_worker_ends_when_only_a_paused_shard_is_left() -> None:
         def control(self) -> Control:
             return Control(leases=frozenset({LeaseKey(A)}), changed_by="ann")
 
-    watch = Paused(world.service, Layout.single(world.application), world.runtime)
+    watch = Paused(world.service, TableLayout.single(world.application), world.runtime)
     run = world.worker("bounded", bound=Bound(world.clock.now(), ARRIVAL_MARGIN), leader=watch)
     run.worker.start()
     world.assign(run, B)

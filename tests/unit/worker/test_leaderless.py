@@ -8,7 +8,7 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.lock import LeaderLock
-from kcl_dagster.tables.places import Layout
+from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.leader_watch import LockWatch
 from tests.unit.worker.kit import Run, World
@@ -21,7 +21,7 @@ class Fleet:
 
     def __init__(self, shards: int, workers: int) -> None:
         self.world = World(shards=shards)
-        self.layout = Layout.single(self.world.application)
+        self.layout = TableLayout.single(self.world.application)
         self.runs = [self.start(f"w{index}") for index in range(workers)]
 
     def start(self, name: str) -> Run:
@@ -108,7 +108,7 @@ def test_a_worker_that_cannot_look_for_a_leader_takes_nothing() -> None:
 
     class Refusing:
         def silent_for(self) -> float:
-            return LockWatch(self, Layout.single(world.application), world.runtime).silent_for()
+            return LockWatch(self, TableLayout.single(world.application), world.runtime).silent_for()
 
         def control(self) -> Control:
             return Control()

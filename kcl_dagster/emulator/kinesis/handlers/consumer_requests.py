@@ -8,7 +8,7 @@ from kcl_dagster.emulator.kinesis import service_errors
 from kcl_dagster.emulator.kinesis.account import Account, stream_name_of
 from kcl_dagster.emulator.kinesis.iterator import seal, unseal
 from kcl_dagster.emulator.kinesis.parameters import Parameters
-from kcl_dagster.emulator.kinesis.registered_consumer import Consumer
+from kcl_dagster.emulator.kinesis.registered_consumer import RegisteredConsumer
 from kcl_dagster.emulator.kinesis.replies import Reply
 from kcl_dagster.emulator.kinesis.stream_state import Stream
 
@@ -28,7 +28,7 @@ def register(account: Account, request: Parameters) -> Reply:
             f"Stream {stream.name} already has {len(stream.consumers)} registered consumers."
         )
     now = account.now()
-    consumer = Consumer(
+    consumer = RegisteredConsumer(
         name=name,
         arn=f"{stream.arn}/consumer/{name}:{int(now)}",
         stream_arn=stream.arn,
@@ -69,7 +69,7 @@ def list_consumers(account: Account, request: Parameters) -> Reply:
     return reply
 
 
-def consumer_by_arn(account: Account, arn: str) -> Consumer:
+def consumer_by_arn(account: Account, arn: str) -> RegisteredConsumer:
     """Raises ResourceNotFoundException for a consumer that is gone, even if one of that name is back."""
     stream = account.stream(stream_name_of(arn))
     for consumer in stream.consumers.values():
@@ -83,7 +83,7 @@ def _stream(account: Account, request: Parameters) -> Stream:
     return account.named_stream(request)
 
 
-def _named(account: Account, request: Parameters) -> tuple[Stream, Consumer]:
+def _named(account: Account, request: Parameters) -> tuple[Stream, RegisteredConsumer]:
     if "ConsumerARN" in request:
         consumer = consumer_by_arn(account, request.text("ConsumerARN"))
         return account.stream(stream_name_of(consumer.arn)), consumer

@@ -9,8 +9,8 @@ from kcl_dagster.emulator.kinesis.account import Account
 from kcl_dagster.emulator.kinesis.iterator import ShardIterator
 from kcl_dagster.emulator.kinesis.parameters import Parameters
 from kcl_dagster.emulator.kinesis.replies import RecordPage, Reply
-from kcl_dagster.emulator.kinesis.shard_state import Shard
-from kcl_dagster.emulator.kinesis.stream_state import Status, Stream
+from kcl_dagster.emulator.kinesis.shard_state import ShardState
+from kcl_dagster.emulator.kinesis.stream_state import Stream, StreamStatus
 
 ITERATOR_TYPES = ("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER", "TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
 MILLIS = 1000
@@ -70,7 +70,7 @@ def get_records(account: Account, request: Parameters) -> Reply:
 
 def starting_position(
     stream: Stream,
-    shard: Shard,
+    shard: ShardState,
     kind: str,
     sequence_number: str | None,
     timestamp: float | None,
@@ -105,18 +105,18 @@ def starting_position(
     return position
 
 
-def page(account: Account, shard: Shard, position: int, max_records: int, max_bytes: int) -> tuple[int, int]:
+def page(account: Account, shard: ShardState, position: int, max_records: int, max_bytes: int) -> tuple[int, int]:
     """First and last-but-one record numbers of the next page; records trimmed meanwhile are skipped."""
     start = max(position, shard.log.first)
     return start, shard.log.page_end(start, min(max_records, account.limits.records_per_get), max_bytes)
 
 
-def is_finished(shard: Shard, position: int) -> bool:
+def is_finished(shard: ShardState, position: int) -> bool:
     """A closed shard of which nothing is left to read."""
     return not shard.is_open and position >= shard.log.next
 
 
-def millis_behind(shard: Shard, position: int, now: float) -> int:
+def millis_behind(shard: ShardState, position: int, now: float) -> int:
     """How long ago the oldest record arrived that is still unread; 0 at the tip."""
     if position >= shard.log.next:
         return 0
@@ -125,7 +125,7 @@ def millis_behind(shard: Shard, position: int, now: float) -> int:
 
 def _readable(account: Account, name: str) -> Stream:
     stream = account.stream(name)
-    if stream.status is Status.DELETING:
+    if stream.status is StreamStatus.DELETING:
         raise service_errors.not_found(f"Stream {name} under account {account.number} not found.")
     return stream
 
@@ -138,7 +138,7 @@ def _limit(account: Account, request: Parameters) -> int:
     return limit
 
 
-def _issued(stream: Stream, shard: Shard, text: str) -> sequence.SequenceNumber:
+def _issued(stream: Stream, shard: ShardState, text: str) -> sequence.SequenceNumber:
     where = f"used in GetShardIterator on shard {shard.id} in stream {stream.name} under {stream.arn}"
     try:
         number = sequence.parse(text)
@@ -151,5 +151,5 @@ def _issued(stream: Stream, shard: Shard, text: str) -> sequence.SequenceNumber:
     return number
 
 
-def _rate_exceeded(account: Account, stream: Stream, shard: Shard) -> str:
+def _rate_exceeded(account: Account, stream: Stream, shard: ShardState) -> str:
     return f"Rate exceeded for shard {shard.id} in stream {stream.name} under account {account.number}."

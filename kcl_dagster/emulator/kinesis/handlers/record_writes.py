@@ -9,8 +9,8 @@ from kcl_dagster.emulator.kinesis.account import Account
 from kcl_dagster.emulator.kinesis.limits import KIB, MIB
 from kcl_dagster.emulator.kinesis.parameters import Parameters
 from kcl_dagster.emulator.kinesis.replies import Reply
-from kcl_dagster.emulator.kinesis.shard_state import Shard
-from kcl_dagster.emulator.kinesis.stream_state import Status, Stream
+from kcl_dagster.emulator.kinesis.shard_state import ShardState
+from kcl_dagster.emulator.kinesis.stream_state import Stream, StreamStatus
 
 LONGEST_PARTITION_KEY = 256
 
@@ -57,12 +57,12 @@ def put_records(account: Account, request: Parameters) -> Reply:
 
 def _writable(account: Account, request: Parameters) -> Stream:
     stream = account.named_stream(request)
-    if stream.status in (Status.CREATING, Status.DELETING):
+    if stream.status in (StreamStatus.CREATING, StreamStatus.DELETING):
         raise service_errors.not_found(f"Stream {stream.name} under account {account.number} not found.")
     return stream
 
 
-def _check(stream: Stream, entry: Parameters, path: str) -> tuple[Shard, bytes, str, int]:
+def _check(stream: Stream, entry: Parameters, path: str) -> tuple[ShardState, bytes, str, int]:
     """Shard, data, partition key and counted size of one record, or the reason why it cannot be stored."""
     data = entry.data("Data")
     key = entry.text("PartitionKey")
@@ -87,9 +87,9 @@ def _check(stream: Stream, entry: Parameters, path: str) -> tuple[Shard, bytes, 
     return stream.shard_for(explicit), data, key, size
 
 
-def _admit(shard: Shard, size: int, now: float) -> bool:
+def _admit(shard: ShardState, size: int, now: float) -> bool:
     return shard.written_records.take(1, now) and shard.written_bytes.take(size, now)
 
 
-def _rate_exceeded(account: Account, stream: Stream, shard: Shard) -> str:
+def _rate_exceeded(account: Account, stream: Stream, shard: ShardState) -> str:
     return f"Rate exceeded for shard {shard.id} in stream {stream.name} under account {account.number}."

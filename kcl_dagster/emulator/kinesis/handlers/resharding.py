@@ -6,8 +6,8 @@ from kcl_dagster.emulator.kinesis import service_errors, topology
 from kcl_dagster.emulator.kinesis.account import Account
 from kcl_dagster.emulator.kinesis.parameters import Parameters
 from kcl_dagster.emulator.kinesis.replies import Reply
-from kcl_dagster.emulator.kinesis.shard_state import Shard
-from kcl_dagster.emulator.kinesis.stream_state import Mode, Status, Stream
+from kcl_dagster.emulator.kinesis.shard_state import ShardState
+from kcl_dagster.emulator.kinesis.stream_state import Mode, Stream, StreamStatus
 
 MOST_SHARDS_BY_SCALING = 10_000
 
@@ -25,7 +25,7 @@ def split_shard(account: Account, request: Parameters) -> Reply:
             f"{shard.hash_range.start} and less than the shard's EndingHashKey {shard.hash_range.end}."
         )
     _check_quota(account, added=1)
-    stream.begin(Status.UPDATING, account.now(), lambda at: topology.split(stream, shard, key, at))
+    stream.begin(StreamStatus.UPDATING, account.now(), lambda at: topology.split(stream, shard, key, at))
     return {}
 
 
@@ -39,7 +39,7 @@ def merge_shards(account: Account, request: Parameters) -> Reply:
             f"Shards {first.id} and {second.id} in stream {stream.name} under account {account.number} are not an "
             "adjacent pair of shards eligible for merging"
         )
-    stream.begin(Status.UPDATING, account.now(), lambda at: topology.merge(stream, first, second, at))
+    stream.begin(StreamStatus.UPDATING, account.now(), lambda at: topology.merge(stream, first, second, at))
     return {}
 
 
@@ -54,7 +54,7 @@ def update_shard_count(account: Account, request: Parameters) -> Reply:
             f"double, at least half, and no more than {MOST_SHARDS_BY_SCALING}."
         )
     _check_quota(account, added=target - current)
-    stream.begin(Status.UPDATING, account.now(), lambda at: topology.scale_uniformly(stream, target, at))
+    stream.begin(StreamStatus.UPDATING, account.now(), lambda at: topology.scale_uniformly(stream, target, at))
     return {
         "StreamName": stream.name,
         "StreamARN": stream.arn,
@@ -70,7 +70,7 @@ def _reshardable(account: Account, request: Parameters, operation: str) -> Strea
     return stream
 
 
-def _open_shard(account: Account, stream: Stream, shard_id: str) -> Shard:
+def _open_shard(account: Account, stream: Stream, shard_id: str) -> ShardState:
     shard = stream.shard(shard_id)
     if not shard.is_open:
         raise service_errors.invalid_argument(

@@ -10,8 +10,8 @@ from kcl_dagster.emulator.kinesis.account import Account
 from kcl_dagster.emulator.kinesis.iterator import seal, unseal
 from kcl_dagster.emulator.kinesis.parameters import Parameters
 from kcl_dagster.emulator.kinesis.replies import Reply
-from kcl_dagster.emulator.kinesis.shard_state import Shard
-from kcl_dagster.emulator.kinesis.stream_state import Status, Stream
+from kcl_dagster.emulator.kinesis.shard_state import ShardState
+from kcl_dagster.emulator.kinesis.stream_state import Stream, StreamStatus
 
 MOST_RESULTS = 10_000  # accepted in a request
 RESULTS_PER_PAGE = 1_000  # returned at most, whatever was asked for
@@ -35,7 +35,7 @@ def list_shards(account: Account, request: Parameters) -> Reply:
         after = request.optional_text("ExclusiveStartShardId") or ""
         selection = _selection(request)
         _check_creation(account, stream, request.timestamp("StreamCreationTimestamp"))
-    if stream.status is Status.CREATING:
+    if stream.status is StreamStatus.CREATING:
         raise service_errors.in_use(f"Stream {stream.name} under account {account.number} is still being created.")
     shards = [shard for shard in _select(stream, selection, account.now()) if shard.id > after]
     page = shards[:limit]
@@ -78,7 +78,7 @@ def _selection(request: Parameters) -> dict[str, Any]:
     return {"type": kind, "shard": shard_id, "timestamp": timestamp}
 
 
-def _select(stream: Stream, selection: dict[str, Any], now: float) -> list[Shard]:
+def _select(stream: Stream, selection: dict[str, Any], now: float) -> list[ShardState]:
     shards = stream.shards
     # Nothing is older than the stream itself.
     horizon = max(stream.horizon(now), stream.created_at)

@@ -14,8 +14,8 @@ from kcl_dagster.emulator.kinesis.stream_state import (
     LARGEST_RECORD_KIB,
     LONGEST_RETENTION_HOURS,
     Mode,
-    Status,
     Stream,
+    StreamStatus,
 )
 
 SHARDS_OF_A_NEW_ON_DEMAND_STREAM = 4
@@ -147,7 +147,7 @@ def update_stream_mode(account: Account, request: Parameters) -> Reply:
     def switch(_at: float) -> None:
         stream.mode = mode
 
-    stream.begin(Status.UPDATING, account.now(), switch)
+    stream.begin(StreamStatus.UPDATING, account.now(), switch)
     return {}
 
 
@@ -159,7 +159,7 @@ def update_max_record_size(account: Account, request: Parameters) -> Reply:
     def resize(_at: float) -> None:
         stream.record_kib = size
 
-    stream.begin(Status.UPDATING, account.now(), resize)
+    stream.begin(StreamStatus.UPDATING, account.now(), resize)
     return {}
 
 
@@ -209,7 +209,7 @@ def _set_retention(account: Account, request: Parameters, *, longer: bool) -> Re
         stream.retention_hours = hours
         stream.expire(at)
 
-    stream.begin(Status.UPDATING, account.now(), keep)
+    stream.begin(StreamStatus.UPDATING, account.now(), keep)
     return {}
 
 
