@@ -4,7 +4,11 @@ One worker with the default settings stores shards that are always busy on the e
 decided in the leases, then in chains. Requests are counted where they arrive. They are those of the steady state:
 the first batches, in which leases are taken, are not counted.
 
-Prints a table, leases beside chains, and one JSON line for each figure. About six minutes.
+Then what commits of tables cost, see `benchmarks.cost_tables`: `--commits 20000` for a week of them, which takes an
+hour. `--only tables` leaves out the rest.
+
+Prints a table, leases beside chains, and one JSON line for each figure, beside those of commit cf50fa6, which had
+no chains, where they are known. About ten minutes.
 """
 
 import argparse
@@ -12,9 +16,10 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from typing import Any, Final, get_args
 from urllib.parse import parse_qs, urlsplit
 
@@ -22,32 +27,46 @@ from dagster import AssetKey
 from pyspark.sql import DataFrame, SparkSession
 
 import kcl_dagster as kcl
+from benchmarks.cost_tables import CostFigure, table_figures, visibility
 from kcl_dagster.emulator.gateway import Gateway
-from kcl_dagster.emulator.http.http_messages import HttpRequest
+from kcl_dagster.emulator.http.http_messages import HttpRequest, Response
 from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView
-from kcl_dagster.operations.cost import Storing, estimate
+from kcl_dagster.operations.cost import READ_UNIT_BYTES, CostLine, Prices, Storing, estimate
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.sinks import Commit
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.session import SparkSettings, start_session
-from kcl_dagster.spark.storage import S3Options, open_store
+from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.testing.consuming import EmbeddedAws, embedded_aws
 from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.stop import StopReason, StopSignal
+from tests.doubles.dynamodb.values import item_size
 
 FIRST_BATCHES: Final = 4  # not counted: leases are taken, and claimed
 RECORD_BYTES: Final = 1000
 PUT_SECONDS: Final = 0.5  # from one round of records for all shards to the next
 HOUR: Final = 3600.0
 LEASE_WRITES: Final = "writes to leases"
+WRITE_UNITS: Final = "halves of write units"
+READ_UNITS: Final = "halves of read units"
 S3_WRITES: Final = ("s3 PutObject", "s3 CopyObject", "s3 ListObjectsV2")  # what S3 charges as writes
 S3_READS: Final = ("s3 GetObject",)
 BUCKET: Final = "lake"
 # At most, of batches in chains.
-BARS: Final = {"data files per batch": 2.0, "DynamoDB writes of a lease per hour": 400.0}
+DOLLARS_COUNTED: Final = "DynamoDB, dollars a month, as counted"
+BARS: Final = {
+    "data files per batch": 2.0,
+    "DynamoDB writes of a lease per hour": 400.0,
+    f"{DOLLARS_COUNTED}, over what `cost` says": 1.1,
+}
 DOLLARS: Final = 19.0
+# Of commit cf50fa6, whose batches had a file of each shard, which was put and copied, and two writes to each lease.
+FORMER_WRITES: Final = 1440.0
+FORMER_REQUESTS_OF_FILE: Final = 2
+FORMER_BATCHES: Final = 720  # an hour
+FORMER_DOLLARS: Final = 71.0
 
 
 def operation(request: HttpRequest) -> str | None:
@@ -70,16 +89,45 @@ def operation(request: HttpRequest) -> str | None:
             return "s3 GetObject"
 
 
+def content(message: HttpRequest | Response) -> bytes:
+    """Of a message that is not streamed."""
+    assert isinstance(message.body, bytes)
+    return message.body
+
+
+def units(target: str, request: Mapping[str, Any], answer: Mapping[str, Any]) -> tuple[float, float]:
+    """Write and read units of a request to DynamoDB. No row has more than 1 KB."""
+    match target.rpartition(".")[2]:
+        case "PutItem" | "UpdateItem" | "DeleteItem":
+            return 1.0, 0.0
+        case "GetItem":
+            return 0.0, 1.0 if request.get("ConsistentRead") else 0.5
+        case "Query" | "Scan":
+            size = sum(item_size(item) for item in answer.get("Items", ()))
+            blocks = max(1, -(-size // READ_UNIT_BYTES))
+            return 0.0, blocks * (1.0 if request.get("ConsistentRead") else 0.5)
+        case _:
+            return 0.0, 0.0
+
+
 @contextmanager
 def counted(requests: Counter[str]) -> Iterator[None]:
-    """Count the requests that reach this process's emulators."""
+    """Count the requests that reach this process's emulators, and the units of those to DynamoDB."""
     handle = Gateway.__call__
+
+    async def metered(waiting: Any, request: HttpRequest, target: str) -> Response:
+        response: Response = await waiting if isawaitable(waiting) else waiting
+        writes, reads = units(target, json.loads(content(request)), json.loads(content(response)))
+        requests[WRITE_UNITS] += round(2 * writes)  # a Counter counts wholes: halves of units
+        requests[READ_UNITS] += round(2 * reads)
+        return response
 
     def listening(gateway: Gateway, request: HttpRequest) -> Any:
         found = operation(request)
         if found is not None:
             requests[found] += 1
-        return handle(gateway, request)
+        answer, target = handle(gateway, request), request.headers.get("x-amz-target", "")
+        return metered(answer, request, target) if target.startswith("DynamoDB") else answer
 
     Gateway.__call__ = listening  # type: ignore[method-assign, assignment]
     try:
@@ -190,17 +238,21 @@ def run(cloud: EmbeddedAws, spark: SparkSession, commit: Commit, shards: int, se
     return diary
 
 
-def figures(diary: SteadyDiary, shards: int, files: int) -> dict[str, float]:
+def figures(diary: SteadyDiary, shards: int, files: int, *, chained: bool) -> dict[str, float]:
     assert diary.began is not None
     seconds = diary.ended - diary.began
     per_hour = HOUR / seconds
     of_batches = max(1, diary.batches)
+    used = CostLine("all", diary.counted[WRITE_UNITS] / 2 / seconds, diary.counted[READ_UNITS] / 2 / seconds)
+    dollars = used.dollars(Prices())
     s3_writes = sum(diary.counted[name] for name in S3_WRITES)
     return {
         "batches": diary.batches,
         "data files per batch": files / diary.stored_batches,
         "data files per hour": files / diary.stored_batches * diary.batches * per_hour,
         "DynamoDB writes of a lease per hour": diary.counted[LEASE_WRITES] * per_hour / shards,
+        DOLLARS_COUNTED: dollars,
+        f"{DOLLARS_COUNTED}, over what `cost` says": dollars / dollars_as_estimated(shards, 1, chained=chained),
         "S3 PUT, COPY, LIST per batch": s3_writes / of_batches,
         "S3 PUT, COPY, LIST per hour": s3_writes * per_hour,
         "S3 GET per batch": sum(diary.counted[name] for name in S3_READS) / of_batches,
@@ -208,49 +260,87 @@ def figures(diary: SteadyDiary, shards: int, files: int) -> dict[str, float]:
     }
 
 
-def figure(name: str, value: float, bar: float | None) -> dict[str, Any]:
-    about = {"figure": name, "value": round(value, 2), "unit": "", "bar": bar}
-    return {**about, "ok": bar is None or value <= bar}
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=120.0, help="for which requests are counted, each time")
+    parser.add_argument("--commits", type=int, default=1000, help="of each table, at least 300")
+    parser.add_argument("--only", choices=("storing", "tables"), help="leave out the rest")
     options = parser.parse_args(arguments)
+    found = [] if options.only == "tables" else storing_figures(options.shards, options.seconds)
+    if options.only != "storing":
+        found += [*table_figures(options.commits), *visibility_in_s3()]
+    print(f"{'':<86}{'':>19}{'cf50fa6':>12}")
+    for figure in found:
+        print(figure.as_row())
+    for figure in found:
+        print(figure.as_json())
+    return 0
+
+
+def former_figures(shards: int) -> dict[str, float]:
+    return {
+        "data files per batch": shards,
+        "data files per hour": shards * FORMER_BATCHES,
+        "DynamoDB writes of a lease per hour": FORMER_WRITES,
+        "S3 PUT, COPY, LIST per batch": shards * FORMER_REQUESTS_OF_FILE,
+        "S3 PUT, COPY, LIST per hour": shards * FORMER_REQUESTS_OF_FILE * FORMER_BATCHES,
+    }
+
+
+def storing_figures(shards: int, seconds: float) -> list[CostFigure]:
     spark = start_session(SparkSettings(memory="1g"), "bench-cost")
     found: dict[str, dict[str, float]] = {}
     try:
         for commit in get_args(Commit):
             with embedded_aws(streams={}) as cloud:
-                resource: Any = cloud.resource()
                 cloud.emulator.client("s3").create_bucket(Bucket=BUCKET)  # its first request takes long
-                diary = run(cloud, spark, commit, options.shards, options.seconds)
-                store = open_store(f"s3://{BUCKET}/{commit}", S3Options(**resource.connection("s3", "bench")))
-                files = sum(file.path.endswith(".parquet") for file in store.files())
-                found[commit] = figures(diary, options.shards, files)
+                diary = run(cloud, spark, commit, shards, seconds)
+                files = sum(file.path.endswith(".parquet") for file in lake(cloud, commit).files())
+                found[commit] = figures(diary, shards, files, chained=commit == "chains")
     finally:
         spark.stop()
     for name in found["leases"]:
         former, chained = found["leases"][name], found["chains"][name]
         print(f"{name:<36}{former:12,.1f}{chained:12,.1f}")
-    for commit, values in found.items():
-        for name, value in values.items():
-            bar = BARS.get(name) if commit == "chains" else None
-            print(json.dumps(figure(f"{commit}, {options.shards} shards: {name}", value, bar)))
-    for chained in (False, True):
-        cost = estimate(
-            kcl.Application(name="orders", streams="orders"),
-            shards=100,
-            workers=4,
-            storing=Storing(chained=chained),
+    before = former_figures(shards)
+    return [
+        CostFigure(
+            f"{commit}, {shards} shards: {name}",
+            value,
+            "",
+            BARS.get(name) if commit == "chains" else None,
+            before.get(name),
         )
-        dollars = sum(line.dollars(cost.prices) for line in cost.lines if not line.puts)
-        name = (
-            f"{'chains' if chained else 'leases'}, 100 shards, 4 workers: DynamoDB dollars a month, as `cost` says"
+        for commit, values in found.items()
+        for name, value in values.items()
+    ] + [
+        CostFigure(
+            f"{commit}, 100 shards, 4 workers: DynamoDB, as `cost` says",
+            dollars_as_estimated(100, 4, chained=commit == "chains"),
+            "$/month",
+            DOLLARS if commit == "chains" else None,
+            FORMER_DOLLARS,
         )
-        print(json.dumps(figure(name, dollars, DOLLARS if chained else None)))
-    return 0
+        for commit in get_args(Commit)
+    ]
+
+
+def dollars_as_estimated(shards: int, workers: int, *, chained: bool) -> float:
+    application = kcl.Application(name="orders", streams="orders")
+    cost = estimate(application, shards=shards, workers=workers, storing=Storing(chained=chained))
+    return sum(line.dollars(cost.prices) for line in cost.lines if not line.puts)
+
+
+def lake(cloud: EmbeddedAws, folder: str) -> Store:
+    resource: Any = cloud.resource()
+    return open_store(f"s3://{BUCKET}/{folder}", S3Options(**resource.connection("s3", "bench")))
+
+
+def visibility_in_s3() -> list[CostFigure]:
+    with embedded_aws(streams={}) as cloud:
+        cloud.emulator.client("s3").create_bucket(Bucket=BUCKET)
+        return visibility("in the embedded S3", lake(cloud, "orders"))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ version. Two commits with versions of one application conflict, so that the late
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.chains.entry import PublishingEntry
 from kcl_dagster.errors import SinkError
@@ -20,6 +20,8 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+
+COMMITS_TO_CLEANING: Final = 100  # as many as are between two checkpoints, without which delta-rs deletes nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class DeltaCommits:
         self, application: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
     ) -> None:
         """The table is made if it was removed since the entries were decided."""
-        from deltalake import CommitProperties, Transaction
+        from deltalake import CommitProperties, PostCommitHookProperties, Transaction
         from deltalake.transaction import AddAction
 
         with self.log.errors():
@@ -65,6 +67,10 @@ class DeltaCommits:
                     custom_metadata={key: str(number)} | completeness_record(application, complete),
                     app_transactions=[Transaction(key, number)],
                     max_commit_retries=LOG_RETRIES,
+                ),
+                # delta-rs lists the whole log before it deletes what is too old. None: as the table says.
+                post_commithook_properties=PostCommitHookProperties(
+                    cleanup_expired_logs=None if number % COMMITS_TO_CLEANING == 0 else False
                 ),
             )
             self.log.committed(table)

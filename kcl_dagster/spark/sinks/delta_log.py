@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from kcl_dagster.chains.store import found_content
 from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.completeness import (
@@ -122,9 +123,8 @@ class DeltaLog:
         """The newest version that is known of a table, and the file of its log that made it. None: it has been
         removed, as those are that a checkpoint has replaced."""
         version = table.version()
-        path = f"_delta_log/{version:020}.json"
-        found = [file.path for file in self.store.files(path, hidden=True)]
-        return (version, md5(self.store.get(path), usedforsecurity=False).digest()) if path in found else None
+        content = found_content(self.store, f"_delta_log/{version:020}.json")
+        return None if content is None else (version, md5(content, usedforsecurity=False).digest())
 
     def add(self, columns: pa.Schema) -> None:
         """Add those of these columns that the table does not have. Those that it has in another type remain as they

@@ -4,7 +4,7 @@ import itertools
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,10 +19,12 @@ from deltalake.schema import PrimitiveType
 from kcl_dagster.errors import RecordRefused, SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.sinks import delta_commits
 from kcl_dagster.spark.sinks.compaction import compact_delta
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
+from kcl_dagster.spark.storage import LocalStore, StoredFile
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, RETRY_SECONDS, TableCommitter
 from tests.unit.spark.chained_lakes import APPLICATION, LAKES, DeltaLake, Lake, LakeOfWorkers, rows_of
@@ -313,3 +315,37 @@ def test_a_delta_table_whose_batches_come_from_chains_is_compacted(delta: DeltaL
     assert compact_delta(delta.store.root).merged == 6
     assert delta.numbers() == list(range(6))
     assert compact_delta(delta.store.root).merged == 0
+
+
+def test_a_commit_to_delta_does_not_list_the_log(delta: DeltaLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log keeps a month of commits."""
+    listed: list[str] = []
+    files = LocalStore.files
+
+    def listing(store: LocalStore, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
+        listed.append(prefix)
+        return files(store, prefix, hidden=hidden)
+
+    monkeypatch.setattr(LocalStore, "files", listing)
+    for number in range(3):
+        delta.decide(rows_of(range(number, number + 1)))
+        delta.committer().finish(delta.wanted)
+    assert listed
+    assert not [prefix for prefix in listed if prefix.startswith("_delta_log") or not prefix]
+
+
+def test_the_log_of_delta_is_cleaned_with_some_commits_only(
+    delta: DeltaLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """delta-rs lists the whole log for it."""
+    monkeypatch.setattr(delta_commits, "COMMITS_TO_CLEANING", 3)
+    left = []
+    for number in range(3):
+        delta.decide(rows_of(range(number, number + 1)))
+        delta.committer().finish(delta.wanted)
+        if number == 0:
+            delta.table().alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})
+        delta.table().create_checkpoint()
+        left.append((delta.folder / "table" / "_delta_log" / f"{0:020}.json").exists())
+    assert left == [True, True, False]
+    assert delta.numbers() == [0, 1, 2]
