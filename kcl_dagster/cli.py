@@ -30,7 +30,8 @@ from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.standby import lead
 from kcl_dagster.leader.tick_report import TickReport
-from kcl_dagster.operations.planning import decisions, nothing_to_do, plan, problems
+from kcl_dagster.operations.cost import Storing
+from kcl_dagster.operations.planning import about_cost, cost_of_plan, decisions, nothing_to_do, plan, problems
 from kcl_dagster.operations.printable import printable
 from kcl_dagster.operations.project.constraints import installed
 from kcl_dagster.operations.project.skeleton import PYTHONS, Project, render, write
@@ -118,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help=f"look again and again, every {LOOK_SECONDS:g} s when left out, until Ctrl-C",
     )
-    plan = verb("plan", _plan, "what the leader would do next; writes nothing")
+    plan = verb("plan", _plan, "what the leader would do next, and what its fleet costs; writes nothing")
     plan.add_argument("--json", action="store_true", help="for machines")
     standby = verb("lead", _lead, "lead as a standby: takes over when no other leader is alive; launches no runs")
     standby.add_argument("--once", action="store_true", help="one tick, then resign")
@@ -351,6 +352,16 @@ def _stores(options: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], 
     return written_stores(found.application, sink, lambda: _access(options, "s3"))
 
 
+def _storing(options: argparse.Namespace) -> Storing | None:
+    """How the consumer's sink stores. None where an application is named without its consumer."""
+    found = _found(options) if options.target else None
+    if found is None or found.consumer is None:
+        return None
+    from kcl_dagster.orchestration.stores import storing_of
+
+    return storing_of(found.consumer.sink)
+
+
 def _roles(options: argparse.Namespace) -> dict[str, str]:
     services = ("kinesis", "dynamodb", "cloudwatch", "s3")
     roles = {service: _access(options, service).get("role_arn") for service in services}
@@ -439,12 +450,16 @@ def _plan(options: argparse.Namespace) -> int:
     _check_streams(options, application)
     dynamodb, kinesis = _client(options, "dynamodb"), _client(options, "kinesis")
     report = plan(application, dynamodb, kinesis, system(), _standby(), _runs(application))
-    decided = decisions(report)
+    decided, storing = decisions(report), _storing(options)
+    cost = cost_of_plan(report, application, storing)
     if options.json:
-        sys.stdout.write(json.dumps({"decisions": decided, "problems": problems(report)}, indent=2) + "\n")
+        document = None if cost is None else cost.to_document()
+        answer = {"decisions": decided, "problems": problems(report), "cost": document}
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     else:
         first = ["nothing to do"] if nothing_to_do(report) else []
-        sys.stdout.write(printable("\n".join([*first, *decided])) + "\n")
+        last = [] if cost is None else [about_cost(cost, storing)]
+        sys.stdout.write(printable("\n".join([*first, *decided, *last])) + "\n")
         for problem in problems(report):
             sys.stderr.write(f"{printable(problem)}\n")
     return WELL if report.ok else WRONG

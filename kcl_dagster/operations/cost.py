@@ -129,6 +129,21 @@ class Cost:
         return sum(line.dollars(self.prices) for line in self.lines)
 
     @property
+    def puts_per_hour(self) -> float:
+        """Puts, copies and listings of S3."""
+        return sum(line.puts for line in self.lines) * 3600
+
+    @property
+    def s3_dollars(self) -> float:
+        """A month, of `dollars`."""
+        return self.puts_per_hour / 3600 * self.prices.put * SECONDS_PER_MONTH / 1e6
+
+    @property
+    def table_dollars(self) -> float:
+        """A month, of `dollars`: for DynamoDB."""
+        return self.dollars - self.s3_dollars
+
+    @property
     def machine_dollars(self) -> float:
         """A month, for the machines of the workers."""
         return self.machine_hours * self.prices.hour
@@ -150,6 +165,9 @@ class Cost:
                 for line in self.lines
             ],
             "data_files_per_hour": round(self.files_per_hour, 1),
+            "s3_puts_per_hour": round(self.puts_per_hour, 1),
+            "dynamodb_dollars_per_month": round(self.table_dollars, 2),
+            "s3_dollars_per_month": round(self.s3_dollars, 2),
             "dollars_per_month": round(self.dollars, 2),
             "machine_hours_per_month": round(self.machine_hours, 1),
             "machine_dollars_per_month": round(self.machine_dollars, 2),

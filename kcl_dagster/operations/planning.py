@@ -1,4 +1,4 @@
-"""What a leader would do next, and what a tick decided, in words."""
+"""What a leader would do next, what a tick decided, in words, and what the fleet costs then."""
 
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
@@ -7,6 +7,9 @@ from kcl_dagster.leader.kinesis_streams import KinesisStreams
 from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.tick import Leader, LeaderTables
 from kcl_dagster.leader.tick_report import TickReport
+from kcl_dagster.model.checkpoint import SHARD_END
+from kcl_dagster.model.counting import counted
+from kcl_dagster.operations.cost import Cost, Storing, estimate
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.table_layout import detect_layout
 
@@ -49,3 +52,28 @@ def nothing_to_do(report: TickReport) -> bool:
 def problems(report: TickReport) -> list[str]:
     """A line for each stage that failed."""
     return [f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok]
+
+
+def cost_of_plan(report: TickReport, application: Application, storing: Storing | None) -> Cost | None:
+    """Of the fleet that the plan makes, while all shards have records. `storing`: None if the sink is not known.
+    None if no leases are known."""
+    if not report.leases:
+        return None
+    open_leases = sum(lease.checkpoint != SHARD_END for lease in report.leases)
+    workers = report.target_workers
+    if workers is None:
+        workers = sum(sight.alive for sight in report.workers)
+    return estimate(application, shards=open_leases, workers=workers, storing=storing or Storing("other"))
+
+
+def about_cost(cost: Cost, storing: Storing | None) -> str:
+    """A line."""
+    size = f"{counted(cost.shards, 'shard')} and {counted(cost.workers, 'worker')}, always busy"
+    tables = f"{cost.table_dollars:.2f} $ a month for DynamoDB"
+    if storing is None:
+        return f"cost of {size}: {tables}; files are not estimated, because the sink is not known"
+    files = f"{cost.files_per_hour:.0f} data files an hour before a compaction"
+    if storing.target == "other":
+        return f"cost of {size}: {tables}; {files}, not on S3"
+    requests = f"{cost.s3_dollars:.2f} $ for {cost.puts_per_hour:.0f} puts, copies and listings of S3 an hour"
+    return f"cost of {size}: {tables}, {requests}; {files}"

@@ -1,9 +1,11 @@
-"""What the workers of an application write files to, for the doctor and the policies."""
+"""What the workers of an application write files to, for the doctor, the policies and estimates of cost."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from kcl_dagster.application import Application
+from kcl_dagster.operations.cost import StoredIn, Storing
 from kcl_dagster.operations.doctor.rights_probes import CHAINS
 from kcl_dagster.orchestration.sinks import OpenStore, SinkChoice
 from kcl_dagster.spark.storage import S3Options, Store, open_store
@@ -32,6 +34,15 @@ def written_stores(
     if letters is not None:
         stores["dead letters"] = opener(letters)
     return stores, why
+
+
+def storing_of(sink: SinkChoice) -> Storing:
+    """What an estimate has to know of a sink. An Iceberg table is named by its catalog, and taken to be on S3."""
+    target: StoredIn = "table" if sink.kind == "iceberg" else "other"
+    if sink.place.startswith(("s3://", "s3a://")):
+        target = "folder" if sink.kind == "parquet" else "table"
+    storing = Storing(target, chained=sink.open_staging is not None)
+    return storing if sink.commit_seconds is None else replace(storing, commit_seconds=sink.commit_seconds)
 
 
 def _opened(open_store_of: OpenStore, connection: Callable[[], Mapping[str, str]]) -> Store:

@@ -1,7 +1,6 @@
 """The operations that change nothing: from a form to an answer."""
 
 import os
-from dataclasses import replace
 from typing import Any, Final
 
 from dagster import MetadataValue
@@ -9,11 +8,18 @@ from dagster import MetadataValue
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.consumption import Consumption, measure
-from kcl_dagster.operations.cost import Prices, StoredIn, Storing, estimate
+from kcl_dagster.operations.cost import Prices, estimate
 from kcl_dagster.operations.doctor import DoctorVerdict, diagnose
 from kcl_dagster.operations.doctor.diagnosis import Patient
 from kcl_dagster.operations.peek import peek
-from kcl_dagster.operations.planning import decisions, nothing_to_do, plan, problems
+from kcl_dagster.operations.planning import (
+    about_cost,
+    cost_of_plan,
+    decisions,
+    nothing_to_do,
+    plan,
+    problems,
+)
 from kcl_dagster.operations.status import read_status
 from kcl_dagster.operations.unread_lag import Unread
 from kcl_dagster.operations.watching import place
@@ -21,8 +27,7 @@ from kcl_dagster.orchestration.operation_jobs import forms
 from kcl_dagster.orchestration.operation_jobs.answers import Answer, Row, bullets, table
 from kcl_dagster.orchestration.operation_jobs.worktop import Worktop
 from kcl_dagster.orchestration.run_storage import run_view
-from kcl_dagster.orchestration.sinks import SinkChoice
-from kcl_dagster.orchestration.stores import written_stores
+from kcl_dagster.orchestration.stores import storing_of, written_stores
 
 # What the doctor looks at of dagster.yaml.
 INSTANCE_SETTINGS: Final = ("concurrency", "run_queue", "run_coordinator", "run_monitoring", "sensors")
@@ -90,10 +95,16 @@ def look_status(top: Worktop, _: None) -> Answer:
 def look_plan(top: Worktop, _: None) -> Answer:
     runs = run_view(top.instance, top.application)
     report = plan(top.application, top.client("dynamodb"), top.client("kinesis"), top.runtime, top.by, runs)
-    decided, failed = decisions(report), problems(report)
+    decided, failed, storing = decisions(report), problems(report), storing_of(top.sink)
+    cost = cost_of_plan(report, top.application, storing)
+    about = [] if cost is None else [about_cost(cost, storing)]
     return Answer(
-        [*(["nothing to do"] if nothing_to_do(report) else []), *decided, *failed],
-        {"decisions": bullets(decided, "nothing to do"), "problems": bullets(failed, "none")},
+        [*(["nothing to do"] if nothing_to_do(report) else []), *decided, *failed, *about],
+        {
+            "decisions": bullets(decided, "nothing to do"),
+            "problems": bullets(failed, "none"),
+            "cost": bullets(about, "not known"),
+        },
         "; ".join(failed) or None,
     )
 
@@ -201,15 +212,6 @@ def look_cost(top: Worktop, form: forms.CostForm) -> Answer:
             metadata["measured $/month"] = round(measured.dollars, 2)
             metadata["measured"] = MetadataValue.json(measured.to_document())
     return Answer(said, metadata)
-
-
-def storing_of(sink: SinkChoice) -> Storing:
-    """What an estimate has to know of a sink. An Iceberg table is named by its catalog, and taken to be on S3."""
-    target: StoredIn = "table" if sink.kind == "iceberg" else "other"
-    if sink.place.startswith(("s3://", "s3a://")):
-        target = "folder" if sink.kind == "parquet" else "table"
-    storing = Storing(target, chained=sink.open_staging is not None)
-    return storing if sink.commit_seconds is None else replace(storing, commit_seconds=sink.commit_seconds)
 
 
 def _measured(top: Worktop, form: forms.CostForm, prices: Prices) -> Consumption | str:
