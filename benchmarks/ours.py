@@ -4,8 +4,8 @@ bare (boto3)   a loop of GetRecords with stock boto3: the floor, what a consumer
                aggregates, as whoever reads them has to
 bare           the same loop with our parser
 fetch          our fetch in Spark, frozen, every record evaluated once, nothing stored
-unsafe         fetch and Parquet in one job: no leases, no pins, no checkpoint, and no second name for a file
-exactly once   the worker's batches one after another: leases in DynamoDB, pinned, Parquet, checkpoint
+unsafe         fetch and Parquet in one job: no leases, no entries, no checkpoint, and no second name for a file
+exactly once   the worker's batches one after another: leases in DynamoDB, Parquet, entries of a chain, checkpoints
 through Spark  the same with a transform, so that the records are frozen in Spark and become rows of a DataFrame
 worker         the same as users run it: the next batch is read while one is written
 """
@@ -16,10 +16,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -33,10 +35,12 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import worker_id
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.drafts import DRAFTS_DDL, WriteDrafts
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
-from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan
+from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan, client_of, fetch
+from kcl_dagster.spark.parquet_file import ParquetFile
+from kcl_dagster.spark.schema import COLUMNS, PROGRESS, RECORDS, REPEATING
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
 from kcl_dagster.spark.storage import Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.streams.deaggregation import deaggregate
@@ -59,12 +63,31 @@ BATCH_SECONDS: Final = 0.2  # what an empty batch waits for records
 NO_SECONDS: Final = 0.001  # one answer of each shard
 PATIENCE_SECONDS: Final = 60.0
 EMPTY_BATCHES: Final = 5
+BATCHES: Final = 8
 _numbers = itertools.count()  # an application of its own for each run: leases remember
 
 
 def with_length(records: DataFrame) -> DataFrame:
     """What a user's transform does, at the least."""
     return records.withColumn("length", F.length("data"))
+
+
+@dataclass(frozen=True, slots=True)
+class WriteUnsafely:
+    """Function for `mapInArrow`: reads the shards of a task into a file, and yields how many records there were."""
+
+    plan: FetchPlan
+    store: Store
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        client = client_of(self.plan.connection)
+        for task in (task for batch in batches for task in batch.column(0).to_pylist()):
+            file = ParquetFile(RECORDS, REPEATING)
+            for records in fetch(self.plan, task, client, system()):
+                if records.column(PROGRESS).null_count:
+                    file.write(records.select(COLUMNS))
+            self.store.put(f"{task}.parquet", file.finish())
+            yield pa.RecordBatch.from_pydict({"rows": pa.array([file.rows], pa.int64())})
 
 
 class Ours:
@@ -126,21 +149,19 @@ class Ours:
         def run(store: Store) -> int:
             plans = [ShardPlan(range_) for range_ in self._ranges()]
             plan = FetchPlan(self._connection, (tuple(plans[::2]), tuple(plans[1::2])), self._budget(), UNLIMITED)
-            rows = (
-                self._spark.range(0, 2, 1, 2).mapInArrow(WriteDrafts(plan, store, "unsafe"), DRAFTS_DDL).collect()
-            )
-            return sum(row.rows for row in rows)
+            tasks = self._spark.range(0, 2, 1, 2).mapInArrow(WriteUnsafely(plan, store), "rows long")
+            return sum(row.rows for row in tasks.collect())
 
         with self._new_folder() as folder:
             return self._measured(partial(run, open_store(folder)))
 
     def exactly_once(self, transform: Transform = unchanged) -> Cost:
-        """All of the source in one batch, as the unsafe way does."""
+        """All of the source in few batches: from the second on, a fetch stages what is stored as it was read."""
         budget = self._budget()
         large = BatchSettings(
             max_seconds=FIRST_SECONDS,  # a first batch has no more; on a slow machine a second one waits as long
-            max_records=budget.records,
-            max_bytes=budget.bytes,
+            max_records=max(1, budget.records // BATCHES),
+            max_bytes=max(MB, budget.bytes // BATCHES),
             prefetch=False,
         )
         return self._work(large, transform)
@@ -179,9 +200,9 @@ class Ours:
         """The worker as it runs, without its threads: the same steps, one after another."""
         with (
             self._new_folder() as folder,
-            closing(self._engine(sink := ParquetSink(folder, transform=transform))) as engine,
+            closing(self._engine(chains := StagedParquetSink(folder, transform=transform))) as engine,
         ):
-            yield self._made(batch, engine, sink)
+            yield self._made(batch, engine, ParquetSink(folder, transform=transform), chains)
 
     def _made(
         self, batch: BatchSettings, engine: SparkEngine, sink: ParquetSink, chains: StagingSink[Any] | None = None

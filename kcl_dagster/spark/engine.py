@@ -8,16 +8,14 @@ import os
 import re
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from kcl_dagster.errors import BatchError, KclError
+from kcl_dagster.errors import BatchError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.ahead import ReadAhead
-from kcl_dagster.spark.drafts import LEFT_BEHIND_SECONDS, DraftedRanges, DraftedSink, sweep
 from kcl_dagster.spark.fetch import Connection, FetchPlan, FetchTask
 from kcl_dagster.spark.fetched import FetchedBatch, FetchedRanges
 from kcl_dagster.spark.frozen import FrozenRanges
@@ -27,7 +25,6 @@ from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.schema import RECORD_DDL
 from kcl_dagster.spark.sealing import SEALED_DDL
 from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges, StagesInFetches
-from kcl_dagster.spark.storage import Store
 from kcl_dagster.spark.warm_up import warm_up
 from kcl_dagster.streams.pacing import MAX_PAGE_BYTES
 from kcl_dagster.worker.batch import Budget, Range
@@ -60,7 +57,6 @@ class SparkEngine:
         self._spark = spark
         settings, runtime = settings or EngineSettings(), runtime or system()
         self._connection, self._sink, self._runtime = connection, sink, runtime
-        self._swept: set[Store] = set()
         self._most_tasks = settings.tasks or _fitting_tasks(spark)
         self._plans = Plans(connection, settings, runtime)
         self._ahead = ReadAhead(spark, self._read_once, f"kcl-prefetch-{runtime.new_id()}")
@@ -148,13 +144,7 @@ class SparkEngine:
 
     def _kept(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
         numbers, plan = self._tasks(ranges, budget)
-        store = self._sink.drafts_into if isinstance(self._sink, DraftedSink) else None
-        read: FetchedRanges
-        if store is None:
-            read = FrozenRanges(ranges, numbers.mapInArrow(FetchTask(plan), SEALED_DDL))
-        else:
-            self._sweep(store)
-            read = DraftedRanges(ranges, numbers, plan, store, self._runtime.new_id())
+        read = FrozenRanges(ranges, numbers.mapInArrow(FetchTask(plan), SEALED_DDL))
         self._plans.remember(ranges, read.outcome.trailers)
         return read
 
@@ -164,13 +154,6 @@ class SparkEngine:
         tasks = max(1, min(len(ranges), self._most_tasks, budget.bytes // MAX_PAGE_BYTES))
         plan = self._plans.plan([ranges[task::tasks] for task in range(tasks)], budget)
         return self._spark.range(0, tasks, 1, tasks), plan
-
-    def _sweep(self, store: Store) -> None:
-        """Once for each store: runs do not last for ever."""
-        if store not in self._swept:
-            self._swept.add(store)
-            with suppress(KclError, OSError):  # the next run may have more luck
-                sweep(store, self._runtime.clock.now() - LEFT_BEHIND_SECONDS)
 
 
 def local_slots(spark: SparkSession) -> int | None:

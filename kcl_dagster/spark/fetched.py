@@ -10,7 +10,6 @@ from pyspark.sql import DataFrame
 from kcl_dagster.errors import BatchError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.spark.drafts import Drafted
 from kcl_dagster.spark.origins import made
 from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.sealing import Sealed
@@ -19,12 +18,12 @@ from kcl_dagster.worker.batch import PoisonRecord, Progress, Range
 
 
 class FetchedRanges(Protocol):
-    """The outcome of one fetch job: `FrozenRanges`, `DraftedRanges`, `StagedRanges`."""
+    """The outcome of one fetch job: `FrozenRanges`, `StagedRanges`."""
 
     ranges: tuple[Range, ...]
     outcome: FetchOutcome
 
-    def form(self, leases: Collection[LeaseKey]) -> Sealed | Drafted | StagedRecords: ...
+    def form(self, leases: Collection[LeaseKey]) -> Sealed | StagedRecords: ...
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None: ...
     def records(self, lease: LeaseKey) -> Sequence[PoisonRecord]: ...
     def release(self) -> None: ...
@@ -80,13 +79,10 @@ class FetchedBatch:
             part.release()
 
 
-def _records(forms: Sequence[Sealed | Drafted | StagedRecords]) -> DataFrame:
+def _records(forms: Sequence[Sealed | StagedRecords]) -> DataFrame:
     """Of one form they stay together, so that a sink may take a shorter way."""
     sealed = [form for form in forms if isinstance(form, Sealed)]
-    drafted = [form for form in forms if isinstance(form, Drafted)]
     staged = [form for form in forms if isinstance(form, StagedRecords)]
     together = [reduce(Sealed.union, sealed).records()] if sealed else []
-    for store in {form.store for form in drafted}:
-        together += [reduce(Drafted.union, [form for form in drafted if form.store == store]).records()]
     together += [reduce(StagedRecords.union, staged).records()] if staged else []
     return together[0] if len(together) == 1 else reduce(DataFrame.unionAll, map(made, together))

@@ -94,9 +94,6 @@ class Store(Protocol):
         """Remove a folder, and those below, as far as they hold nothing. S3 has no folders. Does not raise. A `put`
         into such a folder at this moment may fail."""
 
-    def copy(self, names: Mapping[str, str]) -> None:
-        """Copy each file to the path to which `names` maps it, with the guarantees of `put`, without reading it."""
-
 
 @runtime_checkable
 class StoringSink(Protocol):
@@ -274,28 +271,6 @@ class LocalStore:
             with suppress(OSError):  # it holds something
                 Path(directory).rmdir()
 
-    def copy(self, names: Mapping[str, str]) -> None:
-        targets = [self._link(self._path(path), to) for path, to in names.items()]
-        for directory in {target.parent for target in targets}:
-            _sync_directory(directory)
-
-    def _link(self, source: Path, to: str) -> Path:
-        target = self._changed(to)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        link = _hidden_beside(target)
-        try:
-            link.hardlink_to(source)
-        except FileNotFoundError:
-            raise
-        except OSError:  # a file system that has no links
-            self.put(to, source.read_bytes())
-            return target
-        try:
-            link.replace(target)
-        finally:
-            link.unlink(missing_ok=True)  # renamed onto itself, it would stay
-        return target
-
     def _path(self, path: str) -> Path:
         return Path(self.root, within(path))
 
@@ -415,9 +390,6 @@ class S3Store:
 
     def remove_empty(self, folder: str) -> None:
         pass
-
-    def copy(self, names: Mapping[str, str]) -> None:
-        self._at_once(self._copy, names)
 
     def _at_once(self, copy: Callable[[str, str], T], names: Mapping[str, str]) -> list[T]:
         with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:

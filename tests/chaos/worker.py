@@ -24,9 +24,7 @@ from kcl_dagster.orchestration import watchdog
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.worker_run import WorkerRun
-from kcl_dagster.spark.drafts import DraftedSink
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
-from kcl_dagster.spark.storage import Store
 from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.worker.batch import Batch, Sink
 from kcl_dagster.worker.events import EventKind
@@ -49,11 +47,6 @@ class Sinks:
         self._sinks = sinks
         self._journal = journal
         self._fails = fails
-
-    @property
-    def drafts_into(self) -> Store | None:
-        raw: object = self._sinks.get(lakes.RAW)
-        return raw.drafts_into if isinstance(raw, DraftedSink) else None
 
     def write(self, data: DataFrame, batch: Batch) -> None:
         for kind, sink in random.sample(sorted(self._sinks.items()), len(self._sinks)):

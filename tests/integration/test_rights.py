@@ -26,11 +26,9 @@ from kcl_dagster.operations.rights import RIGHTS, Component, Grant
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.operation_jobs.worktop import Worktop
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.drafts import write_drafts
 from kcl_dagster.spark.executors import check_stream
 from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan, fetch
 from kcl_dagster.spark.parquet_file import ParquetFile
-from kcl_dagster.spark.schema import PROGRESS
 from kcl_dagster.spark.sinks.compaction import compact
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.streams.pacing import ShardLimits
@@ -152,7 +150,7 @@ def leader_publishes(reads: Consumer, resource: ComponentsResource) -> None:
 
 
 def executors_meet_what_is_rare(aws: Emulator, name: str) -> None:
-    """Reading by polling, a stream and a consumer that are gone, and a draft that must be thrown away."""
+    """Reading by polling, and a stream and a consumer that are gone."""
     access = {"endpoint_url": aws.endpoint_url, "region": "us-east-1", "access_key": "executor", "secret_key": "x"}
     connection = Connection(**access)
     client = connection.kinesis()
@@ -166,14 +164,6 @@ def executors_meet_what_is_rare(aws: Emulator, name: str) -> None:
     list(fetch(plan("gone", "shardId-000000000000"), 0, client, system()))
     gone = f"{summary['StreamARN']}/consumer/gone:1"
     list(fetch(plan(name, "shardId-000000000001", consumer_arn=gone), 0, client, system()))
-    shards = ("shardId-000000000000", "shardId-000000000001")
-    *batches, last = fetch(plan(name, *shards), 0, client, system())
-    proofs = last.column(PROGRESS).to_pylist()
-    proofs[-1]["trailer"] = "cut off"
-    column = last.schema.get_field_index(PROGRESS)
-    broken = last.set_column(column, PROGRESS, pa.array(proofs, last.schema.field(PROGRESS).type))
-    with pytest.raises(Exception, match="malformed"):
-        write_drafts(iter([*batches, broken]), open_store(f"s3://{name}/lake", S3Options(**access)), "draft")
 
 
 def another_application_exists(aws: Emulator, kinesis: Any) -> None:

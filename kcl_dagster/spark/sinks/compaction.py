@@ -27,7 +27,6 @@ import pyarrow.parquet as pq
 from kcl_dagster.chains.publication import staged_for
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.runtime import Runtime, system
-from kcl_dagster.spark.drafts import sweep
 from kcl_dagster.spark.parquet_file import COMPRESSION
 from kcl_dagster.spark.sinks.letter_case import plain_name
 from kcl_dagster.spark.sinks.record import table_errors
@@ -40,6 +39,7 @@ TARGET_BYTES: Final = 128 * 1024 * 1024  # what query engines read best, and wha
 # A stalled writer has lost its lease long before; its last task may still be writing.
 MIN_AGE_SECONDS: Final = 3600.0
 JOURNAL: Final = "_compaction"  # readers pass over names that begin with an underscore
+DRAFTS: Final = "_drafts"  # of version 0.1: files that a fetch has written and no batch has published
 TURNS: Final = "_compaction_turns"
 MERGED: Final = "merged-"
 BEFORE_ANY: Final = -1  # TRIM_HORIZON and its like
@@ -92,7 +92,7 @@ def _compact(store: Store, target_bytes: int, before: float, runtime: Runtime, m
     the copy takes longer than the merge of a group; and a Spark job writes the part `min_age_seconds` late, because
     its worker was paused exactly between the check of its lease and the start of the job.
     """
-    sweep(store, before, everywhere=True)
+    sweep(store, before)
     finished = 0
     for journal in list(store.files(f"{JOURNAL}/", hidden=True)):
         mine.check()  # listing a large store takes time, and the journals may belong to another compaction by now
@@ -227,6 +227,15 @@ def _merged(tables: Sequence[pa.Table]) -> memoryview:
     sink = pa.BufferOutputStream()
     pq.write_table(whole, sink, compression=COMPRESSION)
     return memoryview(sink.getvalue())
+
+
+def sweep(store: Store, before: float) -> int:
+    """Remove files that were never finished and drafts, last written until `before`, in epoch seconds; how many. A
+    worker that comes back to one of them cannot publish it, and reads its records again."""
+    found = [*store.files(f"{DRAFTS}/", hidden=True), *store.unfinished("")]
+    left = [file.path for file in found if file.modified <= before]
+    store.delete(left)
+    return len(left)
 
 
 class _Merge(msgspec.Struct, frozen=True):

@@ -71,7 +71,6 @@ class DeltaSink:
         self._options = dict(storage_options or delta_options(s3 or S3Options()))
         self._log = DeltaLog(self._store, self._options, columns)
         self._runtime = runtime or system()
-        self._as_read = transform is unchanged and not partition_by
         self._is_unchanged = transform is unchanged
         self._written: Written | None = None
 
@@ -103,11 +102,6 @@ class DeltaSink:
         """See `spark.storage.StoringSink`."""
         return self._store
 
-    @property
-    def drafts_into(self) -> Store | None:
-        """See `spark.drafts.DraftedSink`. What a user's transform does is known when the first batch is stored."""
-        return self._store if self._as_read else None
-
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
         self._written = None
@@ -126,7 +120,6 @@ class DeltaSink:
                 self._written = written_before(data, transform, names, layout, target, batch.time_column)
                 return
             written = write_files(data, transform, self._store, names, layout, target, batch.time_column)
-        self._as_read = written.as_read
         with self._log.errors():
             self._commit(batch, written.files)
         self._written = written

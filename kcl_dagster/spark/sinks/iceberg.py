@@ -26,7 +26,6 @@ from kcl_dagster.spark.sinks.record import (
     compare,
     owner_key,
 )
-from kcl_dagster.spark.sinks.table_files import TableFiles
 from kcl_dagster.spark.sinks.writing import (
     Written,
     WrittenFile,
@@ -36,7 +35,7 @@ from kcl_dagster.spark.sinks.writing import (
     write_files,
     written_before,
 )
-from kcl_dagster.spark.storage import S3Options, Store
+from kcl_dagster.spark.storage import S3Options
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, Part, PartCounts
@@ -69,7 +68,6 @@ class IcebergSink:
         self._chains = ChainFolder(self._table, chains_path)
         self._transform, _ = partitioned(transform, ())
         self._runtime = runtime or system()
-        self._drafts_into: Store | None = None
         self._is_unchanged = transform is unchanged
         self._written: Written | None = None
 
@@ -91,11 +89,6 @@ class IcebergSink:
     def commit_seconds(self) -> float:
         """Of what chains have left; batches in leases make a commit each."""
         return COMMIT_SECONDS
-
-    @property
-    def drafts_into(self) -> Store | None:
-        """See `spark.drafts.DraftedSink`. Where the table lies is known when the first batch is stored."""
-        return self._drafts_into
 
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
@@ -122,7 +115,6 @@ class IcebergSink:
                 self._written = written_before(data, transform, names, partitions, target, batch.time_column)
                 return
             written = write_files(data, transform, store, names, partitions, target, batch.time_column)
-        self._drafts_into = store if written.as_read and not isinstance(store, TableFiles) else None
         with self._table.errors():
             self._commit(batch, written.files, root, partitions)
         self._written = written

@@ -56,7 +56,6 @@ class ParquetSink:
         self._store = open_store(path, s3)
         self._transform, columns = partitioned(transform, partition_by)
         self._layout = Folders.of(columns)
-        self._as_read = transform is unchanged and not partition_by
         self._claimed: str | None = None
         self._is_marked = False
         self._written: Written | None = None
@@ -74,11 +73,6 @@ class ParquetSink:
     def entries(self) -> Entries:
         """See `worker.staging.BesideChains`."""
         return Entries(self._store)
-
-    @property
-    def drafts_into(self) -> Store | None:
-        """See `spark.drafts.DraftedSink`. What a user's transform does is known when the first batch is stored."""
-        return self._store if self._as_read else None
 
     def write(self, data: DataFrame, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
@@ -116,7 +110,6 @@ class ParquetSink:
             # Not before: if the worker dies here, a retry finds its way; removed first, the records would be lost.
             kept = {file.path for file in written.files}
             self._remove([stem for part in batch.parts if part.is_repeated for stem in stems(part)], kept)
-        self._as_read = written.as_read
         self._written = written
         return written
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, TypeGuard
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -15,7 +15,6 @@ from pyspark.sql import DataFrame
 from kcl_dagster.errors import KclError, RecordRefused, SinkError, TransformError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock, system
-from kcl_dagster.spark.drafts import Drafted
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.origins import made, origin_of
 from kcl_dagster.spark.parquet_file import Footer, ParquetFile
@@ -27,9 +26,8 @@ from kcl_dagster.spark.sinks.letter_case import Spellings, told_apart
 from kcl_dagster.spark.sinks.minutes import MinuteCounts, minute_rows
 from kcl_dagster.spark.sinks.split import split
 from kcl_dagster.spark.sinks.target import Target
-from kcl_dagster.spark.transform import Transform, apply, gathered, unchanged
+from kcl_dagster.spark.transform import Transform, apply, gathered
 from kcl_dagster.worker.batch import FileCounts, MinuteRows, Part, PartCounts
-from kcl_dagster.worker.processing_watch import uninterrupted
 from kcl_dagster.worker.stored_counts import ARRIVAL
 
 log = logging.getLogger(__name__)
@@ -106,7 +104,7 @@ class Written:
 
     files: tuple[WrittenFile, ...]
     as_read: bool
-    """The records went into the files as they were read, all columns and no folders: drafts would have done."""
+    """The records went into the files as they were read, all columns and no folders."""
 
     has_times: bool = False
     """The output has the column by which its rows are counted."""
@@ -151,8 +149,6 @@ def _written(
     time_column: str | None,
 ) -> Written:
     origin = origin_of(data)
-    if transform is unchanged and _stores_as_read(layout, target) and _is_drafted(origin, store):
-        return Written(_published(origin, names), as_read=True)
     data = made(data)
     pieces = apply(transform, data, list(names))
     if not layout.is_flat:
@@ -162,8 +158,6 @@ def _written(
     # A transform that gives back what it was given wants no columns in Spark.
     origin = origin if pieces[0] is data else None
     as_read = origin is not None and _stores_as_read(layout, target)
-    if as_read and _is_drafted(origin, store):
-        return Written(_published(origin, names), as_read)
     has_times = time_column is not None and time_column in pieces[0].columns
     if isinstance(origin, Sealed):
         rows, unseal = origin.frame, origin.unseal()  # opened where it is written
@@ -272,24 +266,6 @@ def _stores_as_read(layout: Layout, target: Target | None) -> bool:
         return True
     target.check(RECORDS)
     return bool(target.stored(RECORDS) == RECORDS)
-
-
-def _is_drafted(origin: object, store: FileWriter) -> TypeGuard[Drafted]:
-    return isinstance(origin, Drafted) and origin.store == store
-
-
-def _published(drafted: Drafted, names: Mapping[LeaseKey, str]) -> tuple[WrittenFile, ...]:
-    """Give the drafts of a batch their names."""
-    store, drafts = drafted.store, drafted.drafts
-    try:
-        with uninterrupted():
-            store.copy({draft.path: names[lease] for lease, draft in drafts.items()})
-    except (OSError, KclError) as error:
-        raise SinkError(f"{store.root}: what was fetched could not be published: {error}") from error
-    return tuple(
-        WrittenFile(lease, names[lease], draft.rows, draft.bytes, {}, RECORDS, draft.footer)
-        for lease, draft in drafts.items()
-    )
 
 
 def output_schema(data: DataFrame, transform: Transform, leases: Sequence[LeaseKey]) -> pa.Schema:

@@ -7,10 +7,12 @@ verdict in JSON. Before the first round the driver is asked whether it sees what
     python cluster_run.py MASTER ENDPOINT FOLDER ROUND...
 
 ROUND is none; or when an executor is killed: fetch, before-write, write; or stall: one is frozen while it fetches,
-and speculation, which is on, lets another read the same. `drafted-` before it: the fetch writes the sink's files.
+and speculation, which is on, lets another read the same. `staged-` before it: the batch is staged for a chain and
+published, by the fetch itself where records are stored as they were read.
 MASTER may be a Spark Connect server (`sc://host:port`); executors are then left alone.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -18,17 +20,22 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from kcl_dagster.aws import client
+from kcl_dagster.chains.entry import PublishingEntry
+from kcl_dagster.chains.publication import publish
 from kcl_dagster.errors import BatchContentChanged, BatchError, ConfigurationError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
+from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
@@ -36,12 +43,14 @@ from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.session import SparkSettings, start_session
 from kcl_dagster.spark.sharing import check_sharing
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.worker.batch import Batch, Budget, Part, Range
 
 SHARDS = 4
 BUDGET = Budget(records=100_000, bytes=1 << 28, seconds=0.5)
-DRAFTED = "drafted-"
+STAGED = "staged-"
+CHAIN = ChainId("app-1234~w1-1")
 # The same path leads each process below the directory it was started in, as on machines with disks of their own.
 OWN_DIRECTORY = "/proc/self/cwd/lake"
 # A task is read a second time, by another machine's executor, as soon as it takes a little longer than the other.
@@ -67,6 +76,9 @@ SAME_MACHINE = {
     "spark.executor.extraJavaOptions": "-XX:+UseSerialGC",  # the default collector starts threads for a big heap
 }
 KEYS: dict[str, Any] = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
+
+
+_numbers = itertools.count(1)  # of batches
 
 
 class Producer(threading.Thread):
@@ -178,7 +190,8 @@ def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str
         unshared = str(error)
     reading = EngineSettings(tasks=2, limits=ShardLimits.unlimited())
     frozen = SparkEngine(spark, connection, reading)
-    drafted = SparkEngine(spark, connection, reading, sink=sink)
+    chained = StagedParquetSink(folder, transform=as_it_came)
+    staging = SparkEngine(spark, connection, reading, sink=chained)
     shards = [shard["ShardId"] for shard in kinesis.list_shards(StreamName="clicks")["Shards"]]
     ranges = [Range(LeaseKey(shard), StreamIdentifier("clicks"), shard, TRIM_HORIZON, 1) for shard in shards]
     producer = Producer(kinesis)
@@ -189,10 +202,11 @@ def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str
             producer.finish()
         if settings.mode == "cluster":
             spark.sparkContext.setJobDescription(kind)
-        engine = drafted if kind.startswith(DRAFTED) else frozen
-        ranges, records, tries = one_batch(spark, engine, sink, ranges, kind.removeprefix(DRAFTED))
+        is_staged = kind.startswith(STAGED)
+        engine, store = (staging, partial(stage, chained)) if is_staged else (frozen, sink.write)
+        ranges, records, tries = one_batch(spark, engine, store, ranges, kind.removeprefix(STAGED))
         retries, counted = retries + tries, counted + records
-    for engine in (frozen, drafted):
+    for engine in (frozen, staging):
         engine.close()
     spark.stop()
     stored = [int(value) for value in ds.dataset(folder).to_table(columns=["data"]).column("data").to_pylist()]
@@ -208,10 +222,26 @@ def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str
     }
 
 
+def as_it_came(records: DataFrame) -> DataFrame:
+    """What a consumer of raw records says."""
+    return records
+
+
+def stage(sink: StagedParquetSink, data: DataFrame, batch: Batch) -> None:
+    """What a worker does that decides its batches in a chain, without the entry."""
+    staged = sink.stage(data, batch, CHAIN, next(_numbers))
+    assert publish(sink.stores_into, CHAIN, PublishingEntry("1", staged.files, ()))
+
+
 def one_batch(
-    spark: SparkSession, engine: SparkEngine, sink: ParquetSink, ranges: list[Range], kind: str
+    spark: SparkSession,
+    engine: SparkEngine,
+    store: Callable[[DataFrame, Batch], None],
+    ranges: list[Range],
+    kind: str,
 ) -> tuple[list[Range], int, int]:
-    """What a worker does for a batch, and again until it is written. `kind` says when an executor dies."""
+    """What a worker does for a batch, and again until it is stored: the same range, though a worker with a chain
+    would read on to where it gets. `kind` says when an executor dies."""
     app = "" if kind in ("none", "last") else spark.sparkContext.applicationId
     pinned, tries = ranges, 0
     while True:
@@ -253,7 +283,7 @@ def one_batch(
             if kind == "write" and tries == 0:
                 threading.Timer(0.1, kill_one, [app]).start()
             if parts:
-                sink.write(fetched.data([part.lease for part in parts]), Batch("app", WorkerId("w:1"), parts))
+                store(fetched.data([part.lease for part in parts]), Batch("app", WorkerId("w:1"), parts))
             fetched.release()
         except (BatchContentChanged, BatchError):
             tries += 1

@@ -47,8 +47,8 @@ def check(verdict: dict[str, Any]) -> None:
 
 
 # For each of the two ways to write, the kill that loses most: every copy of what was read, or a half-written file.
-SHORT = ("before-write", "drafted-write")
-ALL = ("fetch", "before-write", "write", "drafted-fetch", "drafted-before-write", "drafted-write")
+SHORT = ("before-write", "staged-none", "staged-write")
+ALL = ("fetch", "before-write", "write", "staged-none", "staged-fetch", "staged-before-write", "staged-write")
 
 
 @pytest.mark.parametrize("when", [SHORT, pytest.param(ALL, marks=pytest.mark.nightly)], ids=["worst", "all"])
@@ -146,20 +146,22 @@ def wait_for(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
 # The same as above on another master. What differs is Spark's own: how it launches executors.
 @pytest.mark.nightly
 def test_a_standalone_cluster_runs_the_same_code(standalone: str, tmp_path: Path) -> None:
-    verdict = run(standalone, tmp_path / "lake", "none", "before-write", "drafted-none", "drafted-before-write")
+    verdict = run(standalone, tmp_path / "lake", "none", "before-write", "staged-none", "staged-before-write")
     check(verdict)
 
 
 @pytest.mark.nightly
 def test_a_task_may_have_a_twin(standalone: str, tmp_path: Path) -> None:
     """Speculation is off in our sessions; in those of others it need not be."""
-    verdict = run(standalone, tmp_path / "lake", "none", "stall", "drafted-stall", "none", "drafted-none")
+    verdict = run(
+        standalone, tmp_path / "lake", "none", "stall", "staged-none", "staged-stall", "none", "staged-none"
+    )
     check(verdict)
-    assert verdict["twins"].keys() >= {"stall", "drafted-stall"}
+    assert verdict["twins"].keys() >= {"stall", "staged-stall"}
 
 
 def test_spark_connect_runs_the_same_code(connect: str, tmp_path: Path) -> None:
-    check(run(connect, tmp_path / "lake", "none", "drafted-none", "none", "drafted-none"))
+    check(run(connect, tmp_path / "lake", "none", "staged-none", "none", "staged-none"))
 
 
 def test_record_processors_outlive_an_executor(tmp_path: Path) -> None:

@@ -21,8 +21,6 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.operations.backup import export_leases, import_leases
-from kcl_dagster.spark.drafts import FOLDER, Draft, Drafted
-from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.schema import COLUMNS, RECORD_DDL, RECORDS
 from kcl_dagster.spark.sinks.compaction import compact_delta
 from kcl_dagster.spark.sinks.delta import DeltaSink
@@ -131,24 +129,6 @@ def write(sink: Any, spark: SparkSession, *parts: Part) -> None:
     sink.write(records(spark, whole), whole)
 
 
-def write_drafts(sink: Any, spark: SparkSession, *parts: Part) -> None:
-    """As `write`, with what a fetch has written already, if the sink knows where."""
-    whole, store = batch(*parts), sink.drafts_into
-    frame = records(spark, whole)
-    if store is not None:
-        drafts = {}
-        for lease in (part.lease for part in parts):
-            file = ParquetFile(RECORDS)
-            for rows in frame.where(F.col("lease_key") == lease).toArrow().cast(RECORDS).to_batches():
-                file.write(rows)
-            drafts[lease] = Draft(f"{FOLDER}/{random.getrandbits(40):x}.draft", file.rows, 1)
-            content = file.finish()
-            drafts[lease] = replace(drafts[lease], bytes=len(content), footer=file.footer)
-            store.put(drafts[lease].path, content)
-        frame = Drafted(spark, store, drafts).records()
-    sink.write(frame, whole)
-
-
 def test_an_iceberg_catalog_has_the_name_and_properties_it_is_given(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,11 +154,8 @@ def test_an_iceberg_table_may_be_in_glue(spark: SparkSession, tmp_path: Path) ->
         assert sorted(int(row["sequence_number"]) for row in read_iceberg(sink)) == [*range(1000, 1005), 2000, 2001]
 
 
-@pytest.mark.parametrize("write", [write, write_drafts])
 @on_s3_too
-def test_every_part_is_stored_once_whatever_comes_again(
-    place: Place, spark: SparkSession, write: Callable[..., None]
-) -> None:
+def test_every_part_is_stored_once_whatever_comes_again(place: Place, spark: SparkSession) -> None:
     a1, a2, b1, b2 = part(1, 1000, 1004, 1), part(1, 1005, 1009, 2), part(2, 2000, 2002, 1), part(2, 2003, 2006, 2)
     owner = place.open()
     write(owner, spark, a1, b1)
@@ -511,18 +488,17 @@ def test_records_that_are_stored_as_read_follow_a_delta_table_s_rules(spark: Spa
     path = str(tmp_path / "table")
     DeltaTable.create(path, RECORDS, partition_by=["shard_id"])
     sink = DeltaSink(path)
-    write_drafts(sink, spark, part(1, 1000, 1003, 1), part(2, 2000, 2001, 1))
+    write(sink, spark, part(1, 1000, 1003, 1), part(2, 2000, 2001, 1))
     rows = read_delta(path, S3Options())
     assert {(row["shard_id"][-1], row["sequence_number"][0]) for row in rows} == {("1", "1"), ("2", "2")}
-    assert sink.drafts_into is None  # files of drafts have no partitions
 
 
 @pytest.mark.audit("E4")
-def test_files_made_of_drafts_have_statistics(spark: SparkSession, tmp_path: Path) -> None:
+def test_records_that_are_stored_as_read_have_statistics(spark: SparkSession, tmp_path: Path) -> None:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-    write_drafts(DeltaSink(str(tmp_path / "table")), spark, part(1, 1000, 1003, 1))
+    write(DeltaSink(str(tmp_path / "table")), spark, part(1, 1000, 1003, 1))
     (action,) = pa.table(DeltaTable(str(tmp_path / "table")).get_add_actions(flatten=True)).to_pylist()
     assert (action["min.sequence_number"], action["max.sequence_number"]) == ("1000", "1003")
     assert action["null_count.arrival_timestamp"] == 4

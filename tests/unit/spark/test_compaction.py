@@ -17,13 +17,10 @@ import pytest
 from kcl_dagster.chains.entry import PublishingEntry, StagedFile
 from kcl_dagster.chains.publication import chain_id, file_name, publish, staged_path
 from kcl_dagster.emulator import Emulator
-from kcl_dagster.errors import AccessDenied, ConfigurationError, SinkError, Unsafe
-from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.errors import AccessDenied, ConfigurationError, Unsafe
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.spark.drafts import FOLDER, Draft, Drafted
 from kcl_dagster.spark.sinks import compaction
-from kcl_dagster.spark.sinks.compaction import TURNS, Compaction, compact
-from kcl_dagster.spark.sinks.writing import _published
+from kcl_dagster.spark.sinks.compaction import DRAFTS, TURNS, Compaction, compact
 from kcl_dagster.spark.storage import LocalStore, StoredFile
 from kcl_dagster.spark.turn import TURN_SECONDS
 from tests.doubles.clock import FakeClock
@@ -357,22 +354,6 @@ def test_a_compaction_that_slept_and_was_followed_by_another_merges_nothing(
     assert contents(tmp_path) == before
 
 
-def test_a_worker_that_slept_cannot_publish_what_was_merged(tmp_path: Path) -> None:
-    """Its lease has long been another's, who stored the same records under the same name."""
-    lake(tmp_path, files=3)
-    store, name, lease = LocalStore(str(tmp_path)), "shard.1-0.2.parquet", LeaseKey("shard")
-    draft = Draft(f"{FOLDER}/sleeper.shard.draft", 10, 0)
-    store.put(draft.path, store.get(name))
-    read_at = (tmp_path / name).stat().st_mtime  # at last: whoever stored the part read it after that
-    os.utime(tmp_path / draft.path, (read_at, read_at))
-    before = contents(tmp_path)
-    assert run(tmp_path).merged == 3
-    spark: Any = None
-    with pytest.raises(SinkError, match="could not be published"):
-        _published(Drafted(spark, store, {lease: draft}), {lease: name})
-    assert contents(tmp_path) == before
-
-
 def test_a_publisher_of_a_chain_that_slept_finds_nothing_to_publish_again(tmp_path: Path) -> None:
     """On S3 a file may be copied to its final name and be staged still when its publisher pauses."""
     lake(tmp_path, files=0)
@@ -399,11 +380,11 @@ def contents_without_staged(root: Path) -> Counter[str]:
 def test_drafts_of_workers_at_work_are_left_alone(tmp_path: Path) -> None:
     lake(tmp_path)
     store = LocalStore(str(tmp_path))
-    store.put(f"{FOLDER}/fresh.draft", b"x")
+    store.put(f"{DRAFTS}/fresh.draft", b"x")
     age = CLOCK.now() - 60
-    os.utime(tmp_path / FOLDER / "fresh.draft", (age, age))
+    os.utime(tmp_path / DRAFTS / "fresh.draft", (age, age))
     run(tmp_path)
-    assert [file.path for file in store.files(f"{FOLDER}/", hidden=True)] == [f"{FOLDER}/fresh.draft"]
+    assert [file.path for file in store.files(f"{DRAFTS}/", hidden=True)] == [f"{DRAFTS}/fresh.draft"]
 
 
 def test_sources_that_s3_does_not_delete_are_not_forgotten(aws: Emulator) -> None:

@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import gc
 from kcl_dagster.spark.settling import settle
-import kcl_dagster.spark.drafts
+import kcl_dagster.spark.staged_ranges
 settle()
 frozen, live = gc.get_freeze_count(), len(gc.get_objects())
 settle()

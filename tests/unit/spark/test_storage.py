@@ -47,8 +47,8 @@ def test_nothing_outside_of_the_store_is_touched(store: Store, path: str) -> Non
         lambda: store.put_new(path, b"x"),
         lambda: store.get(path),
         lambda: store.delete(["kept", path]) if path else store.delete([path]),
-        lambda: store.copy({"kept": path}),
-        lambda: store.copy({path: "kept"}),
+        lambda: store.move({"kept": path}),
+        lambda: store.move({path: "kept"}),
         lambda: list(store.files(path)) if path else store.get(path),
     ):
         with pytest.raises(Unsafe, match="not a path inside the store"):
@@ -84,38 +84,6 @@ def test_what_was_put_can_be_read_listed_replaced_and_deleted(store: Store) -> N
     assert paths(store) == ["a/x.parquet"]
 
 
-def test_files_are_copied_in_place_of_others(store: Store) -> None:
-    store.put("_drafts/x", b"new")
-    store.put("_drafts/y", b"another")
-    store.put("a/x.parquet", b"old")
-    for _ in range(2):
-        store.copy({"_drafts/x": "a/x.parquet", "_drafts/y": "y"})
-        assert store.get("a/x.parquet") == b"new"
-    assert paths(store, hidden=True) == ["_drafts/x", "_drafts/y", "a/x.parquet", "y"]
-    assert store.get("y") == b"another"
-    store.delete(["_drafts/x"])
-    assert store.get("a/x.parquet") == b"new"
-    with pytest.raises((FileNotFoundError, ServiceError)):
-        store.copy({"_drafts/x": "a/x.parquet", "_drafts/y": "y"})
-    assert store.get("a/x.parquet") == b"new"
-
-
-def test_a_copy_needs_no_links_and_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = LocalStore(str(tmp_path))
-    store.put("x", b"new")
-    store.copy({"x": "y"})
-    store.copy({"x": "y"})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
-
-    def refused(self: Path, target: Path) -> None:
-        raise OSError("links are not supported")
-
-    monkeypatch.setattr(Path, "hardlink_to", refused)
-    store.copy({"x": "z"})
-    assert store.get("z") == b"new"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y", "z"]
-
-
 def test_nothing_is_changed_behind_a_link_that_leads_out_of_the_root(tmp_path: Path) -> None:
     root, outside = tmp_path / "lake", tmp_path / "outside"
     outside.mkdir()
@@ -130,7 +98,7 @@ def test_nothing_is_changed_behind_a_link_that_leads_out_of_the_root(tmp_path: P
         lambda: store.put("link/x", b""),
         lambda: store.put("link/new/x", b""),
         lambda: store.put_new("link/y", b""),
-        lambda: store.copy({"inside/y": "link/x"}),
+        lambda: store.move({"inside/y": "link/x"}),
         lambda: store.delete(["inside/y", "link/x"]),
     ]
     for change in changes:
@@ -299,7 +267,7 @@ def test_what_passes_is_waited_for(stormy: Emulator, fault: dict[str, Any]) -> N
     strike()
     assert paths(store) == ["x"]
     strike()
-    store.copy({"x": "y"})
+    assert store.move({"x": "y"}) == []
     strike()
     store.delete(["x", "y"])
     assert paths(store) == []
