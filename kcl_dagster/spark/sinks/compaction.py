@@ -15,8 +15,9 @@ Delta: the table's own log knows what is committed, so its own compaction does i
 import json
 import logging
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -42,6 +43,7 @@ JOURNAL: Final = "_compaction"  # readers pass over names that begin with an und
 DRAFTS: Final = "_drafts"  # of version 0.1: files that a fetch has written and no batch has published
 TURNS: Final = "_compaction_turns"
 MERGED: Final = "merged-"
+GETS_AT_ONCE: Final = 16
 BEFORE_ANY: Final = -1  # TRIM_HORIZON and its like
 _NAMED_AFTER_A_PART: Final = re.compile(r"(?P<lease>.+)\.(?P<after>\w+)-(?P<sub>\d+)(\.(?P<number>\d+))?\.parquet")
 
@@ -186,9 +188,8 @@ def _mergeable(store: Store, group: Sequence[StoredFile], mine: Turn) -> list[di
     Parquet stays where it is, so that one of them does not end every compaction.
     """
     found: list[tuple[pa.Schema, dict[str, pa.Table]]] = []
-    for file in group:
+    for file, content in _contents(store, group):
         mine.keep()
-        content = store.get(file.path)
         try:
             table = pq.read_table(pa.BufferReader(content))
         except (pa.ArrowException, OSError) as error:
@@ -204,6 +205,19 @@ def _mergeable(store: Store, group: Sequence[StoredFile], mine: Turn) -> list[di
         else:
             found.append((table.schema, {file.path: table}))
     return [tables for _, tables in found if len(tables) > 1]
+
+
+def _contents(store: Store, group: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, bytes]]:
+    """Of one group, together the size of a merged file. Several at once: most of a get from S3 is waiting."""
+    asked: deque[tuple[StoredFile, Future[bytes]]] = deque()
+    with ThreadPoolExecutor(GETS_AT_ONCE) as pool:
+        for file in group:
+            if len(asked) == GETS_AT_ONCE:
+                first, content = asked.popleft()
+                yield first, content.result()
+            asked.append((file, pool.submit(store.get, file.path)))
+        for file, content in asked:
+            yield file, content.result()
 
 
 def _merge(store: Store, sources: Mapping[str, pa.Table], name: str, mine: Turn) -> int:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -325,6 +326,7 @@ def test_of_two_compactions_at_once_the_second_one_ends(tmp_path: Path, monkeypa
 def test_a_compaction_that_takes_long_is_not_overtaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake(tmp_path)
     before = contents(tmp_path)
+    monkeypatch.setattr(compaction, "GETS_AT_ONCE", 1)  # each takes its time here, one after the other
 
     def later() -> None:
         with pytest.raises(Unsafe):
@@ -375,6 +377,19 @@ def test_a_publisher_of_a_chain_that_slept_finds_nothing_to_publish_again(tmp_pa
 def contents_without_staged(root: Path) -> Counter[str]:
     files = [str(path) for path in root.glob("*.parquet")]
     return Counter(ds.dataset(files).to_table().column("value").to_pylist())
+
+
+def test_files_are_read_several_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake(tmp_path)
+    together, read = threading.Barrier(3, timeout=30), LocalStore.get
+
+    def meeting(store: LocalStore, path: str) -> bytes:
+        if path.endswith(".parquet"):
+            together.wait()  # raises if the others do not come
+        return read(store, path)
+
+    monkeypatch.setattr(LocalStore, "get", meeting)
+    assert run(tmp_path).merged == 6
 
 
 def test_drafts_of_workers_at_work_are_left_alone(tmp_path: Path) -> None:
