@@ -1,6 +1,7 @@
 """The table of rights is what the components ask for: no right too few, none too many."""
 
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 import kcl_dagster as kcl
 from kcl_dagster import cli
 from kcl_dagster.aws import Access
+from kcl_dagster.chains.publication import chain_id
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView
@@ -29,7 +31,10 @@ from kcl_dagster.runtime import system
 from kcl_dagster.spark.executors import check_stream
 from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan, fetch
 from kcl_dagster.spark.parquet_file import ParquetFile
+from kcl_dagster.spark.schema import COLUMNS, PROGRESS
+from kcl_dagster.spark.sinks.batch_files import StageFiles
 from kcl_dagster.spark.sinks.compaction import compact
+from kcl_dagster.spark.sinks.layout import UNPARTITIONED
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.telemetry.leader_metrics import open_leader_telemetry
@@ -150,7 +155,7 @@ def leader_publishes(reads: Consumer, resource: ComponentsResource) -> None:
 
 
 def executors_meet_what_is_rare(aws: Emulator, name: str) -> None:
-    """Reading by polling, and a stream and a consumer that are gone."""
+    """Reading by polling, a stream and a consumer that are gone, and staged files that must be thrown away."""
     access = {"endpoint_url": aws.endpoint_url, "region": "us-east-1", "access_key": "executor", "secret_key": "x"}
     connection = Connection(**access)
     client = connection.kinesis()
@@ -164,6 +169,19 @@ def executors_meet_what_is_rare(aws: Emulator, name: str) -> None:
     list(fetch(plan("gone", "shardId-000000000000"), 0, client, system()))
     gone = f"{summary['StreamARN']}/consumer/gone:1"
     list(fetch(plan(name, "shardId-000000000001", consumer_arn=gone), 0, client, system()))
+    records = fetch(plan(name, "shardId-000000000000", "shardId-000000000001"), 0, client, system())
+    lake = open_store(f"s3://{name}/lake", S3Options(**access))
+    staging = StageFiles(lake, UNPARTITIONED, chain_id(name, "executor", "1"), 1, target_bytes=1)
+    with pytest.raises(ZeroDivisionError):
+        staging.write(
+            cut_off(batch.select(COLUMNS) for batch in records if batch.column(PROGRESS).null_count), 0, 0, None
+        )
+
+
+def cut_off(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of a function that fails behind the first ones."""
+    yield next(batches)
+    raise ZeroDivisionError
 
 
 def another_application_exists(aws: Emulator, kinesis: Any) -> None:
