@@ -127,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
     bounded.add_argument(
         "--through", metavar="MOMENT", help="read what had arrived by then, such as 2026-01-31T12:00:00Z"
     )
-    Verbs(_application, _client, _stores, _roles, _exports).register(verb)
+    Verbs(_application, _client, _stores, _roles, _exports, _storing).register(verb)
     init = verbs.add_parser(
         "init",
         help="write a project: a consumer, tests that pass, and the files that deploy it",

@@ -111,6 +111,9 @@ class Verbs:
     exports: Callable[[Options], str | None] = lambda _: None
     """The folder of exports that the project names."""
 
+    storing: Callable[[Options], Storing | None] = lambda _: None
+    """How the consumer's sink stores; None where no consumer is named."""
+
     def register(self, verb: AddVerb) -> None:
         doctor = verb("doctor", self._doctor, "whether all that the application depends on is as it should be")
         doctor.add_argument("--watch", type=float, default=WATCH_SECONDS, help="seconds to watch the leader for")
@@ -186,9 +189,17 @@ class Verbs:
         cost.add_argument(
             "--run-seconds", type=float, default=RUN_SECONDS, help="with --catch-up, how long a run takes"
         )
-        cost.add_argument("--sink", choices=get_args(StoredIn), default="folder", help="on S3; other: not on S3")
-        cost.add_argument("--commit", choices=("chains", "leases"), default="chains", help="as for the sink")
-        cost.add_argument("--commit-seconds", type=_positive, default=30, help="of a table in chains (default 30)")
+        cost.add_argument(
+            "--sink",
+            choices=get_args(StoredIn),
+            help="on S3; other: not on S3; left out: the consumer's, or a folder",
+        )
+        cost.add_argument(
+            "--commit", choices=("chains", "leases"), help="left out: as in the consumer's sink, or chains"
+        )
+        cost.add_argument(
+            "--commit-seconds", type=_positive, help="of a table in chains; left out: the consumer's, or 30"
+        )
         cost.add_argument("--partition-values", type=_positive, default=1, help="how many a batch has (default 1)")
         cost.add_argument("--put-price", type=float, default=PUT_PRICE, help="dollars for a million puts to S3")
         cost.add_argument("--hour-price", type=float, default=HOUR_PRICE, help="dollars for an hour of a worker")
@@ -384,10 +395,9 @@ class Verbs:
 
     def _cost(self, options: Options) -> int:
         prices = Prices(options.write_price, options.read_price, options.hour_price, options.put_price)
-        chained = options.commit == "chains"
-        storing = Storing(options.sink, chained, options.commit_seconds, options.partition_values)
         if options.measured is not None:
             return self._measured(options, prices)
+        storing = self._storing(options)
         application, shards, workers = self.application(options), options.shards, options.workers
         if options.catch_up is not None:
             if min(options.catch_up, options.run_seconds) <= 0:
@@ -428,6 +438,15 @@ class Verbs:
             _tell(f"{cost.files_per_hour:10.0f}    data files an hour, before a compaction")
             _tell(f"{cost.machine_dollars:10.2f} $  a month for {cost.machine_hours:.0f} hours of workers")
         return WELL
+
+    def _storing(self, options: Options) -> Storing:
+        known = self.storing(options) or Storing(chained=True)
+        return Storing(
+            options.sink or known.target,
+            known.chained if options.commit is None else options.commit == "chains",
+            options.commit_seconds or known.commit_seconds,
+            options.partition_values,
+        )
 
     def _measured(self, options: Options, prices: Prices) -> int:
         if options.measured <= 0:

@@ -15,6 +15,7 @@ from kcl_dagster import aws, cli
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.operations import terminal
+from kcl_dagster.operations.cost import COMMIT_PUTS
 from kcl_dagster.operations.doctor.finding import fail
 from tests.unit.operations.conftest import STREAM, Shop
 
@@ -228,6 +229,32 @@ def test_a_cost_before_the_first_tick_says_how_to_estimate_it(
     lines = said(capsys, "cost", "my_project:new", "--shards", "1", "--workers", "1")
     assert lines[-3].endswith("a month for 1 shard and 1 worker, on demand")
     assert lines[-1].endswith("a month for 720 hours of workers")
+
+
+def test_a_cost_and_a_plan_are_those_of_the_sink_of_the_consumer(
+    project: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks = {"table": kcl.iceberg("lake.orders", commit_seconds=120), "disk": kcl.parquet("/lake/orders")}
+    consumers = {
+        name: kcl.kcl_consumer(application=project.application, sink=sink, name="orders")(lambda records: records)
+        for name, sink in sinks.items()
+    }
+    monkeypatch.setitem(sys.modules, "my_project", SimpleNamespace(**consumers))
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+
+    def puts_per_hour(verb: str, *options: str) -> float:
+        found = json.loads("".join(said(capsys, verb, *options, "--json")))
+        return float(found.get("cost", found)["s3_puts_per_hour"])
+
+    of_batches, of_commits = 3 * 720, COMMIT_PUTS * 30
+    assert puts_per_hour("cost", "my_project:table") == of_batches + of_commits
+    assert puts_per_hour("plan", "my_project:table") == of_batches + of_commits
+    assert puts_per_hour("cost", "my_project:disk") == 0
+    assert puts_per_hour("cost", "my_project:disk", "--sink", "folder") == 5 * 720
+    assert puts_per_hour("cost", "my_project:table", "--commit-seconds", "60") == of_batches + 2 * of_commits
+    assert puts_per_hour("cost", "my_project:table", "--commit", "leases") == (2 + COMMIT_PUTS) * 720
+    named = ("--application", "orders-app", "--stream", "orders")
+    assert puts_per_hour("cost", *named) == 5 * 720
 
 
 @pytest.mark.parametrize("option", ["--shards", "--workers"])
