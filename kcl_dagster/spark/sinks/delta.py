@@ -112,7 +112,8 @@ class DeltaSink:
             table = self._log.open()
             rules = None if table is None else DeltaRules.of(table, self._name)
         attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
-        names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
+        # delta-rs does not find a file that has `~` in its name when it compacts, as those of some applications do.
+        names = {part.lease: f"{file_stem(part).replace('~', '!')}.{attempt}.parquet" for part in batch.parts}
         with write_failures(self._name):
             transform = self._transform if rules is None else rules.applied(self._transform)
             layout, target = (self._layout, None) if rules is None else (rules.layout, rules.target)

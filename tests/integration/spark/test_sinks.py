@@ -386,16 +386,18 @@ def test_a_whole_and_its_pieces_are_never_both_stored(place: Place, spark: Spark
 # Tables remember
 
 
-def test_a_compacted_delta_table_knows_what_it_holds(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("application", ["app", "orders.of:all shops"])
+def test_a_compacted_delta_table_knows_what_it_holds(spark: SparkSession, tmp_path: Path, application: str) -> None:
     root = str(tmp_path / "table")
     sink = DeltaSink(root)
-    parts = [part(1, 1000 + 2 * n, 1001 + 2 * n, n + 1) for n in range(3)]
-    for one in parts:
+    first = 10**12  # lower numbers are those of leases whose files have no application in their names
+    parts = [replace(part(1, 1000 + 2 * n, 1001 + 2 * n, first + n), application=application) for n in range(4)]
+    for one in parts[:3]:
         write(sink, spark, one)
     assert compact_delta(root).merged == 3
     write(sink, spark, parts[2])
     write(DeltaSink(root), spark, parts[0])
-    write(sink, spark, part(1, 1006, 1007, 4))
+    write(sink, spark, parts[3])
     assert Counter(int(row["sequence_number"]) for row in read_delta(root, S3Options())) == Counter(
         range(1000, 1008)
     )
