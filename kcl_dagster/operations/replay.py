@@ -18,7 +18,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.streams.listing import StreamDescription
 from kcl_dagster.streams.pacing import BYTES_PER_SECOND, ShardLimits
 from kcl_dagster.streams.window import Window
-from kcl_dagster.worker.batch import Batch, Budget, D, Engine, Part, Progress, Range, Sink
+from kcl_dagster.worker.batch import Batch, Budget, D, Engine, Part, Progress, Range, Remembering, Sink
 
 # Part of what pieces are called: with another number, what was stored before would be stored again.
 PIECE_BYTES: Final = 16 * 1024 * 1024
@@ -155,15 +155,19 @@ class Replay(Generic[D]):
                 raise failure
             progress = {state.shard.id: fetched.progress[state.range.lease] for state in states}
             self._prefetch(progress, budget)
-            parts = tuple(self._part(state.range, progress[state.shard.id]) for state in states)
-            batch = Batch(self._identity, WorkerId("replay"), tuple(part for part in parts if part.records))
-            if batch.parts:
+            found = [self._part(state.range, progress[state.shard.id]) for state in states]
+            due = tuple(part for part in found if part.records and not self._is_stored(part))
+            batch = Batch(self._identity, WorkerId("replay"), due)
+            if due:
                 self.sink.write(fetched.data([part.lease for part in batch.parts]), batch)
                 self.on_piece(batch)
         finally:
             fetched.release()
         for state in states:
             state.advance(progress[state.shard.id])
+
+    def _is_stored(self, part: Part) -> bool:
+        return isinstance(self.sink, Remembering) and self.sink.holds(part)
 
     def _prefetch(self, progress: dict[str, Progress], budget: Budget) -> None:
         over = [shard for shard, found in progress.items() if found.ended]

@@ -38,7 +38,7 @@ from kcl_dagster.operations.replay import (
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.operation_jobs.answers import Row, table
 from kcl_dagster.orchestration.resources import KclResource
-from kcl_dagster.orchestration.sinks import SinkChoice
+from kcl_dagster.orchestration.sinks import SinkChoice, open_for_parts
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.listing import describe, list_shards
@@ -51,6 +51,12 @@ TURN_SECONDS: Final = 5.0  # a replay takes minutes; asking for its end costs Da
 
 class ReplayConfig(Config):
     """What the launchpad asks."""
+
+    edition: str = Field(
+        default="",
+        description="Each edition of a window is stored once. Give another one to store windows anew, such as "
+        "after the function was mended and their rows were removed.",
+    )
 
     share: float = Field(
         default=DEFAULT_SHARE,
@@ -126,7 +132,7 @@ def build_kcl_replay_asset(
                 ours = consumer.bound(context, context.resources)
                 for window in windows:
                     _refuse_early(consumer, kcl, [window], runtime)
-                    states = _replay_window(context, ours, sink, kcl, spark, window, config.share, runtime)
+                    states = _replay_window(context, ours, sink, kcl, spark, window, config, runtime)
                     context.log_event(AssetMaterialization(key, partition=window.name, metadata=_metadata(states)))
         except KclError as error:
             is_final = isinstance(error, (ConfigurationError, DataLoss))  # whatever else it is may pass
@@ -156,7 +162,7 @@ def _replay_window(
     kcl: KclResource,
     spark: Any,
     window: ReplayWindow,
-    share: float,
+    config: ReplayConfig,
     runtime: Runtime,
 ) -> list[ShardReplay]:
     # Spark's side is heavy; the code server evaluates this module without ever replaying.
@@ -165,7 +171,7 @@ def _replay_window(
 
     application = consumer.application
     kinesis = kcl.client("kinesis", application)
-    settings = EngineSettings(limits=limits_of(share), opens_aggregates=application.batch.deaggregate)
+    settings = EngineSettings(limits=limits_of(config.share), opens_aggregates=application.batch.deaggregate)
     engine = SparkEngine(spark, Connection(**kcl.connection("kinesis", application)), settings, runtime=runtime)
     s3 = kcl.connection("s3", application.name)
     since = {"Type": "FROM_TIMESTAMP", "Timestamp": window.start_ms / 1000}
@@ -178,7 +184,14 @@ def _replay_window(
                 window,
                 list_shards(kinesis, stream.name, shard_filter=since, runtime=runtime),
                 engine,
-                choice.open(consumer.stored_transform, s3),
+                open_for_parts(
+                    choice,
+                    consumer.stored_transform,
+                    s3,
+                    owner=f"{application.name}/replay",
+                    name=f"{window.name} {config.edition}".strip(),
+                    runtime=runtime,
+                ),
                 lambda batch: context.log.debug(
                     "%s: %s records of %s shards", window.name, batch.records, len(batch.parts)
                 ),

@@ -10,7 +10,9 @@ from kcl_dagster.folder import misspelt
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.orchestration.metadata import TABLE_NAME, URI
 from kcl_dagster.orchestration.secret_options import refuse_literals, refuse_secret_in, resolved
+from kcl_dagster.runtime import Runtime
 from kcl_dagster.worker.batch import Batch, Sink
+from kcl_dagster.worker.parts_chain import PartsChain
 from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS
 
@@ -70,8 +72,8 @@ class SinkChoice:
     """Of a Delta table: what its compaction opens it with. EnvVars are not resolved yet."""
 
     open_staging: OpenStagingSink | None = field(default=None, repr=False, compare=False)
-    """Where set, workers decide their batches in chains of entries. What `open` makes is then used for replays, and
-    for batches that were begun before this was set."""
+    """Where set, batches are decided in chains of entries. What `open` makes is then used for batches that were
+    begun before this was set."""
 
     open_chains: "OpenStore | None" = field(default=None, repr=False, compare=False)
     """Opens the store of the chains, where `open_staging` is set."""
@@ -359,6 +361,15 @@ def iceberg(
         commit_seconds=between_commits if is_chained else None,
         with_commit_seconds=again if is_chained and commit_seconds is None else None,
     )
+
+
+def open_for_parts(
+    choice: SinkChoice, transform: Transform, s3: Connection, *, owner: str, name: str, runtime: Runtime
+) -> Sink[Any]:
+    """For parts of which no lease says that they are stored: see `worker.parts_chain`."""
+    if choice.open_staging is None:
+        return choice.open(transform, s3)
+    return PartsChain(choice.open_staging(transform, s3), owner, name, runtime)
 
 
 def _store_at(path: str) -> "OpenStore":

@@ -2,12 +2,16 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from kcl_dagster.runtime import system
 from kcl_dagster.spark.dead_letter_replay import ToSink, replay
+from kcl_dagster.worker.batch import Sink
+from kcl_dagster.worker.parts_chain import PartsChain
 from tests.integration.spark.test_sinks import Place, part, place, write
 from tests.unit.spark.test_letters import APP, Killed, box, letter, names
 
@@ -16,8 +20,16 @@ __all__ = ["place"]  # a fixture
 pytestmark = pytest.mark.spark
 
 
-def test_letters_are_stored_once_in_every_sink(place: Place, spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("commit", ["chains", "leases"])
+def test_letters_are_stored_once_in_every_sink(
+    place: Place, spark: SparkSession, tmp_path: Path, commit: str
+) -> None:
     mended = True
+
+    def opened() -> Sink[DataFrame]:
+        if commit == "leases":
+            return cast("Sink[DataFrame]", place.open(transform=transform))
+        return PartsChain(place.open_staging(transform=transform), f"{APP}/letters", "letters", system())
 
     def transform(records: DataFrame) -> DataFrame:
         number = F.col("sequence_number").cast("long")
@@ -25,7 +37,7 @@ def test_letters_are_stored_once_in_every_sink(place: Place, spark: SparkSession
         checked = F.when(bad, F.col("data")).otherwise(F.raise_error(F.lit("odd")))
         return records.select("lease_key", "sequence_number", "arrival_timestamp", checked.alias("data"))
 
-    sink = place.open(transform=transform)
+    sink = opened()
     write(sink, spark, part(1, 1000, 1003, 5))
     store = box(
         tmp_path / "letters", *[letter(number) for number in (10, 11, 12)], letter(13, "shardId-000000000001")
@@ -44,7 +56,7 @@ def test_letters_are_stored_once_in_every_sink(place: Place, spark: SparkSession
 
     with pytest.raises(Killed):
         replay(store, APP, DiesBeforeItIsNoted(spark, sink))
-    assert replay(store, APP, ToSink(spark, place.open(transform=transform))).stored == 2
+    assert replay(store, APP, ToSink(spark, opened())).stored == 2
     assert place.contents() == Counter([*range(1000, 1004), 10, 11, 12, 13])
     assert names(store) == []
     arrived = {row["arrival_timestamp"].timestamp() for row in place.read() if int(row["sequence_number"]) < 100}

@@ -26,11 +26,15 @@ from kcl_dagster.spark.sinks.compaction import compact_delta
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.sinks.staged_delta import StagedDeltaSink
+from kcl_dagster.spark.sinks.staged_iceberg import StagedIcebergSink
+from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.worker.batch import Batch, Part
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.pending import Pin
 from kcl_dagster.worker.ranges import Planner, first_number_at
+from kcl_dagster.worker.staging import StagingSink
 from tests.unit.operations.conftest import Shop
 
 pytestmark = pytest.mark.spark
@@ -43,6 +47,7 @@ class Place:
     kind: str
     open: Callable[..., Any]
     read: Callable[[], list[dict[str, Any]]]
+    open_staging: Callable[..., StagingSink[DataFrame]]
 
     def contents(self) -> Counter[int]:
         return Counter(int(row["sequence_number"]) for row in self.read())
@@ -68,15 +73,24 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, sidecar: Endpoint) -> 
         root = f"s3://{bucket}/some/table"
     if kind == "parquet":
         return Place(
-            kind, lambda **more: ParquetSink(root, s3=s3, **more), lambda: read_parquet(root, s3, tmp_path)
+            kind,
+            lambda **more: ParquetSink(root, s3=s3, **more),
+            lambda: read_parquet(root, s3, tmp_path),
+            lambda **more: StagedParquetSink(root, s3=s3, **more),
         )
     if kind == "delta":
-        return Place(kind, lambda **more: DeltaSink(root, s3=s3, **more), lambda: read_delta(root, s3))
+        return Place(
+            kind,
+            lambda **more: DeltaSink(root, s3=s3, **more),
+            lambda: read_delta(root, s3),
+            lambda **more: StagedDeltaSink(root, s3=s3, **more),
+        )
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": root}
     return Place(
         kind,
         lambda **more: IcebergSink("lake.clicks", catalog, s3=s3, **more),
         lambda: read_iceberg(IcebergSink("lake.clicks", catalog, s3=s3)),
+        lambda **more: StagedIcebergSink("lake.clicks", catalog, s3=s3, **more),
     )
 
 

@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator, Limits
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.model.lease import Lease
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.pausing import drain
 from kcl_dagster.orchestration.replay_asset import REPLAY_TAG, build_kcl_replay_asset, older
@@ -52,6 +51,17 @@ class Archive:
             records = [{"Data": f"{n}".encode(), "PartitionKey": f"key-{n % 7}"} for n in bodies]
             assert kinesis.put_records(StreamName=STREAM, Records=records)["FailedRecordCount"] == 0
             self.bodies[hour] = bodies
+
+    def ends(self) -> dict[str, str]:
+        """The number of the last record of each shard."""
+        kinesis, found = self.aws.client("kinesis"), {}
+        for shard in kinesis.list_shards(StreamName=STREAM)["Shards"]:
+            kind = {"ShardIteratorType": "TRIM_HORIZON"}
+            iterator = kinesis.get_shard_iterator(StreamName=STREAM, ShardId=shard["ShardId"], **kind)
+            answer = kinesis.get_records(ShardIterator=iterator["ShardIterator"])
+            assert answer["MillisBehindLatest"] == 0
+            found[shard["ShardId"]] = answer["Records"][-1]["SequenceNumber"]
+        return found
 
 
 def _partition(moment: float) -> str:
@@ -91,9 +101,9 @@ def desk_of(bench: Bench) -> Desk:
 
 
 def stored(lake: Path) -> list[tuple[str, int]]:
-    """(lease, body) of every record below a folder."""
+    """(lease, body) of every record that readers of a folder see."""
     # A folder exists before its first file does, and a dataset of no files has no columns.
-    files = [str(path) for path in lake.rglob("*.parquet")]
+    files = [str(path) for path in lake.glob("*.parquet")]
     if not files:
         return []
     found = dataset.dataset(files, format="parquet").to_table(["lease_key", "body"])
@@ -125,7 +135,7 @@ def kill_a_replay(archive: Archive, lake: Path) -> None:
     }
     command = [sys.executable, "-m", "tests.unit.orchestration.replaying", json.dumps(told)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
-        wait_until(lambda: any(lake.rglob("*.parquet")) or process.poll() is not None)
+        wait_until(lambda: any(lake.glob("*.parquet")) or process.poll() is not None)
         assert process.poll() is None, "the replay ended before it could be killed"
         process.kill()
 
@@ -145,8 +155,9 @@ def test_a_backfill_stores_its_windows_once_beside_the_live_consumer_although_it
         kill_a_replay(archive, replayed)
         assert set(by_hour(replayed)) == {_word(archive.hours[0])}
         wait_until(lambda: len(stored(alive)) == len(everything))
-        # What is stored is committed a moment later.
-        wait_until(lambda: not any(pending(lease) for lease in desk_of(bench).scan().leases))
+        # The rows of the leases say what is stored with their next renewal.
+        ends = archive.ends()
+        wait_until(lambda: checkpoints(bench) == ends)
         before = {lease.key: (lease.checkpoint, lease.owner) for lease in desk_of(bench).scan().leases}
         job = replaying(bench.consumer, replayed, archive.aws.endpoint_url, spark, archive.hours[0])
         tags = {RANGE_START: archive.hours[0], RANGE_END: archive.hours[1]}
@@ -162,9 +173,9 @@ def test_a_backfill_stores_its_windows_once_beside_the_live_consumer_although_it
         assert record.asset_materialization.metadata["dagster/row_count"].value == RECORDS
 
 
-def pending(lease: Lease) -> bool:
-    has_begun = lease.checkpoint is not None and not lease.checkpoint.is_initial_position
-    return lease.pending_checkpoint is not None or not has_begun
+def checkpoints(bench: Bench) -> dict[str, str]:
+    leases = desk_of(bench).scan().leases
+    return {lease.key: "" if lease.checkpoint is None else str(lease.checkpoint.sequence) for lease in leases}
 
 
 def at_full_speed() -> dict[str, Any]:

@@ -1,0 +1,120 @@
+"""Batches that no lease stands for, stored once: replays of windows, and dead letters.
+
+They are decided in a chain, as the batches of a worker are (`worker.chain_protocol`). A worker writes into the rows
+of its leases how far they are stored; here the chain itself says which parts are. So its name follows from what is
+replayed, its entries are kept, and a process that goes on where another one was killed reads them first. Two
+processes that replay the same try to make the same entry, and one of them stops.
+"""
+
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Generic
+
+from kcl_dagster.chains.chain import Chain
+from kcl_dagster.chains.deletion import MIN_AGE_SECONDS
+from kcl_dagster.chains.entry import PublishingEntry, StoredRange
+from kcl_dagster.chains.publication import FolderPublisher, Publisher, chain_id
+from kcl_dagster.errors import SinkError, Unsafe
+from kcl_dagster.model.claim import ChainId, ClaimId
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.worker.batch import Batch, D, Part
+from kcl_dagster.worker.former_chains import store_errors
+from kcl_dagster.worker.staging import StagingSink, TableBesideChains
+from kcl_dagster.worker.table_committer import TableCommitter
+
+NO_CLAIM = ClaimId("")  # rows of leases claim chains of workers only
+
+
+@dataclass(slots=True)
+class PartsChain(Generic[D]):
+    """As a `worker.batch.Sink` that stores each part once, whatever the user's function does. `owner`: what the
+    parts are of, such as `clicks/replay`, and `name` one chain of it. Called on one thread."""
+
+    sink: StagingSink[D]
+    owner: str
+    name: str
+    runtime: Runtime
+    _chain: Chain | None = None
+    _stored: set[tuple[LeaseKey, int]] = field(default_factory=set)
+    _publisher: Publisher = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._publisher = publisher_of(self.sink, self.owner, self.runtime)
+
+    @property
+    def id(self) -> ChainId:
+        return chain_id(self.owner, self.name, hashlib.sha256(self.name.encode()).hexdigest()[:12])
+
+    @property
+    def place(self) -> str:
+        return self.sink.entries.files.root
+
+    def holds(self, part: Part) -> bool:
+        """Whether the part is stored. Its lease and number stand for the same records always."""
+        self._opened()
+        return (part.lease, part.number) in self._stored
+
+    def write(self, data: D, batch: Batch) -> None:
+        """Store a batch of which no part is stored. Raises SinkError; the outcome is known to the next process that
+        opens the chain. What the user's function raises is raised as it is."""
+        chain = self._opened()
+        held = [part for part in batch.parts if self.holds(part)]
+        if len(held) == len(batch.parts):
+            return
+        if held:
+            raise SinkError(f"{self.place}: parts of one batch are stored and others are not: {held[0].lease}")
+        staged = self.sink.stage(data, batch, chain.id, _number(self.runtime.new_id()))
+        ranges = [
+            StoredRange(
+                part.lease, NO_CLAIM, part.after, part.through, part.records, part.bytes, number=part.number
+            )
+            for part in batch.parts
+        ]
+        self._chain = None  # if anything fails from here on, the chain is read again, and what it has is published
+        with store_errors(self.sink.entries, self.owner, "could not be stored"):
+            entry = chain.decide(staged.files, ranges, staged.rules)
+            if entry is None:
+                self._publisher.discard(chain.id, [file.path for file in staged.files])
+                raise Unsafe(f"{self.place}: another process stores {self.owner} {self.name} at the same time")
+            self._publisher.publish(chain.id, chain.last, entry)
+            self._publisher.finish({chain.id: chain.last})
+        self._stored |= {(part.lease, part.number) for part in batch.parts}
+        self._chain = chain
+
+    def _opened(self) -> Chain:
+        """The chain with what is in it, all of it visible to readers."""
+        if self._chain is None:
+            with store_errors(self.sink.entries, self.owner, "could not be read"):
+                self._chain = self._read()
+        return self._chain
+
+    def _read(self) -> Chain:
+        entries, chain = self.sink.entries, self.id
+        self._stored.clear()
+        last = 0
+        for last in entries.numbers(chain):
+            entry = entries.read(chain, last)
+            if not isinstance(entry, PublishingEntry):
+                raise Unsafe(f"{self.place}: chain {chain} was closed, and replays close none")
+            self._stored |= {(one.lease, one.number) for one in entry.ranges if one.number is not None}
+            with suppress(SinkError):  # some files, or all, were published before
+                self._publisher.publish(chain, last, entry)
+        if last:
+            self._publisher.finish({chain: last})
+        # What a process that was killed has staged: too old to belong to one that is at work.
+        self._publisher.remove_left_behind(chain, self.runtime.clock.now() - MIN_AGE_SECONDS, ())
+        return Chain(entries, chain, self.runtime.new_id, _last=last)
+
+
+def publisher_of(sink: StagingSink[D], owner: str, runtime: Runtime) -> Publisher:
+    if isinstance(sink, TableBesideChains):
+        entries, table = sink.entries, sink.chained_table
+        return TableCommitter(entries, table, owner, runtime.new_id, runtime.clock, sink.commit_seconds)
+    return FolderPublisher(sink.entries.files)
+
+
+def _number(unique: str) -> int:
+    """Of a batch of the chain, such as no process has used."""
+    return int.from_bytes(hashlib.sha256(unique.encode()).digest()[:6])
