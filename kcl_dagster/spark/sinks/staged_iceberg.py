@@ -34,12 +34,16 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 SNAPSHOTS_KEPT: Final = timedelta(hours=2)  # a commit takes longer with each
+# Of a manifest, which names five thousand files then. Merges write the last one anew until it has this size: with
+# the 8 MiB that are Iceberg's default, each takes some seconds in the end.
+MANIFEST_BYTES: Final = 1 << 20
 # Of a table that is made here. A commit every half minute would leave thousands of manifests, of snapshots and of
 # versions of the metadata a day. Manifests are merged, snapshots are expired, and a hundred versions remain.
 PROPERTIES: Final = {
     MERGES: "true",
     AGE: str(SNAPSHOTS_KEPT // timedelta(milliseconds=1)),
     "write.metadata.delete-after-commit.enabled": "true",
+    "commit.manifest.target-size-bytes": str(MANIFEST_BYTES),
 }
 
 

@@ -241,6 +241,11 @@ def test_a_table_keeps_the_snapshots_of_two_hours_if_it_is_made_here(lake: Icebe
     assert lake.table().properties[snapshot_expiry.AGE] == str(2 * 3600 * 1000)
 
 
+def test_manifests_of_a_table_that_is_made_here_are_merged_while_that_takes_little(lake: IcebergLake) -> None:
+    lake.decide(rows_of(range(1)))
+    assert lake.table().properties["commit.manifest.target-size-bytes"] == str(1024 * 1024)
+
+
 @pytest.mark.parametrize("how", ["a branch", "deleted rows", "gc.enabled", "no age", "a long age", "many to keep"])
 def test_snapshots_are_left_to_engines_where_data_files_may_belong_to_them_alone(
     lake: IcebergLake, monkeypatch: pytest.MonkeyPatch, how: str
