@@ -11,7 +11,9 @@ from resources.aws import kcl_resource
 from resources.spark import pyspark, worker_spark
 
 defs = dg.Definitions.merge(
-    kcl.build_kcl_definitions(clicks, resources={"kcl": kcl_resource(), "spark": worker_spark()}),
+    kcl.build_kcl_definitions(
+        clicks, resources={"kcl": kcl_resource(), "spark": worker_spark()}, compaction="17 * * * *"
+    ),
     dg.Definitions(
         assets=[clicks_replayed, sessions, sessions_per_day],
         jobs=[replay],

@@ -24,9 +24,6 @@ COMPACTION_TAG: Final = "kcl/compaction"
 """The application. Of two compactions of one, the second ends by itself; with the tag limited to one in
 `dagster.yaml`, it waits."""
 
-COMPACTION_CRON: Final = "17 * * * *"
-"""Every hour, and not when everybody else's schedules tick."""
-
 COMPACTED: Final = frozenset({"parquet", "deltalake"})
 """Kinds of sinks whose files are ours to merge."""
 
@@ -47,7 +44,7 @@ class CompactionConfig(Config):
 
 def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> JobDefinition:
     """`<application>_compaction`, which may run beside the workers and needs no Spark. `build_kcl_definitions`
-    makes it, with its schedule, unless it is told not to.
+    makes it, with a schedule, where `compaction` gives its times.
 
     Raises ConfigurationError for a sink whose files are not ours to merge.
 

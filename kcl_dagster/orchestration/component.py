@@ -28,7 +28,6 @@ from kcl_dagster.application import (
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.orchestration import sinks
-from kcl_dagster.orchestration.compaction import COMPACTION_CRON
 from kcl_dagster.orchestration.consumer import Consumer, kcl_consumer
 from kcl_dagster.orchestration.definitions import build_kcl_definitions
 from kcl_dagster.orchestration.docstrings import field_docstrings
@@ -376,8 +375,8 @@ class KclApplicationComponent(Component, Described):
     prune_after_days: int | None = None
     """Delete finished worker runs that are that old, every night; left out, none."""
 
-    compaction: str | None = COMPACTION_CRON
-    """When small files are merged, as a cron expression (UTC); null: never. Not for Iceberg tables."""
+    compaction: str | None = None
+    """When small files are merged, as a cron expression (UTC); left out: never. Not for Iceberg tables."""
 
     catch_up: str | None = None
     """Read the stream at the times of this cron expression (UTC), such as `0 * * * *`, instead of always."""

@@ -13,7 +13,6 @@ from kcl_dagster.orchestration.catch_up import build_kcl_catch_up_job, build_kcl
 from kcl_dagster.orchestration.check_definitions import build_kcl_checks
 from kcl_dagster.orchestration.compaction import (
     COMPACTED,
-    COMPACTION_CRON,
     build_kcl_compaction_job,
     build_kcl_compaction_schedule,
 )
@@ -38,7 +37,7 @@ def build_kcl_definitions(
     streams: bool = True,
     exports: str | None = None,
     prune_after_days: int | None = None,
-    compaction: str | None = COMPACTION_CRON,
+    compaction: str | None = None,
     catch_up: str | None = None,
 ) -> Definitions:
     """The leader sensor, worker job, assets, checks and operations of each consumer.
@@ -56,8 +55,8 @@ def build_kcl_definitions(
             no other. Left out, a folder in the storage of the Dagster instance, on the machine of the run.
         prune_after_days: Delete finished worker runs, with their events, when they are that old, every night.
             Left out, nothing is ever deleted.
-        compaction: When the small files of Parquet folders and Delta tables are merged, as a cron expression (UTC);
-            None: never. Files of an Iceberg table are merged by an engine that reads it.
+        compaction: When the small files of Parquet folders and Delta tables are merged, as a cron expression (UTC)
+            such as `17 * * * *`; left out: never. Files of an Iceberg table are merged by an engine that reads it.
         catch_up: Read the streams at the times of this cron expression (UTC), such as `0 * * * *`, instead of
             always: a schedule launches the job `<application>_catch_up`, and the leader sensor, which launches
             workers, is stopped until you start it.

@@ -89,13 +89,14 @@ def test_only_files_of_ours_are_merged() -> None:
         build_kcl_compaction_job(consumer(kcl.iceberg("lake.clicks", {"type": "glue"})))
 
 
-def test_definitions_merge_small_files_every_hour_unless_they_are_told_not_to() -> None:
+def test_definitions_merge_small_files_where_they_are_told_when() -> None:
     resources = {"kcl": EmulatorResource()}
-    made = kcl.build_kcl_definitions(consumer(kcl.parquet("/lake/clicks")), resources=resources)
+    parquet = consumer(kcl.parquet("/lake/clicks"))
+    made = kcl.build_kcl_definitions(parquet, resources=resources, compaction="17 * * * *")
     schedule = made.resolve_schedule_def("clicks_compaction_schedule")
     assert (schedule.job_name, schedule.cron_schedule) == ("clicks_compaction", "17 * * * *")
     assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
-    never = kcl.build_kcl_definitions(consumer(kcl.parquet("/lake/clicks")), resources=resources, compaction=None)
-    assert not never.schedules
+    assert not kcl.build_kcl_definitions(parquet, resources=resources).schedules
     table = consumer(kcl.iceberg("lake.clicks", {"type": "glue"}))
-    assert not kcl.build_kcl_definitions(table, resources=resources).schedules, "its files are an engine's to merge"
+    of_table = kcl.build_kcl_definitions(table, resources=resources, compaction="17 * * * *")
+    assert not of_table.schedules, "its files are an engine's to merge"
