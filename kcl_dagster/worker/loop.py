@@ -119,7 +119,7 @@ class Worker(Generic[D]):
         self._background = background
         self.for_each = for_each
         self.renew_each = renew_each or (WithoutWaiting() if for_each is several_at_once else for_each)
-        self.settings = WorkerSettings.of(surroundings.application)
+        self.settings = WorkerSettings.of(surroundings.application, is_bounded=surroundings.bound is not None)
         self.tell: OnEvent = unfailing(surroundings.on_event)
         self._on_batch = unfailing(surroundings.on_batch)
         self._on_lag = unfailing(surroundings.on_lag)
@@ -550,8 +550,13 @@ class Worker(Generic[D]):
             self._let_go()
         if self._around.processors is None:
             self.processing.give_up()
-        if now - self._stop_seen >= self.settings.end_patience and not self.holdings.keys():
+        if now - self._stop_seen >= self._end_patience() and not self.holdings.keys():
             self._end_hung()
+
+    def _end_patience(self) -> float:
+        """A read ends by itself when its time is over."""
+        is_reading = self.processing.running_for() is None
+        return self.settings.end_patience + (self.settings.budget.seconds if is_reading else 0.0)
 
     def _end_hung(self) -> None:
         """Leave although the batch does not end: the row goes, and then the process. Nothing is lost, as a batch
@@ -563,7 +568,7 @@ class Worker(Generic[D]):
         self.discoverer.give_back()
         ran = self.processing.running_for()
         if ran is None:
-            why = f"its batch has not ended for {self.settings.end_patience:.0f} s since it was to stop"
+            why = f"its batch has not ended for {self._end_patience():.0f} s since it was to stop"
         else:
             since = datetime.fromtimestamp(self._clock.now() - ran, UTC)
             why = f"hung in your code since {since:%Y-%m-%d %H:%M:%S} UTC"

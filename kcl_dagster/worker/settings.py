@@ -9,6 +9,8 @@ DISCOVERY_SECONDS = 1.0  # an index query costs half a read unit: 43,000 units a
 PARENT_POLL_SECONDS = 2.0  # one consistent read per blocked lease; the silence of a reshard is about this long
 ROUNDS_TO_WAIT = 5  # a batch may take several times its fetch to be written
 DRAIN_PATIENCE = 2.0  # handoff timeouts a draining worker waits for the leader before it lets go by itself
+# Of one read of a bounded run. It waits for no records: what it is to read is there.
+BOUNDED_SECONDS = 5.0
 # A leader replaces workers that reach their lifetime one after another. One that no leader replaced for another
 # lifetime ends by itself, within one more: workers that began together do not end together.
 OVERTIME = 2.0
@@ -34,8 +36,9 @@ class WorkerSettings:
     parent_poll: float = PARENT_POLL_SECONDS
 
     @classmethod
-    def of(cls, application: Application) -> "WorkerSettings":
+    def of(cls, application: Application, *, is_bounded: bool = False) -> "WorkerSettings":
         timings, batch = application.timings, application.batch
+        seconds = min(batch.max_seconds, BOUNDED_SECONDS) if is_bounded else batch.max_seconds
         return cls(
             lease_duration=timings.lease_duration,
             renewal_interval=timings.renewal_interval,
@@ -44,7 +47,7 @@ class WorkerSettings:
             leaderless=timings.leaderless,
             lifetime=application.fleet.lifetime,
             idle=batch.idle_seconds,
-            budget=Budget(batch.max_records, batch.max_bytes, batch.max_seconds),
+            budget=Budget(batch.max_records, batch.max_bytes, seconds),
         )
 
     def longest_life(self, chance: float) -> float:

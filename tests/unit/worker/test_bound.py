@@ -170,6 +170,13 @@ def test_a_bounded_worker_reads_what_is_there_and_stops() -> None:
     world.check_exactly_once()
 
 
+def test_a_bounded_worker_reads_in_short_batches() -> None:
+    """What it is to read is there: with batches of minutes it would wait for what is not."""
+    world = World(batch=BatchSettings(max_seconds=120))
+    assert bounded(world).worker.settings.budget.seconds == 5
+    assert world.worker("other").worker.settings.budget.seconds == 120
+
+
 def test_children_of_a_shard_that_is_split_meanwhile_are_read_too() -> None:
     world = World()
     world.stream.put(A, *"abcdefgh")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kcl_dagster.application import BatchSettings
 from kcl_dagster.model.worker import WorkerState
 from kcl_dagster.tables.control import Control
 from kcl_dagster.worker.events import EventKind
@@ -259,6 +260,26 @@ def test_a_worker_whose_batch_ends_late_after_its_stop_ends_by_itself() -> None:
     run.worker.shut_down()
     assert ended == []
     assert EventKind.HUNG not in run.kinds()
+
+
+def test_a_worker_that_is_to_stop_while_it_reads_for_long_is_not_taken_for_hung() -> None:
+    world = World(batch=BatchSettings(max_seconds=100))
+    world.stream.put(A, *"abc")
+    ended: list[str] = []
+    run = world.worker("slow", end_process=ended.append)
+    run.worker.start()
+    world.assign(run)
+
+    def read_on() -> None:
+        run.engine.hooks.clear()
+        hang_after_stop(world, run, 100)
+        assert ended == []
+        hang_after_stop(world, run, 65)
+        assert "its batch has not ended for 160 s" in ended[0]
+
+    run.engine.hooks.append(read_on)
+    run.round()
+    assert len(ended) == 1
 
 
 def test_what_is_assigned_in_the_last_moment_is_given_back() -> None:
