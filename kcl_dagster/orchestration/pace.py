@@ -8,6 +8,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.sinks import SinkChoice
 
 SHORTEST_SECONDS: Final = 1.0
+LONGEST_SECONDS: Final = 3600.0
 LONGEST_BATCH_SECONDS: Final = (
     60.0  # of a table: its files are merged by commits and compactions, not by long reads
 )
@@ -37,10 +38,11 @@ class Pace:
 
 def paced(application: Application, sink: SinkChoice, visible_within: float) -> tuple[Application, SinkChoice]:
     """Both, with what follows from `visible_within`. What they say themselves stays as it is."""
-    if not visible_within >= SHORTEST_SECONDS:
+    is_number = isinstance(visible_within, (int, float))
+    if not (is_number and SHORTEST_SECONDS <= visible_within <= LONGEST_SECONDS):
         raise ConfigurationError(
-            f"application {application.name}: visible_within={visible_within} must be at least "
-            f"{SHORTEST_SECONDS:.0f} second"
+            f"application {application.name}: visible_within={visible_within!r} is no number of seconds from "
+            f"{SHORTEST_SECONDS:.0f} to {LONGEST_SECONDS:.0f}"
         )
     if sink.processors is not None:
         raise ConfigurationError(

@@ -1,23 +1,28 @@
 """Sinks as a user names them: `kcl.parquet("s3://lake/clicks")`. Opened by the worker run, not before."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.chains.store import check_store
+from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.folder import misspelt
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.orchestration.metadata import TABLE_NAME, URI
 from kcl_dagster.orchestration.secret_options import refuse_literals, refuse_secret_in, resolved
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.worker.batch import Batch, Sink
+from kcl_dagster.worker.error_text import brief
 from kcl_dagster.worker.parts_chain import PartsChain
 from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS
 
 if TYPE_CHECKING:
     from kcl_dagster.spark.storage import Store
+
+log = logging.getLogger(__name__)
 
 _DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
 
@@ -361,6 +366,23 @@ def iceberg(
         commit_seconds=between_commits if is_chained else None,
         with_commit_seconds=again if is_chained and commit_seconds is None else None,
     )
+
+
+def open_staging(
+    choice: SinkChoice, transform: Transform, s3: Connection, runtime: Runtime
+) -> StagingSink[Any] | None:
+    """None where batches are decided in leases. Raises ConfigurationError where the store cannot keep chains:
+    before a lease names one, which could not be ended there."""
+    if choice.open_staging is None:
+        return None
+    sink = choice.open_staging(transform, s3)
+    try:
+        check_store(sink.entries.files, runtime.new_id())
+    except ConfigurationError:
+        raise
+    except (KclError, OSError) as error:  # it may pass, and the first batch meets it if it does not
+        log.warning("whether %s can keep chains is not known yet: %s", choice.place, brief(error))
+    return sink
 
 
 def open_for_parts(

@@ -13,7 +13,7 @@ from kcl_dagster.model.worker import worker_id
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.resources import KclResource
-from kcl_dagster.orchestration.sinks import Transform
+from kcl_dagster.orchestration.sinks import Transform, open_staging
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine, local_slots
 from kcl_dagster.spark.executors import check_executors, check_stream
@@ -104,10 +104,7 @@ class WorkerRun:
 
     def _staging_sink(self) -> StagingSink[Any] | None:
         """None where batches are decided in the leases."""
-        open_staging = self.consumer.sink.open_staging
-        if open_staging is None:
-            return None
-        return open_staging(self._transform(), self._connection("s3"))
+        return open_staging(self.consumer.sink, self._transform(), self._connection("s3"), system())
 
     def _transform(self) -> Transform:
         """Functions of Arrow tables run in the executors, where no columns can be noted."""

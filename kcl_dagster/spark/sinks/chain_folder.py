@@ -7,7 +7,7 @@ like any other.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kcl_dagster.errors import SinkError
+from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.storage import Store, StoredFile, open_store
 
@@ -26,8 +26,19 @@ class ChainFolder:
         if self._store is None:
             with self.table.errors():
                 self._location = self.path or self.table.location()
-                self._store = open_store(self._location, self.table.s3)
+                self._store = self._opened(self._location)
         return self._store
+
+    def _opened(self, location: str) -> Store:
+        try:
+            return open_store(location, self.table.s3)
+        except ConfigurationError as error:
+            if self.path is not None:
+                raise
+            raise ConfigurationError(
+                f"{self.table.name} is at {location}, where no chains of entries can be kept: give a chains_path "
+                'in a directory or on S3, or say commit="leases"'
+            ) from error
 
     @property
     def location(self) -> str | None:

@@ -56,8 +56,9 @@ def test_other_settings_of_a_table_stay() -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"visible_within=0\.5 must be at least 1 second"):
-        consumer(FOLDER, visible_within=0.5)
+    for wrong in (0.5, float("nan"), float("inf"), 10**400, "60", -1):
+        with pytest.raises(ConfigurationError, match=r"is no number of seconds from 1 to 3600"):
+            consumer(FOLDER, visible_within=wrong)
     with pytest.raises(ConfigurationError, match="record processors have none"):
 
         @kcl.kcl_consumer(application="clicks-app", stream="clicks", visible_within=60)

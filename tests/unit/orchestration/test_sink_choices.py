@@ -1,5 +1,6 @@
 """Sinks as users name them: what is refused at once, and where their chains are."""
 
+import errno
 from collections.abc import Callable
 from dataclasses import fields
 from inspect import Parameter, signature
@@ -12,7 +13,11 @@ import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.doctor.rights_probes import CHAINS
 from kcl_dagster.orchestration.component import SINKS, SinkModel
+from kcl_dagster.orchestration.sinks import open_staging
 from kcl_dagster.orchestration.stores import written_stores
+from kcl_dagster.runtime import system
+from kcl_dagster.spark.storage import LocalStore
+from kcl_dagster.spark.transform import unchanged
 
 
 @pytest.mark.parametrize("sink", [kcl.delta, kcl.iceberg])
@@ -113,3 +118,37 @@ def test_what_yaml_says_of_a_sink_arrives(kind: Any, monkeypatch: pytest.MonkeyP
 def test_yaml_is_refused_what_its_kind_of_sink_does_not_take(kind: Any, name: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"sink\.{name}: kcl\.{kind} takes none"):
         SinkModel("lake.clicks", kind=kind, **{name: OTHER[name]}).choice()
+
+
+def refused(path: Path, target: Path) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted", str(path), None, str(target))
+
+
+@pytest.mark.parametrize("make", [kcl.parquet, kcl.delta])
+def test_a_place_that_cannot_keep_chains_is_refused_when_the_sink_is_opened(
+    make: Callable[[str], kcl.SinkChoice], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a lease names a chain there, which no other setting of the sink could end."""
+    choice = make(str(tmp_path))
+    assert open_staging(choice, unchanged, {}, system()) is not None
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    with pytest.raises(ConfigurationError, match=r'without hard links .*or commit="leases"'):
+        open_staging(choice, unchanged, {}, system())
+
+
+def test_a_store_that_is_away_for_a_moment_keeps_no_worker_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: LocalStore, path: str, content: bytes) -> bool:
+        raise OSError(errno.EIO, "Input/output error", self.root, None, path + str(content))
+
+    monkeypatch.setattr(LocalStore, "create", away)
+    assert open_staging(kcl.parquet(str(tmp_path)), unchanged, {}, system()) is not None
+
+
+def test_an_iceberg_table_where_no_chains_can_be_kept_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": "gs://lake/tables"}
+    with pytest.raises(ConfigurationError, match=r'gs://lake/.*give a chains_path .*or say commit="leases"'):
+        open_staging(kcl.iceberg("lake.clicks", catalog), unchanged, {}, system())
+    apart = kcl.iceberg("lake.clicks", catalog, chains_path=str(tmp_path / "chains"))
+    assert open_staging(apart, unchanged, {}, system()) is not None
