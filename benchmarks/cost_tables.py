@@ -36,8 +36,8 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.sinks.batch_files import StageFiles, batch_files
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.sinks.chain_folder import ChainFolder
-from kcl_dagster.spark.sinks.compaction import compact_delta
 from kcl_dagster.spark.sinks.delta_commits import COMMITS_TO_CLEANING
+from kcl_dagster.spark.sinks.delta_compaction import compact_delta
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
 from kcl_dagster.spark.sinks.staged_delta import DeltaFormat
 from kcl_dagster.spark.sinks.staged_iceberg import IcebergFormat

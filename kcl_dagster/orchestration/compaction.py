@@ -5,6 +5,7 @@ from typing import Any, Final
 from dagster import (
     Config,
     DefaultScheduleStatus,
+    Failure,
     JobDefinition,
     OpExecutionContext,
     ScheduleDefinition,
@@ -23,6 +24,8 @@ MEBIBYTE: Final = 1024 * 1024
 COMPACTION_TAG: Final = "kcl/compaction"
 """The application. Of two compactions of one, the second ends by itself; with the tag limited to one in
 `dagster.yaml`, it waits."""
+
+NAMED_AT_MOST: Final = 10  # of what failed, in the error of the run
 
 COMPACTED: Final = frozenset({"parquet", "deltalake"})
 """Kinds of sinks whose files are ours to merge."""
@@ -63,19 +66,25 @@ def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> Job
 
     @op(name=f"merge_{name}", required_resource_keys={kcl_key})
     def merge(context: OpExecutionContext, config: CompactionConfig) -> None:
-        from kcl_dagster.spark.sinks.compaction import compact, compact_delta
+        from kcl_dagster.spark.sinks.compaction import compact
+        from kcl_dagster.spark.sinks.delta_compaction import compact_delta
         from kcl_dagster.spark.storage import S3Options
 
         connection: dict[str, Any] = getattr(context.resources, kcl_key).connection("s3", application.name)
         s3, target = S3Options(**connection), config.target_mebibytes * MEBIBYTE
+        by = f"the compaction in run {context.run_id}"
         if choice.kind == "parquet":
-            by = f"the compaction in run {context.run_id}"
             done = compact(choice.place, target_bytes=target, min_age_seconds=config.min_age_seconds, s3=s3, by=by)
         else:
             options = choice.delta_options()
-            done = compact_delta(choice.place, target_bytes=target, s3=s3, storage_options=options)
+            done = compact_delta(choice.place, target_bytes=target, s3=s3, storage_options=options, by=by)
         context.log.info("merged %d files into %d, %d bytes", done.merged, done.into, done.bytes)
         context.add_output_metadata({"merged": done.merged, "into": done.into, "bytes": done.bytes})
+        if done.failed:
+            raise Failure(
+                f"{len(done.failed)} could not be merged, all else was: {'; '.join(done.failed[:NAMED_AT_MOST])}",
+                allow_retries=False,
+            )
 
     @job(
         name=name,

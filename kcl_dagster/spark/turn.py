@@ -7,11 +7,13 @@ number that is not the highest, and detects that. Only its owner writes the file
 writing a later end into the file from time to time.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
+from threading import Event, Thread
 from typing import Final
 
 import msgspec
@@ -21,10 +23,13 @@ from kcl_dagster.errors import KclError, Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.storage import Store
 
+log = logging.getLogger(__name__)
+
 # How long a turn is valid if its owner does not prolong it. The end is compared with the wall clock of each reader,
 # so the time is far above the difference between clocks. If the owner was killed, others wait for this time.
 TURN_SECONDS: Final = 900.0
 KEEPS_PER_TURN: Final = 3  # two may be missed before another process may take the turn
+KEEP_SECONDS: Final = 30.0  # how often it is looked whether it is due to prolong it, from a thread
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -92,6 +97,28 @@ def turn(store: Store, folder: str, runtime: Runtime, by: str) -> Iterator[Turn]
     finally:
         with suppress(KclError, OSError):  # then the turn ends by its time
             taken.end()
+
+
+@contextmanager
+def kept_meanwhile(mine: Turn) -> Iterator[None]:
+    """Prolong the turn from another thread, while this one is in code that cannot do it. Until that has returned,
+    the turn must not be used on this thread."""
+    over = Event()
+
+    def keep() -> None:
+        while not over.wait(KEEP_SECONDS):
+            try:
+                mine.keep()
+            except (KclError, OSError) as error:
+                log.warning("the turn at %s could not be prolonged: %s", mine.store.root, error)
+
+    thread = Thread(target=keep, name="kcl-keep-turn", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _take(store: Store, folder: str, runtime: Runtime, by: str) -> Turn:

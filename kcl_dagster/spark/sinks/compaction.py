@@ -8,11 +8,8 @@ The last part has the highest number. Version 0.1 gave low numbers again to leas
 that begins last is left alone, too.
 Files are merged folder by folder, oldest first. Each merge is journalled before its result appears, so one that
 is cut off anywhere is finished by the next. Two at once would both merge the same files, so they take turns.
-
-Delta: the table's own log knows what is committed, so its own compaction does it.
 """
 
-import json
 import logging
 import re
 from collections import defaultdict, deque
@@ -30,7 +27,6 @@ from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.parquet_file import COMPRESSION
 from kcl_dagster.spark.sinks.letter_case import plain_name
-from kcl_dagster.spark.sinks.record import table_errors
 from kcl_dagster.spark.storage import S3Options, Store, StoredFile, is_hidden, open_store, within
 from kcl_dagster.spark.turn import Turn, turn
 
@@ -57,6 +53,8 @@ class Compaction:
     bytes: int
     finished: int = 0
     """Merges of an earlier compaction that was cut off."""
+    failed: tuple[str, ...] = ()
+    """What could not be merged, and why. The rest was merged."""
 
 
 def compact(
@@ -105,29 +103,6 @@ def _compact(store: Store, target_bytes: int, before: float, runtime: Runtime, m
             size += _merge(store, sources, runtime.new_id(), mine)
             merged, into = merged + len(sources), into + 1
     return Compaction(merged, into, size, finished)
-
-
-def compact_delta(
-    path: str,
-    *,
-    target_bytes: int = TARGET_BYTES,
-    s3: S3Options | None = None,
-    storage_options: Mapping[str, str] | None = None,
-) -> Compaction:
-    """Merge the small files of the Delta table at `path`. May run beside the consumer; readers notice nothing.
-
-    `storage_options` are delta-rs's, instead of what it is told of `s3`. The merged files' sources stay in the
-    folder until they are vacuumed: `DeltaTable(path).vacuum()`.
-    """
-    from kcl_dagster.spark.sinks.delta import open_table
-
-    with table_errors(f"delta at {path}"):
-        table = open_table(path, s3 or S3Options(), storage_options)
-        if table is None:
-            return Compaction(0, 0, 0)
-        done = table.optimize.compact(target_size=target_bytes)
-    added = json.loads(done["filesAdded"]) if isinstance(done["filesAdded"], str) else done["filesAdded"]
-    return Compaction(int(done["numFilesRemoved"]), int(done["numFilesAdded"]), int(added["totalSize"]))
 
 
 def _groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> Iterator[list[StoredFile]]:

@@ -22,8 +22,8 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.operations.backup import export_leases, import_leases
 from kcl_dagster.spark.schema import COLUMNS, RECORD_DDL, RECORDS
-from kcl_dagster.spark.sinks.compaction import compact_delta
 from kcl_dagster.spark.sinks.delta import DeltaSink
+from kcl_dagster.spark.sinks.delta_compaction import compact_delta
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.sinks.staged_delta import StagedDeltaSink

@@ -20,9 +20,9 @@ from kcl_dagster.errors import RecordRefused, SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.sinks import delta_commits
-from kcl_dagster.spark.sinks.compaction import compact_delta
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
+from kcl_dagster.spark.sinks.delta_compaction import compact_delta
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
 from kcl_dagster.spark.storage import LocalStore, StoredFile
 from kcl_dagster.tables.completeness_row import WrittenThrough

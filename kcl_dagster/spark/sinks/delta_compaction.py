@@ -1,0 +1,163 @@
+"""Making few large files out of the many small ones of a Delta table, with delta-rs.
+
+The table's log knows which files are committed, and delta-rs refuses its own commit if another writer has deleted
+or changed rows of the files meanwhile. It does not refuse if another compaction has replaced them: both commits
+succeed, and the table has the rows twice. So compactions of one table take turns, as those of a Parquet folder do.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from kcl_dagster.errors import SinkError, Unsafe
+from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.sinks.compaction import TARGET_BYTES, TURNS, Compaction
+from kcl_dagster.spark.sinks.record import table_errors
+from kcl_dagster.spark.storage import S3Options, open_store
+from kcl_dagster.spark.turn import Turn, kept_meanwhile, turn
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+log = logging.getLogger(__name__)
+
+# delta-rs does not find a file whose path has one, in either spelling.
+_NOT_FOUND: Final = ("~", "%7E", "%7e")
+# delta-rs's names for the settings of a connection, without their `aws_`.
+_SETTINGS: Final = {
+    "region": "region",
+    "default_region": "region",
+    "endpoint": "endpoint_url",
+    "endpoint_url": "endpoint_url",
+    "endpoint_url_s3": "endpoint_url",
+    "access_key_id": "access_key",
+    "secret_access_key": "secret_key",
+    "session_token": "session_token",
+    "token": "session_token",
+    "profile": "profile",
+    "iam_role_arn": "role_arn",
+    "iam_role_session_name": "session_name",
+}
+
+
+def compact_delta(
+    path: str,
+    *,
+    target_bytes: int = TARGET_BYTES,
+    s3: S3Options | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    runtime: Runtime | None = None,
+    by: str = "a compaction",
+) -> Compaction:
+    """Merge the small files of the Delta table at `path`. May run beside the consumer. Raises Unsafe beside another
+    compaction, which knows this one as `by`. Other engines' compactions take no turn: do not run one beside it.
+
+    `storage_options` are delta-rs's, instead of what it is told of `s3`. The merged files' sources stay in the
+    folder until they are vacuumed: `DeltaTable(path).vacuum()`.
+
+    Leaves alone, with a warning: tables that are partitioned by a decimal or binary column, whose values delta-rs
+    does not write as it reads them; and partitions with `~` in the path of a file, which it does not find.
+    """
+    from kcl_dagster.spark.sinks.delta import open_table
+
+    name, runtime = f"delta at {path}", runtime or system()
+    with table_errors(name):
+        table = open_table(path, s3 or S3Options(), storage_options)
+    if table is None:
+        return Compaction(0, 0, 0)
+    with turn(open_store(path, _reached(s3 or S3Options(), storage_options)), TURNS, runtime, by) as mine:
+        return _compact(table, name, target_bytes, mine)
+
+
+def _compact(table: "DeltaTable", name: str, target_bytes: int, mine: Turn) -> Compaction:
+    with table_errors(name):
+        table.update_incremental()  # an earlier compaction may have committed before this one got its turn
+        unsuitable = _unsuitable(table)
+        not_found = _not_found(table)
+        partitions: Sequence[Mapping[str, str | None]] = (
+            table.partitions() if table.metadata().partition_columns else []
+        )
+    if unsuitable:
+        log.warning("%s is left alone: delta-rs changes values of the partition columns %s", name, unsuitable)
+        return Compaction(0, 0, 0)
+    if not not_found:
+        try:
+            return _optimized(table, name, target_bytes, mine)
+        except SinkError as error:
+            if not partitions:
+                raise
+            log.warning("%s is compacted partition by partition, because as a whole it failed: %s", name, error)
+    elif not partitions:
+        log.warning("%s is left alone: delta-rs does not find its file %s", name, not_found[0])
+    merged = into = size = 0
+    failed = []
+    for partition in partitions:
+        conditions = [(column, "=", "" if value is None else value) for column, value in partition.items()]
+        try:
+            with table_errors(name):
+                table.update_incremental()
+            done = _optimized(table, name, target_bytes, mine, conditions)
+        except SinkError as error:
+            if not_found and "missing files" in str(error):
+                log.warning("%s: the partition %s is left alone, delta-rs does not find its files", name, partition)
+                continue
+            log.warning("%s: the partition %s could not be compacted: %s", name, partition, error)
+            failed.append(f"the partition {partition}: {error}")
+        else:
+            merged, into, size = merged + done.merged, into + done.into, size + done.bytes
+    return Compaction(merged, into, size, failed=tuple(failed))
+
+
+def _optimized(
+    table: "DeltaTable",
+    name: str,
+    target_bytes: int,
+    mine: Turn,
+    conditions: Sequence[tuple[str, str, Any]] | None = None,
+) -> Compaction:
+    """Raises Unsafe if the turn was lost while delta-rs was at work, which nothing can interrupt."""
+    mine.check()
+    before = table.version()
+    with table_errors(name), kept_meanwhile(mine):
+        done = table.optimize.compact(None if conditions is None else list(conditions), target_size=target_bytes)
+    if int(done["numFilesRemoved"]) and not mine.is_mine():
+        raise Unsafe(
+            f"{name}: {mine.by} was paused so long that another one may have merged the same files: compare the "
+            f"number of rows with that of version {before}, and restore that version if rows are there twice"
+        )
+    added = json.loads(done["filesAdded"]) if isinstance(done["filesAdded"], str) else done["filesAdded"]
+    return Compaction(int(done["numFilesRemoved"]), int(done["numFilesAdded"]), int(added["totalSize"]))
+
+
+def _unsuitable(table: "DeltaTable") -> list[str]:
+    schema = pa.schema(table.schema().to_arrow())
+    return [column for column in table.metadata().partition_columns if _is_unsuitable(schema.field(column).type)]
+
+
+def _is_unsuitable(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_decimal(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _not_found(table: "DeltaTable") -> list[str]:
+    """Paths below the table of files that delta-rs does not find."""
+    paths = pa.table(table.get_add_actions()).column("path").to_pylist()
+    return [path for path in paths if any(text in path for text in _NOT_FOUND)]
+
+
+def _reached(s3: S3Options, storage_options: Mapping[str, str] | None) -> S3Options:
+    """How turns are stored where delta-rs finds the table."""
+    settings = {}
+    for name, value in (storage_options or {}).items():
+        known = _SETTINGS.get(name.lower().removeprefix("aws_"))
+        if known is not None:
+            settings[known] = value
+    return S3Options(**settings) if settings else s3
