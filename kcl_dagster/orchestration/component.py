@@ -169,8 +169,9 @@ class BatchModel(Described):
     max_bytes: int = _BATCH.max_bytes
     """Of all shards of the worker together. The driver's heap should be five times this."""
 
-    idle_seconds: float = _BATCH.idle_seconds
-    """Pause between batches when every shard is at its tip."""
+    idle_seconds: float | None = None
+    """Pause between batches when every shard is at its tip. Left out: 1 s, or less as follows from
+    `visible_within`."""
 
     consumer_name: str | None = _BATCH.consumer_name
     """Fan-out consumer; the application's name when left out."""

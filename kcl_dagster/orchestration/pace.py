@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kcl_dagster.application import Application
+from kcl_dagster.application import Application, BatchSettings
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.sinks import SinkChoice
 
@@ -14,9 +14,10 @@ LONGEST_BATCH_SECONDS: Final = (
 )
 
 # Parts of the time until a record is visible. What is left over is for the transform and for storing.
-BATCH_OF_FOLDER: Final = 4 / 5
+BATCH_OF_FOLDER: Final = 3 / 5
 BATCH_OF_TABLE: Final = 1 / 6
 COMMIT_OF_TABLE: Final = 2 / 3
+IDLE: Final = 1 / 20  # the pause when there is nothing to read, for as long as it is not a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +25,18 @@ class Pace:
     """Of the workers of an application."""
 
     batch_seconds: float
+    idle_seconds: float
     commit_seconds: float | None = None
     """None where each batch becomes visible by itself."""
 
     @classmethod
     def of(cls, visible_within: float, *, commits: bool) -> "Pace":
         """`commits`: whether a table gets one commit for many batches."""
+        idle = min(visible_within * IDLE, BatchSettings().idle_seconds)
         if not commits:
-            return cls(visible_within * BATCH_OF_FOLDER)
+            return cls(visible_within * BATCH_OF_FOLDER, idle)
         batch = min(visible_within * BATCH_OF_TABLE, LONGEST_BATCH_SECONDS)
-        return cls(batch, visible_within * COMMIT_OF_TABLE)
+        return cls(batch, idle, visible_within * COMMIT_OF_TABLE)
 
 
 def paced(application: Application, sink: SinkChoice, visible_within: float) -> tuple[Application, SinkChoice]:
@@ -49,9 +52,9 @@ def paced(application: Application, sink: SinkChoice, visible_within: float) -> 
             f"application {application.name}: visible_within goes with a sink, and record processors have none"
         )
     pace = Pace.of(visible_within, commits=sink.commit_seconds is not None)
+    follows = {"max_seconds": pace.batch_seconds, "idle_seconds": pace.idle_seconds}
     batch = application.batch
-    if "max_seconds" not in batch.model_fields_set:
-        batch = batch.model_copy(update={"max_seconds": pace.batch_seconds})
+    batch = batch.model_copy(update={k: v for k, v in follows.items() if k not in batch.model_fields_set})
     if sink.with_commit_seconds is not None and pace.commit_seconds is not None:
         sink = sink.with_commit_seconds(pace.commit_seconds)
     return application.model_copy(update={"batch": batch}), replace(sink, with_commit_seconds=None)

@@ -20,8 +20,16 @@ def consumer(sink: kcl.SinkChoice, **settings: Any) -> Consumer:
 
 def test_a_batch_of_a_folder_leaves_time_to_store_it() -> None:
     found = consumer(FOLDER, visible_within=60)
-    assert found.application.batch.max_seconds == pytest.approx(48)
+    assert found.application.batch.max_seconds == pytest.approx(36)
     assert found.sink.commit_seconds is None
+
+
+@pytest.mark.parametrize("sink", [FOLDER, TABLE])
+def test_pauses_leave_time_too(sink: kcl.SinkChoice) -> None:
+    assert consumer(sink, visible_within=2).application.batch.idle_seconds == pytest.approx(0.1)
+    assert consumer(sink, visible_within=600).application.batch.idle_seconds == 1
+    rare = consumer(sink, batch=kcl.BatchSettings(idle_seconds=5), visible_within=2)
+    assert rare.application.batch.idle_seconds == 5
 
 
 @pytest.mark.parametrize("within", [6.0, 45.0, 3600.0])
@@ -45,7 +53,7 @@ def test_what_is_said_itself_wins() -> None:
     found = consumer(kcl.delta("/lake/clicks", commit_seconds=100), batch=batch, visible_within=60)
     assert (found.application.batch.max_seconds, found.sink.commit_seconds) == (7, 100)
     records = consumer(FOLDER, batch=kcl.BatchSettings(max_records=10), visible_within=60).application.batch
-    assert (records.max_seconds, records.max_records) == (48, 10)
+    assert (records.max_seconds, records.max_records) == (36, 10)
 
 
 def test_other_settings_of_a_table_stay() -> None:
