@@ -42,6 +42,7 @@ from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
 from kcl_dagster.runtime import Clock, system
 from kcl_dagster.streams.listing import created_within_retention
 from kcl_dagster.tables.completeness_row import SetBack
+from kcl_dagster.worker.stored_counts import ARRIVAL
 
 log = logging.getLogger(__name__)
 
@@ -403,8 +404,8 @@ class DeclaredWindows:
 
     @property
     def _why_unknown(self) -> str:
-        column = self.consumer.event_time
-        return NOT_COUNTED if column is None else f"{NOT_COUNTED}, or the rows have no timestamp column {column}"
+        column = self.consumer.event_time or ARRIVAL
+        return f"not known: the output has no lease_key or no timestamp column {column}, or {NOT_COUNTED}"
 
     @property
     def _key(self) -> Any:
@@ -412,7 +413,7 @@ class DeclaredWindows:
 
 
 NOT_COUNTED: Final = (
-    "not known: a part of the window was stored by another version, by a Java worker or under other partitions, "
+    "a part of the window was stored by another version, by a Java worker or under other partitions, "
     "before or around the place of a reset, or it is too long ago"
 )
 

@@ -20,7 +20,7 @@ from kcl_dagster.spark.sinks.delta_statistics import DeltaStatistics
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.staged_parquet import TARGET_BYTES
 from kcl_dagster.spark.sinks.staged_table import StagedTableSink, WritingRules
-from kcl_dagster.spark.sinks.target import Target
+from kcl_dagster.spark.sinks.target import Target, nullable
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
@@ -143,8 +143,9 @@ class DeltaWriting:
         assert table is not None
         rules = DeltaRules.of(table, self.log.name)
         rules.target.check(output)
-        is_other = rules.target.stored(output) != output or bool(rules.conditions)
-        if is_other or set(rules.partition_columns) != set(self.log.columns):
+        is_other = nullable(rules.target.stored(output)) != nullable(output)  # it is made without such promises
+        has_rules = bool(rules.conditions or rules.target.required)
+        if is_other or has_rules or set(rules.partition_columns) != set(self.log.columns):
             raise SinkError(
                 f"{self.log.name} was made by another writer while its first files were written: the next attempt "
                 "writes them by the rules of the table"

@@ -113,6 +113,22 @@ def test_null_in_a_column_that_allows_none_is_refused_before_the_decision(lake: 
         lake.staged(lake.chain.id, 1, rows_of(range(2), kind=None))
 
 
+def test_lists_and_structs_without_nulls_make_a_table_as_any_others(lake: Lake) -> None:
+    """As Spark's collect_list gives them. A table is made without promises that the next output may not keep."""
+    columns = {
+        "n": pa.array([1, 2], pa.int64()),
+        "kind": ["a", "b"],
+        "ids": pa.array([[1], [2, 3]], pa.list_(pa.field("element", pa.int64(), nullable=False))),
+        "who": pa.array([{"name": "x"}, {"name": "y"}], pa.struct([pa.field("name", pa.string(), nullable=False)])),
+    }
+    lake.decide(pa.record_batch(columns))
+    lake.committer().finish(lake.wanted)
+    lake.decide(pa.record_batch(columns | {"n": pa.array([3, 4], pa.int64())}))
+    lake.committer().finish(lake.wanted)
+    assert lake.numbers() == [1, 2, 3, 4]
+    assert [row["ids"] for row in lake.rows()] == [[1], [2, 3]] * 2
+
+
 def test_narrower_types_are_widened_as_the_table_has_them(lake: Lake) -> None:
     lake.make(pa.schema([("n", pa.int64()), ("kind", pa.string())]))
     narrow = pa.record_batch({"n": pa.array([1, 2], pa.int32()), "kind": ["a", "b"]})
