@@ -134,7 +134,7 @@ def worker_compacts(lake: str, s3: S3Options) -> None:
     for number in range(2):
         file = ParquetFile(pa.schema([("number", pa.int64())]))
         file.write(pa.RecordBatch.from_pydict({"number": [number]}))
-        store.put(f"{number}.parquet", file.finish())
+        store.put(f"clicks-0.worker-1.{number}_0_0.parquet", file.finish())
     assert compact(lake, min_age_seconds=0, s3=s3).merged == 2
 
 

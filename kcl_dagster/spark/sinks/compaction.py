@@ -1,33 +1,41 @@
-"""Making few large files out of the many small ones that batches leave.
+"""Making few large files out of the many small ones that batches leave in a folder of Parquet.
 
-Parquet: a part can be written again until its owner has committed it, and a rewritten file beside its merged copy
-would be stored twice. So the last part of each shard is left alone, however old it is: it may be a batch that has
-been failing for days. Parts before it are committed, or the next could not have begun; a stalled writer may still
-have one in hand, so they have to be old, too, and what it holds in hand is taken from it first (see `_compact`).
-The last part has the highest number. Version 0.1 gave low numbers again to leases that were made anew, so the part
-that begins last is left alone, too.
-Files are merged folder by folder, oldest first. Each merge is journalled before its result appears, so one that
-is cut off anywhere is finished by the next. Two at once would both merge the same files, so they take turns.
+`merge_groups` decides which files are merged: none that may still be written again, and none of other programs. A
+stalled writer may still have an older part in hand, so files have to be old, too, and what it holds in hand is
+taken from it first (see `_compact`). Files are merged folder by folder, oldest first. Each merge is journalled
+before its result appears, so one that is cut off anywhere is finished by the next. Two at once would both merge the
+same files, so they take turns.
+
+What cannot be read or merged is left as it is, and the rest is merged.
 """
 
 import logging
-import re
-from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from os.path import commonprefix
+from typing import Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kcl_dagster.aws import RequestRefused
 from kcl_dagster.chains.publication import staged_for
-from kcl_dagster.errors import ConfigurationError, Unsafe
+from kcl_dagster.errors import (
+    ConfigurationError,
+    CredentialsRefused,
+    EndpointUnreachable,
+    KclError,
+    OutcomeUnknown,
+    Throttled,
+    Unsafe,
+)
 from kcl_dagster.runtime import Runtime, system
-from kcl_dagster.spark.parquet_file import COMPRESSION
-from kcl_dagster.spark.sinks.letter_case import plain_name
-from kcl_dagster.spark.storage import S3Options, Store, StoredFile, is_hidden, open_store, within
+from kcl_dagster.spark.parquet_file import ParquetFile
+from kcl_dagster.spark.sinks.merge_groups import MERGED, groups, merged_name, own_files
+from kcl_dagster.spark.storage import NOT_THERE, S3Options, Store, StoredFile, is_hidden, open_store, within
 from kcl_dagster.spark.turn import Turn, turn
 
 log = logging.getLogger(__name__)
@@ -38,10 +46,10 @@ MIN_AGE_SECONDS: Final = 3600.0
 JOURNAL: Final = "_compaction"  # readers pass over names that begin with an underscore
 DRAFTS: Final = "_drafts"  # of version 0.1: files that a fetch has written and no batch has published
 TURNS: Final = "_compaction_turns"
-MERGED: Final = "merged-"
 GETS_AT_ONCE: Final = 16
-BEFORE_ANY: Final = -1  # TRIM_HORIZON and its like
-_NAMED_AFTER_A_PART: Final = re.compile(r"(?P<lease>.+)\.(?P<after>\w+)-(?P<sub>\d+)(\.(?P<number>\d+))?\.parquet")
+ROWS_AT_ONCE: Final = 65_536
+# The next file, or the next group, would fail as this one did.
+_OF_ALL: Final = (Unsafe, CredentialsRefused, EndpointUnreachable, OutcomeUnknown, Throttled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,129 +101,178 @@ def _compact(store: Store, target_bytes: int, before: float, runtime: Runtime, m
     its worker was paused exactly between the check of its lease and the start of the job.
     """
     sweep(store, before)
-    finished = 0
-    for journal in list(store.files(f"{JOURNAL}/", hidden=True)):
-        mine.check()  # listing a large store takes time, and the journals may belong to another compaction by now
-        finished += _finish(store, journal.path)
+    failed: list[str] = []
+    finished, unfinished = _finish_all(store, mine, failed)
+    files = [file for file in own_files(store.files(hidden=True), store.root) if file.path not in unfinished]
     merged = into = size = 0
-    for group in _groups(list(store.files()), target_bytes, before):
-        for sources in _mergeable(store, group, mine):
-            size += _merge(store, sources, runtime.new_id(), mine)
-            merged, into = merged + len(sources), into + 1
-    return Compaction(merged, into, size, finished)
+    planned = list(groups(files, target_bytes, before))
+    if planned:
+        # Without the right to delete, the sources would remain beside the merged file.
+        store.delete([f"{MERGED}{runtime.new_id()}.parquet"])
+    for group in planned:
+        for sources in _mergeable(store, group, mine, failed):
+            try:
+                size += _merge(store, sources, runtime.new_id(), mine, failed)
+            except _OF_ALL:
+                raise
+            except (KclError, OSError) as error:
+                folder = sources.files[0].path.rpartition("/")[0]
+                _note(failed, f"a merge in {store.root}/{folder}", error)
+            else:
+                merged, into = merged + len(sources.files), into + bool(sources.files)
+    return Compaction(merged, into, size, finished, tuple(failed))
 
 
-def _groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> Iterator[list[StoredFile]]:
-    """Files of one folder that together come near the target. What is large already stays as it is."""
-    folders: dict[str, list[StoredFile]] = defaultdict(list)
-    last = _last_parts(files)
-    for file in files:
-        part = _part_of(file)
-        is_small = file.path.endswith(".parquet") and file.bytes < target_bytes / 2
-        if is_small and file.modified <= before and (part is None or part[0] not in last):
-            folders[file.path.rpartition("/")[0]].append(file)
-    for found in folders.values():
-        group: list[StoredFile] = []
-        size = 0
-        for file in sorted(found, key=lambda file: (file.modified, file.path)):
-            if group and size + file.bytes > target_bytes:
-                if len(group) > 1:
-                    yield group
-                group, size = [], 0
-            group.append(file)
-            size += file.bytes
-        if len(group) > 1:
-            yield group
+def _note(failed: list[str], what: str, error: Exception) -> None:
+    log.warning("%s failed: %s", what, error)
+    failed.append(f"{what}: {error}")
 
 
-class _Place(NamedTuple):
-    """Where a part begins. One that failed as a whole and its first half begin at the same place."""
+@dataclass(slots=True)
+class _Sources:
+    """Files that can be one file together. Their contents are kept as they were read, which is compressed."""
 
-    lease: str
-    after: int
-    sub: int
+    schema: pa.Schema
+    files: list[StoredFile] = field(default_factory=list)
+    contents: list[pa.Buffer] = field(default_factory=list)
 
+    def take(self, file: StoredFile, content: pa.Buffer, schema: pa.Schema) -> bool:
+        """Whether the file can be part of it. Two spellings of a column's name in one file are two columns for
+        Parquet, and the same for Spark."""
+        try:
+            both = pa.unify_schemas([self.schema, schema])
+        except pa.ArrowException:
+            return False
+        if len({name.lower() for name in both.names}) < len(both.names):
+            return False
+        self.schema = both
+        self.files.append(file)
+        self.contents.append(content)
+        return True
 
-def _part_of(file: StoredFile) -> tuple[_Place, int] | None:
-    """Place and number of the part that a sink's file belongs to (see `writing.file_stem`)."""
-    found = _NAMED_AFTER_A_PART.fullmatch(plain_name(file.path))
-    if found is None:
-        return None
-    after = int(found["after"]) if found["after"].isdigit() else BEFORE_ANY
-    return _Place(found["lease"], after, int(found["sub"])), int(found["number"] or 0)
-
-
-def _last_parts(files: Sequence[StoredFile]) -> set[_Place]:
-    """Of each lease the part that begins last, and the one with the highest number: another one after a reset, and
-    where a stream or its leases were made anew."""
-    furthest: dict[str, _Place] = {}
-    newest: dict[str, tuple[int, _Place]] = {}
-    for place, number in filter(None, map(_part_of, files)):
-        furthest[place.lease] = max(place, furthest.get(place.lease, place))
-        newest[place.lease] = max((number, place), newest.get(place.lease, (number, place)))
-    return {*furthest.values(), *(place for _, place in newest.values())}
+    def leave(self, place: int) -> None:
+        del self.files[place], self.contents[place]
 
 
-def _mergeable(store: Store, group: Sequence[StoredFile], mine: Turn) -> list[dict[str, pa.Table]]:
-    """What the files of a group hold, by path: those together that can be one file.
+class _Unreadable(Exception):
+    """One of several files cannot be read."""
 
-    A column whose type was changed begins another file: readers see each file as it was written. A file that is no
-    Parquet stays where it is, so that one of them does not end every compaction.
+    def __init__(self, place: int, error: Exception) -> None:
+        super().__init__(str(error))
+        self.place = place
+
+
+def _mergeable(store: Store, group: Sequence[StoredFile], mine: Turn, failed: list[str]) -> list[_Sources]:
+    """What the files of a group hold: those together that can be one file.
+
+    A column whose type was changed begins another file: readers see each file as it was written. A file that cannot
+    be read stays where it is.
     """
-    found: list[tuple[pa.Schema, dict[str, pa.Table]]] = []
-    for file, content in _contents(store, group):
+    found: list[_Sources] = []
+    for file, asked in _contents(store, group):
         mine.keep()
         try:
-            table = pq.read_table(pa.BufferReader(content))
-        except (pa.ArrowException, OSError) as error:
-            log.warning("%s/%s is left alone, it cannot be read as Parquet: %s", store.root, file.path, error)
+            content = pa.py_buffer(asked.result())
+            schema = _of_any(pq.read_schema(pa.BufferReader(content)))
+        except _OF_ALL:
+            raise
+        except (pa.ArrowException, KclError, OSError) as error:
+            if _is_gone(error):
+                log.info("%s/%s was deleted meanwhile", store.root, file.path)
+            else:
+                _note(failed, f"{store.root}/{file.path} is left alone, reading it", error)
             continue
-        for place, (schema, tables) in enumerate(found):
-            try:
-                found[place] = pa.unify_schemas([schema, table.schema]), tables
-            except pa.ArrowException:
-                continue
-            tables[file.path] = table
-            break
-        else:
-            found.append((table.schema, {file.path: table}))
-    return [tables for _, tables in found if len(tables) > 1]
+        if not any(sources.take(file, content, schema) for sources in found):
+            found.append(_Sources(schema, [file], [content]))
+    return [sources for sources in found if len(sources.files) > 1]
 
 
-def _contents(store: Store, group: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, bytes]]:
+def _is_gone(error: Exception) -> bool:
+    return isinstance(error, FileNotFoundError) or (isinstance(error, RequestRefused) and error.code in NOT_THERE)
+
+
+def _of_any(schema: pa.Schema) -> pa.Schema:
+    """What the schemas of files have in common that differ in what the merged file does not need: Spark's literals
+    are columns without nulls, and other writers leave descriptions that are true of their file alone."""
+    return pa.schema([one.with_nullable(True) for one in schema])
+
+
+def _contents(store: Store, group: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, Future[bytes]]]:
     """Of one group, together the size of a merged file. Several at once: most of a get from S3 is waiting."""
     asked: deque[tuple[StoredFile, Future[bytes]]] = deque()
     with ThreadPoolExecutor(GETS_AT_ONCE) as pool:
         for file in group:
             if len(asked) == GETS_AT_ONCE:
-                first, content = asked.popleft()
-                yield first, content.result()
+                yield asked.popleft()
             asked.append((file, pool.submit(store.get, file.path)))
-        for file, content in asked:
-            yield file, content.result()
+        yield from asked
 
 
-def _merge(store: Store, sources: Mapping[str, pa.Table], name: str, mine: Turn) -> int:
-    """One merge: the result is made, journalled, shown, and only then are its sources removed."""
-    folder = next(iter(sources)).rpartition("/")[0]
-    target = "/".join(part for part in (folder, f"{MERGED}{name}.parquet") if part)
-    content = _merged(list(sources.values()))
+def _merge(store: Store, sources: _Sources, name: str, mine: Turn, failed: list[str]) -> int:
+    """One merge: the result is made, journalled, shown, and only then are its sources removed. Sources that cannot
+    be read are taken out of `sources`, all of them if another program has changed one meanwhile."""
+    content = _content(store, sources, failed)
+    mine.check()
+    if content is not None and not _are_unchanged(store, sources.files):
+        log.warning("files of %s were changed or deleted while they were merged: left alone", store.root)
+        content = None
+    if content is None:
+        sources.files.clear()
+        return 0
+    paths = [file.path for file in sources.files]
+    folder = paths[0].rpartition("/")[0]
+    target = "/".join(part for part in (folder, merged_name(sources.files, name)) if part)
     mine.check()  # a turn is far longer than what is left to do
     # A file that was staged for an entry of a chain may be given its name again, until it is staged no more.
-    store.delete([staged for path in sources if (staged := staged_for(path)) is not None])
+    store.delete([staged for path in paths if (staged := staged_for(path)) is not None])
     journal = f"{JOURNAL}/{name}.json"
-    store.put(journal, msgspec.json.encode(_Merge(target, tuple(sources))))
+    store.put(journal, msgspec.json.encode(_Merge(target, tuple(paths))))
     store.put(target, content)
-    store.delete(list(sources))
+    store.delete(paths)
     store.delete([journal])
     return len(content)
 
 
-def _merged(tables: Sequence[pa.Table]) -> memoryview:
-    whole = pa.concat_tables(tables, promote_options="default")
-    sink = pa.BufferOutputStream()
-    pq.write_table(whole, sink, compression=COMPRESSION)
-    return memoryview(sink.getvalue())
+def _content(store: Store, sources: _Sources, failed: list[str]) -> memoryview | None:
+    while len(sources.files) > 1:
+        try:
+            return _merged(sources)
+        except _Unreadable as error:
+            path = sources.files[error.place].path
+            _note(failed, f"{store.root}/{path} is left alone, reading it", error)
+            sources.leave(error.place)
+    return None
+
+
+def _merged(sources: _Sources) -> memoryview:
+    """Some rows at a time: what is compressed well takes many times the space in memory."""
+    whole = ParquetFile(sources.schema)
+    for place, content in enumerate(sources.contents):
+        try:
+            for rows in pq.ParquetFile(pa.BufferReader(content)).iter_batches(ROWS_AT_ONCE):
+                whole.write(_conformed(rows, sources.schema))
+        except (pa.ArrowException, OSError) as error:
+            raise _Unreadable(place, error) from error
+    return whole.finish()
+
+
+def _conformed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Columns that a file does not have are null."""
+    has = set(rows.schema.names)
+    columns = [
+        rows.column(one.name).cast(one.type) if one.name in has else pa.nulls(rows.num_rows, one.type)
+        for one in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _are_unchanged(store: Store, files: Sequence[StoredFile]) -> bool:
+    """Whether the files are as they were listed: another program may have redacted or deleted records."""
+    # Merged files have other names than parts, and all files of a large folder begin with nothing.
+    alike = [[file for file in files if (MERGED in file.path) is is_merged] for is_merged in (False, True)]
+    prefixes = {commonprefix([file.path for file in some]) for some in alike if some}  # noqa: RUF071 - S3 lists by text
+    found = {file.path: file for prefix in prefixes for file in store.files(prefix)}
+    return all(found.get(file.path) == file for file in files)
 
 
 def sweep(store: Store, before: float) -> int:
@@ -234,14 +291,26 @@ class _Merge(msgspec.Struct, frozen=True):
     sources: tuple[str, ...]
 
 
-def _finish(store: Store, journal: str) -> bool:
-    """Carry through what a journal announced: the target stands for its sources as soon as it is there."""
-    plan = _read_journal(store, journal)
-    is_shown = any(file.path == plan.target for file in store.files(plan.target))
-    if is_shown:
-        store.delete(plan.sources)
-    store.delete([journal])
-    return is_shown
+def _finish_all(store: Store, mine: Turn, failed: list[str]) -> tuple[int, set[str]]:
+    """Carry through what journals announced: a target stands for its sources as soon as it is there. Returns how
+    many, and the files of those that cannot be carried through."""
+    finished, unfinished = 0, set()
+    for journal in list(store.files(f"{JOURNAL}/", hidden=True)):
+        mine.check()  # listing a large store takes time, and the journals may belong to another compaction by now
+        plan = _read_journal(store, journal.path)
+        try:
+            is_shown = any(file.path == plan.target for file in store.files(plan.target))
+            if is_shown:
+                store.delete(plan.sources)
+            store.delete([journal.path])
+        except _OF_ALL:
+            raise
+        except (KclError, OSError) as error:
+            unfinished |= {plan.target, *plan.sources}
+            _note(failed, f"records are twice in {store.root}: finishing {journal.path}", error)
+        else:
+            finished += is_shown
+    return finished, unfinished
 
 
 def _read_journal(store: Store, journal: str) -> _Merge:
