@@ -8,22 +8,31 @@ from dagster import (
     Failure,
     JobDefinition,
     OpExecutionContext,
+    RunRequest,
+    RunsFilter,
     ScheduleDefinition,
+    ScheduleEvaluationContext,
+    SkipReason,
     in_process_executor,
     job,
     op,
+    schedule,
 )
 from pydantic import Field
 
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import ConfigurationError, TurnTaken
+from kcl_dagster.orchestration.catch_up import ACTIVE
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_storage import APPLICATION_TAG
 from kcl_dagster.orchestration.translator import identifier
 
 MEBIBYTE: Final = 1024 * 1024
 COMPACTION_TAG: Final = "kcl/compaction"
-"""The application. Of two compactions of one, the second ends by itself; with the tag limited to one in
-`dagster.yaml`, it waits."""
+"""The application. Of two compactions of one, the second does nothing: it fails, unless a schedule has launched it.
+With the tag limited to one in `dagster.yaml`, it waits."""
+
+SCHEDULE_TAG: Final = "dagster/schedule_name"
+"""Dagster's own, of runs that a schedule has launched."""
 
 NAMED_AT_MOST: Final = 10  # of what failed, in the error of the run
 
@@ -73,11 +82,18 @@ def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> Job
         connection: dict[str, Any] = getattr(context.resources, kcl_key).connection("s3", application.name)
         s3, target = S3Options(**connection), config.target_mebibytes * MEBIBYTE
         by = f"the compaction in run {context.run_id}"
-        if choice.kind == "parquet":
-            done = compact(choice.place, target_bytes=target, min_age_seconds=config.min_age_seconds, s3=s3, by=by)
-        else:
-            options = choice.delta_options()
-            done = compact_delta(choice.place, target_bytes=target, s3=s3, storage_options=options, by=by)
+        try:
+            if choice.kind == "parquet":
+                age = config.min_age_seconds
+                done = compact(choice.place, target_bytes=target, min_age_seconds=age, s3=s3, by=by)
+            else:
+                options = choice.delta_options()
+                done = compact_delta(choice.place, target_bytes=target, s3=s3, storage_options=options, by=by)
+        except TurnTaken as error:
+            if SCHEDULE_TAG not in context.run.tags:
+                raise
+            context.log.info("skipped: %s", error)  # the schedule comes again
+            return
         context.log.info("merged %d files into %d, %d bytes", done.merged, done.into, done.bytes)
         context.add_output_metadata({"merged": done.merged, "into": done.into, "bytes": done.bytes})
         if done.failed:
@@ -99,11 +115,20 @@ def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> Job
 
 
 def build_kcl_compaction_schedule(job: JobDefinition, cron: str) -> ScheduleDefinition:
-    """Runs, in UTC, as soon as the definitions are loaded."""
-    return ScheduleDefinition(
+    """Runs, in UTC, as soon as the definitions are loaded. Skips while a run of the job waits or is at work."""
+
+    @schedule(
+        name=f"{job.name}_schedule",
         job=job,
         cron_schedule=cron,
         execution_timezone="UTC",
         default_status=DefaultScheduleStatus.RUNNING,
         description="Merges small files.",
     )
+    def scheduled(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
+        going_on = context.instance.get_runs(RunsFilter(job_name=job.name, statuses=ACTIVE), limit=1)
+        if going_on:
+            return SkipReason(f"run {going_on[0].run_id} is not over")
+        return RunRequest()
+
+    return scheduled

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from kcl_dagster.aws import RequestRefused
-from kcl_dagster.errors import KclError, Unsafe
+from kcl_dagster.errors import KclError, TurnTaken, Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.storage import Store
 
@@ -89,7 +89,7 @@ def turn(store: Store, folder: str, runtime: Runtime, by: str) -> Iterator[Turn]
     """Take a turn, and end it on exit. `by`: name of the holder for the errors of other processes. `folder` must
     contain nothing but turns.
 
-    Raises Unsafe if another process holds a turn.
+    Raises TurnTaken if another process holds a turn.
     """
     taken = _take(store, folder, runtime, by)
     try:
@@ -126,7 +126,7 @@ def _take(store: Store, folder: str, runtime: Runtime, by: str) -> Turn:
     if last:
         standing = _read(store, folder, last)
         if standing.until > runtime.clock.now():
-            raise Unsafe(_refusal(store, by, standing))
+            raise TurnTaken(_refusal(store, by, standing))
     owner, until = runtime.new_id(), runtime.clock.now() + TURN_SECONDS
     mine = Turn(store, folder, runtime, owner, by, last + 1)
     store.put_new(_path(folder, mine.number), _encoded(owner, by, until))
@@ -134,7 +134,7 @@ def _take(store: Store, folder: str, runtime: Runtime, by: str) -> Turn:
     # it was paused after the listing, it may have created its number, because that had been removed; but then it
     # finds later turns.
     if not mine.is_mine():
-        raise Unsafe(_refusal(store, by, _read(store, folder, _last(store, folder))))
+        raise TurnTaken(_refusal(store, by, _read(store, folder, _last(store, folder))))
     store.delete([path for number, path in _turns(store, folder).items() if number < mine.number])
     return mine
 

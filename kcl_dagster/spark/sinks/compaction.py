@@ -74,7 +74,7 @@ def compact(
     runtime: Runtime | None = None,
     by: str = "a compaction",
 ) -> Compaction:
-    """Merge the small files below `path`. May run beside the consumer. Raises Unsafe beside another compaction,
+    """Merge the small files below `path`. May run beside the consumer. Raises TurnTaken beside another compaction,
     which knows this one as `by`.
 
     Between the appearance of a merged file and the removal of its sources, readers find the records twice. This

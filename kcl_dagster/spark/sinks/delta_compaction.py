@@ -52,8 +52,9 @@ def compact_delta(
     runtime: Runtime | None = None,
     by: str = "a compaction",
 ) -> Compaction:
-    """Merge the small files of the Delta table at `path`. May run beside the consumer. Raises Unsafe beside another
-    compaction, which knows this one as `by`. Other engines' compactions take no turn: do not run one beside it.
+    """Merge the small files of the Delta table at `path`. May run beside the consumer. Raises TurnTaken beside
+    another compaction, which knows this one as `by`. Other engines' compactions take no turn: run none
+    beside it.
 
     `storage_options` are delta-rs's, instead of what it is told of `s3`. The merged files' sources stay in the
     folder until they are vacuumed: `DeltaTable(path).vacuum()`.

@@ -39,10 +39,8 @@ _OWNERS: Final = frozenset({
     "_compaction",
     "_compaction_turns",
     "_drafts",
-    "_kcl_dagster_application",
-    "_kcl_dagster_columns",
-    "_kcl_dagster_layouts",
 })  # fmt: skip
+_MARKS: Final = "_kcl_dagster"  # what sinks tell each other, and readers
 _ICEBERG: Final = re.compile(r"(?:(?P<table>.+)/)?metadata/[^/]+\.metadata\.json")
 
 
@@ -80,7 +78,7 @@ def _owned_folder(path: str) -> str | None:
         return table["table"] or ""
     folders = path.split("/")
     for place, name in enumerate(folders):
-        if name in _TABLES or (place and name in _OWNERS):
+        if name in _TABLES or (place and (name in _OWNERS or name.startswith(_MARKS))):
             return "/".join(folders[:place])
         if is_hidden(name):
             return None

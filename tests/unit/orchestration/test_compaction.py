@@ -1,6 +1,7 @@
 """The job that merges what an application's batches leave."""
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import pytest
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Endpoint
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration.compaction import build_kcl_compaction_job
+from kcl_dagster.orchestration.compaction import build_kcl_compaction_job, build_kcl_compaction_schedule
 from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.runtime import system
+from kcl_dagster.spark.sinks.compaction import TURNS
 from kcl_dagster.spark.sinks.delta import delta_options
-from kcl_dagster.spark.storage import S3Options, S3Store
+from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store
+from kcl_dagster.spark.turn import turn
 from kcl_dagster.testing import EmulatorResource
 from tests.integration.spark.ports import free_port
 
@@ -100,3 +104,50 @@ def test_definitions_merge_small_files_where_they_are_told_when() -> None:
     table = consumer(kcl.iceberg("lake.clicks", {"type": "glue"}))
     of_table = kcl.build_kcl_definitions(table, resources=resources, compaction="17 * * * *")
     assert not of_table.schedules, "its files are an engine's to merge"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_a_compaction_that_finds_another_one_at_work_fails_only_where_a_person_launched_it(
+    tmp_path: Path, kind: str
+) -> None:
+    deltalake.write_deltalake(str(tmp_path), pa.table({"value": [1]}))
+    sink = kcl.delta(str(tmp_path)) if kind == "delta" else kcl.parquet(str(tmp_path))
+    made = build_kcl_compaction_job(consumer(sink))
+    with turn(LocalStore(str(tmp_path)), TURNS, system(), "another one"):
+        for tags, succeeds in (({"dagster/schedule_name": "clicks_compaction_schedule"}, True), ({}, False)):
+            result = made.execute_in_process(
+                resources={"kcl": EmulatorResource()},
+                instance=dg.DagsterInstance.ephemeral(),
+                tags=tags,
+                raise_on_error=False,
+            )
+            assert result.success is succeeds
+
+
+def test_a_compaction_that_could_not_merge_all_fails_and_names_the_rest(tmp_path: Path) -> None:
+    for number in range(4):
+        path = tmp_path / f"clicks-0.w-1.{number}_0_0.parquet"
+        pq.write_table(pa.table({"value": [number]}), path)
+        if number == 2:
+            path.write_bytes(b"no Parquet")
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    with pytest.raises(dg.Failure, match=r"1 could not be merged, all else was: .*clicks-0\.w-1\.2_0_0\.parquet"):
+        launch(kcl.parquet(str(tmp_path)))
+    assert len(list(tmp_path.glob("*.parquet"))) == 2
+
+
+def test_the_schedule_skips_while_a_compaction_is_not_over(tmp_path: Path) -> None:
+    instance = dg.DagsterInstance.local_temp(str(tmp_path))
+    job = build_kcl_compaction_job(consumer(kcl.parquet("/lake/clicks")))
+    hourly = build_kcl_compaction_schedule(job, "17 * * * *")
+
+    def evaluated() -> dg.ScheduleEvaluationContext:
+        return dg.build_schedule_context(instance=instance, scheduled_execution_time=datetime.now(UTC))
+
+    assert len(hourly.evaluate_tick(evaluated()).run_requests or ()) == 1
+    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    skipped = hourly.evaluate_tick(evaluated())
+    assert not skipped.run_requests
+    assert skipped.skip_message == f"run {run.run_id} is not over"
+    instance.report_run_failed(instance.get_run_by_id(run.run_id) or run)
+    assert len(hourly.evaluate_tick(evaluated()).run_requests or ()) == 1
