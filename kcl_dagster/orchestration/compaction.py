@@ -58,12 +58,12 @@ def build_kcl_compaction_job(consumer: Consumer, *, kcl_key: str = "kcl") -> Job
     """`<application>_compaction`, which may run beside the workers and needs no Spark. `build_kcl_definitions`
     makes it, with a schedule, where `compaction` gives its times.
 
-    Raises ConfigurationError for a sink whose files are not ours to merge.
+    Raises ConfigurationError for a sink that is neither a Parquet folder nor a Delta table.
 
     Example:
         .. code-block:: python
 
-            compaction = build_kcl_compaction_job(clicks)
+            compaction = kcl.build_kcl_compaction_job(clicks)
             nightly = dg.ScheduleDefinition(job=compaction, cron_schedule="30 2 * * *")
     """
     application, choice = consumer.application, consumer.sink

@@ -11,14 +11,19 @@
 | `arrival_timestamp`   | timestamp | when Kinesis received it                                            |
 | `stream`              | string    |                                                                     |
 | `shard_id`            | string    |                                                                     |
-| `lease_key`           | string    | whose progress the record belongs to: keep it, see below            |
+| `lease_key`           | string    | of the shard's lease; see below when to keep it                     |
 | `aggregate_problem`   | string    | why an aggregate could not be opened (`data` is then the whole of   |
 |                       |           | it, untouched); null for every good record                          |
 
 (`sequence_number`, `sub_sequence_number`) orders the records of a shard and names them.
 
-A transform that keeps `lease_key` is evaluated once for the whole batch. One that drops it is evaluated once for
-each shard of the batch instead: sinks store what belongs to a shard under that shard's name, and must know it.
+The output needs none of these columns: a transform is evaluated once for a batch, and its rows may be any. Keep
+`lease_key` in the output in two cases. Rows of windows are counted by `lease_key` and the column of times. A
+function of `foreach_batch` tells the parts of its batch apart by it.
+
+With `commit="leases"`, a transform that keeps `lease_key` is evaluated once for the whole batch. One that drops it
+is evaluated once for each shard of the batch instead: such a sink stores what belongs to a shard under that shard's
+name.
 """
 
 from typing import Final

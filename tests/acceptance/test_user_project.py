@@ -29,7 +29,7 @@ import kcl_dagster as kcl
 @kcl.kcl_consumer(application="orders-to-lake", stream="orders", sink=kcl.parquet(os.environ["LAKE"]))
 def orders(records):
     """Orders, as they come."""
-    return records.selectExpr("lease_key", "cast(data as string) as body", "sequence_number")
+    return records.selectExpr("cast(data as string) as body", "sequence_number")
 
 
 defs = kcl.build_kcl_definitions(orders, resources={"kcl": kcl.KclResource()})
