@@ -97,6 +97,7 @@ def build_kcl_definitions(
     compacted = [c for c in consumers if compaction is not None and c.sink.kind in COMPACTED]
     compactions = [build_kcl_compaction_job(c, kcl_key=kcl_key) for c in compacted]
     if compaction is not None:
+        _refuse_nested(compacted)
         schedules += [build_kcl_compaction_schedule(job, compaction) for job in compactions]
     if catch_up is not None:
         schedules += [
@@ -214,3 +215,18 @@ def _refuse_clashes(consumers: Sequence[Consumer]) -> None:
     assets = ["/".join([*consumer.key_prefix, consumer.name]) for consumer in consumers]
     if len(set(assets)) < len(assets):
         raise ConfigurationError(f"assets {assets}: two consumers cannot make one asset; give one another name=")
+
+
+def _refuse_nested(consumers: Sequence[Consumer]) -> None:
+    """A compaction leaves folders of other sinks below its own alone as soon as they have their marks, which the
+    first batch leaves."""
+    from kcl_dagster.spark.storage import open_store
+
+    roots = [(consumer, open_store(consumer.sink.place).root) for consumer in consumers]
+    for outer, above in roots:
+        for inner, below in roots:
+            if outer.sink.kind == "parquet" and below.startswith(f"{above.rstrip('/')}/"):
+                raise ConfigurationError(
+                    f"compaction: {inner.application.name} stores at {below}, which is below the folder of "
+                    f"{outer.application.name}, {above}. Give each a folder of its own"
+                )

@@ -77,7 +77,7 @@ def _compact(table: "DeltaTable", name: str, target_bytes: int, mine: Turn) -> C
     with table_errors(name):
         table.update_incremental()  # an earlier compaction may have committed before this one got its turn
         unsuitable = _unsuitable(table)
-        not_found = _not_found(table)
+        not_found = _not_found(table, target_bytes)
         partitions: Sequence[Mapping[str, str | None]] = (
             table.partitions() if table.metadata().partition_columns else []
         )
@@ -148,10 +148,11 @@ def _is_unsuitable(kind: pa.DataType) -> bool:
     )
 
 
-def _not_found(table: "DeltaTable") -> list[str]:
-    """Paths below the table of files that delta-rs does not find."""
-    paths = pa.table(table.get_add_actions()).column("path").to_pylist()
-    return [path for path in paths if any(text in path for text in _NOT_FOUND)]
+def _not_found(table: "DeltaTable", target_bytes: int) -> list[str]:
+    """Paths below the table of files that delta-rs would merge, and does not find."""
+    files = pa.table(table.get_add_actions())
+    paths = zip(files.column("path").to_pylist(), files.column("size_bytes").to_pylist(), strict=True)
+    return [path for path, size in paths if size <= target_bytes and any(text in path for text in _NOT_FOUND)]
 
 
 def _reached(s3: S3Options, storage_options: Mapping[str, str] | None) -> S3Options:
@@ -161,4 +162,4 @@ def _reached(s3: S3Options, storage_options: Mapping[str, str] | None) -> S3Opti
         known = _SETTINGS.get(name.lower().removeprefix("aws_"))
         if known is not None:
             settings[known] = value
-    return S3Options(**settings) if settings else s3
+    return S3Options(**{"region": s3.region} | settings) if settings else s3

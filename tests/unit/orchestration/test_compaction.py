@@ -1,6 +1,7 @@
 """The job that merges what an application's batches leave."""
 
 import os
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ from tests.integration.spark.ports import free_port
 LONG_AGO = 1_700_000_000
 
 
-def consumer(sink: kcl.SinkChoice) -> Consumer:
-    @kcl.kcl_consumer(application="clicks", stream="clicks", sink=sink)
+def consumer(sink: kcl.SinkChoice, application: str = "clicks") -> Consumer:
+    @kcl.kcl_consumer(application=application, name=application, stream="clicks", sink=sink)
     def clicks(records: Any) -> Any:
         return records
 
@@ -151,3 +152,22 @@ def test_the_schedule_skips_while_a_compaction_is_not_over(tmp_path: Path) -> No
     assert skipped.skip_message == f"run {run.run_id} is not over"
     instance.report_run_failed(instance.get_run_by_id(run.run_id) or run)
     assert len(hourly.evaluate_tick(evaluated()).run_requests or ()) == 1
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "refused"),
+    [
+        (kcl.parquet("/lake"), kcl.parquet("/lake/orders/"), True),
+        (kcl.parquet("s3://lake/"), kcl.delta("s3a://lake/orders"), True),
+        (kcl.parquet("/lake/clicks"), kcl.parquet("/lake/clicks2"), False),
+        (kcl.parquet("/lake"), kcl.parquet("/lake/"), False),
+        (kcl.delta("/lake"), kcl.parquet("/lake/orders"), False),
+    ],
+)
+def test_a_folder_below_one_that_is_compacted_is_refused(
+    outer: kcl.SinkChoice, inner: kcl.SinkChoice, refused: bool
+) -> None:
+    both, resources = (consumer(inner, "orders"), consumer(outer)), {"kcl": EmulatorResource()}
+    kcl.build_kcl_definitions(*both, resources=resources)
+    with pytest.raises(ConfigurationError, match="orders stores at") if refused else nullcontext():
+        kcl.build_kcl_definitions(*both, resources=resources, compaction="17 * * * *")

@@ -181,3 +181,14 @@ def test_a_partition_that_fails_does_not_keep_others_from_being_merged(tmp_path:
     assert (done.merged, done.into, len(done.failed)) == (3, 1, 1)
     assert "File name too long" in done.failed[0]
     assert values(path) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_large_file_that_delta_does_not_find_does_not_keep_others_from_being_merged(tmp_path: Path) -> None:
+    path, name = str(tmp_path), "clicks-12345678~worker-1.3_0_0.parquet"
+    made(path, 3)
+    pq.write_table(pa.table({"value": list(range(3, 5003))}), tmp_path / name)
+    size = (tmp_path / name).stat().st_size
+    table = deltalake.DeltaTable(path)
+    table.create_write_transaction([AddAction(name, size, {}, 0, True, "{}")], "append", table.schema())
+    assert compact_delta(path, target_bytes=size - 1).merged == 3
+    assert values(path) == list(range(5003))
