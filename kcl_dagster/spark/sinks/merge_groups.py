@@ -63,11 +63,11 @@ def own_files(files: Iterable[StoredFile], root: str) -> list[StoredFile]:
 
 def is_own(path: str) -> bool:
     """Whether a sink, or a compaction, has given the file its name, and no replay by a former version."""
-    name = plain_name(path)
-    part = _NAMED_AFTER_A_PART.fullmatch(name)
+    part = _NAMED_AFTER_A_PART.fullmatch(plain_name(path))
     if part is not None:
         return _OF_A_REPLAY.fullmatch(part["lease"]) is None
-    return staged_for(name) is not None or _MERGED.fullmatch(name) is not None
+    # What is staged for a file has to be found before it is merged.
+    return staged_for(path) is not None or _MERGED.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def _owned_folder(path: str) -> str | None:
