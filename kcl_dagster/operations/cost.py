@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from kcl_dagster.application import Application
-from kcl_dagster.worker.settings import DISCOVERY_SECONDS
+from kcl_dagster.worker.settings import BOUNDED_SECONDS, DISCOVERY_SECONDS
 
 SECONDS_PER_MONTH: Final = 30 * 86_400
 ROW_BYTES: Final = 500  # a lease after some batches, or a worker row
@@ -88,6 +88,15 @@ class Storing:
             return files + (COMMIT_PUTS if is_table else 0)
         return files * (1 if is_table else PUTS_OF_PUBLISHED) + ENTRY_PUTS
 
+    def __str__(self) -> str:
+        many = "value" if self.partition_values == 1 else "values"
+        place = "not on S3" if self.target == "other" else f"a {self.target} on S3"
+        decided = "chains" if self.chained else "leases"
+        parts = [f"{self.partition_values} partition {many} a batch", f'{place}, commit="{decided}"']
+        if self.commits:
+            parts.append(f"a commit every {self.commit_seconds:g} s")
+        return ", ".join(parts)
+
     @property
     def commits(self) -> float:
         """Requests a second for the commits that all workers share."""
@@ -123,6 +132,9 @@ class Cost:
     files_per_hour: float = 0.0
     """Data files that are made, before a compaction merges them."""
 
+    assumptions: str = ""
+    """A line: how batches are read and stored."""
+
     @property
     def dollars(self) -> float:
         """A month, for the tables and for requests to S3."""
@@ -153,6 +165,7 @@ class Cost:
             "shards": self.shards,
             "workers": self.workers,
             "busy": self.busy,
+            "assumptions": self.assumptions,
             "price_per_million": {"write": self.prices.write, "read": self.prices.read, "put": self.prices.put},
             "lines": [
                 {
@@ -208,7 +221,8 @@ def estimate(
         CostLine("storage: files, entries and commits", puts=batches * storing.puts(each) + storing.commits * busy),
     )
     hours, files = workers * SECONDS_PER_MONTH / 3600, batches * storing.files(each) * 3600
-    return Cost(shards, workers, busy, prices or Prices(), lines, hours, files)
+    assumptions = f"batches of {batch.max_seconds:g} s, shards busy {busy:.0%} of the time, {storing}"
+    return Cost(shards, workers, busy, prices or Prices(), lines, hours, files, assumptions)
 
 
 def estimate_catch_up(
@@ -224,7 +238,8 @@ def estimate_catch_up(
     between, the leader included."""
     timings, storing = application.timings, storing or Storing()
     table_units = -(-(shards + 1) * ROW_BYTES // READ_UNIT_BYTES)
-    batches = max(1.0, READING_SHARE * run_seconds / application.batch.max_seconds)
+    batch_seconds = min(application.batch.max_seconds, BOUNDED_SECONDS)
+    batches = max(1.0, READING_SHARE * run_seconds / batch_seconds)
     renewals = run_seconds / timings.renewal_interval
     per_lease = LEASE_WRITES_PER_RUN + renewals + (0 if storing.chained else WRITES_PER_BATCH * batches)
     # A table is committed to when everything is read.
@@ -246,4 +261,6 @@ def estimate_catch_up(
     )
     hours = SECONDS_PER_MONTH / every * run_seconds / 3600
     files = batches * storing.files(shards) * 3600 / every
-    return Cost(shards, 1, run_seconds / every, prices or Prices(), lines, hours, files)
+    reading = f"{READING_SHARE * run_seconds:g} s of reading in a run of {run_seconds:g} s"
+    assumptions = f"batches of {batch_seconds:g} s, {reading}, {storing}"
+    return Cost(shards, 1, run_seconds / every, prices or Prices(), lines, hours, files, assumptions)

@@ -178,10 +178,10 @@ class Verbs:
         forgotten.add_argument(
             "--former", action="append", default=[], help="only of this former stream, account:name:epoch"
         )
-        cost = verb("cost", self._cost, "what the tables cost a month, estimated or measured")
+        cost = verb("cost", self._cost, "what the tables, S3 and workers cost a month, estimated or measured")
         cost.add_argument("--shards", type=_positive, help="left out: as many as there are")
         cost.add_argument("--workers", type=_positive, help="left out: as many as there are")
-        cost.add_argument("--measured", type=float, metavar="HOURS", help="by CloudWatch, over the last hours")
+        cost.add_argument("--measured", type=float, metavar="HOURS", help="of the tables alone, by CloudWatch")
         cost.add_argument("--busy", type=float, default=1.0, help="part of the time in which shards have records")
         cost.add_argument(
             "--catch-up", type=float, metavar="MINUTES", help="of bounded runs so far apart, and not of a fleet"
@@ -192,15 +192,19 @@ class Verbs:
         cost.add_argument(
             "--sink",
             choices=get_args(StoredIn),
-            help="on S3; other: not on S3; left out: the consumer's, or a folder",
+            help="on S3 (other: not on S3); left out: that of the consumer that is named, else a folder",
         )
         cost.add_argument(
-            "--commit", choices=("chains", "leases"), help="left out: as in the consumer's sink, or chains"
+            "--commit",
+            choices=("chains", "leases"),
+            help="of the sink; left out: that of the consumer that is named, else chains",
         )
         cost.add_argument(
-            "--commit-seconds", type=_positive, help="of a table in chains; left out: the consumer's, or 30"
+            "--commit-seconds",
+            type=_positive,
+            help="of a table in chains; left out: those of the consumer that is named, else 30",
         )
-        cost.add_argument("--partition-values", type=_positive, default=1, help="how many a batch has (default 1)")
+        cost.add_argument("--partition-values", type=_positive, default=1, help="how many a batch has")
         cost.add_argument("--put-price", type=float, default=PUT_PRICE, help="dollars for a million puts to S3")
         cost.add_argument("--hour-price", type=float, default=HOUR_PRICE, help="dollars for an hour of a worker")
         cost.add_argument("--write-price", type=float, default=WRITE_PRICE, help="dollars for a million units")
@@ -429,6 +433,7 @@ class Verbs:
         if options.json:
             _tell(json.dumps(cost.to_document(), indent=2))
         else:
+            _tell(f"assumed: {cost.assumptions}")
             for line in cost.lines:
                 used = f"{line.writes:.2f} write and {line.reads:.2f} read units"
                 if line.puts:

@@ -79,6 +79,27 @@ def test_a_catch_up_costs_what_its_runs_last() -> None:
     assert hourly.to_document()["machine_hours_per_month"] == 12
 
 
+def test_a_bounded_run_reads_for_five_seconds_at_a_time_whatever_a_fleet_does() -> None:
+    paced = APPLICATION.model_copy(update={"batch": BatchSettings(max_seconds=72)})
+    cost = estimate_catch_up(paced, shards=10, every=3600.0, run_seconds=300.0, storing=Storing(chained=True))
+    assert cost.files_per_hour == pytest.approx(2 * 75 / 5)
+    assert cost.assumptions.startswith("batches of 5 s, 75 s of reading in a run of 300 s, ")
+
+
+@pytest.mark.parametrize(
+    ("storing", "said"),
+    [
+        (Storing("table", True, 60), '1 partition value a batch, {}, commit="chains", a commit every 60 s'),
+        (Storing("table", False), '1 partition value a batch, {}, commit="leases"'),
+        (Storing("other", True, partition_values=3), '3 partition values a batch, not on S3, commit="chains"'),
+    ],
+)
+def test_an_estimate_says_what_it_assumes(storing: Storing, said: str) -> None:
+    cost = estimate(APPLICATION, shards=10, workers=1, busy=0.2, storing=storing)
+    assert cost.assumptions == f"batches of 5 s, shards busy 20% of the time, {said.format('a table on S3')}"
+    assert cost.to_document()["assumptions"] == cost.assumptions
+
+
 def test_an_idle_application_costs_what_was_estimated(shop: Shop) -> None:
     """Metered over ten minutes. Looking for leases is left out: the worker here has them."""
     shop.serve()

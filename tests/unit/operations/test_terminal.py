@@ -227,6 +227,8 @@ def test_a_cost_before_the_first_tick_says_how_to_estimate_it(
     )
     assert refused(capsys, "cost", "my_project:new").endswith(" add --shards N --workers N")
     lines = said(capsys, "cost", "my_project:new", "--shards", "1", "--workers", "1")
+    of_sink = '1 partition value a batch, a folder on S3, commit="chains"'
+    assert lines[0] == f"assumed: batches of 5 s, shards busy 100% of the time, {of_sink}"
     assert lines[-3].endswith("a month for 1 shard and 1 worker, on demand")
     assert lines[-1].endswith("a month for 720 hours of workers")
 
