@@ -99,7 +99,7 @@ def dagster_dev(installed: Path, aws: Emulator, tmp_path: Path) -> Iterator[Path
 
 
 def bodies(lake: Path) -> list[str]:
-    files = sorted(path for path in lake.rglob("*.parquet") if not path.name.startswith("."))
+    files = sorted(path for path in lake.glob("*.parquet") if not path.name.startswith("."))
     return [body for path in files for body in parquet.read_table(path, columns=["body"])["body"].to_pylist()]
 
 
