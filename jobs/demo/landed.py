@@ -1,5 +1,6 @@
 """What has landed in the lake, in the order of its batches."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pyarrow.parquet as parquet
 
 from jobs.demo.verdict import Stored
 
+MERGED = re.compile(r"merged-(\d{13})-")
 COLUMNS = ("shard_id", "sequence_number", "user", "number")
 
 
@@ -38,16 +40,17 @@ def data_files(table: Path) -> list[Path]:
     ]
 
 
-def batch_number(path: Path) -> int:
-    """The last part of a data file's name: `application.shard.after.number.parquet`."""
-    return int(path.stem.rpartition(".")[2])
+def written(path: Path) -> int:
+    """When a data file was written, in nanoseconds. A merged file stands for those that it was made of."""
+    merged = MERGED.match(path.name)
+    return path.stat().st_mtime_ns if merged is None else int(merged[1]) * 1_000_000
 
 
 def records(table: Path) -> Iterator[Stored]:
-    """Every row, files in the order of their batches' numbers. A shard's numbers grow, and those of a child begin
-    with the time of its first batch, above those of its parents; so this is also the order of each key. A file's
-    time says less: a slow worker may replace a file by its equal when later ones are there."""
-    for path in sorted(data_files(table), key=lambda p: (batch_number(p), p.name)):
+    """Every row, files in the order in which they were written, which a move to their final name does not change. A
+    worker writes what it reads of a shard in order, and the next owner of the shard begins after that; so this is
+    also the order of each key."""
+    for path in sorted(data_files(table), key=lambda p: (written(p), p.name)):
         for batch in parquet.ParquetFile(path).iter_batches(columns=list(COLUMNS)):
             columns = [batch.column(name).to_pylist() for name in COLUMNS]
             for shard, sequence, user, number in zip(*columns, strict=True):
