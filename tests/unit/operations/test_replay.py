@@ -100,6 +100,29 @@ def test_a_window_is_replayed_and_nothing_beside_it(archive: Archive) -> None:
     assert len(shelf.parts) > 4
 
 
+@dataclass
+class RememberingShelf(Shelf):
+    """As a sink in chains: it says which parts it has, and takes none a second time."""
+
+    def holds(self, part: Part) -> bool:
+        return part in self.parts
+
+    def write(self, data: list[Row], batch: Batch) -> None:
+        assert not [part for part in batch.parts if self.holds(part)], "a part comes again"
+        Shelf.write(self, data, batch)
+
+
+def test_parts_that_a_sink_says_it_has_are_not_given_to_it_again(archive: Archive) -> None:
+    window = window_of(archive, 50)
+    shelf = RememberingShelf(breaks_at=2, stored_first=True)
+    with pytest.raises(SinkError):
+        archive.replay(window, shelf)
+    shelf.breaks_at = None
+    archive.replay(window, shelf)
+    archive.replay(window, shelf)
+    assert shelf.bodies() == archive.within(window)
+
+
 @pytest.mark.parametrize("stored_first", [False, True], ids=["before it stores", "after it has stored"])
 @pytest.mark.parametrize("breaks_at", range(4))
 def test_a_replay_that_was_cut_off_is_completed_by_the_next(

@@ -20,6 +20,7 @@ from kcl_dagster.errors import RecordRefused, SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.sinks import delta_commits
+from kcl_dagster.spark.sinks.batch_files import StageFiles, batch_files
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
 from kcl_dagster.spark.sinks.delta_compaction import compact_delta
@@ -285,6 +286,18 @@ def test_a_table_that_was_altered_takes_nothing_that_does_not_fit(delta: DeltaLa
             committer.check()
         delta.clock.advance(RETRY_SECONDS)
     assert delta.table().version() == before
+
+
+def test_a_table_with_rules_that_another_writer_made_meanwhile_takes_no_unchecked_files(delta: DeltaLake) -> None:
+    delta.columns = ()
+    delta.format = delta.process()
+    rules = delta.format.first_rules(rows_of(range(1)).schema)
+    delta.make(pa.schema([("n", pa.int64()), pa.field("kind", pa.string(), nullable=False)]))
+    rows = rows_of(range(2), kind=None)
+    task = StageFiles(rules.store, rules.layout, delta.chain.id, 1, 1 << 20, table=rules.for_table)
+    files = batch_files([row for manifest in task(iter([rows])) for row in manifest.to_pylist()])
+    with pytest.raises(SinkError, match="made by another writer"):
+        rules.staged(files, rows.schema)
 
 
 def test_a_table_that_was_repaired_takes_what_was_decided(delta: DeltaLake) -> None:
