@@ -42,7 +42,7 @@ $(PREPARED): $(READY)
 	@touch $@
 
 demo: $(READY) $(PREPARED)  ## the pipeline on embedded AWS, with Dagster's UI; FOR=90s runs that long and ends with a verdict
-	@exec $(BIN)/python -m jobs.demo $(if $(FOR),--for $(FOR)) $(if $(PORT),--port $(PORT))
+	@exec $(BIN)/python -m demo $(if $(FOR),--for $(FOR)) $(if $(PORT),--port $(PORT))
 
 test: $(READY)  ## the test suite; `make nightly` runs what it leaves out
 	@$(BIN)/python -m pytest $(if $(CI),,--color=yes) -n 2 --dist loadgroup -q $(ARGS)

@@ -1,4 +1,4 @@
-"""What `dagster dev` opens: the clickstream."""
+"""What `dagster dev` opens: the clickstream, on the AWS of the environment. `make demo` has an embedded one."""
 
 import dagster as dg
 
@@ -7,13 +7,11 @@ from assets.clicks import clicks
 from assets.replayed import clicks_replayed
 from assets.sessions import sessions, sessions_per_day
 from jobs.replay import replay
-from resources.aws import kcl_resource
+from resources.aws import AWS
 from resources.spark import pyspark, worker_spark
 
 defs = dg.Definitions.merge(
-    kcl.build_kcl_definitions(
-        clicks, resources={"kcl": kcl_resource(), "spark": worker_spark()}, compaction="17 * * * *"
-    ),
+    kcl.build_kcl_definitions(clicks, resources={"kcl": AWS, "spark": worker_spark()}, compaction="17 * * * *"),
     dg.Definitions(
         assets=[clicks_replayed, sessions, sessions_per_day],
         jobs=[replay],

@@ -1,3 +1,4 @@
-"""The clickstream: what lands, and what is made of it. An example of what a user writes: no mechanism."""
+"""The clickstream: what is stored, and what is computed from it. Copy it and begin with your own."""
 
 APPLICATION = "clicks-to-lake"
+STREAM = "clickstream"

@@ -9,28 +9,28 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 import kcl_dagster as kcl
+from resources.deployment import DEPLOYMENT
 from resources.lake import table
-from resources.partitions import days, windows
 
-PAUSE_SECONDS = 30  # ends a session
-BOUNDARY = timedelta(seconds=PAUSE_SECONDS)
+PAUSE = timedelta(seconds=30)  # ends a session
 HOUR_FOLDERS = "%Y-%m-%d-%H"
 POOL = "downstream"  # one at a time, by dagster.yaml: each run starts a Spark session
 CLICKS = dg.AssetKey("clicks")
+DECLARED = "The lake has as many clicks of a window as the leader declared, all in sessions."
 
 
 def sessions_of(clicks: DataFrame, start: datetime, end: datetime) -> DataFrame:
     """The part of each session that lies in the window from `start` to `end`, one row each. `continues`: the
     session began in an earlier window. So the sessions of any time are the rows that do not continue.
 
-    Looks at the clicks of the window, and at those that arrived within `BOUNDARY` before it. A visitor's clicks are
-    ordered by their number, not by clocks.
+    Reads the clicks of the window, and those that arrived within `PAUSE` before it. A visitor's clicks are ordered
+    by their number, not by clocks.
     """
     of_user = Window.partitionBy("user").orderBy("number")
     pause = F.unix_timestamp("at") - F.unix_timestamp(F.lag("at").over(of_user))
-    starts = F.when(pause.isNull() | (pause > PAUSE_SECONDS), 1).otherwise(0)
+    starts = F.when(pause.isNull() | (pause > PAUSE.total_seconds()), 1).otherwise(0)
     is_in = F.col("arrival_timestamp") >= F.lit(start)
-    numbered = clicks.where(_within(start - BOUNDARY, end)).withColumn("session", F.sum(starts).over(of_user))
+    numbered = clicks.where(_within(start - PAUSE, end)).withColumn("session", F.sum(starts).over(of_user))
     return (
         numbered.groupBy("user", "session")
         .agg(
@@ -53,31 +53,25 @@ def _within(start: datetime, end: datetime) -> Column:
     return (arrived >= F.lit(start)) & (arrived < F.lit(end)) & between
 
 
-def declared_rows(context: dg.AssetExecutionContext, partition: str) -> int | None:
-    """The rows that the clicks of a window have as Dagster was told; None where it was not told."""
-    chosen = dg.AssetRecordsFilter(CLICKS, asset_partitions=[partition])
+def declared_rows(context: dg.AssetExecutionContext) -> int | None:
+    """The rows of the window's clicks as the leader declared them to Dagster; None if it did not."""
+    chosen = dg.AssetRecordsFilter(CLICKS, asset_partitions=[context.partition_key])
     for record in context.instance.fetch_materializations(chosen, limit=1).records:
-        told = record.asset_materialization
-        rows = None if told is None else told.metadata.get("dagster/row_count")
+        event = record.asset_materialization
+        rows = None if event is None else event.metadata.get("dagster/row_count")
         return None if rows is None else int(str(rows.value))
     return None
 
 
 @dg.asset(
     deps=[CLICKS],
-    partitions_def=windows(),
+    partitions_def=DEPLOYMENT.windows,
     group_name="clicks_to_lake",
     kinds={"pyspark", "parquet"},
     owners=["team:web"],
     pool=POOL,
     automation_condition=kcl.on_complete(),
-    check_specs=[
-        dg.AssetCheckSpec(
-            "clicks_are_those_declared",
-            asset="sessions",
-            description="The lake has as many clicks of a window as the leader declared, all in sessions.",
-        )
-    ],
+    check_specs=[dg.AssetCheckSpec("clicks_are_those_declared", asset="sessions", description=DECLARED)],
 )
 def sessions(
     context: dg.AssetExecutionContext, pyspark: LazyPySparkResource
@@ -87,40 +81,26 @@ def sessions(
     The window before is complete then, too, so the clicks just before the boundary are there.
     """
     spark: SparkSession = pyspark.spark_session
-    window, place = context.partition_time_window, table("sessions")
-    start, end = window.start, window.end
+    start, end = context.partition_time_window.start, context.partition_time_window.end
+    folder = f"{table('sessions')}/window={start:%Y-%m-%d-%H-%M}"
     clicks = spark.read.parquet(table("clicks"))
-    made = sessions_of(clicks, start, end)
-    folder = f"{place}/window={start:%Y-%m-%d-%H-%M}"
-    made.coalesce(1).write.mode("overwrite").parquet(folder)
-    counts = (
-        spark.read.schema(made.schema)
-        .parquet(folder)
-        .agg(
-            F.count("*"),
-            F.coalesce(F.sum("clicks"), F.lit(0)),
-            F.count(F.when(~F.col("continues"), True)),
-            F.count(F.when(F.col("bought"), True)),
-        )
-        .first()
-    )
-    parts, rows, began, bought = counts if counts is not None else (0, 0, 0, 0)
-    landed = clicks.where(_within(start, end)).count()
+    computed = sessions_of(clicks, start, end)
+    computed.coalesce(1).write.mode("overwrite").parquet(folder)
+    begun, bought = F.count(F.when(~F.col("continues"), True)), F.count(F.when(F.col("bought"), True))
+    totals = (F.count("*"), F.coalesce(F.sum("clicks"), F.lit(0)), begun, bought)
+    names = ("dagster/row_count", "clicks", "sessions begun", "sessions that bought")
+    counts = spark.read.schema(computed.schema).parquet(folder).agg(*totals).first() or (0, 0, 0, 0)
+    found = dict(zip(names, counts, strict=True))
+    stored = clicks.where(_within(start, end)).count()
     spark.stop()
-    declared = declared_rows(context, context.partition_key)
+    declared = declared_rows(context)
     yield dg.MaterializeResult(
-        metadata={
-            "dagster/row_count": parts,
-            "clicks": rows,
-            "sessions begun": began,
-            "sessions that bought": bought,
-            "path": dg.MetadataValue.path(folder),
-        },
+        metadata={**found, "path": dg.MetadataValue.path(folder)},
         check_results=[
             dg.AssetCheckResult(
-                passed=rows == landed and declared in (None, landed),
+                passed=found["clicks"] == stored and declared in (None, stored),
                 check_name="clicks_are_those_declared",
-                description=f"{context.partition_key}: {declared} declared, {landed} stored, {rows} in sessions",
+                description=f"{declared} declared, {stored} stored, {found['clicks']} in sessions",
             )
         ],
     )
@@ -128,7 +108,7 @@ def sessions(
 
 @dg.asset(
     deps=[sessions],
-    partitions_def=days(),
+    partitions_def=DEPLOYMENT.days,
     group_name="clicks_to_lake",
     kinds={"pyspark", "parquet"},
     owners=["team:web"],

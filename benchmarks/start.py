@@ -224,48 +224,45 @@ class Start:
 
 def measure(directory: Path) -> Start:
     """Start the deployment in `directory`, wait until both workers have stored something, and stop it."""
-    # The deployment's modules read where they are at work when they are imported.
-    os.environ["KCL_DEMO_DIRECTORY"] = str(directory)
-    from assets import APPLICATION
-    from jobs.demo.child import Child
-    from jobs.demo.dagster_api import DagsterApi
-    from jobs.demo.fleet import Fleet
-    from jobs.demo.landed import data_files
+    from assets import APPLICATION, STREAM
+    from demo import embedded
+    from demo.dagster_api import DagsterApi
+    from demo.fleet import Fleet
+    from demo.folders import DemoFolders
+    from demo.started_process import StartedProcess
+    from demo.stored_rows import data_files
     from kcl_dagster.application import Application, StreamSettings
     from kcl_dagster.orchestration import processes
-    from resources import embedded, lake
 
     has_archive = class_archive(find_java(os.environ), os.environ).exists
     start, reads = Start(os.getloadavg()[0], has_archive), dict[str, list[float]]()
     with ExitStack() as stack:
-        home = lake.made(directory / "dagster")
-        embedded.clean()
-        lake.emptied(home)
+        folders = DemoFolders(directory)
+        folders.prepare()
+        home = folders.dagster_home
         shutil.copy("dagster.yaml", home / "dagster.yaml")
         stack.enter_context(noting_reads(reads))
         aws = stack.enter_context(Emulator())
-        embedded.make_stream(aws.endpoint_url)
+        since = embedded.make_stream(aws.endpoint_url)
         environment = {
-            **embedded.environment(),
-            "KCL_AWS": "embedded",
-            "KCL_AWS_ENDPOINT": aws.endpoint_url,
+            **embedded.environment(aws.endpoint_url, folders, since),
             "DAGSTER_HOME": str(home),
             "DAGSTER_DISABLE_TELEMETRY": "1",
             "DAGSTER_GRPC_TIMEOUT_SECONDS": "300",
         }
-        logs = directory / "logs"
-        command = embedded.producer_command(aws.endpoint_url, processes.current())
-        producer = Child.start("producer", command, environment, logs / "producer.log")
+        logs = folders.logs
+        command = embedded.producer_command(aws.endpoint_url, folders, processes.current())
+        producer = StartedProcess.start("producer", command, environment, logs / "producer.log")
         stack.callback(producer.stop, signal.SIGTERM)
         command = [sys.executable, "-m", "dagster", "dev", "--workspace", "workspace.yaml"]
         command += ["--host", "127.0.0.1", "--port", str(_free_port())]
         start.deployment["dagster dev"] = time.time()
-        dagster = Child.start("dagster dev", command, environment, logs / "dagster.log")
+        dagster = StartedProcess.start("dagster dev", command, environment, logs / "dagster.log")
         watch = ProcessWatch(dagster.process.pid)
         stack.callback(_stop, dagster)
         stack.callback(watch.close)
         fleet = Fleet(
-            Application(name=APPLICATION, streams=(StreamSettings(name=embedded.STREAM),)),
+            Application(name=APPLICATION, streams=(StreamSettings(name=STREAM),)),
             kinesis=embedded.client("kinesis", aws.endpoint_url),
             dynamodb=embedded.client("dynamodb", aws.endpoint_url),
             dagster=DagsterApi(0),
@@ -275,7 +272,7 @@ def measure(directory: Path) -> Start:
         deadline = time.monotonic() + GIVE_UP_SECONDS
         while time.monotonic() < deadline and not dagster.ended:
             time.sleep(LOOK_SECONDS)
-            for path in data_files(lake.lake() / "clicks"):
+            for path in data_files(folders.clicks):
                 with suppress(OSError):
                     stored.setdefault(path.name.split(".")[1], path.stat().st_ctime)
             if stored and cpu_at_first is None:

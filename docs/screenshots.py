@@ -110,7 +110,7 @@ def main() -> int:
         with browser() as page, tempfile.TemporaryDirectory(prefix="kcl-screenshots") as directory:
             port = _free_port()
             demo = subprocess.Popen(
-                [sys.executable, "-m", "jobs.demo", "--port", str(port), "--directory", directory], cwd=ROOT
+                [sys.executable, "-m", "demo", "--port", str(port), "--directory", directory], cwd=ROOT
             )
             try:
                 base = f"http://127.0.0.1:{port}"

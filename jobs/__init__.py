@@ -1,1 +1,1 @@
-"""What runs in the reference deployment: the Dagster jobs and schedules, the producer, and the demo."""
+"""Jobs of the clickstream beside those that its consumer brings."""

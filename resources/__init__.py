@@ -1,1 +1,1 @@
-"""What the reference deployment runs on: which AWS, which Spark."""
+"""What the clickstream runs on: which AWS, which Spark, which lake, and how production and demo differ."""

@@ -61,7 +61,7 @@ def demo(directory: Path, *arguments: str, under_make: bool = False) -> Iterator
     called make, and is the one that `Demo.process` names."""
     mark = f"KCL_ACCEPTANCE={os.getpid()}-{directory.name}"
     name, _, value = mark.partition("=")
-    command = [sys.executable, "-m", "jobs.demo", *arguments]
+    command = [sys.executable, "-m", "demo", *arguments]
     if under_make:
         command = ["make", "-c", 'MAKELEVEL=1 "$0" "$@" & wait', *command]
     with (directory / "output.txt").open("wb") as output:

@@ -54,7 +54,7 @@ CASES = {
         f"{CLI} status {NAMED} --endpoint-url {{strict}}",
         ("credentials are not accepted", "Check their account"),
     ),
-    "no Java": Case("jobs.demo", ("Spark needs Java 17 or newer", "kcl-dagster[java]"), NO_JAVA),
+    "no Java": Case("demo", ("Spark needs Java 17 or newer", "kcl-dagster[java]"), NO_JAVA),
     "an application that never ran": Case(
         f"{CLI} status --application never-ran --stream nothing --endpoint-url {{endpoint}}",
         ("there is no table never-ran in region", "at {endpoint}", "Has its leader run", "account"),
@@ -66,10 +66,10 @@ CASES = {
         f"{CLI} status {NAMED} --endpoint-url http://127.0.0.1:9",
         ("nothing answers at http://127.0.0.1:9", "check the endpoint"),
     ),
-    "an application nobody named": Case(f"{CLI} status", ("say which application", "--application NAME")),
+    "no application": Case(f"{CLI} status", ("say which application", "--application NAME")),
     "a module that is not there": Case(f"{CLI} status nothing:here", ("nothing:here cannot be loaded",)),
-    "a port in use": Case("jobs.demo --port {port}", ("port {port} cannot be used", "PORT=")),
-    "a duration that is none": Case("jobs.demo --for soon", ("'soon' is not a duration such as 90s",)),
+    "a port in use": Case("demo --port {port}", ("port {port} cannot be used", "PORT=")),
+    "a duration that is none": Case("demo --for soon", ("'soon' is not a duration such as 90s",)),
 }
 
 

@@ -1,11 +1,14 @@
 """What `dagster dev` opens loads without a warning, and looks as it should."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from kcl_dagster.emulator import environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,9 +33,22 @@ print(json.dumps({
 """
 
 
-@pytest.fixture(scope="module")
-def loaded() -> dict[str, object]:
-    done = subprocess.run([sys.executable, "-c", LOAD], cwd=ROOT, capture_output=True, text=True, check=False)
+# Production by default, and the demo on its embedded AWS by choice.
+ENVIRONMENTS: dict[str, dict[str, str]] = {
+    "production": {},
+    "demo": {
+        **environment("http://127.0.0.1:9", "us-east-1"),  # where nothing listens
+        "KCL_LAKE": "/tmp/lake",
+        "KCL_DEMO_SINCE": "2026-11-23-16:40",
+    },
+}
+
+
+@pytest.fixture(scope="module", params=ENVIRONMENTS)
+def loaded(request: pytest.FixtureRequest) -> dict[str, object]:
+    chosen = {**os.environ, **ENVIRONMENTS[request.param]}
+    command = [sys.executable, "-c", LOAD]
+    done = subprocess.run(command, cwd=ROOT, env=chosen, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     answer: dict[str, object] = json.loads(done.stdout)
     return answer

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from demo.dagster_api import DagsterApi
+from demo.minutes import ASSETS
 from docs.browser import NAMES, Page, browser
 from docs.screenshots import APPLICATION, LEADER, PARTITIONS, PAUSE, PICTURES, Picture, take
-from jobs.demo.dagster_api import DagsterApi
-from jobs.demo.minutes import ASSETS
 from tests.acceptance.family import PATIENCE_SECONDS, demo, free_port, wait_for
 
 pytestmark = [

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from jobs.demo import changes
+from demo import changes, reaper
 from kcl_dagster import aws
 from kcl_dagster.application import Retrieval
 from kcl_dagster.emulator import Emulator, environment
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey
-from kcl_dagster.orchestration import processes, reaper
+from kcl_dagster.orchestration import processes
 from kcl_dagster.orchestration.processes import Process
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.listing import list_shards
@@ -324,7 +324,7 @@ class Supervisor:
             time.sleep(STEP_SECONDS)
 
     def _members(self) -> list[Process]:
-        return [p for p in hands.carriers(self._marker) if "orchestration.reaper" not in p.command]
+        return [p for p in hands.carriers(self._marker) if "demo.reaper" not in p.command]
 
     def _left_over(self) -> list[str]:
         return [f"still running: {process.pid} {process.command[:100]}" for process in self._members()]

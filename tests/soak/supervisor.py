@@ -11,20 +11,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from assets import APPLICATION
-from jobs import ledger
-from jobs.demo import changes, landed
-from jobs.demo.child import Child
-from jobs.demo.dagster_api import DagsterApi
-from jobs.demo.fleet import Fleet
-from jobs.demo.verdict import Verdict, judge
+from assets import APPLICATION, STREAM
+from demo import changes, embedded, ledger, reaper, stored_rows
+from demo.dagster_api import DagsterApi
+from demo.fleet import Fleet
+from demo.folders import DemoFolders
+from demo.started_process import StartedProcess
+from demo.verdict import Verdict, judge
 from kcl_dagster.application import Application, StreamSettings
 from kcl_dagster.emulator.control_endpoint import FAULTS
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
-from kcl_dagster.orchestration import processes, reaper
+from kcl_dagster.orchestration import processes
 from kcl_dagster.orchestration.processes import Process
-from resources import embedded, lake
 from tests.soak.database import Database
 from tests.soak.storm import RECOVERY_SECONDS, Event, Planned, plan
 from tests.soak.topology import Topology
@@ -109,20 +108,17 @@ class Soak:
     def _start(self, stack: ExitStack) -> None:
         directory = self._settings.directory
         logs = directory / "logs"
-        os.environ["KCL_DEMO_DIRECTORY"] = str(directory)
+        self._folders = folders = DemoFolders(directory)
         os.environ[MARKER_VARIABLE] = marker = f"{os.getpid()}-{time.monotonic_ns()}"
         reaper.start(processes.current(), f"{MARKER_VARIABLE}={marker}")
-        embedded.clean()
-        logs.mkdir(parents=True, exist_ok=True)
+        folders.prepare()
         self._database = Database.create(directory / "postgresql")
         self._database.start()
         stack.callback(self._database.end)
-        self._emulator = embedded.start(os.getpid())
+        self._emulator = embedded.start(folders, os.getpid())
         stack.callback(embedded.stop, self._emulator)
         environment = {
-            **embedded.environment(),
-            "KCL_AWS": "embedded",
-            "KCL_AWS_ENDPOINT": self._emulator.url,
+            **embedded.environment(self._emulator.url, folders, embedded.make_stream(self._emulator.url)),
             "DAGSTER_HOME": str(directory / "dagster"),
             "DAGSTER_DISABLE_TELEMETRY": "1",
             "DAGSTER_GRPC_TIMEOUT_SECONDS": "300",
@@ -130,20 +126,20 @@ class Soak:
         self._topology = Topology(directory / "dagster", logs, environment, self._database.url)
         self._topology.prepare(Path("dagster.yaml").read_text())
         stack.callback(self._stop_dagster)
-        self._producer = Child.start(
+        self._producer = StartedProcess.start(
             "producer",
-            embedded.producer_command(self._emulator.url, processes.current()),
+            embedded.producer_command(self._emulator.url, folders, processes.current()),
             environment,
             logs / "producer.log",
         )
         stack.callback(lambda: self._producer.stop(signal.SIGKILL))
         self._fleet = Fleet(
-            Application(name=APPLICATION, streams=(StreamSettings(name=embedded.STREAM),)),
+            Application(name=APPLICATION, streams=(StreamSettings(name=STREAM),)),
             kinesis=embedded.client("kinesis", self._emulator.url),
             dynamodb=embedded.client("dynamodb", self._emulator.url),
             dagster=DagsterApi(self._topology.port),
         )
-        self._landed = landed.LandedCount(Path(lake.table("clicks")))
+        self._stored = stored_rows.StoredCount(folders.clicks)
         self._tell(f"everything this soak writes is in {directory}")
         deadline = time.monotonic() + START_SECONDS
         while not self._is_at_work():
@@ -157,7 +153,7 @@ class Soak:
 
     def _is_at_work(self) -> bool:
         owners = {lease.actual_owner for lease in self._leases.values() if lease.actual_owner}
-        return len(owners) >= WORKERS and len(self._workers) >= WORKERS and self._landed() > 0
+        return len(owners) >= WORKERS and len(self._workers) >= WORKERS and self._stored() > 0
 
     # --- the storm ---
 
@@ -202,7 +198,7 @@ class Soak:
                 self._freeze(self._workers[slot])
                 return slot
             case Event.KILL_DAEMON:
-                daemon = self._topology.services["daemon"].child
+                daemon = self._topology.services["daemon"].started
                 if daemon is not None:
                     daemon.stop(signal.SIGKILL)
             case Event.SPLIT:
@@ -273,7 +269,7 @@ class Soak:
                 self._tell(f"    {line}")
             self._leases = leases
         if now >= self._next_report:
-            produced, stored = ledger.count(lake.ledger()), self._landed()
+            produced, stored = ledger.count(self._folders.ledger), self._stored()
             self._tell(f"    {changes.summary(self._leases.values())} · produced {produced:,} · stored {stored:,}")
             self._next_report = now + REPORT_SECONDS
 
@@ -284,19 +280,19 @@ class Soak:
         self._silence = self._watch.longest_silence()
         self._producer.stop(signal.SIGTERM)
         self._producer.wait(STOP_SECONDS)
-        self._producer = Child.start("nothing", ["sleep", "infinity"], {}, self._producer.log)
-        produced, stored, moved = ledger.count(lake.ledger()), -1, time.monotonic()
+        self._producer = StartedProcess.start("nothing", ["sleep", "infinity"], {}, self._producer.log)
+        produced, stored, moved = ledger.count(self._folders.ledger), -1, time.monotonic()
         while stored < produced and time.monotonic() - moved < DRAIN_PATIENCE_SECONDS:
             self._step()
-            if (now := self._landed()) != stored:
+            if (now := self._stored()) != stored:
                 stored, moved = now, time.monotonic()
         restarts = {name: service.restarts for name, service in self._topology.services.items()}
         self._tell(f"restarts of Dagster's processes: {restarts}")
         self._stop_dagster()
-        return judge(ledger.read(lake.ledger()), landed.records(Path(lake.table("clicks"))))
+        return judge(ledger.read(self._folders.ledger), stored_rows.records(self._folders.clicks))
 
     def _stop_dagster(self) -> None:
-        roots = [service.child.process.pid for service in self._topology.services.values() if service.child]
+        roots = [service.started.process.pid for service in self._topology.services.values() if service.started]
         everyone = processes.snapshot()
         family = {pid: found for root in roots for pid, found in processes.descendants(root, everyone).items()}
         family |= {root: everyone[root] for root in roots if root in everyone}

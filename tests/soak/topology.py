@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.demo.child import Child
+from demo.started_process import StartedProcess
 
 LOCATION = "kcl_dagster"
 RESTART_SECONDS = 5.0  # as systemd and Kubernetes wait before they start a process again
@@ -28,22 +28,22 @@ class Service:
     command: Sequence[str]
     environment: Mapping[str, str]
     log: Path
-    child: Child | None = None
+    started: StartedProcess | None = None
     restarts: int = 0
     _ended_at: float | None = None
 
     def step(self, now: float) -> None:
         """Start it, again if it has ended for a while."""
-        if self.child is not None and not self.child.ended:
+        if self.started is not None and not self.started.ended:
             return
-        if self.child is not None:
+        if self.started is not None:
             if self._ended_at is None:
                 self._ended_at = now
             if now - self._ended_at < RESTART_SECONDS:
                 return
             self.restarts += 1
         self._ended_at = None
-        self.child = Child.start(self.name, self.command, self.environment, self.log)
+        self.started = StartedProcess.start(self.name, self.command, self.environment, self.log)
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Topology:
 
     def prepare(self, settings: str) -> None:
         """`settings`: what dagster.yaml says apart from its storage."""
-        self.home.mkdir(parents=True)
+        self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "dagster.yaml").write_text(
             f"{settings}\nstorage: {{postgres: {{postgres_url: '{self.database_url}'}}}}\n"
         )

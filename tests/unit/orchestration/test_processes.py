@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kcl_dagster.orchestration import processes, reaper
+from demo import reaper
+from kcl_dagster.orchestration import processes
 
 SLEEP = "import time; time.sleep(60)"
 # Starts a grandchild in a session of its own and reports its pid; ignores what a terminal would send.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from jobs.demo.landed import records
+from demo.stored_rows import records
 
 CHAIN = "clicks-1234.worker-000-0be22f8d-d043ca48"
 

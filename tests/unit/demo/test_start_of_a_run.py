@@ -6,7 +6,7 @@ import pytest
 import yaml
 from dagster._grpc import utils
 
-from jobs.demo.supervisor import START_OF_A_RUN_SECONDS
+from demo.supervisor import START_OF_A_RUN_SECONDS
 
 ROOT = Path(__file__).parents[3]
 SEEN_SECONDS = 192.0  # on two busy cores, from the request of a run to its first line

@@ -1,16 +1,15 @@
-"""Says what happens, one line at a time, so that it reads the same in a terminal and in a log."""
+"""Prints what happens, one line at a time, so that it reads the same in a terminal and in a log."""
 
 from datetime import datetime
 
 from rich.console import Console
 from rich.text import Text
 
-from jobs.demo.settings import DemoSettings
-from resources import lake
+from demo.folders import DemoFolders
 
 
-class Teller:
-    """Prints with the time in front. Events stand out; the verdict stands alone, unadorned, for scripts."""
+class Reporter:
+    """Prints with the time in front. Events stand out; the verdict has no decoration, for scripts."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -27,9 +26,9 @@ class Teller:
     def problem(self, text: str) -> None:
         self._console.print(Text(text, style="bold red"), soft_wrap=True)
 
-    def where(self, settings: DemoSettings) -> None:
+    def where(self, folders: DemoFolders) -> None:
         """Where to find what is left of the demo."""
-        self.line(f"data: {lake.lake()} · logs: {settings.logs} · runs: DAGSTER_HOME={settings.dagster_home}")
+        self.line(f"data: {folders.lake} · logs: {folders.logs} · runs: DAGSTER_HOME={folders.dagster_home}")
 
     def _print(self, text: str, style: str) -> None:
         now = datetime.now().astimezone().strftime("%H:%M:%S")

@@ -1,18 +1,20 @@
 """Ends everything that a process started once that process is gone, whatever way it went.
 
-`python -m kcl_dagster.orchestration.reaper PID@STARTED [NAME=value]` runs detached beside `dagster dev` (or the
-demo). A killed `dagster dev` leaves its webserver, daemon, code server and runs behind; only a process outside of
-that family can end them. The optional marker finds, by their environment, processes whose parents died before the
-reaper saw them. It has to be unique to the family.
+`python -m demo.reaper PID@STARTED [NAME=value]` runs detached beside the demo. A killed `dagster dev` leaves its
+webserver, daemon, code server and runs behind; only a process outside of that family can end them. The optional
+marker finds, by their environment, processes whose parents died before the reaper saw them. It has to be unique to
+the family.
 """
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
-from kcl_dagster.orchestration import detached, processes
+from kcl_dagster.orchestration import processes
 from kcl_dagster.orchestration.processes import Process
 
 LOOK_SECONDS = 0.25  # how soon the end of the root is noticed
@@ -23,8 +25,16 @@ TERMINATE_SECONDS = 2.0  # between SIGTERM and SIGKILL; all in all well under te
 
 def start(root: Process, marker: str | None = None) -> int:
     """Start a detached reaper for `root`. Returns its process id; it ends by itself with the last relative."""
-    module = "kcl_dagster.orchestration.reaper"
-    return detached.start([sys.executable, "-m", module, root.identity, *([marker] if marker else [])])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "demo.reaper", root.identity, *([marker] if marker else [])],
+        cwd=Path(__file__).parents[1],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    process.returncode = 0  # prevents Python's warning about a process that is never waited for
+    return process.pid
 
 
 def reap(root: Process | None, marker: str | None = None) -> None:

@@ -1,16 +1,16 @@
-"""What Dagster was told of each minute, judged against what the stream received in it. Pure."""
+"""The materializations of each minute, judged against what the stream received in it. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 ASSETS: Final = {"clicks": "dagster/row_count", "sessions": "clicks"}
-"""The assets that are judged, and under what name each tells its clicks."""
+"""The assets that are judged, and the name of the number of clicks in their metadata."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """One materialization."""
+class Materialization:
+    """Of an asset for one minute, with the number of clicks in its metadata."""
 
     asset: str
     minute: str
@@ -37,12 +37,12 @@ class MinutesVerdict:
 def judge_minutes(
     finished: Iterable[str],
     arrived: Mapping[str, int],
-    told: Iterable[Told],
+    materializations: Iterable[Materialization],
     waiting: Collection[tuple[str, str]] = (),
 ) -> MinutesVerdict:
     """`finished`: the minutes that ended before the last click was produced. `waiting`: assets and minutes of which
     a run is queued or goes on."""
-    every, problems = list(told), []
+    every, problems = list(materializations), []
     minutes = sorted(finished)
     for minute in minutes:
         for asset in ASSETS:

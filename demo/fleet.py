@@ -1,4 +1,4 @@
-"""The demo's eyes and hands: who holds which lease, which process that is, and what can be done to it."""
+"""The application that the demo runs: its leases, the processes of its workers, and how to reshard its stream."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from jobs.demo.dagster_api import DagsterApi
+from demo.dagster_api import DagsterApi
 from kcl_dagster.application import Application
 from kcl_dagster.aws import call, retried
 from kcl_dagster.errors import KclError
@@ -44,7 +44,7 @@ class Fleet:
         return self._application.streams[0].name
 
     def leases(self) -> dict[LeaseKey, Lease]:
-        """The leases as they stand; none before the leader has made the table."""
+        """All leases; none before the leader has made the table."""
         try:
             if self._table is None:
                 layout = detect_layout(self._dynamodb, self._application)

@@ -1,7 +1,7 @@
 from pathlib import Path
 
-from jobs import ledger
-from jobs.ledger import Acknowledged, Ledger
+from demo import ledger
+from demo.ledger import Acknowledged, Ledger
 
 RECORDS = [Acknowledged("shardId-000000000000", 49680396076153451963116607896212749246, "user-0001", 7)]
 

@@ -1,10 +1,10 @@
-"""How long the demo runs, what happens on the way, and how it is told."""
+"""How long the demo runs, what happens on the way, and how it is reported."""
 
 import pytest
 
-from jobs.demo import changes
-from jobs.demo.settings import seconds
-from jobs.demo.story import Step, Story
+from demo import changes
+from demo.schedule import Schedule, Step
+from demo.settings import seconds
 from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 
@@ -21,20 +21,20 @@ def test_what_is_no_duration_is_refused_by_name(text: str) -> None:
 
 
 def test_steps_come_one_after_the_other_and_once() -> None:
-    story = Story(90)
-    assert story.due(10) is None
-    assert story.due(32) is Step.SPLIT
-    assert story.due(80) is Step.SPLIT  # the fleet was not ready; the kill waits for the split
-    story.tell(Step.SPLIT)
-    assert story.due(80) is Step.KILL
-    story.tell(Step.KILL)
-    assert story.due(89) is None
-    assert story.is_told
+    schedule = Schedule(90)
+    assert schedule.due(10) is None
+    assert schedule.due(32) is Step.SPLIT
+    assert schedule.due(80) is Step.SPLIT  # the fleet was not ready; the kill waits for the split
+    schedule.complete(Step.SPLIT)
+    assert schedule.due(80) is Step.KILL
+    schedule.complete(Step.KILL)
+    assert schedule.due(89) is None
+    assert schedule.is_finished
 
 
 def test_a_long_demo_also_merges() -> None:
-    assert Story(90).steps == (Step.SPLIT, Step.KILL)
-    assert Story(600).steps == (Step.SPLIT, Step.KILL, Step.MERGE)
+    assert Schedule(90).steps == (Step.SPLIT, Step.KILL)
+    assert Schedule(600).steps == (Step.SPLIT, Step.KILL, Step.MERGE)
 
 
 KEY = LeaseKey("shardId-0")
@@ -45,7 +45,7 @@ FREE = Lease(KEY, "shardId-0")
 DONE = Lease(KEY, "shardId-0", owner=WorkerId("worker-000:aaaa"), checkpoint=SHARD_END)
 CHILD = Lease(KEY, "shardId-0", parents=frozenset({"shardId-8", "shardId-9"}))
 
-STORIES: dict[str, tuple[Lease | None, Lease | None, list[str]]] = {
+CHANGES: dict[str, tuple[Lease | None, Lease | None, list[str]]] = {
     "nothing": (HELD, HELD, []),
     "first": (None, FREE, ["lease of shardId-0 created"]),
     "child": (None, CHILD, ["lease of shardId-0 created, child of shardId-8 and shardId-9"]),
@@ -57,13 +57,13 @@ STORIES: dict[str, tuple[Lease | None, Lease | None, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", STORIES)
-def test_changes_of_leases_are_told(case: str) -> None:
-    before, after, expected = STORIES[case]
-    told = changes.describe({KEY: before} if before else {}, {KEY: after} if after else {})
-    assert list(told) == expected
+@pytest.mark.parametrize("case", CHANGES)
+def test_changes_of_leases_are_reported(case: str) -> None:
+    before, after, expected = CHANGES[case]
+    lines = changes.describe({KEY: before} if before else {}, {KEY: after} if after else {})
+    assert list(lines) == expected
 
 
 def test_the_summary_counts_what_is_left_to_read() -> None:
-    assert changes.summary([HELD, FREE, DONE]) == "2 leases: nobody 1, worker-000 1"
+    assert changes.summary([HELD, FREE, DONE]) == "2 leases: no owner 1, worker-000 1"
     assert changes.summary([]) == "0 leases"

@@ -5,8 +5,8 @@ import threading
 from collections import Counter
 from random import Random
 
-from jobs import producer
-from jobs.ledger import Ledger
+from demo import producer
+from demo.ledger import Ledger
 from kcl_dagster.emulator import Emulator, FaultRule
 
 

@@ -1,4 +1,4 @@
-"""What happens on the way of a timed demo, and when. Pure."""
+"""What the demo does to the fleet in a limited time, and when. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,8 +18,8 @@ MERGE_WORTH_SECONDS = 150.0
 
 
 @dataclass
-class Story:
-    """The steps still to come, in their order."""
+class Schedule:
+    """The steps that are left, in their order."""
 
     duration: float
     done: tuple[Step, ...] = ()
@@ -30,7 +30,7 @@ class Story:
         return (Step.SPLIT, Step.KILL, *merge)
 
     @property
-    def is_told(self) -> bool:
+    def is_finished(self) -> bool:
         return len(self.done) == len(self.steps)
 
     def due(self, elapsed: float) -> Step | None:
@@ -40,5 +40,5 @@ class Story:
                 return step
         return None
 
-    def tell(self, step: Step) -> None:
+    def complete(self, step: Step) -> None:
         self.done = (*self.done, step)

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-from jobs.demo.minutes import Told
+from demo.minutes import Materialization
 
 ANSWER_SECONDS = 5.0
 
@@ -29,7 +29,7 @@ query ($asset: AssetKeyInput!) { assetOrError(assetKey: $asset) {
 
 
 class DagsterApi:
-    """Answers with what is known; with nothing while the webserver is not there."""
+    """Returns what is known, and nothing while the webserver does not answer."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/graphql"
@@ -60,11 +60,11 @@ class DagsterApi:
                     self._pids[run_id] = int(metadata["pid"])
         return self._pids.get(run_id)
 
-    def materializations(self, asset: str, clicks: str) -> list[Told]:
+    def materializations(self, asset: str, clicks: str) -> list[Materialization]:
         """Of all partitions. `clicks`: the name of the number in their metadata."""
         found = self._ask(MATERIALIZATIONS, {"asset": {"path": [asset]}}).get("assetOrError", {})
         return [
-            Told(asset, one["partition"] or "", _number(one["metadataEntries"], clicks))
+            Materialization(asset, one["partition"] or "", _number(one["metadataEntries"], clicks))
             for one in found.get("assetMaterializations", ())
         ]
 

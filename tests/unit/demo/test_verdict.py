@@ -2,8 +2,8 @@
 
 import pytest
 
-from jobs.demo.verdict import Stored, Verdict, judge
-from jobs.ledger import Acknowledged
+from demo.ledger import Acknowledged
+from demo.verdict import StoredRow, Verdict, judge
 
 PRODUCED = [
     Acknowledged("s0", 10, "ann", 0),
@@ -13,9 +13,9 @@ PRODUCED = [
 ]
 
 
-def rows(*order: int) -> list[Stored]:
+def rows(*order: int) -> list[StoredRow]:
     """Some of PRODUCED, by their place in it, in the order of storing."""
-    return [Stored(p.shard, p.sequence, p.key, p.number) for p in (PRODUCED[i] for i in order)]
+    return [StoredRow(p.shard, p.sequence, p.key, p.number) for p in (PRODUCED[i] for i in order)]
 
 
 CASES = {
@@ -38,12 +38,12 @@ def test_stored_rows_are_judged_against_acknowledgements(case: str) -> None:
 
 def test_a_key_out_of_order_is_noticed_across_shards() -> None:
     produced = [Acknowledged("parent", 1, "ann", 0), Acknowledged("child", 2, "ann", 1)]
-    child_first = [Stored("child", 2, "ann", 1), Stored("parent", 1, "ann", 0)]
+    child_first = [StoredRow("child", 2, "ann", 1), StoredRow("parent", 1, "ann", 0)]
     assert judge(produced, child_first).out_of_order == 1
 
 
-def test_a_row_nobody_produced_spoils_the_verdict() -> None:
-    assert not judge(PRODUCED, [*rows(0, 1, 2, 3), Stored("s9", 1, "dan", 0)]).holds
+def test_a_row_that_was_not_produced_spoils_the_verdict() -> None:
+    assert not judge(PRODUCED, [*rows(0, 1, 2, 3), StoredRow("s9", 1, "dan", 0)]).holds
 
 
 def test_an_empty_run_does_not_hold() -> None:

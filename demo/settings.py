@@ -1,8 +1,9 @@
-"""What the demo is asked for, and where it keeps its things."""
+"""What the demo is asked for."""
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
+
+from demo.folders import DemoFolders
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
@@ -22,15 +23,7 @@ def seconds(text: str) -> float:
 class DemoSettings:
     """`duration` None: until Ctrl-C, without a verdict. `marker` tells this demo's processes from any other's."""
 
-    directory: Path
+    folders: DemoFolders
     marker: str
     port: int = 3000
     duration: float | None = None
-
-    @property
-    def dagster_home(self) -> Path:
-        return self.directory / "dagster"
-
-    @property
-    def logs(self) -> Path:
-        return self.directory / "logs"

@@ -1,4 +1,4 @@
-"""A steady clickstream: `python -m jobs.producer --stream clicks --endpoint-url http://127.0.0.1:4566 ...`.
+"""A steady clickstream: `python -m demo.producer --stream clicks --endpoint-url http://127.0.0.1:4566 ...`.
 
 Every user clicks once per round, so no two records of one user are ever in flight together and the order in which
 the stream keeps them is the order of their numbers. Ends when told to (SIGTERM, SIGINT) or when `--watch` ends.
@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from jobs.ledger import Acknowledged, Ledger
+from demo.ledger import Acknowledged, Ledger
 from kcl_dagster import aws
 from kcl_dagster.errors import KclError
 from kcl_dagster.orchestration import processes
@@ -89,7 +89,7 @@ def produce(kinesis: Any, stream: str, ledger: Ledger, *, rate: float, users: in
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m jobs.producer", description="A steady clickstream.")
+    parser = argparse.ArgumentParser(prog="python -m demo.producer", description="A steady clickstream.")
     parser.add_argument("--stream", required=True)
     parser.add_argument("--endpoint-url", help="left out: the real AWS")
     parser.add_argument("--region", default="us-east-1")

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jobs.ledger import Acknowledged
+from demo.ledger import Acknowledged
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A record as it stands in the lake."""
+class StoredRow:
+    """A record as the lake has it."""
 
     shard: str
     sequence: int
@@ -35,9 +35,9 @@ class Verdict:
         )
 
 
-def judge(acknowledged: Iterable[Acknowledged], stored: Iterable[Stored]) -> Verdict:
-    """`stored` comes in the order in which it landed. A record is out of order when its shard has landed a later
-    sequence number before it, or its key a later number: the second holds across a reshard too."""
+def judge(acknowledged: Iterable[Acknowledged], stored: Iterable[StoredRow]) -> Verdict:
+    """`stored` comes in the order in which it was written. A record is out of order if a later sequence number of
+    its shard, or a later number of its key, was written before it. The second holds across a reshard too."""
     wanted: set[tuple[str, int]] = set()
     produced = 0
     for record in acknowledged:

@@ -1,4 +1,4 @@
-"""What has landed in the lake, in the order of its batches."""
+"""The rows of the lake, in the order in which their files were written."""
 
 import re
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 
-from jobs.demo.verdict import Stored
+from demo.verdict import StoredRow
 
 MERGED = re.compile(r"merged-(\d{13})-")
 COLUMNS = ("shard_id", "sequence_number", "user", "number")
 
 
-class LandedCount:
+class StoredCount:
     """Counts rows by the files' footers; a file is opened once."""
 
     def __init__(self, table: Path) -> None:
@@ -46,7 +46,7 @@ def written(path: Path) -> int:
     return path.stat().st_mtime_ns if merged is None else int(merged[1]) * 1_000_000
 
 
-def records(table: Path) -> Iterator[Stored]:
+def records(table: Path) -> Iterator[StoredRow]:
     """Every row, files in the order in which they were written, which a move to their final name does not change. A
     worker writes what it reads of a shard in order, and the next owner of the shard begins after that; so this is
     also the order of each key."""
@@ -54,4 +54,4 @@ def records(table: Path) -> Iterator[Stored]:
         for batch in parquet.ParquetFile(path).iter_batches(columns=list(COLUMNS)):
             columns = [batch.column(name).to_pylist() for name in COLUMNS]
             for shard, sequence, user, number in zip(*columns, strict=True):
-                yield Stored(shard, int(sequence), user, number)
+                yield StoredRow(shard, int(sequence), user, number)

@@ -1,4 +1,4 @@
-"""What changed between two looks at the leases, in words. Pure."""
+"""What changed between two scans of the leases, in words. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,8 +31,8 @@ def describe(before: Mapping[LeaseKey, Lease], after: Mapping[LeaseKey, Lease]) 
 
 
 def summary(leases: Iterable[Lease]) -> str:
-    """`4 leases: worker-000 2, worker-001 2`; what nobody owns is said too."""
+    """`4 leases: worker-000 2, worker-001 2`. Leases without an owner count under `no owner`."""
     open_leases = [lease for lease in leases if not lease.is_finished]
-    owners = Counter(slot_of(lease.actual_owner) if lease.actual_owner else "nobody" for lease in open_leases)
+    owners = Counter(slot_of(lease.actual_owner) if lease.actual_owner else "no owner" for lease in open_leases)
     shares = ", ".join(f"{owner} {number}" for owner, number in sorted(owners.items()))
     return f"{len(open_leases)} leases" + (f": {shares}" if shares else "")

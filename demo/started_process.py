@@ -1,4 +1,4 @@
-"""A process the demo starts: in a session of its own, so that the demo decides in which order its children end."""
+"""A process that the demo starts: in a session of its own, so that the demo decides in which order they end."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from typing import Self
 
 
 @dataclass
-class Child:
+class StartedProcess:
     """A process and where its output goes."""
 
     name: str

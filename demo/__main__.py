@@ -1,4 +1,4 @@
-"""`python -m jobs.demo [--for 90s] [--port 3000]`: the pipeline on embedded AWS, in one process tree."""
+"""`python -m demo [--for 90s] [--port 3000]`: the pipeline on embedded AWS, in one process tree."""
 
 import argparse
 import os
@@ -8,9 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from jobs.demo.settings import DemoSettings, seconds
-from jobs.demo.supervisor import Supervisor
-from jobs.demo.teller import Teller
+from demo.folders import DemoFolders
+from demo.reporter import Reporter
+from demo.settings import DemoSettings, seconds
+from demo.supervisor import Supervisor
 from kcl_dagster.errors import KclError
 from kcl_dagster.operations import preflight
 
@@ -21,11 +22,13 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=3000, help="of Dagster's UI")
     parser.add_argument("--directory", type=Path, default=Path(".demo"))
     options = parser.parse_args()
-    settings = DemoSettings(options.directory.resolve(), uuid.uuid4().hex[:12], options.port, options.duration)
-    teller = Teller(Console())
+    folders = DemoFolders(options.directory.resolve())
+    settings = DemoSettings(folders, uuid.uuid4().hex[:12], options.port, options.duration)
+    reporter = Reporter(Console())
 
-    os.environ["KCL_DEMO_DIRECTORY"] = str(options.directory.resolve())
-    os.chdir(Path(__file__).parents[2])  # workspace.yaml, dagster.yaml and the modules of the deployment
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]  # the demo reaches no other AWS than its own
+    os.chdir(Path(__file__).parents[1])  # workspace.yaml, dagster.yaml and the modules of the deployment
     found = preflight.problems(
         [
             preflight.java_is_there,
@@ -33,13 +36,13 @@ def main() -> int:
         ]
     )
     for problem in found:
-        teller.problem(problem)
+        reporter.problem(problem)
     if found:
         return 1
     try:
-        return Supervisor(settings, teller).run()
+        return Supervisor(settings, reporter).run()
     except KclError as error:
-        teller.problem(" ".join(str(error).split()))
+        reporter.problem(" ".join(str(error).split()))
         return 1
 
 

@@ -1,4 +1,4 @@
-"""Starts everything, tells what happens, and ends everything."""
+"""Starts everything, reports what happens, and ends everything."""
 
 import os
 import shutil
@@ -11,22 +11,20 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from assets import APPLICATION
-from jobs import ledger
-from jobs.demo import changes, landed
-from jobs.demo.child import Child
-from jobs.demo.dagster_api import DagsterApi
-from jobs.demo.fleet import MINUTE, Fleet, minute_of
-from jobs.demo.minutes import ASSETS, MinutesVerdict, judge_minutes
-from jobs.demo.settings import MARKER_VARIABLE, DemoSettings
-from jobs.demo.story import Step, Story
-from jobs.demo.teller import Teller
-from jobs.demo.verdict import Verdict, judge
+from assets import APPLICATION, STREAM
+from demo import changes, embedded, ledger, reaper, stored_rows
+from demo.dagster_api import DagsterApi
+from demo.fleet import MINUTE, Fleet, minute_of
+from demo.minutes import ASSETS, MinutesVerdict, judge_minutes
+from demo.reporter import Reporter
+from demo.schedule import Schedule, Step
+from demo.settings import MARKER_VARIABLE, DemoSettings
+from demo.started_process import StartedProcess
+from demo.verdict import Verdict, judge
 from kcl_dagster.application import Application, StreamSettings
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.lease import Lease, LeaseKey
-from kcl_dagster.orchestration import processes, reaper
-from resources import embedded, lake
+from kcl_dagster.orchestration import processes
 
 LOOK_SECONDS = 1.0
 REPORT_SECONDS = 5.0
@@ -37,7 +35,7 @@ READY_PATIENCE_SECONDS = 180.0
 # Dagster fails a run whose process is not up within this time, 60 unless told otherwise: it imports Dagster and the
 # definitions, beside others that start Spark.
 START_OF_A_RUN_SECONDS = 300
-# How long the drain may stand still. A killed worker's lease waits for its duration, a new worker for its Spark.
+# How long the drain may make no progress. A killed worker's lease waits for its duration, a new worker for Spark.
 DRAIN_PATIENCE_SECONDS = 90.0
 
 # Nothing of ours may be alive after ten seconds, on a busy machine too. Workers need two or three to finish a batch
@@ -45,20 +43,21 @@ DRAIN_PATIENCE_SECONDS = 90.0
 INTERRUPT_SECONDS = 4.5
 TERMINATE_SECONDS = 1.0
 PRODUCER_SECONDS = 1.0
-# At the end of a timed demo nobody waits for a prompt.
+# At the end of a timed demo no user waits for a prompt.
 GRACEFUL_SECONDS = 30.0
 
 
 class Ended(Exception):
-    """Somebody or something wants the demo to end."""
+    """A signal, or the end of a process, ends the demo."""
 
 
 class Supervisor:
     """One demo from start to end. Everything happens on the thread that calls `run`."""
 
-    def __init__(self, settings: DemoSettings, teller: Teller) -> None:
+    def __init__(self, settings: DemoSettings, reporter: Reporter) -> None:
         self._settings = settings
-        self._tell = teller
+        self._folders = settings.folders
+        self._reporter = reporter
         self._end: str | None = None
         self._failed = False
         self._minutes = MinutesVerdict(0)
@@ -79,78 +78,71 @@ class Supervisor:
                 self._watch()
                 verdict = self._conclude()
             except Ended:
-                self._tell.line(f"stopping: {self._end}")
-        self._tell.line("everything is stopped")
-        self._tell.where(self._settings)
+                self._reporter.line(f"stopping: {self._end}")
+        self._reporter.line("everything is stopped")
+        self._reporter.where(self._folders)
         if self._settings.duration is None:
             return 1 if self._failed else 0
         if verdict is None:
             return 1
-        self._tell.plain(str(self._minutes))
-        self._tell.plain(str(verdict))
+        self._reporter.plain(str(self._minutes))
+        self._reporter.plain(str(verdict))
         return 0 if verdict.holds and self._minutes.holds else 1
 
     def _prepare(self) -> None:
-        if embedded.is_running():
-            directory = self._settings.directory
+        if embedded.is_running(self._folders):
+            directory = self._folders.directory
             raise ConfigurationError(f"another demo is running in {directory}: stop it, or say --directory")
-        lake.made(self._settings.dagster_home)
-        embedded.clean()
-        lake.emptied(self._settings.dagster_home)
-        shutil.copy("dagster.yaml", self._settings.dagster_home / "dagster.yaml")
+        self._folders.prepare()
+        shutil.copy("dagster.yaml", self._folders.dagster_home / "dagster.yaml")
 
     def _start(self, stack: ExitStack) -> None:
-        self._tell.line("starting the embedded AWS")
-        endpoint = embedded.start(os.getpid())
+        self._reporter.line("starting the embedded AWS")
+        endpoint = embedded.start(self._folders, os.getpid())
         stack.callback(embedded.stop, endpoint)
-        self._tell.line(
-            f"AWS answers at {endpoint.url}; everything the demo writes is under {self._settings.directory}"
+        self._since = embedded.make_stream(endpoint.url)
+        self._reporter.line(
+            f"AWS answers at {endpoint.url}; everything the demo writes is under {self._folders.directory}"
         )
         environment = {
-            **embedded.environment(),
-            "KCL_AWS": "embedded",
-            "KCL_AWS_ENDPOINT": endpoint.url,
-            "DAGSTER_HOME": str(self._settings.dagster_home.resolve()),
+            **embedded.environment(endpoint.url, self._folders, self._since),
+            "DAGSTER_HOME": str(self._folders.dagster_home),
             "DAGSTER_DISABLE_TELEMETRY": "1",
             "DAGSTER_GRPC_TIMEOUT_SECONDS": str(START_OF_A_RUN_SECONDS),
         }
-        self._producer = Child.start(
+        self._producer = StartedProcess.start(
             "producer",
-            embedded.producer_command(endpoint.url, processes.current()),
+            embedded.producer_command(endpoint.url, self._folders, processes.current()),
             environment,
-            self._settings.logs / "producer.log",
+            self._folders.logs / "producer.log",
         )
         stack.callback(self._stop_producer)
-        self._tell.line(f"producing {embedded.RATE} clicks a second into {embedded.SHARDS} shards")
+        self._reporter.line(f"producing {embedded.RATE} clicks a second into {embedded.SHARDS} shards")
         host = ("--host", "127.0.0.1", "--port", str(self._settings.port))
-        self._dagster = Child.start(
+        self._dagster = StartedProcess.start(
             "dagster dev",
             [sys.executable, "-m", "dagster", "dev", "--workspace", "workspace.yaml", *host],
             environment,
-            self._settings.logs / "dagster.log",
+            self._folders.logs / "dagster.log",
         )
         stack.callback(self._stop_dagster)
         self._api = DagsterApi(self._settings.port)
         self._fleet = Fleet(
-            Application(name=APPLICATION, streams=(StreamSettings(name=embedded.STREAM),)),
+            Application(name=APPLICATION, streams=(StreamSettings(name=STREAM),)),
             kinesis=embedded.client("kinesis", endpoint.url),
             dynamodb=embedded.client("dynamodb", endpoint.url),
             dagster=self._api,
         )
         self._leases: Mapping[LeaseKey, Lease] = {}
-        self._landed = landed.LandedCount(self._table)
-        self._tell.line(f"Dagster's UI comes up at http://127.0.0.1:{self._settings.port}")
-
-    @property
-    def _table(self) -> Path:
-        return lake.lake() / "clicks"
+        self._stored = stored_rows.StoredCount(self._folders.clicks)
+        self._reporter.line(f"Dagster's UI comes up at http://127.0.0.1:{self._settings.port}")
 
     # --- while it runs ---
 
     def _watch(self) -> None:
-        """Until the time is up and the story told, or for ever."""
+        """Until the time is up and all steps are done, or for ever."""
         duration = self._settings.duration
-        story = Story(duration or float("inf"))
+        schedule = Schedule(duration or float("inf"))
         started = time.monotonic()
         self._leases = self._fleet.leases()
         next_report = moved = started
@@ -158,32 +150,32 @@ class Supervisor:
         while True:
             self._look()
             elapsed = time.monotonic() - started
-            self._tell_changes()
+            self._report_changes()
             if time.monotonic() >= next_report:
                 self._report(changes.summary(self._leases.values()))
                 next_report = time.monotonic() + REPORT_SECONDS
             if duration is None:
                 continue
-            step = story.due(elapsed)
+            step = schedule.due(elapsed)
             if step is not None and self._ready(step) and self._do(step):
-                story.tell(step)
+                schedule.complete(step)
             if (sight := self._progress(self._leases)) != seen:
                 seen, moved = sight, time.monotonic()
             is_stuck = time.monotonic() - moved >= READY_PATIENCE_SECONDS
-            if elapsed >= duration and (story.is_told or is_stuck):
-                if not story.is_told:
-                    left = ", ".join(story.steps[len(story.done) :])
-                    self._tell.line(
+            if elapsed >= duration and (schedule.is_finished or is_stuck):
+                if not schedule.is_finished:
+                    left = ", ".join(schedule.steps[len(schedule.done) :])
+                    self._reporter.line(
                         f"left out: {left}. No two workers were ready, and nothing has changed for "
                         f"{READY_PATIENCE_SECONDS:g} s; the verdict is on what was produced and stored"
                     )
                 return
 
-    def _tell_changes(self) -> None:
-        """What became of the leases since the last look."""
+    def _report_changes(self) -> None:
+        """Report what changed of the leases since the last look."""
         now = self._fleet.leases()
         for line in changes.describe(self._leases, now):
-            self._tell.event(line)
+            self._reporter.event(line)
         self._leases = now or self._leases
 
     def _look(self) -> None:
@@ -191,9 +183,9 @@ class Supervisor:
         self._wake.wait(LOOK_SECONDS)
         if self._end is not None:
             raise Ended
-        for child in (self._producer, self._dagster):
-            if child.ended:
-                self._fail(f"{child.name} ended by itself; its last words are in {child.log}")
+        for started in (self._producer, self._dagster):
+            if started.ended:
+                self._fail(f"{started.name} ended by itself; the end of its log says why: {started.log}")
         for parent in self._parents:
             if not parent.is_alive():
                 self._end = f"{parent.arguments[0]} (pid {parent.pid}) is gone"
@@ -204,82 +196,83 @@ class Supervisor:
         raise Ended
 
     def _progress(self, leases: Mapping[LeaseKey, Lease]) -> object:
-        """Changes whenever the fleet comes nearer to two workers at work. What lands later is no part of it: one
+        """Changes whenever the fleet comes nearer to two running workers. How much is stored does not count: one
         worker alone stores records for ever."""
         owners = sorted((key, str(lease.actual_owner)) for key, lease in leases.items())
-        return owners, sorted(self._fleet.workers()), self._landed() > 0
+        return owners, sorted(self._fleet.workers()), self._stored() > 0
 
     def _report(self, leases: str) -> None:
-        produced, stored = ledger.count(lake.ledger()), self._landed()
+        produced, stored = ledger.count(self._folders.ledger), self._stored()
         if not stored:
             starting = sorted(self._fleet.workers())
-            self._tell.line(f"{', '.join(starting) or 'Dagster'} is starting{' Spark' if starting else ''}")
-        self._tell.line(f"{leases} · produced {produced:,} · stored {stored:,}")
+            self._reporter.line(f"{', '.join(starting) or 'Dagster'} is starting{' Spark' if starting else ''}")
+        self._reporter.line(f"{leases} · produced {produced:,} · stored {stored:,}")
 
     def _ready(self, step: Step) -> bool:
         """Two workers at work, and something stored; a merge needs less."""
         if step is Step.MERGE:
             return True
         owners = {lease.actual_owner for lease in self._fleet.leases().values() if lease.actual_owner}
-        return len(owners) >= WORKERS and len(self._fleet.workers()) >= WORKERS and self._landed() > 0
+        return len(owners) >= WORKERS and len(self._fleet.workers()) >= WORKERS and self._stored() > 0
 
     def _do(self, step: Step) -> bool:
         try:
             if step is Step.SPLIT:
-                self._tell.event(f"split {self._fleet.split()} in two")
+                self._reporter.event(f"split {self._fleet.split()} in two")
             elif step is Step.MERGE:
-                self._tell.event(f"merged {' and '.join(self._fleet.merge())}")
+                self._reporter.event(f"merged {' and '.join(self._fleet.merge())}")
             else:
                 slot, process = max(self._fleet.workers().items())
                 process.send(signal.SIGKILL)
-                self._tell.event(f"killed {slot} (pid {process.pid}) with SIGKILL")
+                self._reporter.event(f"killed {slot} (pid {process.pid}) with SIGKILL")
         except KclError as error:
-            self._tell.line(f"{step}: {error}; trying again")
+            self._reporter.line(f"{step}: {error}; trying again")
             return False
         return True
 
     def _conclude(self) -> Verdict:
         """Stop the producer, let the workers drain, stop everything, judge."""
-        self._tell.line("time is up: stopping the producer, then waiting until everything has landed")
+        self._reporter.line("time is up: stopping the producer, then waiting until everything is stored")
         self._stop_producer()
         stopped = time.time()
-        produced = ledger.count(lake.ledger())
+        produced = ledger.count(self._folders.ledger)
         stored, moved = -1, time.monotonic()
         while stored < produced:
             self._wake.wait(LOOK_SECONDS)
             if self._end is not None:
                 raise Ended
             if self._dagster.ended:
-                self._fail(f"dagster dev ended by itself; its last words are in {self._dagster.log}")
-            self._tell_changes()
-            now = self._landed()
+                self._fail(f"dagster dev ended by itself; the end of its log says why: {self._dagster.log}")
+            self._report_changes()
+            now = self._stored()
             if now != stored:
                 stored, moved = now, time.monotonic()
-                self._tell.line(f"stored {stored:,} of {produced:,}")
+                self._reporter.line(f"stored {stored:,} of {produced:,}")
             elif time.monotonic() - moved > DRAIN_PATIENCE_SECONDS:
-                self._tell.line(f"nothing has landed for {DRAIN_PATIENCE_SECONDS:g} s; giving up")
+                self._reporter.line(f"nothing was stored for {DRAIN_PATIENCE_SECONDS:g} s; giving up")
                 break
         self._minutes = self._judge_minutes(stopped)
-        self._tell.line("stopping Dagster; the workers release their leases")
+        self._reporter.line("stopping Dagster; the workers release their leases")
         self._stop_dagster(GRACEFUL_SECONDS)
-        return judge(ledger.read(lake.ledger()), landed.records(self._table))
+        return judge(ledger.read(self._folders.ledger), stored_rows.records(self._folders.clicks))
 
     def _judge_minutes(self, stopped: float) -> MinutesVerdict:
         """Wait until every minute that ended before the producer did is materialized, and judge."""
         arrived = self._fleet.arrivals()
         last = minute_of(stopped)
-        began = minute_of(began.timestamp()) if (began := embedded.began()) is not None else last
-        finished = [minute for minute in _minutes(began, last) if minute < last]
-        self._tell.line(f"waiting until {len(finished)} minutes are complete, and their sessions made")
+        finished = [minute for minute in _minutes(minute_of(self._since), last) if minute < last]
+        self._reporter.line(f"waiting until {len(finished)} minutes are complete, and their sessions made")
         seen, moved = -1, time.monotonic()
         while True:
-            told = [one for asset, name in ASSETS.items() for one in self._api.materializations(asset, name)]
-            verdict = judge_minutes(finished, arrived, told)
-            if verdict.holds or time.monotonic() - moved > DRAIN_PATIENCE_SECONDS:
-                return verdict if verdict.holds else judge_minutes(finished, arrived, told, self._api.unfinished())
-            if len(told) != seen:
-                seen, moved = len(told), time.monotonic()
-            self._tell_changes()
+            reported = [one for asset, name in ASSETS.items() for one in self._api.materializations(asset, name)]
+            verdict = judge_minutes(finished, arrived, reported)
+            if verdict.holds:
+                return verdict
+            if time.monotonic() - moved > DRAIN_PATIENCE_SECONDS:
+                return judge_minutes(finished, arrived, reported, self._api.unfinished())
+            if len(reported) != seen:
+                seen, moved = len(reported), time.monotonic()
+            self._report_changes()
             self._wake.wait(LOOK_SECONDS)
             if self._end is not None:
                 raise Ended
@@ -293,7 +286,7 @@ class Supervisor:
             self._producer.stop(signal.SIGKILL)
 
     def _stop_dagster(self, patience: float = INTERRUPT_SECONDS) -> None:
-        """As a terminal does it: the group gets SIGINT, so that the workers hear of it too."""
+        """As a terminal does it: the group gets SIGINT, and with it the workers."""
         self._producer.stop(signal.SIGTERM)
         family = processes.descendants(self._dagster.process.pid, processes.snapshot()).values()
         for number, seconds in ((signal.SIGINT, patience), (signal.SIGTERM, TERMINATE_SECONDS)):
@@ -323,7 +316,8 @@ class Supervisor:
 
 
 def _parents_through_make() -> list[processes.Process]:
-    """The processes above us up to `make`, if make started us. With them gone nobody can stop us any more."""
+    """The processes above this one up to `make`, if make started it. If one of them is gone, Ctrl-C reaches the
+    demo no more."""
     if "MAKELEVEL" not in os.environ:
         return []
     above = processes.ancestors(os.getpid(), processes.snapshot())

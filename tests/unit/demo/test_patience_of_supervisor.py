@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jobs.demo.supervisor import READY_PATIENCE_SECONDS, Supervisor
+from demo.supervisor import READY_PATIENCE_SECONDS, Supervisor
 
 
 class Demo(Supervisor):
@@ -16,12 +16,12 @@ class Demo(Supervisor):
         self.lines: list[str] = []
         self.split: list[float] = []
         fleet: Any = SimpleNamespace(leases=dict, workers=self.workers)
-        tell: Any = SimpleNamespace(line=self.lines.append, event=self.lines.append)
+        reporter: Any = SimpleNamespace(line=self.lines.append, event=self.lines.append)
         settings: Any = SimpleNamespace(duration=90.0)
-        self._fleet, self._tell, self._settings = fleet, tell, settings
-        self._landed: Any = lambda: int(self.now)
+        self._fleet, self._reporter, self._settings = fleet, reporter, settings
+        self._stored: Any = lambda: int(self.now)
         self._end, self._failed, self.second_at = None, False, second_at
-        monkeypatch.setattr("jobs.demo.supervisor.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("demo.supervisor.time.monotonic", lambda: self.now)
 
     def workers(self) -> dict[str, Any]:
         names = ["worker-000"] if self.now < self.second_at else ["worker-000", "worker-001"]

@@ -1,0 +1,1 @@
+"""The whole pipeline with one command: `make demo`, or `python -m demo`."""

@@ -1,1 +1,0 @@
-"""The whole pipeline with one command: `make demo`, or `python -m jobs.demo`."""

@@ -1,0 +1,51 @@
+"""What differs between production and the demo, which sets KCL_DEMO_SINCE to the minute of its start."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import dagster as dg
+
+import kcl_dagster as kcl
+
+MINUTE = "%Y-%m-%d-%H:%M"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """`windows` partition what is stored. `freshness` is longer than a window and a restart together."""
+
+    windows: dg.TimeWindowPartitionsDefinition
+    freshness: timedelta
+    timings: kcl.Timings
+    batch: kcl.BatchSettings
+    java_options: str
+
+    @property
+    def days(self) -> dg.DailyPartitionsDefinition:
+        """Days of which all windows exist: not the one in which the demo began."""
+        return dg.DailyPartitionsDefinition(f"{self.windows.start + timedelta(days=1, seconds=-1):%Y-%m-%d}")
+
+
+def production() -> Deployment:
+    return Deployment(
+        windows=dg.HourlyPartitionsDefinition(start_date="2026-11-01-00:00"),
+        freshness=timedelta(hours=3),
+        timings=kcl.Timings(),
+        batch=kcl.BatchSettings(),
+        java_options="-XX:+UseSerialGC",
+    )
+
+
+def demo(since: str) -> Deployment:
+    """Short times show a takeover and a finished window soon. Java compiles less and starts a third faster."""
+    return Deployment(
+        windows=dg.TimeWindowPartitionsDefinition(cron_schedule="* * * * *", start=since, fmt=MINUTE),
+        freshness=timedelta(minutes=15),
+        timings=kcl.Timings(lease_duration=10, heartbeat=2, handoff_timeout=15, leader_lock=20, shard_audit=20),
+        batch=kcl.BatchSettings(max_seconds=2),
+        java_options="-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    )
+
+
+DEPLOYMENT = demo(os.environ["KCL_DEMO_SINCE"]) if "KCL_DEMO_SINCE" in os.environ else production()
