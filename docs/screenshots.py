@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
+from urllib.parse import quote
 
 from docs.browser import BrowserMissing, Page, browser
 
@@ -28,7 +29,10 @@ GROUPS = "/asset-groups?expanded=" + "%2C".join(
 APPLICATION = "/assets/clicks-to-lake"
 PARTITIONS = "/assets/clicks?view=partitions"
 LEADER = f"/locations/{LOCATION}/sensors/clicks_to_lake_leader"
-PAUSE = f"/locations/{LOCATION}/jobs/clicks_to_lake__pause/playground"
+ADMIN = f"/locations/{LOCATION}/jobs/clicks_to_lake_admin"
+PAUSE = f"{ADMIN}/playground/setup?config=" + quote(
+    "ops:\n  clicks_to_lake_operation:\n    config:\n      pause:\n        shards: []\n        dry_run: true\n"
+)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from kcl_dagster.orchestration.assets import build_kcl_asset_specs as build_kcl_asset_specs
     from kcl_dagster.orchestration.catch_up import build_kcl_catch_up_job as build_kcl_catch_up_job
     from kcl_dagster.orchestration.catch_up import build_kcl_catch_up_schedule as build_kcl_catch_up_schedule
-    from kcl_dagster.orchestration.compaction import build_kcl_compaction_job as build_kcl_compaction_job
     from kcl_dagster.orchestration.component import KclApplicationComponent as KclApplicationComponent
     from kcl_dagster.orchestration.conditions import on_complete as on_complete
     from kcl_dagster.orchestration.consumer import Consumer as Consumer
@@ -68,7 +67,6 @@ _HOMES = {
     "kcl_dagster.errors": ("KclError", "Unavailable"),
     "kcl_dagster.orchestration.assets": ("build_kcl_asset_specs",),
     "kcl_dagster.orchestration.catch_up": ("build_kcl_catch_up_job", "build_kcl_catch_up_schedule"),
-    "kcl_dagster.orchestration.compaction": ("build_kcl_compaction_job",),
     "kcl_dagster.orchestration.component": ("KclApplicationComponent",),
     "kcl_dagster.orchestration.conditions": ("on_complete",),
     "kcl_dagster.orchestration.consumer": ("Consumer", "kcl_consumer"),
@@ -92,7 +90,6 @@ __all__ = [  # noqa: RUF022 - grouped by topic
     "build_kcl_catch_up_job",
     "build_kcl_catch_up_schedule",
     "build_kcl_replay_asset",
-    "build_kcl_compaction_job",
     "on_complete",
     "KclApplicationComponent",
     "KclResource",

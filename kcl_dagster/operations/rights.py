@@ -203,7 +203,7 @@ class Deployment:
     table_key: str | None = None
     lake_key: str | None = None
     exports: str | None = None
-    """`s3://bucket/prefix` of the jobs `export` and `import`."""
+    """`s3://bucket/prefix` of the operations `export` and `import`."""
 
     roles: Mapping[str, str] = field(default_factory=dict)
     """ARNs that the KclResource assumes, by service: `kinesis`, `dynamodb`, `cloudwatch`, `s3`."""

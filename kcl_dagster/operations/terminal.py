@@ -135,7 +135,7 @@ class Verbs:
         for one in (rights, stack):
             one.add_argument("--lake", action="append", help="s3://bucket/prefix; left out: of the sink")
             one.add_argument("--glue-table", help="database.table of an Iceberg table in AWS Glue")
-            one.add_argument("--exports", help="s3://bucket/prefix of the jobs export and import; left out: theirs")
+            one.add_argument("--exports", help="s3://bucket/prefix of exports; left out: that of the definitions")
             one.add_argument("--stream-key", help="ARN of the KMS key of the stream")
             one.add_argument("--table-key", help="ARN of the KMS key of the tables")
             one.add_argument("--lake-key", help="ARN of the KMS key of the lake")

@@ -406,9 +406,9 @@ _ALARMS = {
 
 
 def _remedy(check: KclCheck, consumer: Consumer) -> str:
-    """The remedy of a check. Where it names a command, it also names the job that does the same in Dagster's UI."""
+    """The remedy of a check. Where it names a command, it also names the job in Dagster's UI that does the same."""
     application = identifier(consumer.application.name)
-    return _COMMAND.sub(rf"`kcl-dagster \1` or the job {application}__\1", check.remedy)
+    return _COMMAND.sub(rf"`kcl-dagster \1` or `\1` in the job {application}_admin", check.remedy)
 
 
 def _some(names: Iterable[object]) -> str:

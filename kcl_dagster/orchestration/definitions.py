@@ -8,19 +8,15 @@ from dagster import AssetKey, DefaultSensorStatus, Definitions, SensorDefinition
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.folder import misspelt
+from kcl_dagster.orchestration.admin_job import build_admin_job
 from kcl_dagster.orchestration.assets import build_kcl_asset_specs
 from kcl_dagster.orchestration.catch_up import build_kcl_catch_up_job, build_kcl_catch_up_schedule
 from kcl_dagster.orchestration.check_definitions import build_kcl_checks
-from kcl_dagster.orchestration.compaction import (
-    COMPACTED,
-    build_kcl_compaction_job,
-    build_kcl_compaction_schedule,
-)
+from kcl_dagster.orchestration.compaction import COMPACTED, build_kcl_compaction_schedule, compact_operation
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.dead_letter_job import build_kcl_dead_letter_job
 from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor
-from kcl_dagster.orchestration.operation_jobs import build_kcl_operation_jobs
-from kcl_dagster.orchestration.pruning import build_kcl_prune_job, build_kcl_prune_schedule
+from kcl_dagster.orchestration.pruning import build_kcl_prune_schedule, prune_operation
 from kcl_dagster.orchestration.records_asset import build_records_asset
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.spark_resource import KclSparkResource
@@ -86,19 +82,27 @@ def build_kcl_definitions(
         specs = {key: spec for key, spec in specs.items() if key not in _streams(consumers, translator)}
     keys = {"kcl_key": kcl_key, "spark_key": spark_key}
     jobs = {consumer.application.name: build_worker_job(consumer, translator, **keys) for consumer in consumers}
-    operations = [made for c in consumers for made in build_kcl_operation_jobs(c, kcl_key=kcl_key, exports=exports)]
-    days = prune_after_days
-    prunings = [] if days is None else [(c, days, build_kcl_prune_job(c, days)) for c in consumers]
+    pruning = [] if prune_after_days is None else [prune_operation(prune_after_days)]
+    compacted = [c for c in consumers if compaction is not None and c.sink.kind in COMPACTED]
+    admin = {
+        c.application.name: build_admin_job(
+            c,
+            more=[*pruning, *([compact_operation(c)] if c in compacted else [])],
+            kcl_key=kcl_key,
+            exports=exports,
+        )
+        for c in consumers
+    }
     bounded = {
         c.application.name: build_kcl_catch_up_job(c, translator=translator, kcl_key=kcl_key, spark_key=spark_key)
         for c in consumers
     }
-    schedules = [build_kcl_prune_schedule(c, pruning, days) for c, days, pruning in prunings]
-    compacted = [c for c in consumers if compaction is not None and c.sink.kind in COMPACTED]
-    compactions = [build_kcl_compaction_job(c, kcl_key=kcl_key) for c in compacted]
+    schedules = []
+    if prune_after_days is not None:
+        schedules += [build_kcl_prune_schedule(c, admin[c.application.name], prune_after_days) for c in consumers]
     if compaction is not None:
         _refuse_nested(compacted)
-        schedules += [build_kcl_compaction_schedule(job, compaction) for job in compactions]
+        schedules += [build_kcl_compaction_schedule(c, admin[c.application.name], compaction) for c in compacted]
     if catch_up is not None:
         schedules += [
             build_kcl_catch_up_schedule(c, job=bounded[c.application.name], cron=catch_up) for c in consumers
@@ -129,9 +133,7 @@ def build_kcl_definitions(
         jobs=[
             *jobs.values(),
             *bounded.values(),
-            *(pruning for _, _, pruning in prunings),
-            *compactions,
-            *operations,
+            *admin.values(),
             *letters,
         ],
         schedules=schedules,

@@ -10,7 +10,7 @@ import pytest
 from demo.dagster_api import DagsterApi
 from demo.minutes import ASSETS
 from docs.browser import NAMES, Page, browser
-from docs.screenshots import APPLICATION, LEADER, PARTITIONS, PAUSE, PICTURES, Picture, take
+from docs.screenshots import ADMIN, APPLICATION, LEADER, PARTITIONS, PICTURES, Picture, take
 from tests.acceptance.family import PATIENCE_SECONDS, demo, free_port, wait_for
 
 pytestmark = [
@@ -88,8 +88,10 @@ def shows(text: str) -> str:
     return f"document.body.innerText.includes({text!r})"
 
 
-def test_an_operation_is_launched_from_its_form(base: str, page: Page) -> None:
-    page.open(base + PAUSE, showing="dry_run")
+def test_an_operation_is_chosen_on_the_page_of_the_job_and_launched(base: str, page: Page) -> None:
+    page.open(base + ADMIN, showing="put leases to another place in the stream")
+    page.click("pause", "a")
+    page.wait_for("dry_run: true")
     page.wait_for("No errors")
     opened = "location.pathname.startsWith('/runs/')"
     page.click_until("Launch Run", opened, "the run's page opens", PATIENCE_SECONDS)

@@ -249,7 +249,7 @@ def operator_does_everything(aws: Emulator, name: str, folder: Path) -> None:
         instance=dg.DagsterInstance.ephemeral(),
         runtime=system(),
         by="olga",
-        exports=f"s3://{name}/{EXPORTS}",
+        exports_at=f"s3://{name}/{EXPORTS}",
     )
     exports.put("leases.jsonl", "\n".join(lines))
     assert exports.get("leases.jsonl").splitlines() == lines

@@ -6,8 +6,7 @@ first click should show what would happen.
 
 from enum import Enum
 
-from dagster import Config
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from kcl_dagster.operations.cost import READ_PRICE, WRITE_PRICE
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS
@@ -28,7 +27,13 @@ class PeekPlace(Enum):
     first = "first"
 
 
-class Doctor(Config):
+class Settings(BaseModel):
+    """What the launchpad asks for an operation. As it is, of one that is only named."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Doctor(Settings):
     watch_seconds: float = Field(
         default=WATCH_SECONDS, gt=0, description="How long to watch whether the leader writes its lock."
     )
@@ -37,7 +42,7 @@ class Doctor(Config):
     )
 
 
-class Pausing(Config):
+class Pausing(Settings):
     scope: Scope = Field(
         default=Scope.application, description="All of the application, or only what is named below."
     )
@@ -46,13 +51,13 @@ class Pausing(Config):
     dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
 
 
-class Drain(Config):
+class Drain(Settings):
     worker: str = Field(default="worker-000", description="A worker's name, or its slot.")
     undo: bool = Field(default=False, description="Take the request back.")
     dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
 
 
-class Reset(Config):
+class Reset(Settings):
     to: str = Field(
         default="trim_horizon",
         description="trim_horizon, latest, a moment like 2027-01-31T12:00:00Z, or a sequence number of one shard.",
@@ -65,7 +70,7 @@ class Reset(Config):
     dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
 
 
-class Export(Config):
+class Export(Settings):
     path: str = Field(
         default="",
         description="A name for the file, in the folder of exports that the deployment configures; empty for one "
@@ -73,7 +78,7 @@ class Export(Config):
     )
 
 
-class Import(Config):
+class Import(Settings):
     path: str = Field(
         default="",
         description="The name of a file in the folder of exports that the deployment configures.",
@@ -82,14 +87,14 @@ class Import(Config):
     dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
 
 
-class Deregister(Config):
+class Deregister(Settings):
     consumer: str = Field(default="", description="The consumer's name; empty for the application's.")
     streams: list[str] = Field(default=[], description="Of several streams only these; empty for all.")
     force: bool = Field(default=False, description="Remove it although a worker may be reading under it.")
     dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
 
 
-class Forget(Config):
+class Forget(Settings):
     former: list[str] = Field(
         default=[], description="Only these former streams, as account:name:epoch; empty for all."
     )
@@ -101,7 +106,7 @@ class Forget(Config):
     dry_run: bool = Field(default=True, description="Say what would be done, and do not do it.")
 
 
-class CostForm(Config):
+class CostForm(Settings):
     busy: float = Field(
         default=1.0, ge=0, le=1, description="For the estimate: the part of the time in which shards have records."
     )
@@ -112,7 +117,7 @@ class CostForm(Config):
     read_price: float = Field(default=READ_PRICE, ge=0, description="Dollars for a million read units.")
 
 
-class Peek(Config):
+class Peek(Settings):
     shard: str = Field(default="shardId-000000000000", description="Which shard to look into.")
     stream: str = Field(default="", description="Of several streams this one; empty for the first.")
     limit: int = Field(default=10, ge=1, le=100, description="How many records.")

@@ -35,7 +35,7 @@ WORST_FIRST: Final = (DoctorVerdict.FAIL, DoctorVerdict.WARN, DoctorVerdict.NOT_
 SHOWN_BYTES: Final = 60  # of a peeked record in the table; all of it is in the document beside it
 
 
-def look_status(top: Worktop, _: None) -> Answer:
+def look_status(top: Worktop, _: forms.Settings) -> Answer:
     unread = Unread(top.client("kinesis"), top.runtime)
     status = read_status(top.application, top.client("dynamodb"), top.runtime, unread)
     rows: list[Row] = [
@@ -92,7 +92,7 @@ def look_status(top: Worktop, _: None) -> Answer:
     )
 
 
-def look_plan(top: Worktop, _: None) -> Answer:
+def look_plan(top: Worktop, _: forms.Settings) -> Answer:
     runs = run_view(top.instance, top.application)
     report = plan(top.application, top.client("dynamodb"), top.client("kinesis"), top.runtime, top.by, runs)
     decided, failed, storing = decisions(report), problems(report), storing_of(top.sink)

@@ -12,6 +12,7 @@ from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.sinks import SinkChoice
+from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store, open_store
 
@@ -26,8 +27,8 @@ class Worktop:
     instance: DagsterInstance
     runtime: Runtime
     by: str
-    exports: str
-    """The only folder of this machine, or of S3, in which operations read and write files."""
+    exports_at: str | None
+    """Where the deployment says that exports are."""
 
     def client(self, service: str) -> Any:
         return self.kcl.client(service, self.application)
@@ -35,6 +36,13 @@ class Worktop:
     @property
     def desk(self) -> Desk:
         return Desk.open(self.application, self.client("dynamodb"), self.client("kinesis"), self.runtime, self.by)
+
+    @property
+    def exports(self) -> str:
+        """The only folder of this machine, or of S3, in which operations read and write files."""
+        return self.exports_at or str(
+            Path(self.instance.storage_directory(), EXPORTS, identifier(self.application.name))
+        )
 
     def put(self, name: str, text: str) -> str:
         """Store a new file in the folder of exports. Raises ConfigurationError for one that is there."""
@@ -66,4 +74,5 @@ class Worktop:
         return store
 
 
+EXPORTS: Final = "kcl_exports"  # of all applications, in the storage of the Dagster instance
 _NAME: Final = re.compile(r"[\w.=-]+(/[\w.=-]+)*", re.ASCII)

@@ -14,9 +14,10 @@ from kcl_dagster.application import FleetSettings
 from kcl_dagster.leader.application_completeness import Completeness, HeldBy, Hindrance
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.orchestration import checks, statement
+from kcl_dagster.orchestration.admin_job import admin_job_of
 from kcl_dagster.orchestration.application_state import Decision, Observation
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
-from kcl_dagster.orchestration.operation_jobs import build_kcl_operation_jobs
+from kcl_dagster.orchestration.operation_jobs.catalogue import OPERATIONS
 from kcl_dagster.orchestration.reporting import Event, Reporter
 from kcl_dagster.orchestration.translator import KclTranslator, Role
 from tests.unit.orchestration.test_reporting import CALM, lease, things, worker
@@ -219,11 +220,12 @@ def test_what_to_do_is_also_on_the_page_of_a_check_that_passes() -> None:
         assert len(check.remedy) > 40
 
 
-def test_operations_are_named_as_commands_and_as_jobs() -> None:
+def test_operations_are_named_as_commands_and_in_the_admin_job() -> None:
     described = {spec.name: str(spec.description) for spec in checks.specs(things, KclTranslator())}
-    assert "`kcl-dagster plan` or the job app__plan would do" in described["leases_are_served"]
-    made = {job.name for job in build_kcl_operation_jobs(things)}
-    assert set(re.findall(r"app__\w+", " ".join(described.values()))) <= made
+    assert "`kcl-dagster plan` or `plan` in the job app_admin would do" in described["leases_are_served"]
+    named = re.findall(r"`(\w+)` in the job (\w+)", " ".join(described.values()))
+    assert {operation for operation, _ in named} <= {operation.name for operation in OPERATIONS}
+    assert {job for _, job in named} == {admin_job_of("app")}
 
 
 def used(fraction: float) -> Observation:

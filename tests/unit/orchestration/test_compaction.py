@@ -1,6 +1,7 @@
 """The job that merges what an application's batches leave."""
 
 import os
+from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Endpoint
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration.compaction import build_kcl_compaction_job, build_kcl_compaction_schedule
+from kcl_dagster.orchestration.admin_job import config_of
+from kcl_dagster.orchestration.compaction import build_kcl_compaction_schedule
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.sinks.compaction import TURNS
@@ -37,11 +39,30 @@ def consumer(sink: kcl.SinkChoice, application: str = "clicks") -> Consumer:
 
 
 def launch(sink: kcl.SinkChoice, **connection: str) -> dict[str, int]:
-    result = build_kcl_compaction_job(consumer(sink)).execute_in_process(
-        resources={"kcl": EmulatorResource(**connection)}, instance=dg.DagsterInstance.ephemeral()
-    )
+    result = compaction(sink, connection=connection)
     (told,) = [event.step_output_data.metadata for event in result.all_events if event.is_successful_output]
-    return {name: int(str(value.value)) for name, value in told.items()}
+    return {name: int(str(told[name].value)) for name in ("merged", "into", "bytes")}
+
+
+def admin(sink: kcl.SinkChoice, **connection: str) -> dg.JobDefinition:
+    resources = {"kcl": EmulatorResource(**connection)}
+    made = kcl.build_kcl_definitions(consumer(sink), resources=resources, compaction="17 * * * *")
+    return made.resolve_job_def("clicks_admin")
+
+
+def compaction(
+    sink: kcl.SinkChoice,
+    tags: dict[str, str] | None = None,
+    *,
+    raises: bool = True,
+    connection: Mapping[str, str] | None = None,
+) -> dg.ExecuteInProcessResult:
+    return admin(sink, **(connection or {})).execute_in_process(
+        config_of(consumer(sink), "compact"),
+        instance=dg.DagsterInstance.ephemeral(),
+        tags=tags,
+        raise_on_error=raises,
+    )
 
 
 def test_small_parquet_files_become_one(tmp_path: Path) -> None:
@@ -90,8 +111,8 @@ def test_a_table_that_is_not_there_yet_is_fine(tmp_path: Path) -> None:
 
 
 def test_only_files_of_ours_are_merged() -> None:
-    with pytest.raises(ConfigurationError, match="rewrite_data_files or Athena's OPTIMIZE"):
-        build_kcl_compaction_job(consumer(kcl.iceberg("lake.clicks", {"type": "glue"})))
+    with pytest.raises(dg.DagsterInvalidConfigError, match='unexpected config entry "compact"'):
+        compaction(kcl.iceberg("lake.clicks", {"type": "glue"}))
 
 
 def test_definitions_merge_small_files_where_they_are_told_when() -> None:
@@ -99,7 +120,7 @@ def test_definitions_merge_small_files_where_they_are_told_when() -> None:
     parquet = consumer(kcl.parquet("/lake/clicks"))
     made = kcl.build_kcl_definitions(parquet, resources=resources, compaction="17 * * * *")
     schedule = made.resolve_schedule_def("clicks_compaction_schedule")
-    assert (schedule.job_name, schedule.cron_schedule) == ("clicks_compaction", "17 * * * *")
+    assert (schedule.job_name, schedule.cron_schedule) == ("clicks_admin", "17 * * * *")
     assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
     assert not kcl.build_kcl_definitions(parquet, resources=resources).schedules
     table = consumer(kcl.iceberg("lake.clicks", {"type": "glue"}))
@@ -113,16 +134,9 @@ def test_a_compaction_that_finds_another_one_at_work_fails_only_where_a_person_l
 ) -> None:
     deltalake.write_deltalake(str(tmp_path), pa.table({"value": [1]}))
     sink = kcl.delta(str(tmp_path)) if kind == "delta" else kcl.parquet(str(tmp_path))
-    made = build_kcl_compaction_job(consumer(sink))
     with turn(LocalStore(str(tmp_path)), TURNS, system(), "another one"):
         for tags, succeeds in (({"dagster/schedule_name": "clicks_compaction_schedule"}, True), ({}, False)):
-            result = made.execute_in_process(
-                resources={"kcl": EmulatorResource()},
-                instance=dg.DagsterInstance.ephemeral(),
-                tags=tags,
-                raise_on_error=False,
-            )
-            assert result.success is succeeds
+            assert compaction(sink, tags, raises=False).success is succeeds
 
 
 def test_a_compaction_that_could_not_merge_all_fails_and_names_the_rest(tmp_path: Path) -> None:
@@ -139,14 +153,18 @@ def test_a_compaction_that_could_not_merge_all_fails_and_names_the_rest(tmp_path
 
 def test_the_schedule_skips_while_a_compaction_is_not_over(tmp_path: Path) -> None:
     instance = dg.DagsterInstance.local_temp(str(tmp_path))
-    job = build_kcl_compaction_job(consumer(kcl.parquet("/lake/clicks")))
-    hourly = build_kcl_compaction_schedule(job, "17 * * * *")
+    sink = kcl.parquet("/lake/clicks")
+    job = admin(sink)
+    hourly = build_kcl_compaction_schedule(consumer(sink), job, "17 * * * *")
 
     def evaluated() -> dg.ScheduleEvaluationContext:
         return dg.build_schedule_context(instance=instance, scheduled_execution_time=datetime.now(UTC))
 
+    [request] = hourly.evaluate_tick(evaluated()).run_requests or ()
+    assert dg.validate_run_config(job, request.run_config)
+    instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)  # another operation
     assert len(hourly.evaluate_tick(evaluated()).run_requests or ()) == 1
-    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=request.tags)
     skipped = hourly.evaluate_tick(evaluated())
     assert not skipped.run_requests
     assert skipped.skip_message == f"run {run.run_id} is not over"

@@ -1,13 +1,16 @@
 """Operations as Dagster runs them: the form of the launchpad in, metadata and a green or red run out."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import dagster as dg
 import pytest
+import yaml
 
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator
@@ -18,6 +21,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.operations.desk import Desk
+from kcl_dagster.orchestration.admin_job import config_of
 from kcl_dagster.orchestration.operation_jobs.catalogue import OPERATIONS
 from kcl_dagster.orchestration.run_storage import APPLICATION_TAG
 from kcl_dagster.orchestration.translator import identifier
@@ -57,15 +61,13 @@ class Office:
         for lease in self.desk.scan().leases:
             assert self.desk.leases.assign(lease, WORKER) is not None
 
-    def job(self, operation: str) -> dg.JobDefinition:
-        return self.bench.definitions.resolve_job_def(f"{identifier(self.application.name)}__{operation}")
+    @property
+    def job(self) -> dg.JobDefinition:
+        return self.bench.definitions.resolve_job_def(f"{identifier(self.application.name)}_admin")
 
-    def run(self, operation: str, **form: Any) -> "Outcome":
-        job = self.job(operation)
-        result = job.execute_in_process(
-            run_config={"ops": {f"{operation}_{identifier(self.application.name)}": {"config": form}}}
-            if form
-            else None,
+    def run(self, operation: str, **settings: Any) -> "Outcome":
+        result = self.job.execute_in_process(
+            run_config=config_of(self.bench.consumer, operation, **settings),
             instance=self.bench.instance,
             raise_on_error=False,
         )
@@ -108,14 +110,46 @@ def paused(office: Office) -> Office:
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_the_launchpad_of_every_operation_is_filled_in_and_explained(bench: Bench, operation: Any) -> None:
-    job = Office(bench).job(operation.name)
-    assert job.description
-    assert job.tags["kcl/operation"] == operation.name
-    assert job.tags[APPLICATION_TAG] == bench.consumer.application.name
-    assert dg.validate_run_config(job)  # as it stands
-    for field in operation.form.model_fields.values() if operation.form else ():
+    job = Office(bench).job
+    [link] = re.findall(
+        rf"\[{operation.name}\]\({job.name}/playground/setup\?config=(\S+)\)", job.description or ""
+    )
+    filled_in = yaml.safe_load(unquote(link))
+    assert dg.validate_run_config(job, filled_in)
+    [[chosen, settings]] = filled_in["ops"][f"{identifier(bench.consumer.application.name)}_operation"][
+        "config"
+    ].items()
+    assert chosen == operation.name
+    assert settings.keys() == operation.form.model_fields.keys()
+    for field in operation.form.model_fields.values():
         assert field.description
-        assert not field.is_required()
+
+
+def test_a_launchpad_as_it_is_opened_changes_nothing(bench: Bench) -> None:
+    office = Office(bench)
+    assert office.job.tags[APPLICATION_TAG] == bench.consumer.application.name
+    assert office.job.execute_in_process(instance=bench.instance).success
+    [run] = bench.instance.get_runs()
+    assert run.tags["kcl/operation"] == "status"
+    assert run.job_name == f"{identifier(office.application.name)}_admin"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ({"puase": {}}, 'unexpected config entry "puase"'),
+        ({"pause": {"dryrun": False}}, 'unexpected config entry "dryrun"'),
+        ({"pause": {"dry_run": "no"}}, "dry_run"),
+        ({"pause": {}, "drain": {}}, "You can only specify a single field .*You specified"),
+        ({}, "Must specify a field .*Defined fields"),
+    ],
+)
+def test_a_wrong_operation_or_setting_is_refused_before_the_run(
+    bench: Bench, chosen: dict[str, Any], says: str
+) -> None:
+    name = f"{identifier(bench.consumer.application.name)}_operation"
+    with pytest.raises(dg.DagsterInvalidConfigError, match=says):
+        dg.validate_run_config(Office(bench).job, {"ops": {name: {"config": chosen}}})
 
 
 @pytest.mark.parametrize(
@@ -214,6 +248,11 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
     "no file": ("import", {}, "is no name of a file below"),
     "a consumer of a stream of others": ("deregister", {"streams": ["others"]}, "does not read others"),
     "a shard that is not there": ("peek", {"shard": "shardId-000000000099"}, "has no shard"),
+    "a number that is too large": (
+        "peek",
+        {"limit": 101},
+        "peek: limit: Input should be less than or equal to 100",
+    ),
     "a stream of others": ("peek", {"stream": "others"}, "does not read others"),
 }
 

@@ -11,8 +11,10 @@ from dagster import (
     AssetKey,
     AssetMaterialization,
     DagsterInstance,
+    DagsterInvalidConfigError,
     Definitions,
     ScheduleDefinition,
+    build_schedule_context,
     job,
     validate_run_config,
 )
@@ -23,6 +25,7 @@ import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration import checks, pruning
 from kcl_dagster.orchestration import leader_sensor as sensor
+from kcl_dagster.orchestration.admin_job import config_of
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.pruning import prune
 from kcl_dagster.orchestration.run_storage import APPLICATION_TAG
@@ -122,11 +125,16 @@ def test_a_loss_that_nobody_has_acknowledged_outlives_the_run_that_told_of_it(
 def test_nothing_is_pruned_unless_a_deployment_asks_for_it(consumer: Consumer) -> None:
     without = definitions(consumer)
     assert not without.schedules
-    assert "app_prune" not in {made.name for made in without.jobs or ()}
+    with pytest.raises(DagsterInvalidConfigError, match='unexpected config entry "prune"'):
+        validate_run_config(without.resolve_job_def("app_admin"), config_of(consumer, "prune"))
     asked = definitions(consumer, days=30)
     [schedule] = asked.schedules or ()
     assert isinstance(schedule, ScheduleDefinition)
-    assert schedule.name == "app_prune_nightly"
+    assert (schedule.name, schedule.job_name) == ("app_prune_nightly", "app_admin")
+    nightly = schedule.evaluate_tick(build_schedule_context()).run_requests
+    assert nightly is not None
+    assert [one.run_config for one in nightly] == [config_of(consumer, "prune", days=30, dry_run=False)]
+    assert validate_run_config(asked.resolve_job_def("app_admin"), nightly[0].run_config)
     with pytest.raises(ConfigurationError, match="one day at least"):
         definitions(consumer, days=0)
 
@@ -134,9 +142,8 @@ def test_nothing_is_pruned_unless_a_deployment_asks_for_it(consumer: Consumer) -
 @pytest.mark.audit("D13")
 def test_a_click_in_the_launchpad_only_counts(instance: DagsterInstance, consumer: Consumer) -> None:
     made = runs(instance)
-    pruning_job = definitions(consumer, days=1).resolve_job_def("app_prune")
-    assert validate_run_config(pruning_job)
-    assert pruning_job.execute_in_process(instance=instance).success
+    admin = definitions(consumer, days=1).resolve_job_def("app_admin")
+    assert admin.execute_in_process(config_of(consumer, "prune"), instance=instance).success
     assert instance.get_run_by_id(made["over"]) is not None
 
 
