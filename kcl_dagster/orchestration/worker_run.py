@@ -19,7 +19,7 @@ from kcl_dagster.spark.engine import EngineSettings, SparkEngine, local_slots
 from kcl_dagster.spark.executors import check_executors, check_stream
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.interruption import Interruption
-from kcl_dagster.spark.seats.sparkseats import SparkSeats
+from kcl_dagster.spark.processor_hosts.spark_processor_hosts import SparkProcessorHosts
 from kcl_dagster.spark.sharing import check_sharing
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.telemetry.logs import queued_logs
@@ -28,7 +28,7 @@ from kcl_dagster.worker.batch import Sink
 from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.dead_letter import DeadLetters, FiledDeadLetters
 from kcl_dagster.worker.heartbeat import Identity
-from kcl_dagster.worker.late import Late, LateEngine, LateSeats
+from kcl_dagster.worker.late import Late, LateEngine, LateProcessorHosts
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.stop import StopReason, StopSignal
@@ -65,7 +65,7 @@ class WorkerRun:
         sink, chains = self._sink(), self._staging_sink()
         # The row is written and leases are assigned while Spark starts, which takes it five to ten seconds.
         interruption = Interruption()
-        late: Late[SparkEngine | SparkSeats] = Late(partial(self._open, chains or sink, interruption))
+        late: Late[SparkEngine | SparkProcessorHosts] = Late(partial(self._open, chains or sink, interruption))
         identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
         try:
             with (
@@ -86,7 +86,7 @@ class WorkerRun:
         finally:
             self._close(late)
 
-    def _close(self, late: Late[SparkEngine | SparkSeats]) -> None:
+    def _close(self, late: Late[SparkEngine | SparkProcessorHosts]) -> None:
         """Also if Spark is still starting: a JVM that nobody stops would remain. Where that hangs, the process is
         ended, because the run would keep its slot for ever, although its leases are released."""
         if not late.is_settled(STARTING_SECONDS):
@@ -113,7 +113,7 @@ class WorkerRun:
 
     def _surroundings(
         self,
-        late: "Late[SparkEngine | SparkSeats]",
+        late: "Late[SparkEngine | SparkProcessorHosts]",
         sink: Sink[Any] | None,
         chains: StagingSink[Any] | None,
         interruption: Interruption,
@@ -132,7 +132,7 @@ class WorkerRun:
             engine=None if sink is None else LateEngine[Any](opened),
             sink=sink,
             chains=chains,
-            processors=LateSeats[Any](opened) if sink is None else None,
+            processors=LateProcessorHosts[Any](opened) if sink is None else None,
             runtime=runtime,
             bound=self.bound,
             dead_letters=self._dead_letters(),
@@ -152,7 +152,7 @@ class WorkerRun:
             allowed_lateness=round(self.consumer.allowed_lateness.total_seconds()),
         )
 
-    def _open(self, sink: object, interruption: Interruption) -> SparkEngine | SparkSeats:
+    def _open(self, sink: object, interruption: Interruption) -> SparkEngine | SparkProcessorHosts:
         clock = system().clock
         began = clock.monotonic()
         choice, session = self.consumer.sink, self.open_session()
@@ -165,9 +165,9 @@ class WorkerRun:
             check_stream(session, connection, self.consumer.application.streams[0].name)
         check_sharing(session, sink, system().new_id())
         settings = replace(EngineSettings.of(self.consumer.application), tasks=choice.processes)
-        opened: SparkEngine | SparkSeats
+        opened: SparkEngine | SparkProcessorHosts
         if choice.processors is not None:
-            opened = SparkSeats(session, connection, choice.processors, settings)
+            opened = SparkProcessorHosts(session, connection, choice.processors, settings)
         else:
             opened = SparkEngine(session, connection, settings, sink=sink)
             if is_local:  # elsewhere, the checks were the first jobs

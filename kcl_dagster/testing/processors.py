@@ -7,57 +7,57 @@ from typing import Any
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import Budget, Engine, Fetched, Range
-from kcl_dagster.worker.instance import Attendant, Instance
+from kcl_dagster.worker.hosted_processor import HostLost
+from kcl_dagster.worker.instance import Instance, ProcessorContext
 from kcl_dagster.worker.kclpy import checkpoint_error
 from kcl_dagster.worker.processor import ProcessorFactory, record_of
-from kcl_dagster.worker.seating import SeatLost
 
 
 @dataclass(slots=True, eq=False)
 class LocalProcessor:
-    """Sits in this process. Errors are the processor's own."""
+    """Runs in this process. Errors are the processor's own."""
 
     lease: LeaseKey
     instance: Instance
-    seats: "LocalSeats"
+    host: "LocalProcessorHost"
     is_gone: bool = False
 
     def initialize(self, start: Checkpoint) -> None:
         self.instance.initialize(start)
 
-    def process(self, attendant: Attendant, *, one_by_one: bool) -> Checkpoint | None:
+    def process(self, context: ProcessorContext, *, one_by_one: bool) -> Checkpoint | None:
         if self.is_gone:
-            raise SeatLost(f"the processor of {self.lease} is gone")
-        read = self.seats.read
+            raise HostLost(f"the processor of {self.lease} is gone")
+        read = self.host.read
         assert read is not None, "nothing was fetched"
         records = [record_of(record) for record in read.records(self.lease)]
         behind = read.progress[self.lease].millis_behind
-        return self.instance.process([records], behind, attendant, one_by_one=one_by_one)
+        return self.instance.process([records], behind, context, one_by_one=one_by_one)
 
-    def shard_ended(self, attendant: Attendant) -> None:
-        self.instance.shard_ended(attendant)
+    def shard_ended(self, context: ProcessorContext) -> None:
+        self.instance.shard_ended(context)
 
     def lease_lost(self) -> None:
-        self.leave()
+        self.discard()
         self.instance.lease_lost()
 
-    def shutdown_requested(self, attendant: Attendant) -> None:
-        self.leave()
-        self.instance.shutdown_requested(attendant)
+    def shutdown_requested(self, context: ProcessorContext) -> None:
+        self.discard()
+        self.instance.shutdown_requested(context)
 
-    def leave(self) -> None:
-        if self in self.seats.seated:
-            self.seats.seated.remove(self)
+    def discard(self) -> None:
+        if self in self.host.processors:
+            self.host.processors.remove(self)
 
 
 @dataclass(slots=True)
-class LocalSeats:
-    """Implements `worker.seating.Seats` over any engine."""
+class LocalProcessorHost:
+    """Implements `worker.hosted_processor.ProcessorHosts` over any engine."""
 
     new_processor: ProcessorFactory
     engine: Engine[Any]
     read: Fetched[Any] | None = None
-    seated: list[LocalProcessor] = field(default_factory=list)
+    processors: list[LocalProcessor] = field(default_factory=list)
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> Fetched[Any]:
         self.read = self.engine.fetch(ranges, budget)
@@ -66,12 +66,12 @@ class LocalSeats:
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
         self.engine.prefetch(ranges, budget)
 
-    def seat(self, lease: LeaseKey, shard_id: str) -> LocalProcessor:
+    def create_processor(self, lease: LeaseKey, shard_id: str) -> LocalProcessor:
         processor = LocalProcessor(lease, Instance(self.new_processor(), shard_id, checkpoint_error()), self)
-        self.seated.append(processor)
+        self.processors.append(processor)
         return processor
 
-    def side_by_side(self, tasks: Mapping[LeaseKey, Callable[[], None]]) -> Mapping[LeaseKey, Exception]:
+    def run_in_parallel(self, tasks: Mapping[LeaseKey, Callable[[], None]]) -> Mapping[LeaseKey, Exception]:
         failed: dict[LeaseKey, Exception] = {}
         for lease, task in tasks.items():
             try:
@@ -81,10 +81,10 @@ class LocalSeats:
         return failed
 
     def close(self) -> None:
-        """They end with this process."""
+        """Nothing to end: the processors run in this process."""
 
     def lose_all(self) -> None:
         """What the end of a process does to the processors in it."""
-        for processor in self.seated:
+        for processor in self.processors:
             processor.is_gone = True
-        self.seated.clear()
+        self.processors.clear()

@@ -26,7 +26,7 @@ from typing import Any, Final
 import kcl_dagster
 from kcl_dagster import errors
 from kcl_dagster.errors import KclError
-from kcl_dagster.worker.seating import ProcessorFailed
+from kcl_dagster.worker.hosted_processor import ProcessorFailed
 
 LONGEST_MESSAGE: Final = 500  # characters; a Spark error quotes its plan, and its beginning is what is read
 LONGEST_TEXT: Final = 2000  # characters, with the traceback: one event of Dagster's log

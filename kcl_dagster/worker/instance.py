@@ -1,6 +1,7 @@
 """One record processor at work: the calls it gets, and what it may ask for while one of them runs.
 
-Lives where the processor does, which is in an executor. `kcl_dagster.worker.seating` is the worker's side of it.
+Lives in the process of the processor, which is an executor's. `kcl_dagster.worker.hosted_processor` is the worker's
+side of it.
 """
 
 import traceback
@@ -25,8 +26,8 @@ from kcl_dagster.worker.processor import (
 MAX_ERROR_TEXT: Final = 8192  # characters, for a log and a dead letter
 
 
-class Attendant(Protocol):
-    """Answers a processor, from within its calls and on their thread."""
+class ProcessorContext(Protocol):
+    """What a processor may request within its calls, on their thread."""
 
     def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
         """Checkpoint at `at`, or at everything. `delivered`: the last record handed out; None at the end of the
@@ -54,7 +55,7 @@ class Instance:
         self,
         records: Iterable[Sequence[Record]],
         millis_behind: int | None,
-        attendant: Attendant,
+        context: ProcessorContext,
         *,
         one_by_one: bool = False,
     ) -> Checkpoint | None:
@@ -63,37 +64,37 @@ class Instance:
         for some in records:
             if one_by_one:
                 for record in some:
-                    self._deliver_alone(record, millis_behind, attendant)
+                    self._deliver_alone(record, millis_behind, context)
             elif some:
-                self._deliver(some, millis_behind, attendant)
+                self._deliver(some, millis_behind, context)
         return self._delivered
 
-    def _deliver_alone(self, record: Record, millis_behind: int | None, attendant: Attendant) -> None:
+    def _deliver_alone(self, record: Record, millis_behind: int | None, context: ProcessorContext) -> None:
         try:
-            self._deliver([record], millis_behind, attendant)
+            self._deliver([record], millis_behind, context)
         except (Exception, SystemExit) as error:
-            if not attendant.set_aside(poison_of(record), kind_of(error), told(error)):
+            if not context.set_aside(poison_of(record), kind_of(error), described(error)):
                 raise
 
-    def _deliver(self, records: Sequence[Record], millis_behind: int | None, attendant: Attendant) -> None:
+    def _deliver(self, records: Sequence[Record], millis_behind: int | None, context: ProcessorContext) -> None:
         self._delivered = Checkpoint(records[-1].sequence_number, records[-1].sub_sequence_number)
-        checkpointer = self._checkpointer(attendant, self._delivered)
+        checkpointer = self._checkpointer(context, self._delivered)
         self._processor.process_records(ProcessRecordsInput(records, millis_behind, checkpointer))
 
-    def shard_ended(self, attendant: Attendant) -> None:
-        self._processor.shard_ended(ShardEndedInput(self._checkpointer(attendant, None)))
+    def shard_ended(self, context: ProcessorContext) -> None:
+        self._processor.shard_ended(ShardEndedInput(self._checkpointer(context, None)))
 
     def lease_lost(self) -> None:
         self._processor.lease_lost(LeaseLostInput())
 
-    def shutdown_requested(self, attendant: Attendant) -> None:
-        self._processor.shutdown_requested(ShutdownRequestedInput(self._checkpointer(attendant, None)))
+    def shutdown_requested(self, context: ProcessorContext) -> None:
+        self._processor.shutdown_requested(ShutdownRequestedInput(self._checkpointer(context, None)))
 
-    def _checkpointer(self, attendant: Attendant, delivered: Checkpoint | None) -> ProcessorCheckpointer:
-        return ProcessorCheckpointer(lambda at: attendant.checkpoint(at, delivered), self._error)
+    def _checkpointer(self, context: ProcessorContext, delivered: Checkpoint | None) -> ProcessorCheckpointer:
+        return ProcessorCheckpointer(lambda at: context.checkpoint(at, delivered), self._error)
 
 
-def told(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """What user code raised, and where."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

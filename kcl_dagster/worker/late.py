@@ -1,4 +1,4 @@
-"""Engines that take seconds to open: a worker begins before they are, to be seen and given leases meanwhile."""
+"""Engines that take seconds to open: a worker begins before that, and receives leases meanwhile."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import Budget, D, Engine, Fetched, R, Range
-from kcl_dagster.worker.seating import SeatedProcessor, Seats
+from kcl_dagster.worker.hosted_processor import HostedProcessor, ProcessorHosts
 
 T = TypeVar("T")
 
@@ -55,10 +55,10 @@ class LateEngine(Generic[D]):
         self._late.get().prefetch(ranges, budget)
 
 
-class LateSeats(Generic[R]):
-    """`Seats` whose first fetch waits until they are opened."""
+class LateProcessorHosts(Generic[R]):
+    """`ProcessorHosts` whose first fetch waits until they are opened."""
 
-    def __init__(self, late: Late[Seats[R]]) -> None:
+    def __init__(self, late: Late[ProcessorHosts[R]]) -> None:
         self._late = late
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> R:
@@ -67,11 +67,11 @@ class LateSeats(Generic[R]):
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
         self._late.get().prefetch(ranges, budget)
 
-    def seat(self, lease: LeaseKey, shard_id: str) -> SeatedProcessor:
-        return self._late.get().seat(lease, shard_id)
+    def create_processor(self, lease: LeaseKey, shard_id: str) -> HostedProcessor:
+        return self._late.get().create_processor(lease, shard_id)
 
-    def side_by_side(self, tasks: Mapping[LeaseKey, Callable[[], None]]) -> Mapping[LeaseKey, Exception]:
-        return self._late.get().side_by_side(tasks)
+    def run_in_parallel(self, tasks: Mapping[LeaseKey, Callable[[], None]]) -> Mapping[LeaseKey, Exception]:
+        return self._late.get().run_in_parallel(tasks)
 
     def close(self) -> None:
         if (opened := self._late.if_opened()) is not None:

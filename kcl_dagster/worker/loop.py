@@ -49,8 +49,8 @@ from kcl_dagster.worker.parents import Parents
 from kcl_dagster.worker.pending import is_pinned
 from kcl_dagster.worker.pinned_first import PinnedFirst
 from kcl_dagster.worker.poison import PoisonHandling
-from kcl_dagster.worker.processing import ProcessorProtocol
 from kcl_dagster.worker.processing_watch import ProcessingWatch
+from kcl_dagster.worker.processor_protocol import ProcessorProtocol
 from kcl_dagster.worker.protocol import BatchProtocol
 from kcl_dagster.worker.ranges import Planner, first_number_at
 from kcl_dagster.worker.reading import Reading, RoundSettings

@@ -22,9 +22,9 @@ from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import OnEvent, ignore
 from kcl_dagster.worker.heartbeat import Utilization
+from kcl_dagster.worker.hosted_processor import ProcessorHosts
 from kcl_dagster.worker.leader_watch import LockWatch
 from kcl_dagster.worker.processing_watch import Interrupt, cannot_interrupt
-from kcl_dagster.worker.seating import Seats
 from kcl_dagster.worker.service_clock import ServiceClock
 from kcl_dagster.worker.settings import WorkerSettings
 from kcl_dagster.worker.staging import StagingSink
@@ -129,7 +129,7 @@ def open_surroundings(
     sink: Sink[D] | None = None,
     chains: StagingSink[D] | None = None,
     runtime: Runtime,
-    processors: Seats[Read] | None = None,
+    processors: ProcessorHosts[Read] | None = None,
     layout: TableLayout | None = None,
     bound: Bound | None = None,
     dead_letters: DeadLetters | None = None,
@@ -144,7 +144,7 @@ def open_surroundings(
 ) -> Surroundings[D]:
     """Everything `Worker` needs, with the requests' deadlines that its lease duration allows.
 
-    Either an engine and a sink, or seats for record processors. `chains`: see `Surroundings`. `parallel`
+    Either an engine and a sink, or hosts of record processors. `chains`: see `Surroundings`. `parallel`
     reads the segments of a scan, as `map` does. Raises LayoutRefused for tables that must not be touched.
     """
     if (sink is None) == (processors is None) or (sink is None) != (engine is None):

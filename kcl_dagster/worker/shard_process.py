@@ -1,4 +1,4 @@
-"""One shard in the hands of one record processor, for as long as one ownership lasts: the worker's side."""
+"""One shard and its record processor, for as long as one ownership lasts: the worker's side."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,13 +10,13 @@ from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.worker.batch import PartCounts, PoisonRecord, Progress
 from kcl_dagster.worker.checkpointer import Checkpointer
 from kcl_dagster.worker.holdings import Holding, Holdings
+from kcl_dagster.worker.hosted_processor import HostedProcessor
 from kcl_dagster.worker.processor import name_in_the_kcl
 from kcl_dagster.worker.reading import stored_through
-from kcl_dagster.worker.seating import SeatedProcessor
 from kcl_dagster.worker.stored_counts import WindowRules
 
 SetAside = Callable[[PoisonRecord, str, str], bool]
-"""See `instance.Attendant.set_aside`."""
+"""See `instance.ProcessorContext.set_aside`."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class _LeaseStore:
 
 @dataclass(slots=True)
 class _Answers:
-    """An `instance.Attendant`. Does not raise: the processor waits for an answer, perhaps in another process."""
+    """An `instance.ProcessorContext`. Does not raise: the processor waits for the answer, maybe elsewhere."""
 
     places: Checkpointer
     put_aside: SetAside
@@ -95,7 +95,7 @@ class ShardProcess:
         self,
         holdings: Holdings,
         holding: Holding,
-        processor: SeatedProcessor,
+        processor: HostedProcessor,
         rules: WindowRules | None = None,
     ) -> None:
         start = holding.lease.checkpoint or TRIM_HORIZON
@@ -148,8 +148,8 @@ class ShardProcess:
     def shut_down(self) -> None:
         self._processor.shutdown_requested(_Answers(self._places, _never))
 
-    def leave(self) -> None:
-        self._processor.leave()
+    def discard(self) -> None:
+        self._processor.discard()
 
 
 def _never(*_: object) -> bool:

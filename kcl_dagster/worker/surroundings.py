@@ -17,13 +17,13 @@ from kcl_dagster.worker.completeness_watch import LoadCompleteness, nothing_know
 from kcl_dagster.worker.dead_letter import DeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import OnEvent, ignore
 from kcl_dagster.worker.heartbeat import Utilization
+from kcl_dagster.worker.hosted_processor import ProcessorHosts
 from kcl_dagster.worker.lag import OnLag, ignore_lag
 from kcl_dagster.worker.processing_watch import Interrupt, cannot_interrupt
 from kcl_dagster.worker.ranges import ResolvedStart
 from kcl_dagster.worker.reading import ConfirmStream, believed
 from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.retention import RetentionOf
-from kcl_dagster.worker.seating import Seats
 from kcl_dagster.worker.shard_end import ListShards
 from kcl_dagster.worker.staging import StagingSink
 
@@ -110,7 +110,7 @@ class Surroundings(Generic[D]):
     code: str | None = None
     """The version of the consumer's code. Losses of a batch count for the version under which they happened."""
 
-    processors: Seats[Read] | None = None
+    processors: ProcessorHosts[Read] | None = None
     """Where set, shards are given to record processors, and neither the engine nor the sink is used."""
 
     chains: StagingSink[D] | None = None

@@ -165,7 +165,13 @@ def test_spark_connect_runs_the_same_code(connect: str, tmp_path: Path) -> None:
 
 
 def test_record_processors_outlive_an_executor(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.integration.spark.seats_run", "local-cluster[2,1,1024]", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.integration.spark.processor_hosts_run",
+        "local-cluster[2,1,1024]",
+        str(tmp_path),
+    ]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, cwd=ROOT)
     assert answer.returncode == 0, answer.stderr[-4000:]
     verdict = json.loads(answer.stdout.splitlines()[-1])

@@ -21,7 +21,7 @@ from kcl_dagster.tables.attributes import LEASE_KEY
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.testing.processors import LocalSeats
+from kcl_dagster.testing.processors import LocalProcessorHost
 from kcl_dagster.worker.batch import Batch, Budget, MinuteRecords, Part, PoisonRecord, Progress, Range
 from kcl_dagster.worker.concurrency import ForEach, one_by_one
 from kcl_dagster.worker.dead_letter import DeadLetter
@@ -323,7 +323,7 @@ class Run:
     letters: MemoryDeadLetters
     events: list[WorkerEvent]
     reports: list[BatchReport]
-    seats: LocalSeats | None = None
+    hosts: LocalProcessorHost | None = None
 
     @property
     def id(self) -> WorkerId:
@@ -384,7 +384,7 @@ class World:
         events: list[WorkerEvent] = []
         reports: list[BatchReport] = []
         letters = MemoryDeadLetters()
-        seats = None if processors is None else LocalSeats(processors, engine)
+        hosts = None if processors is None else LocalProcessorHost(processors, engine)
         around = Surroundings(
             application=self.application,
             leases=self.lease_table(client),
@@ -395,7 +395,7 @@ class World:
             dead_letters=letters,
             on_event=events.append,
             on_batch=reports.append,
-            processors=seats,
+            processors=hosts,
         )
         worker = Worker(
             replace(around, **extra),
@@ -404,7 +404,7 @@ class World:
             in_nobodys_background,
             for_each,
         )
-        return Run(worker, client, engine, sink, fuse, letters, events, reports, seats)
+        return Run(worker, client, engine, sink, fuse, letters, events, reports, hosts)
 
     # What a leader does
 

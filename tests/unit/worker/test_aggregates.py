@@ -7,7 +7,7 @@ import pytest
 from kcl_dagster.application import Application
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import Lease, LeaseKey
-from kcl_dagster.testing.processors import LocalSeats
+from kcl_dagster.testing.processors import LocalProcessorHost
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
@@ -39,7 +39,7 @@ def test_a_broken_aggregate_is_counted_told_and_kept_as_it_came(to_processors: b
     engine: Any = MemoryEngine(place.kinesis, place.runtime)
     into: dict[str, Any] = {"engine": engine, "sink": place.sink}
     if to_processors:
-        into = {"processors": LocalSeats(Collector, engine)}
+        into = {"processors": LocalProcessorHost(Collector, engine)}
     around: Any = open_surroundings(
         place.application,
         dynamodb=place.dynamodb,

@@ -5,7 +5,7 @@ import pytest
 from kcl_dagster import errors
 from kcl_dagster.worker.error_class import ErrorClass, class_of, depends_on_records, is_of_code
 from kcl_dagster.worker.error_text import brief
-from kcl_dagster.worker.seating import ProcessorFailed, SeatLost
+from kcl_dagster.worker.hosted_processor import HostLost, ProcessorFailed
 
 CASES: list[tuple[BaseException, ErrorClass, bool]] = [
     (errors.RecordRefused("x"), ErrorClass.RECORD, True),
@@ -19,7 +19,7 @@ CASES: list[tuple[BaseException, ErrorClass, bool]] = [
     (errors.Unavailable("x"), ErrorClass.PLATFORM, False),
     (errors.BatchError("x"), ErrorClass.PLATFORM, False),
     (errors.ProcessLost("x"), ErrorClass.PLATFORM, True),
-    (SeatLost("x"), ErrorClass.PLATFORM, False),
+    (HostLost("x"), ErrorClass.PLATFORM, False),
     (errors.BatchContentChanged("x"), ErrorClass.PLATFORM, False),
     (errors.Throttled("x"), ErrorClass.PLATFORM, False),
     (errors.AccessDenied("x"), ErrorClass.PLATFORM, False),

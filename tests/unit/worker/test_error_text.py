@@ -24,8 +24,8 @@ from kcl_dagster.worker.error_text import (
     redacted,
     text_of,
 )
-from kcl_dagster.worker.instance import told
-from kcl_dagster.worker.seating import ProcessorFailed
+from kcl_dagster.worker.hosted_processor import ProcessorFailed
+from kcl_dagster.worker.instance import described
 
 # What Spark 4 raises on the driver when a function fails in a Python worker.
 REMOTE = """
@@ -258,7 +258,7 @@ def test_an_unfinished_quote_at_the_bound_hides_nothing_of_a_record() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [brief, full, told, text_of, kind_of, first_line, lambda error: redacted(str(error))]
+    "make", [brief, full, described, text_of, kind_of, first_line, lambda error: redacted(str(error))]
 )
 @pytest.mark.parametrize(
     "error",

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kcl_dagster.errors import JavaMissing
-from kcl_dagster.testing.processors import LocalSeats
+from kcl_dagster.testing.processors import LocalProcessorHost
 from kcl_dagster.worker.heartbeat import Identity
-from kcl_dagster.worker.late import Late, LateEngine, LateSeats
+from kcl_dagster.worker.late import Late, LateEngine, LateProcessorHosts
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from kcl_dagster.worker.stop import StopReason
@@ -61,7 +61,7 @@ def test_leases_are_held_and_renewed_while_the_engine_is_being_opened() -> None:
     assert late.if_opened() is not None
 
 
-def test_processors_wait_for_their_seats() -> None:
+def test_processors_wait_until_their_hosts_are_opened() -> None:
     seen: list[bytes] = []
 
     class Collector(RecordProcessorBase):
@@ -70,15 +70,15 @@ def test_processors_wait_for_their_seats() -> None:
 
     world = World()
     world.stream.put(A, *"abc")
-    opening = Opening(lambda: LocalSeats(Collector, MemoryEngine(world.stream)))
+    opening = Opening(lambda: LocalProcessorHost(Collector, MemoryEngine(world.stream)))
     late = Late[Any](opening)
-    seats = LateSeats[Any](late)
-    seats.close()  # nothing to close yet
+    hosts = LateProcessorHosts[Any](late)
+    hosts.close()  # nothing to close yet
     opening.may_open.set()
     run = world.worker("w1")
-    around = replace(run.worker._around, processors=seats)
+    around = replace(run.worker._around, processors=hosts)
     worker = Worker(around, Identity(run.id), world.runtime, in_nobodys_background)
-    seats.prefetch([], worker.settings.budget)
+    hosts.prefetch([], worker.settings.budget)
     world.assign(run)
     worker.step_discovery()
     worker.step_batch()

@@ -17,7 +17,7 @@ from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.starts import StartPosition, StartTable
 from kcl_dagster.tables.table_layout import create_tables, detect_layout
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.testing.processors import LocalSeats
+from kcl_dagster.testing.processors import LocalProcessorHost
 from kcl_dagster.worker.batch import Batch, Budget
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.loop import Worker
@@ -150,17 +150,17 @@ def test_a_worker_has_a_sink_or_processors() -> None:
     place = Place()
     common: dict[str, Any] = {"dynamodb": place.dynamodb, "kinesis": place.kinesis, "runtime": place.runtime}
     engine = MemoryEngine(place.kinesis, place.runtime)
-    seats = LocalSeats(Collector, engine)
+    hosts = LocalProcessorHost(Collector, engine)
     for wrong in (
         {},
         {"engine": engine},
         {"sink": place.sink},
-        {"sink": place.sink, "processors": seats},
-        {"engine": engine, "processors": seats},
+        {"sink": place.sink, "processors": hosts},
+        {"engine": engine, "processors": hosts},
     ):
         with pytest.raises(ConfigurationError, match="a sink or record processors"):
             open_surroundings(place.application, **wrong, **common)
-    around = open_surroundings(place.application, processors=seats, **common)
+    around = open_surroundings(place.application, processors=hosts, **common)
     place.own(TRIM_HORIZON)
     place.put("a", "b")
     worker = Worker(around, Identity(ME), place.runtime, in_nobodys_background)

@@ -25,7 +25,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.engine import EngineSettings
 from kcl_dagster.spark.fetch import Connection
-from kcl_dagster.spark.seats.sparkseats import SparkSeats
+from kcl_dagster.spark.processor_hosts.spark_processor_hosts import SparkProcessorHosts
 from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.tables.leases import LeaseTable
@@ -33,10 +33,10 @@ from kcl_dagster.tables.table_layout import create_tables, detect_layout
 from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
+from kcl_dagster.worker.hosted_processor import HostLost
 from kcl_dagster.worker.kclpy import install_stand_in
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import open_surroundings
-from kcl_dagster.worker.seating import SeatLost
 from kcl_dagster.worker.surroundings import Surroundings
 from tests.integration.spark.conftest import Stream
 from tests.unit.worker.kit import MemoryDeadLetters, in_nobodys_background
@@ -65,7 +65,7 @@ class Place:
     stream: Stream
     leases: LeaseTable
     worker: Worker[Any]
-    seats: SparkSeats
+    hosts: SparkProcessorHosts
     journal: Path
     letters: MemoryDeadLetters
     events: list[WorkerEvent] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Town:
     folder: Path
 
     @contextmanager
-    def place(self, seats: int = 2, **settings: Any) -> Iterator[Place]:
+    def place(self, hosts: int = 2, **settings: Any) -> Iterator[Place]:
         journal = self.folder / "journal"
         application = Application(name=f"app-{self.stream.name}", streams=(self.stream.name,), **settings)
         dynamodb, runtime = self.aws.client("dynamodb"), system()
@@ -141,11 +141,11 @@ class Town:
             )
         events: list[WorkerEvent] = []
         letters = MemoryDeadLetters()
-        on = SparkSeats(
+        on = SparkProcessorHosts(
             self.spark,
             self.connection,
             self._theirs(journal),
-            EngineSettings(tasks=seats, limits=ShardLimits.unlimited()),
+            EngineSettings(tasks=hosts, limits=ShardLimits.unlimited()),
         )
         try:
             around: Surroundings[Any] = open_surroundings(
@@ -214,7 +214,7 @@ def test_processors_of_the_kcl_run_unchanged_in_the_executors(town: Town) -> Non
 @pytest.mark.parametrize("checkpoints", [True, False])
 def test_a_killed_python_worker_costs_repetition_and_no_record(town: Town, checkpoints: bool) -> None:
     texts = [f"r{number}" for number in range(40)]
-    with town.place(seats=1, batch=QUICK) as place:
+    with town.place(hosts=1, batch=QUICK) as place:
         if not checkpoints:
             place.tell("no-checkpoints")
         place.put(*texts[:20])
@@ -232,7 +232,7 @@ def test_a_killed_python_worker_costs_repetition_and_no_record(town: Town, check
 
 
 def test_a_task_that_user_code_ends_is_retried_and_no_record_is_blamed(town: Town) -> None:
-    with town.place(seats=2, batch=QUICK | {"failure": {"action": "skip", "attempts": 1}}) as place:
+    with town.place(hosts=2, batch=QUICK | {"failure": {"action": "skip", "attempts": 1}}) as place:
         place.tell("deadly")
         place.put("a", "b", "deadly", "c")
         place.work_until(lambda: set(place.records()) == {"a", "b", "deadly", "c"})
@@ -315,12 +315,12 @@ def test_a_checkpoint_that_comes_too_late_is_refused_in_the_executor(town: Town)
         assert {line.words[0] for line in place.lines("refused")} == {"ShutdownException"}
 
 
-def test_without_a_free_slot_there_is_no_seat_and_no_hanging(
+def test_without_a_free_slot_there_is_no_host_and_no_hanging(
     town: Town, spark: SparkSession, connection: Connection
 ) -> None:
-    elsewhere = SparkSeats(spark, connection, object, EngineSettings(tasks=1), patience=0.0)  # type: ignore[arg-type]  # never made
+    elsewhere = SparkProcessorHosts(spark, connection, object, EngineSettings(tasks=1), patience=0.0)  # type: ignore[arg-type]  # never made
     shard = town.stream.shards()[0]
-    with pytest.raises(SeatLost, match="no executor has a seat"):
+    with pytest.raises(HostLost, match="no executor has a host"):
         elsewhere.fetch(
             [Range(LeaseKey(shard), StreamIdentifier(town.stream.name), shard, TRIM_HORIZON, 1)], Budget(1, 1, 1.0)
         )
@@ -334,12 +334,12 @@ def test_spark_connect_is_refused_at_start(connection: Connection) -> None:
 
     remote: Any = Remote()
     with pytest.raises(ConfigurationError, match="driver is the worker itself"):
-        SparkSeats(remote, connection, object)  # type: ignore[arg-type]  # never made
+        SparkProcessorHosts(remote, connection, object)  # type: ignore[arg-type]  # never made
 
 
-def test_strangers_are_not_seated(town: Town) -> None:
+def test_strangers_are_refused(town: Town) -> None:
     with town.place() as place:
-        address = place.seats._invitation.address
+        address = place.hosts._host_plan.address
         with pytest.raises((AuthenticationError, EOFError, OSError)), Client(address, authkey=b"guess") as line:
             line.recv()
-        assert place.seats._stations == {}
+        assert place.hosts._connections == {}

@@ -16,9 +16,9 @@ from kcl_dagster.worker.batch import PoisonRecord
 from kcl_dagster.worker.dead_letter import DeadLetter
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import LOSS_PAUSE
+from kcl_dagster.worker.hosted_processor import HostLost
 from kcl_dagster.worker.instance import Instance
 from kcl_dagster.worker.pending import pin_of
-from kcl_dagster.worker.processing import is_processor
 from kcl_dagster.worker.processor import (
     CheckpointError,
     InitializeInput,
@@ -29,7 +29,7 @@ from kcl_dagster.worker.processor import (
     ShutdownRequestedInput,
     record_of,
 )
-from kcl_dagster.worker.seating import SeatLost
+from kcl_dagster.worker.processor_protocol import is_processor
 from tests.unit.worker.kit import Killed, MemoryDeadLetters, Run, World
 
 A, B = "shardId-000000000000", "shardId-000000000001"
@@ -190,14 +190,14 @@ def test_a_processor_whose_process_ends_is_replaced_and_nobody_is_blamed() -> No
     world, diary = World(batch={"failure": {"action": "skip", "attempts": 1}}), Diary()
     world.stream.put(A, *"abcdef")
     run = worker(world, diary, checkpoints=False)
-    seats = run.seats
-    assert seats is not None
+    hosts = run.hosts
+    assert hosts is not None
     world.assign(run)
     run.round()  # a, b, c were delivered and not checkpointed
-    seats.lose_all()
+    hosts.lose_all()
     work(world, run, 4)
     assert "".join(diary.data) == "abc" + "abcdef"
-    run.engine.hooks.append(seats.lose_all)  # what was read then went with the process
+    run.engine.hooks.append(hosts.lose_all)  # what was read then went with the process
     world.stream.put(A, "g")
     run.round()
     run.engine.hooks.clear()
@@ -209,7 +209,7 @@ def test_a_processor_whose_process_ends_is_replaced_and_nobody_is_blamed() -> No
 
 def ends_the_process(text: str) -> bool:
     if text == "!":
-        raise SeatLost("its process is gone")
+        raise HostLost("its process is gone")
     return False
 
 

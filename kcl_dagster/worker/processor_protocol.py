@@ -1,7 +1,7 @@
-"""Shards in the hands of record processors.
+"""Rounds of a worker whose shards are read by record processors.
 
 A processor keeps state between calls and decides itself when to checkpoint, so its position in the shard runs
-ahead of the checkpoint, for as long as this worker has the lease and the process it sits in lives. What was
+ahead of the checkpoint, for as long as this worker has the lease and the process of the processor lives. What was
 delivered and not checkpointed is delivered again to the next instance: at least once, in order, as in the KCL.
 
 Other than in the KCL, a processor that raises does not lose its records: it is replaced by a new instance, which
@@ -26,12 +26,12 @@ from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Verdict
 from kcl_dagster.worker.holdings import Holding, Holdings
+from kcl_dagster.worker.hosted_processor import HostLost, ProcessorFailed, ProcessorHosts
 from kcl_dagster.worker.left_claims import LeftClaims
 from kcl_dagster.worker.protocol import never
 from kcl_dagster.worker.ranges import Planner
 from kcl_dagster.worker.reading import Reading, Round
 from kcl_dagster.worker.report import BatchReport, Outcome
-from kcl_dagster.worker.seating import ProcessorFailed, SeatLost, Seats
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
 from kcl_dagster.worker.shard_process import ShardProcess
 from kcl_dagster.worker.stored_counts import WindowRules
@@ -41,12 +41,12 @@ FAILURES_ALONE = 2  # of one record, in different processors, before it is set a
 
 @dataclass(slots=True)
 class ProcessorProtocol:
-    """Rounds of fetch and deliver. Called on the worker's main thread; shards whose processors sit apart get their
-    records at the same time, on threads of the seats."""
+    """Rounds of fetch and deliver. Called on the worker's main thread. Shards whose processors are in different
+    processes get their records at the same time, on threads of the hosts."""
 
     reading: Reading[Read]
     holdings: Holdings
-    seats: Seats[Read]
+    hosts: ProcessorHosts[Read]
     planner: Planner
     shard_ends: ShardEnds
     letters: DeadLetters
@@ -103,7 +103,7 @@ class ProcessorProtocol:
         """The worker stops: every processor gets its last chance to checkpoint."""
         for key in sorted(self._processes):
             self._shut_down(key)
-        self.seats.close()
+        self.hosts.close()
 
     def _range(self, holding: Holding) -> Range:
         lease = holding.lease if holding.lease.claim is None else self.claims.end(holding)
@@ -150,7 +150,7 @@ class ProcessorProtocol:
             elif not self._is_stopped_by_losses(this, progress):
                 tasks[key] = partial(self._deliver, progress, this.holdings[key])
         with self.reading.timed(this, "write"), self.reading.processing.running(sorted(tasks)):
-            failed = self.seats.side_by_side(tasks)
+            failed = self.hosts.run_in_parallel(tasks)
         for progress in found:
             key = progress.range.lease
             if isinstance(failed.get(key), LeaseLost):
@@ -161,11 +161,11 @@ class ProcessorProtocol:
                 self._delivered(this, progress)
 
     def _deliver(self, progress: Progress, holding: Holding) -> None:
-        """On a thread of the seats. Touches nothing but what is this lease's own, or has a lock."""
+        """On a thread of the hosts. Touches nothing but what is this lease's own, or has a lock."""
         key = holding.key
         process = self._process(holding)
         if process.position != progress.range.after:
-            raise SeatLost(f"the processor of {key} was lost while its records were read")
+            raise HostLost(f"the processor of {key} was lost while its records were read")
         if progress.records:
             self._attempts.begin(progress, holding, process.start)
             self.holdings.delivered(key, progress.bytes)
@@ -212,7 +212,7 @@ class ProcessorProtocol:
         process = self._processes.get(holding.key)
         if process is None:
             process = ShardProcess(
-                self.holdings, holding, self.seats.seat(holding.key, holding.lease.shard_id), self.rules
+                self.holdings, holding, self.hosts.create_processor(holding.key, holding.lease.shard_id), self.rules
             )
             process.initialize()
             self._processes[holding.key] = process
@@ -258,7 +258,7 @@ class ProcessorProtocol:
             kind = EventKind.SHARD_END_WAITS if isinstance(error, ShardEndWaits) else EventKind.BATCH_FAILED
             self.reading.tell(kind, full(error), key)
             return
-        self._processes.pop(key).leave()
+        self._processes.pop(key).discard()
         self.reading.parents.finished(key)
         this.report(key, Outcome.FINISHED, progress)
         self.reading.tell(EventKind.SHARD_FINISHED, "by its processor", key)
@@ -268,7 +268,7 @@ class ProcessorProtocol:
         key, failures = progress.range.lease, self.reading.failures
         process = self._processes.pop(key, None)
         if process is not None:
-            process.leave()
+            process.discard()
         this.error = full(error)
         self.reading.tell(EventKind.BATCH_FAILED, this.error, key)
         self.reading.failed(this, [key], error)

@@ -1,6 +1,6 @@
-"""What a worker and a seat tell each other, over one connection, one call at a time.
+"""The messages between a worker and a host, over one connection, one call at a time.
 
-The worker sends an order. The seat answers with any number of questions, each of which is answered, and one end.
+The worker sends an order. The host answers with any number of questions, each of which is answered, and one end.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Forget what was read."""
+    """Discard what was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Initialize:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """Hand the shard's records that were read to its processor. Ends in `Returned` with the last one's place."""
+class ProcessRecords:
+    """Call the shard's processor with the records that were read. Ends in `Returned` with the last one's place."""
 
     lease: LeaseKey
     millis_behind: int | None
@@ -58,8 +58,8 @@ class ShardEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseLost:
-    """The processor is forgotten after this, as after the two that follow."""
+class CallLeaseLost:
+    """The host discards the processor after this call, as after the two that follow."""
 
     lease: LeaseKey
 
@@ -70,7 +70,7 @@ class ShutdownRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Discard:
     lease: LeaseKey
 
 
@@ -79,14 +79,16 @@ class Close:
     """The task ends. Has no end of its own."""
 
 
-Order = Fetch | Release | Initialize | Process | ShardEnded | LeaseLost | ShutdownRequested | Leave | Close
+Order = (
+    Fetch | Release | Initialize | ProcessRecords | ShardEnded | CallLeaseLost | ShutdownRequested | Discard | Close
+)
 
 # Questions, and their answers
 
 
 @dataclass(frozen=True, slots=True)
 class WantsCheckpoint:
-    """See `instance.Attendant.checkpoint`. Answered by None, or the KCL's name for why it was refused."""
+    """See `instance.ProcessorContext.checkpoint`. Answered by None, or the KCL's name for why it was refused."""
 
     at: Checkpoint | None
     delivered: Checkpoint | None
@@ -94,7 +96,7 @@ class WantsCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class WantsSetAside:
-    """See `instance.Attendant.set_aside`. Answered by a truth value."""
+    """See `instance.ProcessorContext.set_aside`. Answered by a truth value."""
 
     record: PoisonRecord
     error_type: str
@@ -123,7 +125,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """User code raised; the processor is forgotten, unless it is only to say that its shard has ended."""
+    """User code raised; the host discards the processor, unless the call was `shard_ended`."""
 
     kind: str
     text: str
@@ -131,7 +133,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """Nothing is known of the processor or of the records: they were in a seat that is gone."""
+    """The host has no such processor or records: they were in a host that is gone."""
 
 
 End = WasRead | Returned | Raised | Absent
@@ -139,6 +141,6 @@ End = WasRead | Returned | Raised | Absent
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first thing a seat says."""
+    """The first message of a host."""
 
-    seat: int
+    host: int

@@ -1,4 +1,4 @@
-"""The worker's side of the connections to seats."""
+"""The worker's side of the connections to hosts."""
 
 import threading
 from collections.abc import Callable
@@ -9,33 +9,33 @@ from socket import create_connection
 from typing import Any, Final
 
 from kcl_dagster.errors import BatchError, Unavailable
-from kcl_dagster.spark.seats import messages
-from kcl_dagster.spark.seats.messages import Answer, Close, End, Line, Order, Question
-from kcl_dagster.spark.seats.seat import keep_alive
-from kcl_dagster.worker.instance import Attendant
-from kcl_dagster.worker.seating import ProcessorFailed, SeatLost
+from kcl_dagster.spark.processor_hosts import messages
+from kcl_dagster.spark.processor_hosts.host_process import keep_alive
+from kcl_dagster.spark.processor_hosts.messages import Answer, Close, End, Line, Order, Question
+from kcl_dagster.worker.hosted_processor import HostLost, ProcessorFailed
+from kcl_dagster.worker.instance import ProcessorContext
 
-GREETING_SECONDS: Final = 10.0  # a connection that sends nothing for longer is closed
+HANDSHAKE_SECONDS: Final = 10.0  # a connection that sends nothing for longer is closed
 CLOSING_SECONDS: Final = 2.0  # a connection to ourselves
 BACKLOG: Final = 64  # executors that connect at the same time
 
 
-class Station:
-    """One connected seat. Calls come one at a time, on any thread."""
+class HostConnection:
+    """One connected host. Calls come one at a time, on any thread."""
 
-    def __init__(self, seat: int, line: Line) -> None:
-        self.seat = seat
+    def __init__(self, host: int, line: Line) -> None:
+        self.host = host
         self._line = line
         self._is_lost = False
         self._in_call = threading.Lock()
 
     @property
     def is_lost(self) -> bool:
-        """Whether the process at the other end is known to be gone. Asks the operating system, not the seat, and
-        does not wait for a call that is going on."""
+        """Whether the process at the other end is known to be gone. Asks the operating system, not the host, and
+        does not wait for a call in progress."""
         if not self._is_lost and self._in_call.acquire(blocking=False):
             try:
-                # Between calls a seat has nothing to say: what can be read is the end.
+                # A host sends nothing between calls: if something can be read, it is the end of the connection.
                 self._is_lost = self._line.poll(0)
             except (EOFError, OSError):
                 self._is_lost = True
@@ -43,35 +43,35 @@ class Station:
                 self._in_call.release()
         return self._is_lost
 
-    def call(self, order: Order, attendant: Attendant | None = None) -> End:
+    def call(self, order: Order, context: ProcessorContext | None = None) -> End:
         """Send an order, and answer questions until it is done.
 
-        Raises SeatLost if the process of the seat ended, or if the order needs a processor that a former process
-        had. Raises ProcessorFailed if user code raised. An attendant does not raise.
+        Raises HostLost if the process of the host ended, or if the order needs a processor that a former process
+        had. Raises ProcessorFailed if user code raised. `context` does not raise.
         """
         try:
             with self._in_call:
-                end = self._converse(order, attendant)
+                end = self._exchange(order, context)
         except (EOFError, OSError) as error:
             self._is_lost = True
-            raise SeatLost(f"the executor process of seat {self.seat} is gone") from error
+            raise HostLost(f"the executor process of host {self.host} is gone") from error
         except BaseException:
-            self.close()  # the seat waits for an answer that will not come
+            self.close()  # the host waits for an answer that will not come
             raise
         match end:
             case messages.Absent():
-                raise SeatLost(f"seat {self.seat} has another process by now")
+                raise HostLost(f"host {self.host} has another process by now")
             case messages.Raised(kind=Unavailable.__name__):
                 raise Unavailable(end.text)
             case messages.Raised():
                 raise ProcessorFailed(end.kind, end.text)
         return end
 
-    def _converse(self, order: Order, attendant: Attendant | None) -> End:
+    def _exchange(self, order: Order, context: ProcessorContext | None) -> End:
         self._line.send(order)
-        while isinstance(told := self._line.recv(), messages.WantsCheckpoint | messages.WantsSetAside):
-            self._line.send(_answer(told, attendant))
-        end: End = told
+        while isinstance(message := self._line.recv(), messages.WantsCheckpoint | messages.WantsSetAside):
+            self._line.send(_answer(message, context))
+        end: End = message
         return end
 
     def close(self) -> None:
@@ -81,26 +81,26 @@ class Station:
         self._is_lost = True
 
 
-def _answer(question: Question, attendant: Attendant | None) -> Answer:
-    if attendant is None:
+def _answer(question: Question, context: ProcessorContext | None) -> Answer:
+    if context is None:
         raise BatchError(f"{type(question).__name__} came during an order that allows no questions")
     match question:
         case messages.WantsCheckpoint():
-            return attendant.checkpoint(question.at, question.delivered)
+            return context.checkpoint(question.at, question.delivered)
         case messages.WantsSetAside():
-            return attendant.set_aside(question.record, question.error_type, question.error)
+            return context.set_aside(question.record, question.error_type, question.error)
 
 
-class Reception:
-    """Accepts connections of seats, on threads of its own. Closes connections of clients without the secret."""
+class HostListener:
+    """Accepts connections of hosts, on threads of its own. Closes connections of clients without the secret."""
 
-    def __init__(self, host: str, port: int, secret: bytes, welcome: Callable[[Station], None]) -> None:
-        """`welcome`: called with each new seat, on a thread of the reception."""
+    def __init__(self, host: str, port: int, secret: bytes, on_host: Callable[[HostConnection], None]) -> None:
+        """`on_host`: called with each new host, on a thread of the listener."""
         self._secret = secret
-        self._welcome = welcome
+        self._on_host = on_host
         self._listener = Listener((host, port), backlog=BACKLOG)
         self._is_closed = False
-        threading.Thread(target=self._accept, name="kcl-seats", daemon=True).start()
+        threading.Thread(target=self._accept, name="kcl-host", daemon=True).start()
 
     @property
     def port(self) -> int:
@@ -120,23 +120,23 @@ class Reception:
                 line = self._listener.accept()
             except (EOFError, OSError):
                 continue
-            threading.Thread(target=self._greet, args=(line,), name="kcl-seat-greeting", daemon=True).start()
+            threading.Thread(target=self._accept_host, args=(line,), name="kcl-host-handshake", daemon=True).start()
 
-    def _greet(self, line: Line) -> None:
+    def _accept_host(self, line: Line) -> None:
         try:
-            if not self._is_closed and self._is_one_of_ours(line) and line.poll(GREETING_SECONDS):
+            if not self._is_closed and self._has_secret(line) and line.poll(HANDSHAKE_SECONDS):
                 keep_alive(line)
                 hello: messages.Hello = line.recv()
-                self._welcome(Station(hello.seat, line))
+                self._on_host(HostConnection(hello.host, line))
                 return
         except (EOFError, OSError, AuthenticationError):
             pass
         line.close()
 
-    def _is_one_of_ours(self, line: Line) -> bool:
+    def _has_secret(self, line: Line) -> bool:
         """Run the handshake of `multiprocessing`, which proves to both sides that the other has the secret. Data of
         a client without the secret is never unpickled."""
-        closing = threading.Timer(GREETING_SECONDS, line.close)
+        closing = threading.Timer(HANDSHAKE_SECONDS, line.close)
         closing.daemon = True
         closing.start()
         try:

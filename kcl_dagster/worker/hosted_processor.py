@@ -14,10 +14,10 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import R_co, Reader
 
 if TYPE_CHECKING:
-    from kcl_dagster.worker.instance import Attendant
+    from kcl_dagster.worker.instance import ProcessorContext
 
 
-class SeatLost(BatchError):
+class HostLost(BatchError):
     """The process of a processor has ended. The failure is not attributed to a record."""
 
 
@@ -30,11 +30,11 @@ class ProcessorFailed(Exception):
         self.text = text
 
 
-class SeatedProcessor(Protocol):
+class HostedProcessor(Protocol):
     """One processor. Calls block until it has returned. They come one at a time, on changing threads.
 
     They raise the processor's error, or ProcessorFailed in its place. If the process has ended, they raise
-    SeatLost.
+    HostLost.
     """
 
     @property
@@ -43,29 +43,29 @@ class SeatedProcessor(Protocol):
 
     def initialize(self, start: Checkpoint) -> None: ...
 
-    def process(self, attendant: "Attendant", *, one_by_one: bool) -> Checkpoint | None:
+    def process(self, context: "ProcessorContext", *, one_by_one: bool) -> Checkpoint | None:
         """Deliver the records of the shard that the last `fetch` read. Returns the last one that was delivered.
-        Raises SeatLost if they were read in another process."""
+        Raises HostLost if they were read in another process."""
 
-    def shard_ended(self, attendant: "Attendant") -> None: ...
+    def shard_ended(self, context: "ProcessorContext") -> None: ...
 
     def lease_lost(self) -> None:
         """The last call, as is `shutdown_requested`."""
 
-    def shutdown_requested(self, attendant: "Attendant") -> None: ...
+    def shutdown_requested(self, context: "ProcessorContext") -> None: ...
 
-    def leave(self) -> None:
+    def discard(self) -> None:
         """Discard the processor without a call to it. Does not raise."""
 
 
-class Seats(Reader[R_co], Protocol[R_co]):
+class ProcessorHosts(Reader[R_co], Protocol[R_co]):
     """Reads ranges in the processes of their processors. Call its methods on the worker's main thread only."""
 
-    def seat(self, lease: LeaseKey, shard_id: str) -> SeatedProcessor:
-        """Create a processor in the process where the lease was read last. Raises SeatLost if that process
+    def create_processor(self, lease: LeaseKey, shard_id: str) -> HostedProcessor:
+        """Create a processor in the process where the lease was read last. Raises HostLost if that process
         ended."""
 
-    def side_by_side(self, tasks: Mapping[LeaseKey, Callable[[], None]]) -> Mapping[LeaseKey, Exception]:
+    def run_in_parallel(self, tasks: Mapping[LeaseKey, Callable[[], None]]) -> Mapping[LeaseKey, Exception]:
         """Run a task for each lease, in parallel if their processors are in different processes. Returns the errors
         of the tasks."""
 

@@ -1,4 +1,4 @@
-"""The executor's side: one seat, from its connection to the worker until that ends."""
+"""The executor's side: one host, from its connection to the worker until that ends."""
 
 import logging
 import signal
@@ -19,12 +19,12 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import system
 from kcl_dagster.spark import fetch as fetching
+from kcl_dagster.spark.processor_hosts import messages
+from kcl_dagster.spark.processor_hosts.messages import End, Line, Order, Question, Returned
 from kcl_dagster.spark.schema import LEASE_KEY, PROGRESS
-from kcl_dagster.spark.seats import messages
-from kcl_dagster.spark.seats.messages import End, Line, Order, Question, Returned
 from kcl_dagster.worker.batch import PoisonRecord
 from kcl_dagster.worker.error_text import kind_of
-from kcl_dagster.worker.instance import Instance, told
+from kcl_dagster.worker.instance import Instance, described
 from kcl_dagster.worker.kclpy import checkpoint_error, install_stand_in
 from kcl_dagster.worker.processor import ProcessorFactory, Record
 
@@ -35,8 +35,9 @@ KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 
 
 
 @dataclass(frozen=True, slots=True)
-class Invitation:
-    """What a seat needs to know. Goes to the executors with the task, as Spark's own secrets do."""
+class HostPlan:
+    """How a host reaches the worker and makes processors. Goes to the executors with the task, as Spark's own
+    secrets do."""
 
     address: tuple[str, int]
     secret: bytes = field(repr=False)
@@ -47,29 +48,29 @@ class Invitation:
     """Where the driver finds its modules. What an executor does not have is passed over."""
 
 
-class SeatTask:
-    """What `mapInArrow` runs. One input row names the seat; there is no output."""
+class HostTask:
+    """What `mapInArrow` runs. One input row has the number of the host; there is no output."""
 
-    def __init__(self, invitation: Invitation) -> None:
-        self._invitation = invitation
+    def __init__(self, plan: HostPlan) -> None:
+        self._plan = plan
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                take_seat(self._invitation, number)
+                run_host(self._plan, number)
             yield batch.slice(0, 0)
 
 
-def take_seat(invitation: Invitation, number: int) -> None:
-    """Serve the worker until it says or shows that it needs the seat no more."""
-    for place in invitation.path:
+def run_host(plan: HostPlan, number: int) -> None:
+    """Serve the worker until it closes the host or ends."""
+    for place in plan.path:
         if place not in sys.path:
             sys.path.append(place)
     install_stand_in()
-    with Client(invitation.address, authkey=invitation.secret) as line, _uninterrupted():
+    with Client(plan.address, authkey=plan.secret) as line, _uninterrupted():
         keep_alive(line)
         line.send(messages.Hello(number))
-        Seat(line, invitation.factory).serve()
+        ProcessorHost(line, plan.factory).serve()
 
 
 def keep_alive(line: Line) -> None:
@@ -111,8 +112,8 @@ def _to_the_worker() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _OverTheLine:
-    """An `instance.Attendant`."""
+class _RemoteContext:
+    """An `instance.ProcessorContext`."""
 
     line: Line
 
@@ -129,22 +130,22 @@ class _OverTheLine:
             return self.line.recv()
 
 
-class Seat:
+class ProcessorHost:
     """The processors in one process, and the records that were read for them. One thread, one order at a time."""
 
     def __init__(self, line: Line, factory: bytes) -> None:
         self._line = line
         self._pickled = factory
         self._factory: ProcessorFactory | None = None
-        self._attendant = _OverTheLine(line)
+        self._context = _RemoteContext(line)
         self._instances: dict[LeaseKey, Instance] = {}
         self._read: dict[LeaseKey, list[pa.RecordBatch]] = {}
 
     def serve(self) -> None:
-        """Returns when told to close, or when the worker is gone."""
+        """Serve orders. Returns after `Close`, or if the worker is gone."""
         try:
             while not isinstance(order := self._next(), messages.Close):
-                end = self._obey(order)
+                end = self._carry_out(order)
                 with _to_the_worker():
                     self._line.send(end)
         except _WorkerGone:
@@ -155,30 +156,30 @@ class Seat:
             order: Order = self._line.recv()
             return order
 
-    def _obey(self, order: Order) -> End:
+    def _carry_out(self, order: Order) -> End:
         try:
             match order:
                 case messages.Fetch():
                     return self._fetch(order)
                 case messages.Release() | messages.Close():
                     self._read = {}
-                case messages.Leave():
+                case messages.Discard():
                     self._instances.pop(order.lease, None)
                 case _:
                     return self._call(order)
         except (Exception, SystemExit) as error:
-            if isinstance(order, messages.Initialize | messages.Process):
+            if isinstance(order, messages.Initialize | messages.ProcessRecords):
                 self._instances.pop(order.lease, None)
             log.exception("%s failed", type(order).__name__)
-            return messages.Raised(kind_of(error), told(error))
+            return messages.Raised(kind_of(error), described(error))
         return Returned()
 
     def _call(
         self,
         order: messages.Initialize
-        | messages.Process
+        | messages.ProcessRecords
         | messages.ShardEnded
-        | messages.LeaseLost
+        | messages.CallLeaseLost
         | messages.ShutdownRequested,
     ) -> End:
         if isinstance(order, messages.Initialize):
@@ -190,20 +191,20 @@ class Seat:
         if found is None:
             return messages.Absent()
         match order:
-            case messages.Process():
+            case messages.ProcessRecords():
                 if order.lease not in self._read:
                     return messages.Absent()
                 records = map(records_of, self._read.pop(order.lease))
-                last = found.process(records, order.millis_behind, self._attendant, one_by_one=order.one_by_one)
+                last = found.process(records, order.millis_behind, self._context, one_by_one=order.one_by_one)
                 return Returned(last)
             case messages.ShardEnded():
-                found.shard_ended(self._attendant)
-            case messages.LeaseLost():
+                found.shard_ended(self._context)
+            case messages.CallLeaseLost():
                 del self._instances[order.lease]
                 found.lease_lost()
             case messages.ShutdownRequested():
                 del self._instances[order.lease]
-                found.shutdown_requested(self._attendant)
+                found.shutdown_requested(self._context)
         return Returned()
 
     def _new_processor(self) -> Any:
@@ -212,7 +213,7 @@ class Seat:
         return self._factory()
 
     def _fetch(self, order: messages.Fetch) -> End:
-        """Read into memory: a seat's part of the batch's budget, as every task of a fetch."""
+        """Read into memory: a host's part of the batch's budget, as every task of a fetch."""
         read: dict[LeaseKey, list[pa.RecordBatch]] = defaultdict(list)
         trailers: dict[LeaseKey, bytes] = {}
         for batch in fetching.fetch(order.plan, order.task, fetching.client_of(order.plan.connection), system()):

@@ -1,4 +1,4 @@
-"""A seat and its worker, over a real connection and without Spark."""
+"""A host and its worker, over a real connection and without Spark."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -18,13 +18,13 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import system
 from kcl_dagster.spark import fetch as fetching
 from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan
-from kcl_dagster.spark.seats import messages
-from kcl_dagster.spark.seats.seat import Invitation, take_seat
-from kcl_dagster.spark.seats.station import Reception, Station
+from kcl_dagster.spark.processor_hosts import messages
+from kcl_dagster.spark.processor_hosts.host_connection import HostConnection, HostListener
+from kcl_dagster.spark.processor_hosts.host_process import HostPlan, run_host
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.worker.batch import Budget, PoisonRecord, Range
+from kcl_dagster.worker.hosted_processor import HostLost, ProcessorFailed
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase, ShardEndedInput
-from kcl_dagster.worker.seating import ProcessorFailed, SeatLost
 from tests.doubles.clock import FakeClock
 from tests.doubles.kinesis import FakeKinesis
 
@@ -55,7 +55,7 @@ class Clicks(RecordProcessorBase):
 
 @dataclass
 class Notes:
-    """An attendant that writes down what it is asked."""
+    """A context that writes down what it is asked."""
 
     asked: list[Any] = field(default_factory=list)
     refusal: str | None = None
@@ -72,40 +72,40 @@ class Notes:
 
 @dataclass
 class Room:
-    reception: Reception
-    stations: list[Station]
-    seated: threading.Event
+    listener: HostListener
+    connections: list[HostConnection]
+    is_connected: threading.Event
 
-    def invite(self, secret: bytes = SECRET) -> Invitation:
+    def plan(self, secret: bytes = SECRET) -> HostPlan:
         pickled: Any = cloudpickle.dumps
-        return Invitation(("127.0.0.1", self.reception.port), secret, pickled(Clicks), ("/nowhere",))
+        return HostPlan(("127.0.0.1", self.listener.port), secret, pickled(Clicks), ("/nowhere",))
 
     @contextmanager
-    def station(self) -> Iterator[Station]:
-        """A seat in a thread of this process, and the worker's end of its connection."""
-        self.seated.clear()
-        seat = threading.Thread(target=take_seat, args=(self.invite(), 7), daemon=True)
-        seat.start()
-        assert self.seated.wait(PATIENCE)
-        station = self.stations[-1]
-        yield station
-        station.close()
-        seat.join(PATIENCE)
-        assert not seat.is_alive()
+    def connection(self) -> Iterator[HostConnection]:
+        """A host in a thread of this process, and the worker's end of its connection."""
+        self.is_connected.clear()
+        host = threading.Thread(target=run_host, args=(self.plan(), 7), daemon=True)
+        host.start()
+        assert self.is_connected.wait(PATIENCE)
+        connection = self.connections[-1]
+        yield connection
+        connection.close()
+        host.join(PATIENCE)
+        assert not host.is_alive()
 
 
 @pytest.fixture
 def room() -> Iterator[Room]:
-    stations: list[Station] = []
-    seated = threading.Event()
+    connections: list[HostConnection] = []
+    is_connected = threading.Event()
 
-    def welcome(station: Station) -> None:
-        stations.append(station)
-        seated.set()
+    def on_host(connection: HostConnection) -> None:
+        connections.append(connection)
+        is_connected.set()
 
-    reception = Reception("127.0.0.1", 0, SECRET, welcome)
-    yield Room(reception, stations, seated)
-    reception.close()
+    listener = HostListener("127.0.0.1", 0, SECRET, on_host)
+    yield Room(listener, connections, is_connected)
+    listener.close()
 
 
 @pytest.fixture
@@ -125,121 +125,121 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., messages.Fetch]:
     return make
 
 
-def begin(station: Station, order: messages.Fetch) -> None:
-    end = station.call(order)
+def begin(connection: HostConnection, order: messages.Fetch) -> None:
+    end = connection.call(order)
     assert isinstance(end, messages.WasRead)
     assert list(end.trailers) == [LEASE]
-    station.call(messages.Initialize(LEASE, LEASE, TRIM_HORIZON))
+    connection.call(messages.Initialize(LEASE, LEASE, TRIM_HORIZON))
 
 
-def process(station: Station, notes: Notes, *, one_by_one: bool = False) -> Checkpoint | None:
-    end = station.call(messages.Process(LEASE, 0, one_by_one), notes)
+def process(connection: HostConnection, notes: Notes, *, one_by_one: bool = False) -> Checkpoint | None:
+    end = connection.call(messages.ProcessRecords(LEASE, 0, one_by_one), notes)
     assert isinstance(end, messages.Returned)
     return end.last
 
 
 def test_records_are_read_and_handed_on_and_checkpoints_asked_for(room: Room, read: Any) -> None:
-    with room.station() as station:
-        begin(station, read(b"a", b"b"))
+    with room.connection() as connection:
+        begin(connection, read(b"a", b"b"))
         notes = Notes()
-        last = process(station, notes)
+        last = process(connection, notes)
         assert notes.asked == [(None, last)]
-        assert station.seat == 7
-        assert not station.is_lost
+        assert connection.host == 7
+        assert not connection.is_lost
 
 
 @pytest.mark.parametrize(
     ("data", "kind"), [(b"raise", "ValueError"), (b"exit", "SystemExit"), (b"network", "ConnectionError")]
 )
-def test_whatever_user_code_raises_is_told_and_the_seat_stays(
+def test_an_error_of_user_code_is_reported_and_the_host_remains(
     room: Room, read: Any, data: bytes, kind: str
 ) -> None:
-    with room.station() as station:
-        begin(station, read(b"a", data))
+    with room.connection() as connection:
+        begin(connection, read(b"a", data))
         with pytest.raises(ProcessorFailed) as caught:
-            process(station, Notes())
+            process(connection, Notes())
         assert caught.value.kind == kind
-        with pytest.raises(SeatLost):  # a processor that raised is not used again
-            process(station, Notes())
-        begin(station, read(b"a"))
-        assert process(station, Notes()) is not None
+        with pytest.raises(HostLost):  # a processor that raised is not used again
+            process(connection, Notes())
+        begin(connection, read(b"a"))
+        assert process(connection, Notes()) is not None
 
 
 def test_a_processor_may_say_that_what_it_needs_is_away(room: Room, read: Any) -> None:
-    with room.station() as station:
-        begin(station, read(b"a", b"away"))
+    with room.connection() as connection:
+        begin(connection, read(b"a", b"away"))
         with pytest.raises(Unavailable, match="my own database is gone"):
-            process(station, Notes(takes=False), one_by_one=True)
+            process(connection, Notes(takes=False), one_by_one=True)
 
 
 def test_records_one_by_one_may_be_set_aside(room: Room, read: Any) -> None:
-    with room.station() as station:
-        begin(station, read(b"a", b"raise", b"b"))
+    with room.connection() as connection:
+        begin(connection, read(b"a", b"raise", b"b"))
         notes = Notes()
-        process(station, notes, one_by_one=True)
+        process(connection, notes, one_by_one=True)
         assert [asked for asked in notes.asked if asked[0]] == [(b"raise", "ValueError", "no number")]
         assert len(notes.asked) == 3
-        begin(station, read(b"raise"))
+        begin(connection, read(b"raise"))
         with pytest.raises(ProcessorFailed, match="no number"):
-            process(station, Notes(takes=False), one_by_one=True)
+            process(connection, Notes(takes=False), one_by_one=True)
 
 
 def test_a_refused_checkpoint_is_raised_in_the_processor(room: Room, read: Any) -> None:
-    with room.station() as station:
-        begin(station, read(b"a"))
+    with room.connection() as connection:
+        begin(connection, read(b"a"))
         with pytest.raises(ProcessorFailed, match="CheckpointError: 'ShutdownException'"):
-            process(station, Notes(refusal="ShutdownException"))
+            process(connection, Notes(refusal="ShutdownException"))
 
 
 def test_the_end_of_a_shard_may_be_said_again(room: Room, read: Any) -> None:
-    with room.station() as station:
-        begin(station, read(b"a"))
+    with room.connection() as connection:
+        begin(connection, read(b"a"))
         for _ in range(2):
             with pytest.raises(ProcessorFailed, match="not yet"):
-                station.call(messages.ShardEnded(LEASE), Notes())
-        station.call(messages.Leave(LEASE))
-        with pytest.raises(SeatLost):
-            station.call(messages.ShardEnded(LEASE), Notes())
+                connection.call(messages.ShardEnded(LEASE), Notes())
+        connection.call(messages.Discard(LEASE))
+        with pytest.raises(HostLost):
+            connection.call(messages.ShardEnded(LEASE), Notes())
 
 
 def test_what_was_released_is_not_handed_on(room: Room, read: Any) -> None:
-    with room.station() as station:
-        begin(station, read(b"a"))
-        station.call(messages.Release())
-        with pytest.raises(SeatLost):
-            process(station, Notes())
+    with room.connection() as connection:
+        begin(connection, read(b"a"))
+        connection.call(messages.Release())
+        with pytest.raises(HostLost):
+            process(connection, Notes())
 
 
-def test_an_attendant_that_raises_ends_the_conversation(room: Room, read: Any) -> None:
+def test_a_context_that_raises_closes_the_connection(room: Room, read: Any) -> None:
     class Broken(Notes):
         def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
             raise RuntimeError("a defect of ours")
 
-    with room.station() as station:
-        begin(station, read(b"a"))
+    with room.connection() as connection:
+        begin(connection, read(b"a"))
         with pytest.raises(RuntimeError, match="a defect"):
-            process(station, Broken())
-        assert station.is_lost
-        with pytest.raises(SeatLost):
-            station.call(messages.Release())
+            process(connection, Broken())
+        assert connection.is_lost
+        with pytest.raises(HostLost):
+            connection.call(messages.Release())
 
 
 def test_a_question_that_nobody_expected_is_a_defect(room: Room, read: Any) -> None:
-    with room.station() as station:
-        begin(station, read(b"a"))
+    with room.connection() as connection:
+        begin(connection, read(b"a"))
         with pytest.raises(BatchError, match="during an order that allows no questions"):
-            station.call(messages.Process(LEASE, 0, False))
+            connection.call(messages.ProcessRecords(LEASE, 0, False))
 
 
-def test_a_seat_that_ends_is_noticed_without_a_word(room: Room) -> None:
+def test_a_host_that_ends_without_a_message_is_lost(room: Room) -> None:
     """Its process ends: the operating system says so at once."""
-    line = Client(("127.0.0.1", room.reception.port), authkey=SECRET)
+    line = Client(("127.0.0.1", room.listener.port), authkey=SECRET)
     line.send(messages.Hello(3))
-    assert room.seated.wait(PATIENCE)
-    (station,) = room.stations
+    assert room.is_connected.wait(PATIENCE)
+    (connection,) = room.connections
 
     def is_lost() -> bool:
-        return station.is_lost
+        return connection.is_lost
 
     assert not is_lost()
     line.close()
@@ -247,11 +247,11 @@ def test_a_seat_that_ends_is_noticed_without_a_word(room: Room) -> None:
     deadline = clock.monotonic() + PATIENCE
     while not is_lost():
         assert clock.monotonic() < deadline
-    with pytest.raises(SeatLost, match="seat 3 is gone"):
-        station.call(messages.Release())
+    with pytest.raises(HostLost, match="host 3 is gone"):
+        connection.call(messages.Release())
 
 
 def test_strangers_are_sent_away_before_anything_they_say_is_read(room: Room) -> None:
     with pytest.raises((AuthenticationError, EOFError, OSError)):
-        take_seat(room.invite(b"a guess"), 1)
-    assert room.stations == []
+        run_host(room.plan(b"a guess"), 1)
+    assert room.connections == []

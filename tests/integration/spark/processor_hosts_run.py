@@ -1,7 +1,7 @@
 """Record processors on a Spark cluster, one of whose executors is killed. A program of its own: it needs its own
 session. Its last line of output says in JSON what happened.
 
-    python -m tests.integration.spark.seats_run MASTER FOLDER
+    python -m tests.integration.spark.processor_hosts_run MASTER FOLDER
 """
 
 import json
@@ -19,7 +19,7 @@ from kcl_dagster.spark.session import start_session
 from kcl_dagster.worker.events import EventKind
 from tests.integration.spark.cluster_run import executors, settings_for
 from tests.integration.spark.conftest import new_stream
-from tests.integration.spark.test_seats import QUICK, Town
+from tests.integration.spark.test_processor_hosts import QUICK, Town
 
 PATIENCE_SECONDS = 300.0
 MANY_ROUNDS = 600  # an executor that is launched anew takes a while
@@ -35,14 +35,14 @@ def is_alive(pid: int) -> bool:
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "the seats of a dead executor go on"
+        assert time.monotonic() < deadline, "the hosts of a dead executor go on"
         time.sleep(0.1)
 
 
 def main(master: str, folder: Path) -> dict[str, Any]:
     sys.path.insert(0, str(folder))
     first, second = [f"a{n}" for n in range(30)], [f"b{n}" for n in range(30)]
-    spark = start_session(settings_for(master), "seats")
+    spark = start_session(settings_for(master), "hosts")
     app = spark.sparkContext.applicationId
     try:
         with Emulator(limits=Limits.none()) as aws, new_stream(aws, 4) as stream:
@@ -51,7 +51,7 @@ def main(master: str, folder: Path) -> dict[str, Any]:
             )
             town = Town(aws, spark, connection, stream, folder)
             failure = {"failure": {"action": "skip", "attempts": 1}}  # whoever is blamed loses his records
-            with town.place(seats=2, batch=QUICK | failure) as place:
+            with town.place(hosts=2, batch=QUICK | failure) as place:
                 place.tell("no-checkpoints")
                 place.put(*first)
                 place.work_until(lambda: set(place.records()) == set(first), MANY_ROUNDS)
