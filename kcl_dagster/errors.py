@@ -22,7 +22,7 @@
     │   └── LayoutRefused         a fleet or a migration that must not be interfered with
     ├── LeaseLost                 another worker owns the lease now
     ├── Unsafe                    refused: it would disturb a running process, or lose something
-    │   └── TurnTaken             another process does the same at this moment
+    │   └── StoreLocked           another process does the same at this moment
     ├── BatchError                a batch could not be processed
     │   ├── BatchContentChanged   Spark would have evaluated other records than were pinned
     │   ├── BrokenAggregate       a KPL record with a good checksum and a bad body
@@ -142,7 +142,7 @@ class Unsafe(KclError):
     """Refused: the request would disturb a running process, or lose something. Nothing was changed."""
 
 
-class TurnTaken(Unsafe):
+class StoreLocked(Unsafe):
     """Another process does the same at this moment, as of two compactions at once. Try again later."""
 
 

@@ -21,7 +21,7 @@ from dagster import (
 from pydantic import BaseModel, ValidationError, create_model
 
 from kcl_dagster.application import refusal
-from kcl_dagster.errors import KclError, TurnTaken
+from kcl_dagster.errors import KclError, StoreLocked
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.operation_jobs.catalogue import OPERATIONS, Operation
 from kcl_dagster.orchestration.operation_jobs.worktop import Worktop
@@ -90,7 +90,7 @@ def build_admin_job(
             answer = operation.run(top, operation.form(**given))
         except ValidationError as error:
             raise Failure(f"{name}: {refusal(error)}", allow_retries=False) from None
-        except TurnTaken as error:
+        except StoreLocked as error:
             if SCHEDULE_TAG not in context.run.tags:
                 raise Failure(" ".join(str(error).split()), allow_retries=False) from error
             context.log.info("skipped: %s", error)  # the schedule comes again

@@ -4,7 +4,7 @@
 stalled writer may still have an older part in hand, so files have to be old, too, and what it holds in hand is
 taken from it first (see `_compact`). Files are merged folder by folder, oldest first. Each merge is journalled
 before its result appears, so one that is cut off anywhere is finished by the next. Two at once would both merge the
-same files, so they take turns.
+same files, so they exclude each other by a lock.
 
 What cannot be read or merged is left as it is, and the rest is merged.
 """
@@ -36,7 +36,7 @@ from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.sinks.merge_groups import MERGED, groups, merged_name, own_files
 from kcl_dagster.spark.storage import NOT_THERE, S3Options, Store, StoredFile, is_hidden, open_store, within
-from kcl_dagster.spark.turn import Turn, turn
+from kcl_dagster.spark.store_lock import StoreLock, store_lock
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ TARGET_BYTES: Final = 128 * 1024 * 1024  # what query engines read best, and wha
 MIN_AGE_SECONDS: Final = 3600.0
 JOURNAL: Final = "_compaction"  # readers pass over names that begin with an underscore
 DRAFTS: Final = "_drafts"  # of version 0.1: files that a fetch has written and no batch has published
-TURNS: Final = "_compaction_turns"
+LOCKS: Final = "_compaction_turns"
 GETS_AT_ONCE: Final = 16
 ROWS_AT_ONCE: Final = 65_536
 # The next file, or the next group, would fail as this one did.
@@ -74,8 +74,8 @@ def compact(
     runtime: Runtime | None = None,
     by: str = "a compaction",
 ) -> Compaction:
-    """Merge the small files below `path`. May run beside the consumer. Raises TurnTaken beside another compaction,
-    which knows this one as `by`.
+    """Merge the small files below `path`. May run beside the consumer. Raises StoreLocked beside another
+    compaction, which knows this one as `by`.
 
     Between the appearance of a merged file and the removal of its sources, readers find the records twice. This
     takes some milliseconds. If this compaction is killed at that moment, it lasts until the next one.
@@ -86,11 +86,11 @@ def compact(
     store = open_store(path, s3)
     if next(iter(store.files(hidden=True)), None) is None:
         return Compaction(0, 0, 0)
-    with turn(store, TURNS, runtime, by) as mine:
-        return _compact(store, target_bytes, runtime.clock.now() - min_age_seconds, runtime, mine)
+    with store_lock(store, LOCKS, runtime, by) as lock:
+        return _compact(store, target_bytes, runtime.clock.now() - min_age_seconds, runtime, lock)
 
 
-def _compact(store: Store, target_bytes: int, before: float, runtime: Runtime, mine: Turn) -> Compaction:
+def _compact(store: Store, target_bytes: int, before: float, runtime: Runtime, lock: StoreLock) -> Compaction:
     """Merge files that were last written until `before`.
 
     A worker that was paused since it pinned a part may have a draft of it, or a file that it has written and not
@@ -102,7 +102,7 @@ def _compact(store: Store, target_bytes: int, before: float, runtime: Runtime, m
     """
     sweep(store, before)
     failed: list[str] = []
-    finished, unfinished = _finish_all(store, mine, failed)
+    finished, unfinished = _finish_all(store, lock, failed)
     files = [file for file in own_files(store.files(hidden=True), store.root) if file.path not in unfinished]
     merged = into = size = 0
     planned = list(groups(files, target_bytes, before))
@@ -110,9 +110,9 @@ def _compact(store: Store, target_bytes: int, before: float, runtime: Runtime, m
         # Without the right to delete, the sources would remain beside the merged file.
         store.delete([f"{MERGED}{runtime.new_id()}.parquet"])
     for group in planned:
-        for sources in _mergeable(store, group, mine, failed):
+        for sources in _mergeable(store, group, lock, failed):
             try:
-                size += _merge(store, sources, runtime.new_id(), mine, failed)
+                size += _merge(store, sources, runtime.new_id(), lock, failed)
             except _OF_ALL:
                 raise
             except (KclError, OSError) as error:
@@ -162,7 +162,7 @@ class _Unreadable(Exception):
         self.place = place
 
 
-def _mergeable(store: Store, group: Sequence[StoredFile], mine: Turn, failed: list[str]) -> list[_Sources]:
+def _mergeable(store: Store, group: Sequence[StoredFile], lock: StoreLock, failed: list[str]) -> list[_Sources]:
     """What the files of a group hold: those together that can be one file.
 
     A column whose type was changed begins another file: readers see each file as it was written. A file that cannot
@@ -170,7 +170,7 @@ def _mergeable(store: Store, group: Sequence[StoredFile], mine: Turn, failed: li
     """
     found: list[_Sources] = []
     for file, asked in _contents(store, group):
-        mine.keep()
+        lock.renew()
         try:
             content = pa.py_buffer(asked.result())
             schema = _of_any(pq.read_schema(pa.BufferReader(content)))
@@ -208,11 +208,11 @@ def _contents(store: Store, group: Sequence[StoredFile]) -> Iterator[tuple[Store
         yield from asked
 
 
-def _merge(store: Store, sources: _Sources, name: str, mine: Turn, failed: list[str]) -> int:
+def _merge(store: Store, sources: _Sources, name: str, lock: StoreLock, failed: list[str]) -> int:
     """One merge: the result is made, journalled, shown, and only then are its sources removed. Sources that cannot
     be read are taken out of `sources`, all of them if another program has changed one meanwhile."""
     content = _content(store, sources, failed)
-    mine.check()
+    lock.check()
     if content is not None and not _are_unchanged(store, sources.files):
         log.warning("files of %s were changed or deleted while they were merged: left alone", store.root)
         content = None
@@ -222,7 +222,7 @@ def _merge(store: Store, sources: _Sources, name: str, mine: Turn, failed: list[
     paths = [file.path for file in sources.files]
     folder = paths[0].rpartition("/")[0]
     target = "/".join(part for part in (folder, merged_name(sources.files, name)) if part)
-    mine.check()  # a turn is far longer than what is left to do
+    lock.check()  # a lock lasts far longer than what is left to do
     # A file that was staged for an entry of a chain may be given its name again, until it is staged no more.
     store.delete([staged for path in paths if (staged := staged_for(path)) is not None])
     journal = f"{JOURNAL}/{name}.json"
@@ -291,12 +291,12 @@ class _Merge(msgspec.Struct, frozen=True):
     sources: tuple[str, ...]
 
 
-def _finish_all(store: Store, mine: Turn, failed: list[str]) -> tuple[int, set[str]]:
+def _finish_all(store: Store, lock: StoreLock, failed: list[str]) -> tuple[int, set[str]]:
     """Carry through what journals announced: a target stands for its sources as soon as it is there. Returns how
     many, and the files of those that cannot be carried through."""
     finished, unfinished = 0, set()
     for journal in list(store.files(f"{JOURNAL}/", hidden=True)):
-        mine.check()  # listing a large store takes time, and the journals may belong to another compaction by now
+        lock.check()  # listing a large store takes time, and the journals may belong to another compaction by now
         plan = _read_journal(store, journal.path)
         try:
             is_shown = any(file.path == plan.target for file in store.files(plan.target))

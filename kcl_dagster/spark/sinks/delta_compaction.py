@@ -2,7 +2,8 @@
 
 The table's log knows which files are committed, and delta-rs refuses its own commit if another writer has deleted
 or changed rows of the files meanwhile. It does not refuse if another compaction has replaced them: both commits
-succeed, and the table has the rows twice. So compactions of one table take turns, as those of a Parquet folder do.
+succeed, and the table has the rows twice. So compactions of one table exclude each other by a lock, as those of a
+Parquet folder do.
 """
 
 import json
@@ -14,10 +15,10 @@ import pyarrow as pa
 
 from kcl_dagster.errors import SinkError, Unsafe
 from kcl_dagster.runtime import Runtime, system
-from kcl_dagster.spark.sinks.compaction import TARGET_BYTES, TURNS, Compaction
+from kcl_dagster.spark.sinks.compaction import LOCKS, TARGET_BYTES, Compaction
 from kcl_dagster.spark.sinks.record import table_errors
 from kcl_dagster.spark.storage import S3Options, open_store
-from kcl_dagster.spark.turn import Turn, kept_meanwhile, turn
+from kcl_dagster.spark.store_lock import StoreLock, renewed_in_background, store_lock
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -52,8 +53,8 @@ def compact_delta(
     runtime: Runtime | None = None,
     by: str = "a compaction",
 ) -> Compaction:
-    """Merge the small files of the Delta table at `path`. May run beside the consumer. Raises TurnTaken beside
-    another compaction, which knows this one as `by`. Other engines' compactions take no turn: run none
+    """Merge the small files of the Delta table at `path`. May run beside the consumer. Raises StoreLocked beside
+    another compaction, which knows this one as `by`. Other engines' compactions take no lock: run none
     beside it.
 
     `storage_options` are delta-rs's, instead of what it is told of `s3`. The merged files' sources stay in the
@@ -69,13 +70,13 @@ def compact_delta(
         table = open_table(path, s3 or S3Options(), storage_options)
     if table is None:
         return Compaction(0, 0, 0)
-    with turn(open_store(path, _reached(s3 or S3Options(), storage_options)), TURNS, runtime, by) as mine:
-        return _compact(table, name, target_bytes, mine)
+    with store_lock(open_store(path, _reached(s3 or S3Options(), storage_options)), LOCKS, runtime, by) as lock:
+        return _compact(table, name, target_bytes, lock)
 
 
-def _compact(table: "DeltaTable", name: str, target_bytes: int, mine: Turn) -> Compaction:
+def _compact(table: "DeltaTable", name: str, target_bytes: int, lock: StoreLock) -> Compaction:
     with table_errors(name):
-        table.update_incremental()  # an earlier compaction may have committed before this one got its turn
+        table.update_incremental()  # an earlier compaction may have committed before this one got the lock
         unsuitable = _unsuitable(table)
         not_found = _not_found(table, target_bytes)
         partitions: Sequence[Mapping[str, str | None]] = (
@@ -86,7 +87,7 @@ def _compact(table: "DeltaTable", name: str, target_bytes: int, mine: Turn) -> C
         return Compaction(0, 0, 0)
     if not not_found:
         try:
-            return _optimized(table, name, target_bytes, mine)
+            return _optimized(table, name, target_bytes, lock)
         except SinkError as error:
             if not partitions:
                 raise
@@ -100,7 +101,7 @@ def _compact(table: "DeltaTable", name: str, target_bytes: int, mine: Turn) -> C
         try:
             with table_errors(name):
                 table.update_incremental()
-            done = _optimized(table, name, target_bytes, mine, conditions)
+            done = _optimized(table, name, target_bytes, lock, conditions)
         except SinkError as error:
             if not_found and "missing files" in str(error):
                 log.warning("%s: the partition %s is left alone, delta-rs does not find its files", name, partition)
@@ -116,17 +117,17 @@ def _optimized(
     table: "DeltaTable",
     name: str,
     target_bytes: int,
-    mine: Turn,
+    lock: StoreLock,
     conditions: Sequence[tuple[str, str, Any]] | None = None,
 ) -> Compaction:
-    """Raises Unsafe if the turn was lost while delta-rs was at work, which nothing can interrupt."""
-    mine.check()
+    """Raises Unsafe if the lock was lost while delta-rs worked, which nothing can interrupt."""
+    lock.check()
     before = table.version()
-    with table_errors(name), kept_meanwhile(mine):
+    with table_errors(name), renewed_in_background(lock):
         done = table.optimize.compact(None if conditions is None else list(conditions), target_size=target_bytes)
-    if int(done["numFilesRemoved"]) and not mine.is_mine():
+    if int(done["numFilesRemoved"]) and not lock.is_mine():
         raise Unsafe(
-            f"{name}: {mine.by} was paused so long that another one may have merged the same files: compare the "
+            f"{name}: {lock.by} was paused so long that another one may have merged the same files: compare the "
             f"number of rows with that of version {before}, and restore that version if rows are there twice"
         )
     added = json.loads(done["filesAdded"]) if isinstance(done["filesAdded"], str) else done["filesAdded"]
@@ -156,7 +157,7 @@ def _not_found(table: "DeltaTable", target_bytes: int) -> list[str]:
 
 
 def _reached(s3: S3Options, storage_options: Mapping[str, str] | None) -> S3Options:
-    """How turns are stored where delta-rs finds the table."""
+    """Options for the lock, which is stored where delta-rs finds the table."""
     settings = {}
     for name, value in (storage_options or {}).items():
         known = _SETTINGS.get(name.lower().removeprefix("aws_"))

@@ -20,10 +20,10 @@ from kcl_dagster.orchestration.admin_job import config_of
 from kcl_dagster.orchestration.compaction import build_kcl_compaction_schedule
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.sinks.compaction import TURNS
+from kcl_dagster.spark.sinks.compaction import LOCKS
 from kcl_dagster.spark.sinks.delta import delta_options
 from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store
-from kcl_dagster.spark.turn import turn
+from kcl_dagster.spark.store_lock import store_lock
 from kcl_dagster.testing import EmulatorResource
 from tests.integration.spark.ports import free_port
 
@@ -134,7 +134,7 @@ def test_a_compaction_that_finds_another_one_at_work_fails_only_where_a_person_l
 ) -> None:
     deltalake.write_deltalake(str(tmp_path), pa.table({"value": [1]}))
     sink = kcl.delta(str(tmp_path)) if kind == "delta" else kcl.parquet(str(tmp_path))
-    with turn(LocalStore(str(tmp_path)), TURNS, system(), "another one"):
+    with store_lock(LocalStore(str(tmp_path)), LOCKS, system(), "another one"):
         for tags, succeeds in (({"dagster/schedule_name": "clicks_compaction_schedule"}, True), ({}, False)):
             assert compaction(sink, tags, raises=False).success is succeeds
 

@@ -24,9 +24,9 @@ from kcl_dagster.errors import AccessDenied, ConfigurationError, Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.sinks import compaction
-from kcl_dagster.spark.sinks.compaction import DRAFTS, TURNS, Compaction, compact
+from kcl_dagster.spark.sinks.compaction import DRAFTS, LOCKS, Compaction, compact
 from kcl_dagster.spark.storage import LocalStore, StoredFile
-from kcl_dagster.spark.turn import TURN_SECONDS
+from kcl_dagster.spark.store_lock import LOCK_SECONDS
 from tests.doubles.clock import FakeClock
 from tests.unit.spark.buckets import Bucket
 
@@ -58,9 +58,9 @@ def run(root: Path, **more: Any) -> Compaction:
 
 
 def names(root: Path) -> list[str]:
-    """Of all files but the one that says whose turn it was."""
+    """Of all files but those of the lock."""
     found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    return sorted(name for name in found if not name.startswith(TURNS))
+    return sorted(name for name in found if not name.startswith(LOCKS))
 
 
 def test_small_files_of_a_folder_become_one(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_journal_that_names_anything_else_is_refused(tmp_path: Path, plan: dic
     before = names(tmp_path)
     with pytest.raises(Unsafe, match=r"_compaction/1\.json names other files"):
         run(root)
-    assert [name for name in names(tmp_path) if TURNS not in name] == before
+    assert [name for name in names(tmp_path) if LOCKS not in name] == before
 
 
 def test_a_journal_that_reaches_out_through_a_link_deletes_nothing(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_compaction_that_is_cut_off_anywhere_is_finished_by_the_next(
         seen = contents(root)
         assert set(seen) == set(before)
         assert max(seen.values()) <= 2
-        CLOCK.advance(TURN_SECONDS)
+        CLOCK.advance(LOCK_SECONDS)
         run(root)
         assert contents(root) == before
         assert not any("_compaction" in name for name in names(root))
@@ -318,7 +318,7 @@ def test_of_two_compactions_at_once_the_second_one_ends(tmp_path: Path, monkeypa
     before = contents(tmp_path)
 
     def second() -> None:
-        with pytest.raises(Unsafe, match="the second one has to wait: the first one is at work"):
+        with pytest.raises(Unsafe, match="the second one has to wait: the first one works at"):
             run(tmp_path, by="the second one")
 
     while_it_merges(monkeypatch, tmp_path, second)
@@ -334,7 +334,7 @@ def test_a_compaction_that_takes_long_is_not_overtaken(tmp_path: Path, monkeypat
     def later() -> None:
         with pytest.raises(Unsafe):
             run(tmp_path)
-        CLOCK.advance(TURN_SECONDS * 0.6)
+        CLOCK.advance(LOCK_SECONDS * 0.6)
 
     while_it_merges(monkeypatch, tmp_path, *[later] * 6)
     assert run(tmp_path).merged == 6
@@ -348,7 +348,7 @@ def test_a_compaction_that_slept_and_was_followed_by_another_merges_nothing(
     before = contents(tmp_path)
 
     def sleeping() -> None:
-        CLOCK.advance(TURN_SECONDS)
+        CLOCK.advance(LOCK_SECONDS)
         assert run(tmp_path).merged == 6
 
     while_it_merges(monkeypatch, tmp_path, *[lambda: None] * 5, sleeping)

@@ -16,10 +16,10 @@ from deltalake.transaction import AddAction
 from kcl_dagster.errors import Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.sinks import delta
-from kcl_dagster.spark.sinks.compaction import TURNS, Compaction
+from kcl_dagster.spark.sinks.compaction import LOCKS, Compaction
 from kcl_dagster.spark.sinks.delta_compaction import compact_delta
 from kcl_dagster.spark.storage import LocalStore, S3Options
-from kcl_dagster.spark.turn import TURN_SECONDS, turn
+from kcl_dagster.spark.store_lock import LOCK_SECONDS, store_lock
 from tests.doubles.clock import FakeClock
 
 
@@ -57,7 +57,7 @@ def test_of_two_compactions_at_once_the_second_one_ends(tmp_path: Path, monkeypa
     made(path)
 
     def second() -> None:
-        with pytest.raises(Unsafe, match="the second one has to wait: the first one is at work"):
+        with pytest.raises(Unsafe, match="the second one has to wait: the first one works at"):
             compact_delta(path, by="the second one")
 
     while_it_merges(monkeypatch, second)
@@ -78,9 +78,7 @@ def test_a_compaction_that_opened_the_table_before_another_one_merged_it_stores_
     assert values(path) == [0, 0, 1, 2, 3]
 
 
-def test_a_compaction_keeps_its_turn_while_delta_is_at_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compaction_renews_its_lock_while_delta_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, clock = str(tmp_path), FakeClock()
     made(path)
     kept = threading.Event()
@@ -88,17 +86,17 @@ def test_a_compaction_keeps_its_turn_while_delta_is_at_work(
 
     def put(store: LocalStore, name: str, content: Any) -> None:
         keep(store, name, content)
-        if name.startswith(TURNS) and clock.now() > start:
+        if name.startswith(LOCKS) and clock.now() > start:
             kept.set()
 
     start = clock.now()
-    monkeypatch.setattr("kcl_dagster.spark.turn.KEEP_SECONDS", 0.01)
+    monkeypatch.setattr("kcl_dagster.spark.store_lock.CHECK_SECONDS", 0.01)
     monkeypatch.setattr(LocalStore, "put", put)
 
     def long() -> None:
         for _ in range(3):
             kept.clear()
-            clock.advance(TURN_SECONDS * 0.6)
+            clock.advance(LOCK_SECONDS * 0.6)
             assert kept.wait(30)
             with pytest.raises(Unsafe):
                 compact_delta(path, runtime=Runtime(clock=clock))
@@ -114,8 +112,8 @@ def test_a_compaction_that_was_overtaken_reports_that_rows_may_be_there_twice(
     made(path)
 
     def paused() -> None:
-        clock.advance(TURN_SECONDS)
-        with turn(LocalStore(path), TURNS, Runtime(clock=clock), "another one"):
+        clock.advance(LOCK_SECONDS)
+        with store_lock(LocalStore(path), LOCKS, Runtime(clock=clock), "another one"):
             pass
 
     while_it_merges(monkeypatch, paused)

@@ -1,0 +1,176 @@
+"""A lock for changes to the files of a store, kept in the store itself.
+
+The lock is a series of numbered files, and the highest number is valid. A process acquires the lock by creating the
+file of the next number; the store lets one of several concurrent processes do so. The file of a lock that was
+released remains until the lock is acquired again, so that no number is used twice. If a process is paused after it
+listed the files, it creates a number that is not the highest, and detects that. Only its owner writes the file of a
+lock. It renews the lock by writing a later end into the file from time to time.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+from threading import Event, Thread
+from typing import Final
+
+import msgspec
+
+from kcl_dagster.aws import RequestRefused
+from kcl_dagster.errors import KclError, StoreLocked, Unsafe
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.storage import Store
+
+log = logging.getLogger(__name__)
+
+# How long a lock is valid if its owner does not renew it. The end is compared with the wall clock of each reader,
+# so the time is far above the difference between clocks. If the owner was killed, others wait for this time.
+LOCK_SECONDS: Final = 900.0
+RENEWALS_PER_LOCK: Final = 3  # two may be missed before another process may acquire the lock
+CHECK_SECONDS: Final = 30.0  # how often a thread checks whether a renewal is due
+
+
+class _LockFile(msgspec.Struct, frozen=True):
+    owner: str
+    by: str
+    until: float
+    """Epoch seconds; 0 if the owner has released the lock."""
+
+
+@dataclass(slots=True)
+class StoreLock:
+    """A lock that this process holds. For use on one thread."""
+
+    store: Store
+    folder: str
+    runtime: Runtime
+    owner: str
+    by: str
+    number: int
+    _renewed_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._renewed_at = self.runtime.clock.monotonic()
+
+    def renew(self) -> None:
+        """Renew the lock if that is due. Call it often. Raises Unsafe if another process has acquired the lock."""
+        now = self.runtime.clock.monotonic()
+        if now - self._renewed_at >= LOCK_SECONDS / RENEWALS_PER_LOCK:
+            self.check()
+            self._write(self.runtime.clock.now() + LOCK_SECONDS)
+            self._renewed_at = now
+
+    def check(self) -> None:
+        """Raise Unsafe if another process has acquired the lock. Call it before each change that only one may
+        make."""
+        if not self.is_mine():
+            raise Unsafe(
+                f"{self.by} did nothing for too long, and another one has taken over {self.store.root}: this one "
+                "stopped, and changed nothing since then"
+            )
+
+    def is_mine(self) -> bool:
+        """Whether this lock is valid. Compares the owner, too: some stores let two processes create the same
+        file."""
+        last = _last(self.store, self.folder)
+        return last == self.number and _read(self.store, self.folder, last).owner == self.owner
+
+    def release(self) -> None:
+        if self.is_mine():
+            self._write(0.0)
+
+    def _write(self, until: float) -> None:
+        self.store.put(_path(self.folder, self.number), _encoded(self.owner, self.by, until))
+
+
+@contextmanager
+def store_lock(store: Store, folder: str, runtime: Runtime, by: str) -> Iterator[StoreLock]:
+    """Acquire a lock, and release it on exit. `by`: name of the holder for the errors of other processes. `folder`
+    must contain nothing but locks.
+
+    Raises StoreLocked if another process holds the lock.
+    """
+    acquired = acquire(store, folder, runtime, by)
+    try:
+        yield acquired
+    finally:
+        with suppress(KclError, OSError):  # then the lock ends by its time
+            acquired.release()
+
+
+@contextmanager
+def renewed_in_background(lock: StoreLock) -> Iterator[None]:
+    """Renew the lock on another thread, while this one is in code that cannot do it. Until that has returned, the
+    lock must not be used on this thread."""
+    over = Event()
+
+    def renew() -> None:
+        while not over.wait(CHECK_SECONDS):
+            try:
+                lock.renew()
+            except (KclError, OSError) as error:
+                log.warning("the lock at %s could not be renewed: %s", lock.store.root, error)
+
+    thread = Thread(target=renew, name="kcl-renew-lock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def acquire(store: Store, folder: str, runtime: Runtime, by: str) -> StoreLock:
+    """Raises StoreLocked if another process holds the lock."""
+    last = _last(store, folder)
+    if last:
+        held = _read(store, folder, last)
+        if held.until > runtime.clock.now():
+            raise StoreLocked(_refusal(store, by, held))
+    owner, until = runtime.new_id(), runtime.clock.now() + LOCK_SECONDS
+    mine = StoreLock(store, folder, runtime, owner, by, last + 1)
+    store.put_new(_path(folder, mine.number), _encoded(owner, by, until))
+    # The stored files decide. If the file was put twice because a response was lost, this process finds its own. If
+    # it was paused after the listing, it may have created its number, because that had been removed; but then it
+    # finds later locks.
+    if not mine.is_mine():
+        raise StoreLocked(_refusal(store, by, _read(store, folder, _last(store, folder))))
+    store.delete([path for number, path in _numbers(store, folder).items() if number < mine.number])
+    return mine
+
+
+def _refusal(store: Store, by: str, held: _LockFile) -> str:
+    until = datetime.fromtimestamp(held.until, UTC)
+    return (
+        f"{by} has to wait: {held.by} works at {store.root}. If that was killed, its lock ends by itself "
+        f"at {until:%H:%M:%S} UTC"
+    )
+
+
+def _read(store: Store, folder: str, number: int) -> _LockFile:
+    path = _path(folder, number)
+    try:
+        return msgspec.json.decode(store.get(path), type=_LockFile)
+    except (msgspec.DecodeError, FileNotFoundError, RequestRefused):
+        # The file is incomplete, as some file systems show it to readers, or a later lock has just replaced it.
+        made = max((file.modified for file in store.files(path, hidden=True)), default=0.0)
+        return _LockFile("", "another one", made + LOCK_SECONDS)
+
+
+def _encoded(owner: str, by: str, until: float) -> bytes:
+    return msgspec.json.encode(_LockFile(owner, by, until))
+
+
+def _numbers(store: Store, folder: str) -> dict[int, str]:
+    paths = (file.path for file in store.files(f"{folder}/", hidden=True))
+    return {int(PurePosixPath(path).stem): path for path in paths}
+
+
+def _last(store: Store, folder: str) -> int:
+    return max(_numbers(store, folder), default=0)
+
+
+def _path(folder: str, number: int) -> str:
+    return f"{folder}/{number:012d}.json"
