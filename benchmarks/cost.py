@@ -33,7 +33,7 @@ from kcl_dagster.emulator.http.http_messages import HttpRequest, Response
 from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.operations.cost import READ_UNIT_BYTES, CostLine, Prices, Storing, estimate
-from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.sinks import Commit
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import system
@@ -137,7 +137,7 @@ def counted(requests: Counter[str]) -> Iterator[None]:
 
 
 @dataclass
-class SteadyDiary(Diary):
+class SteadyEventLog(RunEventLog):
     """Begins to count with the first batches stored, and stops the worker after so many more seconds."""
 
     requests: Counter[str] = field(default_factory=Counter)
@@ -186,7 +186,7 @@ def transform(records: DataFrame) -> DataFrame:
     return records.selectExpr("lease_key", "sequence_number", "cast(data as string) as text")
 
 
-def run(cloud: EmbeddedAws, spark: SparkSession, commit: Commit, shards: int, seconds: float) -> SteadyDiary:
+def run(cloud: EmbeddedAws, spark: SparkSession, commit: Commit, shards: int, seconds: float) -> SteadyEventLog:
     stream = f"cost-{commit}"
     cloud.emulator.client("kinesis").create_stream(StreamName=stream, ShardCount=shards)
     application = kcl.Application(name=stream, streams=stream)
@@ -198,7 +198,7 @@ def run(cloud: EmbeddedAws, spark: SparkSession, commit: Commit, shards: int, se
     requests: Counter[str] = Counter()
     stop = StopSignal()
     log = logging.getLogger(__name__)
-    diary = SteadyDiary(
+    event_log = SteadyEventLog(
         AssetKey("records"),
         "worker-000",
         lambda _: None,
@@ -230,33 +230,35 @@ def run(cloud: EmbeddedAws, spark: SparkSession, commit: Commit, shards: int, se
     with counted(requests):
         for thread in threads:
             thread.start()
-        WorkerRun(consumer, resource, lambda: spark, "worker-000", system().new_id(), diary).work(stop)
+        WorkerRun(consumer, resource, lambda: spark, "worker-000", system().new_id(), event_log).work(stop)
         over.set()
         for thread in threads:
             thread.join()
     leader.resign()
-    return diary
+    return event_log
 
 
-def figures(diary: SteadyDiary, shards: int, files: int, *, chained: bool) -> dict[str, float]:
-    assert diary.began is not None
-    seconds = diary.ended - diary.began
+def figures(event_log: SteadyEventLog, shards: int, files: int, *, chained: bool) -> dict[str, float]:
+    assert event_log.began is not None
+    seconds = event_log.ended - event_log.began
     per_hour = HOUR / seconds
-    of_batches = max(1, diary.batches)
-    used = CostLine("all", diary.counted[WRITE_UNITS] / 2 / seconds, diary.counted[READ_UNITS] / 2 / seconds)
+    of_batches = max(1, event_log.batches)
+    used = CostLine(
+        "all", event_log.counted[WRITE_UNITS] / 2 / seconds, event_log.counted[READ_UNITS] / 2 / seconds
+    )
     dollars = used.dollars(Prices())
-    s3_writes = sum(diary.counted[name] for name in S3_WRITES)
+    s3_writes = sum(event_log.counted[name] for name in S3_WRITES)
     return {
-        "batches": diary.batches,
-        "data files per batch": files / diary.stored_batches,
-        "data files per hour": files / diary.stored_batches * diary.batches * per_hour,
-        "DynamoDB writes of a lease per hour": diary.counted[LEASE_WRITES] * per_hour / shards,
+        "batches": event_log.batches,
+        "data files per batch": files / event_log.stored_batches,
+        "data files per hour": files / event_log.stored_batches * event_log.batches * per_hour,
+        "DynamoDB writes of a lease per hour": event_log.counted[LEASE_WRITES] * per_hour / shards,
         DOLLARS_COUNTED: dollars,
         f"{DOLLARS_COUNTED}, over what `cost` says": dollars / dollars_as_estimated(shards, 1, chained=chained),
         "S3 PUT, COPY, LIST per batch": s3_writes / of_batches,
         "S3 PUT, COPY, LIST per hour": s3_writes * per_hour,
-        "S3 GET per batch": sum(diary.counted[name] for name in S3_READS) / of_batches,
-        "S3 DELETE per batch": diary.counted["s3 DeleteObjects"] / of_batches,
+        "S3 GET per batch": sum(event_log.counted[name] for name in S3_READS) / of_batches,
+        "S3 DELETE per batch": event_log.counted["s3 DeleteObjects"] / of_batches,
     }
 
 
@@ -295,9 +297,9 @@ def storing_figures(shards: int, seconds: float) -> list[CostFigure]:
         for commit in get_args(Commit):
             with embedded_aws(streams={}) as cloud:
                 cloud.emulator.client("s3").create_bucket(Bucket=BUCKET)  # its first request takes long
-                diary = run(cloud, spark, commit, shards, seconds)
+                event_log = run(cloud, spark, commit, shards, seconds)
                 files = sum(file.path.endswith(".parquet") for file in lake(cloud, commit).files())
-                found[commit] = figures(diary, shards, files, chained=commit == "chains")
+                found[commit] = figures(event_log, shards, files, chained=commit == "chains")
     finally:
         spark.stop()
     for name in found["leases"]:

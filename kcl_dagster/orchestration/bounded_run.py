@@ -28,9 +28,9 @@ from kcl_dagster.leader.tick import Leader
 from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.worker import BOUNDED_SLOT
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.lock_process import lock_process
 from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import Clock, Runtime, system
 from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
@@ -110,7 +110,7 @@ class BoundedRun:
     kcl: KclResource
     open_session: Callable[[], SparkSession]
     run_id: str
-    diary: Diary
+    event_log: RunEventLog
     watches: tuple[Watch, ...] = ()
     end_process: EndProcess = cannot_end
     runs: Callable[[], RunView] = RunView
@@ -193,13 +193,13 @@ class BoundedRun:
             self.open_session,
             BOUNDED_SLOT,
             self.run_id,
-            self.diary,
+            self.event_log,
             self.watches,
             self.end_process,
             bound,
         )
         reason = worker.work(stop)
-        return _worked(bound, reason, stop.detail, self.diary)
+        return _worked(bound, reason, stop.detail, self.event_log)
 
     def _leader(self, runtime: Runtime) -> Leader | None:
         """None where this run has no rights to lead: another leader gives it leases then."""
@@ -231,14 +231,14 @@ class BoundedRun:
         return self.kcl.client(service, self.consumer.application)
 
 
-def _worked(bound: Bound, reason: StopReason, detail: str, diary: Diary) -> BoundedOutcome:
+def _worked(bound: Bound, reason: StopReason, detail: str, event_log: RunEventLog) -> BoundedOutcome:
     """What came of a run that read by itself. A run that is stopped by hand may have been stopped for what failed,
     so its outcome names that. One that is stuck names it already."""
-    errors = {} if reason in (StopReason.CAUGHT_UP, StopReason.STUCK) else diary.errors
+    errors = {} if reason in (StopReason.CAUGHT_UP, StopReason.STUCK) else event_log.errors
     named = [f"{key}: {error}" for key, error in sorted(errors.items())[:SHARDS_NAMED]]
     more = len(errors) - len(named)
     told = [*filter(None, [detail]), *named, *([f"and {more} more shards failed"] if more else [])]
-    return BoundedOutcome(bound.through, reason, "; ".join(told), diary.records, worked=True)
+    return BoundedOutcome(bound.through, reason, "; ".join(told), event_log.records, worked=True)
 
 
 def _judged(outcome: BoundedOutcome) -> BoundedOutcome:

@@ -38,9 +38,9 @@ from kcl_dagster.orchestration import checks, watchdog
 from kcl_dagster.orchestration.check_definitions import look
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declared_windows import declare
-from kcl_dagster.orchestration.diary import diary_of
 from kcl_dagster.orchestration.interrupts import interrupts_ask
 from kcl_dagster.orchestration.run_end import ending
+from kcl_dagster.orchestration.run_event_log import event_log_of
 from kcl_dagster.orchestration.run_storage import APPLICATION_TAG, run_view
 from kcl_dagster.orchestration.translator import KclTranslator, identifier
 from kcl_dagster.worker.stop import StopSignal
@@ -90,7 +90,7 @@ def read_until(
         kcl,
         lambda: spark.spark_session,
         run.run_id,
-        diary_of(context, consumer, translator, BOUNDED_SLOT),
+        event_log_of(context, consumer, translator, BOUNDED_SLOT),
         watchdog.watches(instance, run.run_id),
         ending(instance, run.run_id),
         partial(run_view, instance, application),

@@ -4,9 +4,9 @@ from dagster import JobDefinition, OpExecutionContext, in_process_executor, job,
 
 from kcl_dagster.orchestration import watchdog
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.diary import diary_of
 from kcl_dagster.orchestration.interrupts import interrupts_ask
 from kcl_dagster.orchestration.run_end import ending
+from kcl_dagster.orchestration.run_event_log import event_log_of
 from kcl_dagster.orchestration.run_storage import APPLICATION_TAG, CODE_TAG, WORKER_TAG, rival, worker_tag
 from kcl_dagster.orchestration.translator import KclTranslator, identifier, slots_of
 from kcl_dagster.worker.stop import StopSignal
@@ -41,7 +41,7 @@ def build_worker_job(
         instance.add_run_tags(run.run_id, known)
         watches = watchdog.watches(instance, run.run_id)
 
-        diary = diary_of(context, consumer, translator, slot)
+        event_log = event_log_of(context, consumer, translator, slot)
         kcl, spark = getattr(context.resources, kcl_key), getattr(context.resources, spark_key)
         stop = StopSignal()
         with interrupts_ask(stop):
@@ -53,13 +53,13 @@ def build_worker_job(
                 lambda: spark.spark_session,
                 slot,
                 run.run_id,
-                diary,
+                event_log,
                 watches,
                 ending(instance, run.run_id),
             )
             reason = made.work(stop)
         context.log.info("worker %s stopped: %s", slot, reason)
-        diary.write(diary.observation())
+        event_log.write(event_log.observation())
 
     @job(
         name=f"{name}_worker",

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from kcl_dagster.errors import BatchError
 from kcl_dagster.model.worker import worker_id
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.sinks import Transform, open_staging
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine, local_slots
@@ -48,7 +48,7 @@ class WorkerRun:
     open_session: Callable[[], SparkSession]
     slot: str
     run_id: str
-    diary: Diary
+    event_log: RunEventLog
     watches: tuple[Watch, ...] = ()
     end_process: EndProcess = cannot_end
     bound: Bound | None = None
@@ -69,8 +69,8 @@ class WorkerRun:
         identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
         try:
             with (
-                self.diary.in_background(),
-                open_telemetry(application, identity, runtime, self._client, self.diary) as telemetry,
+                self.event_log.in_background(),
+                open_telemetry(application, identity, runtime, self._client, self.event_log) as telemetry,
                 queued_logs(),
             ):
                 worker = telemetry.worker(self._surroundings(late, sink, chains, interruption), runtime)
@@ -109,7 +109,7 @@ class WorkerRun:
     def _transform(self) -> Transform:
         """Functions of Arrow tables run in the executors, where no columns can be noted."""
         transform = self.consumer.stored_transform
-        return transform if self.consumer.arrow else self.diary.noting_columns(transform)
+        return transform if self.consumer.arrow else self.event_log.noting_columns(transform)
 
     def _surroundings(
         self,
@@ -141,8 +141,8 @@ class WorkerRun:
             is_ready=lambda: late.if_opened() is not None,
             interrupt=interruption,
             end_process=self.end_process,
-            on_batch=self.diary.batch,
-            on_event=self.diary.event,
+            on_batch=self.event_log.batch,
+            on_event=self.event_log.event,
         )
         return replace(
             opened_for,
@@ -172,7 +172,7 @@ class WorkerRun:
             opened = SparkEngine(session, connection, settings, sink=sink)
             if is_local:  # elsewhere, the checks were the first jobs
                 opened.warm_up()
-        self.diary.info(
+        self.event_log.info(
             "ready to read: Spark took %.1f s to start, and %.1f s for its first jobs",
             started - began,
             clock.monotonic() - started,

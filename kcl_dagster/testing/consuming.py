@@ -23,8 +23,8 @@ from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.schema import COLUMNS, RECORD_DDL
@@ -162,7 +162,7 @@ def consume(
 
 
 @dataclass
-class _Witness(Diary):
+class _Witness(RunEventLog):
     """Asks the worker to stop when there is nothing more to read, something failed, or time is up."""
 
     stop: StopSignal = field(default_factory=StopSignal)

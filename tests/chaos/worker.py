@@ -22,7 +22,7 @@ import kcl_dagster as kcl
 from kcl_dagster.errors import SinkError
 from kcl_dagster.orchestration import watchdog
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 from kcl_dagster.testing import EmulatorResource
@@ -143,10 +143,10 @@ def work(plan: Plan, spark: SparkSession, slot: str, run_id: str, stop: StopSign
     def alarm(kind: EventKind, message: str) -> AssetCheckEvaluation:
         return AssetCheckEvaluation(asset, kind.name.lower(), passed=False, metadata={"message": message})
 
-    diary = Diary(asset, slot, lambda event: log.info("%s", event), log, alarm)
+    event_log = RunEventLog(asset, slot, lambda event: log.info("%s", event), log, alarm)
     kcl_resource = EmulatorResource(endpoint_url=plan.endpoint_url, region_name=REGION)
     watches = (watchdog.parent_is_gone(), run_is_over(plan, run_id))
-    run = WorkerRun(consumer(plan, slot, run_id), kcl_resource, lambda: spark, slot, run_id, diary, watches)
+    run = WorkerRun(consumer(plan, slot, run_id), kcl_resource, lambda: spark, slot, run_id, event_log, watches)
     return run.work(stop)
 
 

@@ -202,7 +202,8 @@ class WorkerProcess:
         return engine
 
     def _deliver(self, runtime: Runtime) -> None:
-        """Events go to Dagster's storage as `orchestration.diary` sends them: through a queue with one strand."""
+        """Events go to Dagster's storage as `orchestration.run_event_log` sends them: through a queue with one
+        strand."""
         kernel = self.process.kernel
         queue = self.queue = DeliveryQueue(runtime.clock, new_lock=runtime.new_lock)  # type: ignore[arg-type]
         idle = []

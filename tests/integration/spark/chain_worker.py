@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import kcl_dagster as kcl
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 from kcl_dagster.testing import EmulatorResource
@@ -63,8 +63,10 @@ def main(kind: str, endpoint: str, stream: str, place: str, slot: str, run_id: s
         signal.signal(signal.SIGTERM, lambda *_: stop.request(StopReason.ASKED, "the test is over"))
         resource = EmulatorResource(endpoint_url=endpoint, region_name=REGION)
         log = logging.getLogger(slot)
-        diary = Diary(AssetKey("records"), slot, lambda event: log.info("%s", event), log, lambda *_: None)
-        WorkerRun(consumer(kind, stream, place), resource, lambda: spark, slot, run_id, diary).work(stop)
+        event_log = RunEventLog(
+            AssetKey("records"), slot, lambda event: log.info("%s", event), log, lambda *_: None
+        )
+        WorkerRun(consumer(kind, stream, place), resource, lambda: spark, slot, run_id, event_log).work(stop)
         stop_session(spark)
 
 

@@ -23,8 +23,8 @@ from kcl_dagster.model import worker as worker_row
 from kcl_dagster.model.lease import Lease, WorkerId
 from kcl_dagster.model.worker import WorkerRow, WorkerState
 from kcl_dagster.orchestration.application_state import Decision, Observation
-from kcl_dagster.orchestration.diary import Diary
 from kcl_dagster.orchestration.reporting import LIVELY_SECONDS, Reporter
+from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.translator import KclTranslator
 from tests.unit.orchestration.test_reporting import CALM, Table, lease, stored, things, worker
 
@@ -55,13 +55,13 @@ class WrittenRun:
     number: int
     now: float
     run: DagsterRun = field(init=False)
-    diary: Diary = field(init=False)
+    event_log: RunEventLog = field(init=False)
 
     def __post_init__(self) -> None:
         self.run = self.instance.create_run_for_job(_worker)
         slot = worker_row.slot_name(self.number)
-        self.diary = Diary(AssetKey("things"), slot, self._write, LOG, lambda *_: None, lambda: self.now)
-        self.diary.noting_columns(lambda _: Table(columns=COLUMNS))("records")
+        self.event_log = RunEventLog(AssetKey("things"), slot, self._write, LOG, lambda *_: None, lambda: self.now)
+        self.event_log.noting_columns(lambda _: Table(columns=COLUMNS))("records")
         for _ in range(RUN_EVENTS):
             self.say("Started execution of step.")
 
@@ -161,7 +161,7 @@ def measure(instance: DagsterInstance, home: Path, fleet: Fleet) -> float:
                     runs[number].say(f"lease acquired: {known.key}")
                     runs[number].say(f"lease released: {known.key}")
             runs[number].now = now
-            runs[number].diary.batch(stored(1000))
+            runs[number].event_log.batch(stored(1000))
 
     start = 2 * LIVELY_SECONDS  # of the leader; it happens once
     for now in _steps(0.0, start, TICK_SECONDS):

@@ -12,7 +12,7 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.orchestration.bounded_run import BoundedOutcome, _judged, _Look, _without_caps, _worked
-from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.worker.bound import PATIENCE_SECONDS, Bound
@@ -160,17 +160,19 @@ def test_a_lease_that_is_missing_is_told_by_the_last_tick(
     assert _judged(stuck) == stuck
 
 
-def failed_in(shards: int) -> Diary:
-    """The diary of a run in which so many shards have failed."""
-    diary = Diary(AssetKey("things"), "bounded", lambda _: None, logging.getLogger(__name__), lambda *_: None)
+def failed_in(shards: int) -> RunEventLog:
+    """The event log of a run in which so many shards have failed."""
+    event_log = RunEventLog(
+        AssetKey("things"), "bounded", lambda _: None, logging.getLogger(__name__), lambda *_: None
+    )
     stream = StreamIdentifier.single("things")
     keys = [LeaseKey(f"shard-{number}") for number in range(shards)]
-    diary.batch(
+    event_log.batch(
         BatchReport(
             tuple(LeaseReport(key, stream, key, Outcome.FAILED, 1, TRIM_HORIZON, error="refused") for key in keys)
         )
     )
-    return diary
+    return event_log
 
 
 def test_a_run_that_is_stopped_by_hand_names_what_failed() -> None:

@@ -148,7 +148,7 @@ def test_each_check_fails_for_its_reason_says_what_to_do_and_passes_again(name: 
 
 
 def test_every_check_has_a_case() -> None:
-    told_by_workers = {checks.SET_ASIDE.name, checks.BROKEN.name}  # see test_reporting: the diary of a worker
+    told_by_workers = {checks.SET_ASIDE.name, checks.BROKEN.name}  # see test_reporting: the event log of a worker
     stopped_by_code = {check.name for check in checks.CHECKS if check.role is Role.RECORDS}  # its tests are below
     assert {case[1] for case in CASES.values()} | told_by_workers | stopped_by_code == {
         check.name for check in checks.CHECKS

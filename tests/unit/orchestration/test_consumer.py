@@ -16,7 +16,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.orchestration.component import KclApplicationComponent, SinkModel
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.sinks import SinkChoice, place_of
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
@@ -128,8 +128,8 @@ class Log:
 def test_an_observation_says_how_many_records_came_from_whom_and_where_they_are() -> None:
     events: list[Any] = []
     place = {"dagster/uri": "s3://lake/things"}
-    diary = Diary(dg.AssetKey("things"), "worker-000", events.append, Log(), lambda *_: None, place=place)
-    diary.batch(BatchReport((LEASE,)))
+    event_log = RunEventLog(dg.AssetKey("things"), "worker-000", events.append, Log(), lambda *_: None, place=place)
+    event_log.batch(BatchReport((LEASE,)))
     metadata = {name: value.value for name, value in events[0].metadata.items()}
     told = [metadata[name] for name in ("kcl/records", "kcl/worker", "dagster/uri")]
     assert told == [12, "worker-000", "s3://lake/things"]

@@ -22,9 +22,9 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow
 from kcl_dagster.orchestration import checks
 from kcl_dagster.orchestration.application_state import Decision, Observation
-from kcl_dagster.orchestration.diary import CALM_PACE_SECONDS, Diary
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclDecisionsMetadataSet, KclLagMetadataSet
 from kcl_dagster.orchestration.reporting import Event, Reporter
+from kcl_dagster.orchestration.run_event_log import CALM_PACE_SECONDS, RunEventLog
 from kcl_dagster.orchestration.statement import MAX_ROWS
 from kcl_dagster.orchestration.translator import KclTranslator
 from kcl_dagster.worker.events import EventKind, WorkerEvent
@@ -161,13 +161,13 @@ def test_a_loss_stays_until_it_is_acknowledged(reporter: Reporter) -> None:
 
 
 class Pages:
-    """Where a diary writes, and the clock it reads."""
+    """Where an event log writes, and the clock it reads."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.written: list[AssetObservation | AssetCheckEvaluation] = []
         self.logged: list[str] = []
-        self.diary = Diary(
+        self.event_log = RunEventLog(
             AssetKey("things"),
             "worker-000",
             self.written.append,
@@ -208,25 +208,25 @@ def kcl_stream() -> Any:
 
 def test_a_worker_writes_its_first_records_at_once_and_then_ever_more_seldom() -> None:
     pages = Pages()
-    pages.diary.batch(stored(0))
+    pages.event_log.batch(stored(0))
     assert pages.written == []
     for second in range(86_400):
         pages.now = float(second)
-        pages.diary.batch(stored(10))
+        pages.event_log.batch(stored(10))
     first, *others = pages.written
     assert isinstance(first, AssetObservation)
     assert first.partition == "2026-11-22-17:00"
     assert first.metadata["kcl/records"].value == 10
     assert len(others) <= 6 + 86_400 / CALM_PACE_SECONDS
     told = sum(int(str(e.metadata["kcl/records"].value)) for e in pages.written if isinstance(e, AssetObservation))
-    last = pages.diary.metadata()
+    last = pages.event_log.metadata()
     assert told + last["kcl/records"] == last["kcl/records_in_total"] == 864_000
 
 
 def test_trouble_is_a_warning_and_lost_records_are_a_failed_check() -> None:
     pages = Pages()
-    pages.diary.event(WorkerEvent(EventKind.LEASE_ACQUIRED, "shard 0"))
-    pages.diary.event(WorkerEvent(EventKind.DATA_LOST, "shard 0 lost an hour"))
+    pages.event_log.event(WorkerEvent(EventKind.LEASE_ACQUIRED, "shard 0"))
+    pages.event_log.event(WorkerEvent(EventKind.DATA_LOST, "shard 0 lost an hour"))
     assert pages.logged == ["info lease acquired: shard 0", "warning data lost: shard 0 lost an hour"]
     (check,) = pages.written
     assert isinstance(check, AssetCheckEvaluation)
@@ -237,7 +237,7 @@ def test_poison_records_fail_a_check_at_once_and_are_counted_after_that() -> Non
     pages = Pages()
     for second in range(600):
         pages.now = float(second)
-        pages.diary.event(WorkerEvent(EventKind.RECORD_SKIPPED, "cannot parse"))
+        pages.event_log.event(WorkerEvent(EventKind.RECORD_SKIPPED, "cannot parse"))
     told = [e for e in pages.written if isinstance(e, AssetCheckEvaluation)]
     assert [(e.check_name, e.passed) for e in told] == [("no_poison_records", False)] * 2
     assert "cannot parse, after 299 others" in str(told[-1].description)
@@ -252,7 +252,7 @@ def test_broken_aggregates_warn_at_once_and_are_counted_after_that() -> None:
     pages = Pages()
     for second in range(302):
         pages.now = float(second)
-        pages.diary.event(broken(3))
+        pages.event_log.event(broken(3))
     told = [e for e in pages.written if isinstance(e, AssetCheckEvaluation)]
     assert [(e.check_name, e.passed, e.severity.value) for e in told] == [
         ("no_broken_aggregates", False, "WARN")
@@ -265,21 +265,21 @@ def test_broken_aggregates_are_counted_beside_the_records() -> None:
     pages = Pages()
     for second in range(60):
         pages.now = float(second)
-        pages.diary.batch(stored(10, broken=2))
+        pages.event_log.batch(stored(10, broken=2))
     told = [e.metadata for e in pages.written if isinstance(e, AssetObservation)]
     assert [metadata["kcl/broken_aggregates_in_total"].value for metadata in told] == [2, 62]
-    assert pages.diary.metadata()["kcl/broken_aggregates_in_total"] == 120
+    assert pages.event_log.metadata()["kcl/broken_aggregates_in_total"] == 120
 
 
 def test_the_log_of_a_run_says_which_shard_it_speaks_of() -> None:
     pages, key = Pages(), lease(0).key
-    pages.diary.event(WorkerEvent(EventKind.LEASE_ACQUIRED, "at LATEST", key))
-    pages.diary.event(WorkerEvent(EventKind.FETCH_FAILED, f"{key} is gone", key))
+    pages.event_log.event(WorkerEvent(EventKind.LEASE_ACQUIRED, "at LATEST", key))
+    pages.event_log.event(WorkerEvent(EventKind.FETCH_FAILED, f"{key} is gone", key))
     assert pages.logged == [f"info lease acquired: {key}: at LATEST", f"warning fetch failed: {key} is gone"]
 
 
 class Table:
-    """What a transform makes, as far as the diary looks: Spark's schema."""
+    """What a transform makes, as far as the event log looks: Spark's schema."""
 
     def __init__(self, columns: int) -> None:
         self.columns = columns
@@ -295,11 +295,11 @@ class Table:
 @pytest.mark.parametrize(("columns", "told"), [(3, [True, True]), (200, [True, False])])
 def test_the_columns_of_what_is_stored_are_told(columns: int, told: list[bool]) -> None:
     pages, table = Pages(), Table(columns)
-    transform = pages.diary.noting_columns(lambda _: table)
+    transform = pages.event_log.noting_columns(lambda _: table)
     for moment in (0.0, 60.0):
         pages.now = moment
         assert transform("records") is table
-        pages.diary.batch(stored(10))
+        pages.event_log.batch(stored(10))
     metadata_sets = [e.metadata for e in pages.written if isinstance(e, AssetObservation)]
     assert [COLUMN_SCHEMA in m for m in metadata_sets] == told
     schema = metadata_sets[0][COLUMN_SCHEMA].value

@@ -10,7 +10,7 @@ from dagster import AssetKey, DagsterInstance
 
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration import watchdog
-from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.telemetry.logs import queued_logs
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.stop import StopSignal
@@ -21,7 +21,7 @@ A = "shardId-000000000000"
 
 
 class Storage:
-    """Dagster's, as a diary and a run's log write to it."""
+    """Dagster's, as an event log and a run's log write to it."""
 
     def __init__(self) -> None:
         self.is_back = threading.Event()
@@ -49,8 +49,8 @@ def storage() -> Iterator[Storage]:
     made.is_back.set()
 
 
-def diary_of(storage: Storage) -> Diary:
-    return Diary(AssetKey("things"), "worker-000", storage.write, storage, lambda *_: None)
+def event_log_of(storage: Storage) -> RunEventLog:
+    return RunEventLog(AssetKey("things"), "worker-000", storage.write, storage, lambda *_: None)
 
 
 def settle(world: RealTime, run: Run, stop: StopSignal, storage: Storage) -> list[EventKind]:
@@ -74,14 +74,14 @@ def test_leases_are_kept_and_released_while_dagster_hangs_or_raises(storage: Sto
     storage.raises = raises
     world = RealTime(shards=8)
     seen: list[EventKind] = []
-    diary = diary_of(storage)
+    event_log = event_log_of(storage)
 
     def on_event(event: WorkerEvent) -> None:
         seen.append(event.kind)
-        diary.event(event)
+        event_log.event(event)
 
-    with diary.in_background(last_seconds=0.05):
-        run = threaded(world, "w1", on_event=on_event, on_batch=diary.batch)
+    with event_log.in_background(last_seconds=0.05):
+        run = threaded(world, "w1", on_event=on_event, on_batch=event_log.batch)
         settle(world, run, StopSignal(), storage)
     assert EventKind.LEASE_LOST not in seen
     assert [world.lease(key).owner for key in world.lease_keys()] == [None] * 8
@@ -106,12 +106,12 @@ def test_a_receiver_that_raises_on_the_workers_threads_ends_nothing() -> None:
 
 @pytest.mark.audit("C1")
 def test_the_number_of_events_that_were_not_written_is_written(storage: Storage) -> None:
-    diary = diary_of(storage)
-    with diary.in_background(last_seconds=60):
-        diary.event(WorkerEvent(EventKind.STOPPING, "first"))
+    event_log = event_log_of(storage)
+    with event_log.in_background(last_seconds=60):
+        event_log.event(WorkerEvent(EventKind.STOPPING, "first"))
         assert storage.waiting.wait(30)  # from here on the queue fills
         for number in range(2000):
-            diary.info("line %d", number)
+            event_log.info("line %d", number)
         storage.is_back.set()
     [told] = [line for line in storage.lines if "were not written" in line]
     assert "1101 (1101 log line)" in told
@@ -121,10 +121,10 @@ def test_the_number_of_events_that_were_not_written_is_written(storage: Storage)
 def test_what_is_never_written_is_counted_in_the_process_log(
     storage: Storage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    diary = diary_of(storage)
-    with diary.in_background(last_seconds=0.05):
-        diary.warning("first %s", "line")
-        diary.info("second")
+    event_log = event_log_of(storage)
+    with event_log.in_background(last_seconds=0.05):
+        event_log.warning("first %s", "line")
+        event_log.info("second")
     assert "Dagster's storage did not accept 2 (2 log line) events of worker-000" in caplog.text
 
 

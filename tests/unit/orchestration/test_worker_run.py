@@ -15,7 +15,7 @@ from kcl_dagster.emulator import Emulator
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration import worker_run
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.diary import Diary
+from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.interruption import Interruption
@@ -66,9 +66,11 @@ def test_a_worker_does_not_begin_where_it_would_fail_later(
         return records
 
     session: Any = Answers(*answers)
-    diary = Diary(AssetKey("clicks"), "worker-000", lambda _: None, logging.getLogger(__name__), lambda *_: None)
+    event_log = RunEventLog(
+        AssetKey("clicks"), "worker-000", lambda _: None, logging.getLogger(__name__), lambda *_: None
+    )
     resource = EmulatorResource()
-    run = WorkerRun(clicks, resource, lambda: session, "worker-000", "run", diary)
+    run = WorkerRun(clicks, resource, lambda: session, "worker-000", "run", event_log)
     with pytest.raises(ConfigurationError, match=problem):
         run._open(run._sink(), Interruption())
 
@@ -97,8 +99,8 @@ def test_a_run_writes_its_events_on_a_thread_of_their_own(
         raise ConfigurationError("there is no Spark here")
 
     lines = Lines()
-    diary = Diary(AssetKey("things"), "worker-000", lambda _: None, lines, lambda *_: None)
-    run = WorkerRun(consumer, resource, fail, "worker-000", "0123456789", diary)
+    event_log = RunEventLog(AssetKey("things"), "worker-000", lambda _: None, lines, lambda *_: None)
+    run = WorkerRun(consumer, resource, fail, "worker-000", "0123456789", event_log)
     with pytest.raises(ConfigurationError, match="no Spark here"):
         run.work(StopSignal())
     assert any("stopping" in line for line in lines.threads)
@@ -118,8 +120,8 @@ def test_a_run_ends_although_its_spark_hangs_while_it_starts(
         goes_on.wait(60)
         raise ConfigurationError("it was only for the test")
 
-    diary = Diary(AssetKey("things"), "worker-000", lambda _: None, Lines(), lambda *_: None)
-    run = WorkerRun(consumer, resource, hang, "worker-000", "0123456789", diary, end_process=ended.append)
+    event_log = RunEventLog(AssetKey("things"), "worker-000", lambda _: None, Lines(), lambda *_: None)
+    run = WorkerRun(consumer, resource, hang, "worker-000", "0123456789", event_log, end_process=ended.append)
     try:
         assert run.work(stop) is StopReason.ASKED
     finally:
@@ -131,8 +133,8 @@ def test_a_run_ends_although_its_spark_hangs_while_it_starts(
 def test_a_worker_is_ready_when_spark_is(aws: Emulator, consumer: Consumer, resource: kcl.KclResource) -> None:
     runtime = Runtime()
     create_tables(aws.client("dynamodb"), consumer.application, TableLayout.single(consumer.application), runtime)
-    diary = Diary(AssetKey("things"), "worker-000", lambda _: None, Lines(), lambda *_: None)
-    run = WorkerRun(consumer, resource, lambda: None, "worker-000", "0123456789", diary)  # type: ignore[arg-type,return-value]
+    event_log = RunEventLog(AssetKey("things"), "worker-000", lambda _: None, Lines(), lambda *_: None)
+    run = WorkerRun(consumer, resource, lambda: None, "worker-000", "0123456789", event_log)  # type: ignore[arg-type,return-value]
     is_up = threading.Event()
     late: Late[Any] = Late(lambda: is_up.wait(60))
     surroundings = run._surroundings(late, run._sink(), run._staging_sink(), Interruption())
@@ -156,8 +158,10 @@ def test_a_worker_is_ready_when_a_first_job_has_run(
 
     monkeypatch.setattr(worker_run, "SparkEngine", Engine)
     session: Any = Session(master="local[2,2]")
-    diary = Diary(AssetKey("things"), "worker-000", lambda _: None, logging.getLogger(__name__), lambda *_: None)
-    opened: Any = WorkerRun(consumer, resource, lambda: session, "worker-000", "run", diary)._open(
+    event_log = RunEventLog(
+        AssetKey("things"), "worker-000", lambda _: None, logging.getLogger(__name__), lambda *_: None
+    )
+    opened: Any = WorkerRun(consumer, resource, lambda: session, "worker-000", "run", event_log)._open(
         None, Interruption()
     )
     assert opened.jobs == 1

@@ -35,7 +35,7 @@ from tests.unit.worker.kit import Killed, MemoryDeadLetters, Run, World
 A, B = "shardId-000000000000", "shardId-000000000001"
 
 
-class Diary:
+class CallLog:
     """What all instances of a processor saw."""
 
     def __init__(self) -> None:
@@ -47,40 +47,40 @@ class Diary:
 class Recorder(RecordProcessorBase):
     """Checkpoints after every call, unless told otherwise."""
 
-    def __init__(self, diary: Diary, checkpoints: bool = True, poison: Callable[[str], bool] | None = None) -> None:
-        self.diary = diary
+    def __init__(self, log: CallLog, checkpoints: bool = True, poison: Callable[[str], bool] | None = None) -> None:
+        self.log = log
         self.checkpoints = checkpoints
         self.poison = poison or (lambda _: False)
         self.shard = ""
-        diary.instances += 1
+        log.instances += 1
 
     def initialize(self, initialize_input: InitializeInput) -> None:
         self.shard = initialize_input.shard_id
-        self.diary.calls.append(f"initialize at {initialize_input.sequence_number}")
+        self.log.calls.append(f"initialize at {initialize_input.sequence_number}")
 
     def process_records(self, process_records_input: ProcessRecordsInput) -> None:
         for record in process_records_input.records:
             text = record.binary_data.decode()
             if self.poison(text):
                 raise ValueError(text)
-            self.diary.data.append(text)
+            self.log.data.append(text)
         if self.checkpoints:
             process_records_input.checkpointer.checkpoint()
 
     def lease_lost(self, lease_lost_input: LeaseLostInput) -> None:
-        self.diary.calls.append("lease_lost")
+        self.log.calls.append("lease_lost")
 
     def shard_ended(self, shard_ended_input: ShardEndedInput) -> None:
-        self.diary.calls.append("shard_ended")
+        self.log.calls.append("shard_ended")
         shard_ended_input.checkpointer.checkpoint()
 
     def shutdown_requested(self, shutdown_requested_input: ShutdownRequestedInput) -> None:
-        self.diary.calls.append("shutdown_requested")
+        self.log.calls.append("shutdown_requested")
         shutdown_requested_input.checkpointer.checkpoint()
 
 
-def worker(world: World, diary: Diary, name: str = "w1", **options: Any) -> Run:
-    return world.worker(name, processors=lambda: Recorder(diary, **options))
+def worker(world: World, log: CallLog, name: str = "w1", **options: Any) -> Run:
+    return world.worker(name, processors=lambda: Recorder(log, **options))
 
 
 def checkpoint(world: World, shard: str = A) -> str:
@@ -94,56 +94,56 @@ def work(world: World, run: Run, rounds: int = 60) -> None:
 
 
 def test_a_shard_from_its_first_record_to_its_children() -> None:
-    world, diary = World(), Diary()
+    world, log = World(), CallLog()
     world.stream.put(A, *"abcdefgh")
     low, _ = world.stream.split(A)
-    run = worker(world, diary)
+    run = worker(world, log)
     world.assign(run)
     run.until_idle()
-    assert diary.data == list("abcdefgh")
-    assert diary.calls == ["initialize at TRIM_HORIZON", "shard_ended"]
+    assert log.data == list("abcdefgh")
+    assert log.calls == ["initialize at TRIM_HORIZON", "shard_ended"]
     assert checkpoint(world) == "SHARD_END"
     assert world.lease(low).parents == {A}
     assert world.lease(A).children == {low, "shardId-000000000002"}
 
 
 def test_state_is_kept_while_nothing_is_checkpointed() -> None:
-    world, diary = World(), Diary()
+    world, log = World(), CallLog()
     world.stream.put(A, *"abcdefgh")
-    run = worker(world, diary, checkpoints=False)
+    run = worker(world, log, checkpoints=False)
     world.assign(run)
     run.until_idle()
-    assert diary.data == list("abcdefgh")
-    assert diary.instances == 1
+    assert log.data == list("abcdefgh")
+    assert log.instances == 1
     assert checkpoint(world) == "TRIM_HORIZON"
 
-    second = worker(world, diary, "w2")
+    second = worker(world, log, "w2")
     world.assign(second)
     second.until_idle()
-    assert diary.data == list("abcdefgh") * 2  # delivered again, in order
+    assert log.data == list("abcdefgh") * 2  # delivered again, in order
     assert checkpoint(world) != "TRIM_HORIZON"
     world.clock.advance(10)
     run.round()
-    assert diary.calls[-1] == "lease_lost"
+    assert log.calls[-1] == "lease_lost"
 
 
 def test_the_next_owner_begins_after_the_checkpoint() -> None:
-    world, diary = World(), Diary()
+    world, log = World(), CallLog()
     world.stream.put(A, *"abcd")
-    first = worker(world, diary)
+    first = worker(world, log)
     world.assign(first)
     first.round()
-    second = worker(world, diary, "w2")
+    second = worker(world, log, "w2")
     world.assign(second)
     second.until_idle()
-    assert diary.data == list("abcd")
-    assert diary.calls[-1] == f"initialize at {world.stream.shards[A].records[2][0]}"
+    assert log.data == list("abcd")
+    assert log.calls[-1] == f"initialize at {world.stream.shards[A].records[2][0]}"
 
 
 def test_a_processor_is_asked_before_its_shard_is_handed_over() -> None:
-    world, diary = World(), Diary()
+    world, log = World(), CallLog()
     world.stream.put(A, *"abc")
-    old, new = worker(world, diary, "old", checkpoints=False), worker(world, diary, "new")
+    old, new = worker(world, log, "old", checkpoints=False), worker(world, log, "new")
     world.assign(old)
     old.round()
     world.hand_over(A, new)
@@ -153,57 +153,57 @@ def test_a_processor_is_asked_before_its_shard_is_handed_over() -> None:
     assert world.lease(A).checkpoint_owner == old.id  # the processor was not asked yet
     old.worker.step_batch()
     old.worker.step_renewal()
-    assert diary.calls[-1] == "shutdown_requested"
+    assert log.calls[-1] == "shutdown_requested"
     assert world.lease(A).checkpoint_owner is None
     new.until_idle()
-    assert diary.data == list("abc")
+    assert log.data == list("abc")
 
 
 def test_every_processor_has_its_last_chance_when_the_worker_stops() -> None:
-    world, diary = World(shards=2), Diary()
+    world, log = World(shards=2), CallLog()
     world.stream.put(A, *"ab")
     world.stream.put(B, *"xy")
-    run = worker(world, diary, checkpoints=False)
+    run = worker(world, log, checkpoints=False)
     world.assign(run)
     run.round()
     run.worker.stop.request()
     run.worker.run()
-    assert diary.calls.count("shutdown_requested") == 2
+    assert log.calls.count("shutdown_requested") == 2
     assert checkpoint(world, A) == str(world.stream.shards[A].records[-1][0])
     assert checkpoint(world, B) == str(world.stream.shards[B].records[-1][0])
     assert world.lease(A).owner is None
 
 
 def test_a_processor_that_raises_is_replaced_and_loses_nothing() -> None:
-    world, diary = World(), Diary()
+    world, log = World(), CallLog()
     world.stream.put(A, *"abcdef")
     bad_luck = iter([False] * 4 + [True] + [False] * 99)
-    run = worker(world, diary, poison=lambda _: next(bad_luck))
+    run = worker(world, log, poison=lambda _: next(bad_luck))
     world.assign(run)
     work(world, run)
-    assert diary.instances == 2
-    assert sorted(set(diary.data)) == list("abcdef")
+    assert log.instances == 2
+    assert sorted(set(log.data)) == list("abcdef")
     assert checkpoint(world) == str(world.stream.shards[A].records[-1][0])
 
 
 def test_a_processor_whose_process_ends_is_replaced_and_nobody_is_blamed() -> None:
-    world, diary = World(batch={"failure": {"action": "skip", "attempts": 1}}), Diary()
+    world, log = World(batch={"failure": {"action": "skip", "attempts": 1}}), CallLog()
     world.stream.put(A, *"abcdef")
-    run = worker(world, diary, checkpoints=False)
+    run = worker(world, log, checkpoints=False)
     hosts = run.hosts
     assert hosts is not None
     world.assign(run)
     run.round()  # a, b, c were delivered and not checkpointed
     hosts.lose_all()
     work(world, run, 4)
-    assert "".join(diary.data) == "abc" + "abcdef"
+    assert "".join(log.data) == "abc" + "abcdef"
     run.engine.hooks.append(hosts.lose_all)  # what was read then went with the process
     world.stream.put(A, "g")
     run.round()
     run.engine.hooks.clear()
     work(world, run, 5)
-    assert "".join(diary.data) == "abc" + "abcdef" + "abcdefg"
-    assert diary.calls == ["initialize at TRIM_HORIZON"] * diary.instances
+    assert "".join(log.data) == "abc" + "abcdef" + "abcdefg"
+    assert log.calls == ["initialize at TRIM_HORIZON"] * log.instances
     assert EventKind.RECORD_SKIPPED not in run.kinds()
 
 
@@ -215,29 +215,29 @@ def ends_the_process(text: str) -> bool:
 
 def test_a_record_that_ends_its_process_stops_its_shard_however_many_records_are_before_it() -> None:
     """Nothing is checkpointed, so each new process begins with records that do no harm."""
-    world, diary = World(batch={"failure": {"outage_attempts": 4}}), Diary()
+    world, log = World(batch={"failure": {"outage_attempts": 4}}), CallLog()
     world.stream.put(A, *"abcdefgh!z")
-    run = worker(world, diary, checkpoints=False, poison=ends_the_process)
+    run = worker(world, log, checkpoints=False, poison=ends_the_process)
     world.assign(run)
     run.engine.limit = 2
     work(world, run, 200)
     assert run.kinds().count(EventKind.SHARD_STOPPED) == 1
     assert run.worker.step_batch().stopped == (A,)
-    instances = diary.instances
+    instances = log.instances
     work(world, run, 600)
-    assert diary.instances - instances <= 20, "it is tried once a minute"
-    assert "z" not in diary.data
+    assert log.instances - instances <= 20, "it is tried once a minute"
+    assert "z" not in log.data
 
 
 def test_the_policy_decides_about_a_record_however_many_records_are_before_it() -> None:
-    world, diary = World(batch={"failure": {"action": "skip", "attempts": 3}}), Diary()
+    world, log = World(batch={"failure": {"action": "skip", "attempts": 3}}), CallLog()
     world.stream.put(A, *"abcdefgh!z")
-    run = worker(world, diary, checkpoints=False, poison=lambda text: text == "!")
+    run = worker(world, log, checkpoints=False, poison=lambda text: text == "!")
     world.assign(run)
     run.engine.limit = 2
     work(world, run, 200)
     assert run.kinds().count(EventKind.RECORD_SKIPPED) == 1
-    assert "".join(diary.data).endswith("abcdefghz")
+    assert "".join(log.data).endswith("abcdefghz")
     assert run.worker.step_batch().stopped == ()
 
 
@@ -255,19 +255,19 @@ def test_the_failure_policy_decides_about_a_record_that_always_fails(
 ) -> None:
     path = "/letters" if action == "dead_letter" else None
     world = World(batch={"failure": {"action": action, "attempts": 3, "dead_letter_path": path}})
-    diary = Diary()
+    log = CallLog()
     world.stream.put(A, *"abcd!f")
-    run = worker(world, diary, poison=lambda text: text == "!")
+    run = worker(world, log, poison=lambda text: text == "!")
     world.assign(run)
     work(world, run)
-    assert "".join(sorted(set(diary.data))) == delivered
+    assert "".join(sorted(set(log.data))) == delivered
     assert run.kinds().count(event) == 1
     assert len(run.letters.letters) == (action == "dead_letter")
 
 
 def test_a_record_that_fails_once_when_it_is_delivered_alone_is_not_set_aside() -> None:
     """x always fails, so records are delivered one by one; c fails in this mode, and only the first time."""
-    world, diary = World(batch={"failure": {"action": "skip", "attempts": 1}}), Diary()
+    world, log = World(batch={"failure": {"action": "skip", "attempts": 1}}), CallLog()
     world.stream.put(A, *"abcdxe")
     failed: list[str] = []
 
@@ -279,18 +279,18 @@ def test_a_record_that_fails_once_when_it_is_delivered_alone_is_not_set_aside() 
             failed.append(text)
         return text == "x"
 
-    run = worker(world, diary, poison=fails, checkpoints=False)
+    run = worker(world, log, poison=fails, checkpoints=False)
     world.assign(run)
     work(world, run, 200)
     assert "c" in failed
     skipped = [event.facts["sequence"] for event in run.events if event.kind is EventKind.RECORD_SKIPPED]
     assert skipped == ["104"]
-    assert "".join(dict.fromkeys(diary.data)) == "abcde"
+    assert "".join(dict.fromkeys(log.data)) == "abcde"
 
 
 def test_no_record_is_set_aside_while_the_processor_lacks_what_it_needs() -> None:
     """x always fails, so records are delivered one by one; then what c needs is away for a while."""
-    world, diary = World(batch={"failure": {"action": "skip", "attempts": 1}}), Diary()
+    world, log = World(batch={"failure": {"action": "skip", "attempts": 1}}), CallLog()
     world.stream.put(A, *"abcdxe")
     away = 0
 
@@ -302,18 +302,18 @@ def test_no_record_is_set_aside_while_the_processor_lacks_what_it_needs() -> Non
         away = away or int(text == "x")
         return text == "x"
 
-    run = worker(world, diary, poison=fails, checkpoints=False)
+    run = worker(world, log, poison=fails, checkpoints=False)
     world.assign(run)
     work(world, run, 900)
     assert away == 8
     skipped = [event.facts["sequence"] for event in run.events if event.kind is EventKind.RECORD_SKIPPED]
     assert skipped == ["104"]
-    assert "".join(dict.fromkeys(diary.data)) == "abcde"
+    assert "".join(dict.fromkeys(log.data)) == "abcde"
 
 
 def test_a_record_is_not_passed_over_because_its_letter_cannot_be_stored() -> None:
     failure = {"action": "dead_letter", "attempts": 1, "dead_letter_path": "/letters"}
-    world, diary = World(batch={"failure": failure}), Diary()
+    world, log = World(batch={"failure": failure}), CallLog()
     world.stream.put(A, *"ab!cd")
 
     class Full(MemoryDeadLetters):
@@ -326,41 +326,41 @@ def test_a_record_is_not_passed_over_because_its_letter_cannot_be_stored() -> No
             super().write(letter)
 
     letters = Full()
-    run = world.worker("w1", processors=lambda: Recorder(diary, poison=lambda t: t == "!"), dead_letters=letters)
+    run = world.worker("w1", processors=lambda: Recorder(log, poison=lambda t: t == "!"), dead_letters=letters)
     world.assign(run)
     work(world, run, 12)
-    assert "c" not in diary.data or letters.letters
+    assert "c" not in log.data or letters.letters
     work(world, run)
     assert len(letters.letters) == 1
-    assert sorted(set(diary.data)) == list("abcd")
+    assert sorted(set(log.data)) == list("abcd")
     assert any("no room" in event.message for event in run.events)
 
 
 def test_a_shard_does_not_end_without_its_processor() -> None:
-    world, diary = World(), Diary()
+    world, log = World(), CallLog()
     world.stream.put(A, "a")
     world.stream.split(A)
     says_so = False
 
     class Silent(Recorder):
         def shard_ended(self, shard_ended_input: ShardEndedInput) -> None:
-            self.diary.calls.append("shard_ended")
+            self.log.calls.append("shard_ended")
             if says_so:
                 shard_ended_input.checkpointer.checkpoint()
 
-    run = world.worker("w1", processors=lambda: Silent(diary))
+    run = world.worker("w1", processors=lambda: Silent(log))
     world.assign(run)
     work(world, run, 5)
     assert checkpoint(world) != "SHARD_END"
     says_so = True
     work(world, run)
     assert checkpoint(world) == "SHARD_END"
-    assert diary.instances == 1
-    assert diary.data == ["a"]
+    assert log.instances == 1
+    assert log.data == ["a"]
 
 
 def test_a_processor_hears_that_its_lease_is_lost_when_it_checkpoints() -> None:
-    world, diary = World(), Diary()
+    world, log = World(), CallLog()
     world.stream.put(A, *"abc")
     second = world.worker("w2")
     values: list[str] = []
@@ -373,12 +373,12 @@ def test_a_processor_hears_that_its_lease_is_lost_when_it_checkpoints() -> None:
             except CheckpointError as error:
                 values.append(error.value)
 
-    run = world.worker("w1", processors=lambda: Late(diary))
+    run = world.worker("w1", processors=lambda: Late(log))
     world.assign(run)
     run.round()
     run.round()
     assert values == ["ShutdownException"]
-    assert diary.calls[-1] == "lease_lost"
+    assert log.calls[-1] == "lease_lost"
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_a_processor_hears_that_its_lease_is_lost_when_it_checkpoints() -> None:
 def test_checkpoints_must_be_within_what_was_delivered(
     number: str | None, sub_sequence: int | None, value: str | None
 ) -> None:
-    world, diary = World(), Diary()
+    world, log = World(), CallLog()
     world.leases.delete(world.lease(A), forced=True)
     world.create(A, checkpoint=Checkpoint("99"))
     world.stream.put(A, *"abc")  # 100, 101, 102
@@ -409,7 +409,7 @@ def test_checkpoints_must_be_within_what_was_delivered(
             except CheckpointError as error:
                 values.append(error.value)
 
-    run = world.worker("w1", processors=lambda: Choosy(diary))
+    run = world.worker("w1", processors=lambda: Choosy(log))
     world.assign(run)
     run.round()
     assert values == [value]
@@ -539,13 +539,13 @@ def test_where_the_original_is_installed_its_own_errors_are_raised(
 
 
 def owners(
-    world: World, diary: Diary, count: int, rounds: int = 12, *, limit: int = 2, **options: Any
+    world: World, log: CallLog, count: int, rounds: int = 12, *, limit: int = 2, **options: Any
 ) -> tuple[list[Run], list[float]]:
     """Workers follow each other; each has the lease until a record ends it, or for `rounds`, and then it is lost.
     Returns the workers, and when records ended one."""
     runs, ends = [], []
     for number in range(count):
-        runs.append(worker(world, diary, f"owner-{number}-{world.clock.now():.0f}", **options))
+        runs.append(worker(world, log, f"owner-{number}-{world.clock.now():.0f}", **options))
         runs[-1].engine.limit = limit
         world.assign(runs[-1])
         try:
@@ -564,44 +564,44 @@ def ends_the_worker(text: str) -> bool:
 @pytest.mark.parametrize("checkpoints", [True, False])
 @pytest.mark.parametrize("action", ["stop", "skip"])
 def test_a_record_that_ends_the_worker_of_its_processor_stops_the_shard(action: str, checkpoints: bool) -> None:
-    world, diary = World(batch={"failure": {"action": action}}), Diary()
+    world, log = World(batch={"failure": {"action": action}}), CallLog()
     world.stream.put(A, *"abcde!z")
-    runs, ends = owners(world, diary, 8, poison=ends_the_worker, checkpoints=checkpoints)
+    runs, ends = owners(world, log, 8, poison=ends_the_worker, checkpoints=checkpoints)
     assert len(ends) == (4 if checkpoints else 3), "the first owner checkpoints before it pins anything"
     assert runs[-1].kinds().count(EventKind.SHARD_STOPPED) == 1
     assert runs[-1].worker.step_batch().stopped == (A,)
-    _, ends = owners(world, diary, 2, 4000, poison=ends_the_worker, checkpoints=checkpoints)
+    _, ends = owners(world, log, 2, 4000, poison=ends_the_worker, checkpoints=checkpoints)
     assert len(ends) == 2
     assert ends[1] - ends[0] >= LOSS_PAUSE
-    [healed], _ = owners(world, diary, 1, 4000)
-    assert diary.data[-1] == "z"
+    [healed], _ = owners(world, log, 1, 4000)
+    assert log.data[-1] == "z"
     assert healed.worker.step_batch().stopped == ()
     assert pin_of(world.lease(A)) is None
 
 
 def test_owners_that_end_by_chance_while_nothing_is_checkpointed_stop_no_shard() -> None:
-    world, diary = World(), Diary()
+    world, log = World(), CallLog()
     world.stream.put(A, *"abcdefgh")
-    runs, _ = owners(world, diary, 8, checkpoints=False)
+    runs, _ = owners(world, log, 8, checkpoints=False)
     assert [run.kinds().count(EventKind.SHARD_STOPPED) for run in runs] == [0] * 8
-    assert "".join(diary.data) == "abcdefgh" * 8
+    assert "".join(log.data) == "abcdefgh" * 8
 
 
 def test_an_attempt_costs_a_processor_that_checkpoints_one_write() -> None:
-    world, diary = World(), Diary()
+    world, log = World(), CallLog()
     world.stream.put(A, *"abcdefgh")
     before = world.lease(A).counter
-    runs, _ = owners(world, diary, 1, 4, limit=1)
-    assert len(diary.data) == 4
+    runs, _ = owners(world, log, 1, 4, limit=1)
+    assert len(log.data) == 4
     writes = world.lease(A).counter - before
     assert writes == 1 + 1 + 4 + 1, "it is assigned and acquired, four checkpoints, one attempt"
     assert runs[0].worker.holdings.keys() == {A}
 
 
 def test_the_attempts_of_a_processor_that_never_checkpoints_cost_one_write_a_minute() -> None:
-    world, diary, pins = World(), Diary(), list[float]()
+    world, log, pins = World(), CallLog(), list[float]()
     world.stream.put(A, *"abcdefghij" * 15)
-    run = worker(world, diary, checkpoints=False)
+    run = worker(world, log, checkpoints=False)
     run.engine.limit = 1
 
     def see(_: str, request: Mapping[str, Any]) -> None:
@@ -611,17 +611,17 @@ def test_the_attempts_of_a_processor_that_never_checkpoints_cost_one_write_a_min
     run.client.before.append(see)
     world.assign(run)
     work(world, run, 150)
-    assert len(diary.data) == 150
+    assert len(log.data) == 150
     assert [round(at - pins[0]) for at in pins] == [0, 60, 120]
 
 
 @pytest.mark.parametrize("between", [0.2, 1, 3])
 def test_a_record_that_ends_the_worker_long_after_its_first_attempt_stops_the_shard(between: float) -> None:
-    world, diary = World(), Diary()
+    world, log = World(), CallLog()
     world.stream.put(A, *"abcdefgh" * 8, "!", "z")
     ends, stopped = 0, False
     for number in range(6):
-        run = worker(world, diary, f"owner-{number}", poison=ends_the_worker, checkpoints=False)
+        run = worker(world, log, f"owner-{number}", poison=ends_the_worker, checkpoints=False)
         run.engine.limit = 1
         world.assign(run)
         try:
@@ -636,10 +636,10 @@ def test_a_record_that_ends_the_worker_long_after_its_first_attempt_stops_the_sh
 
 
 def test_owners_that_end_by_chance_far_behind_the_tip_stop_no_shard() -> None:
-    world, diary = World(), Diary()
+    world, log = World(), CallLog()
     world.stream.put(A, *"abcdefgh" * 100)
     for number in range(6):
-        run = worker(world, diary, f"owner-{number}", checkpoints=False)
+        run = worker(world, log, f"owner-{number}", checkpoints=False)
         run.engine.limit = 1
         world.assign(run)
         for _ in range(80 * (number + 2)):  # each lives for some minutes more than the one before
@@ -695,9 +695,9 @@ def ends_with_the_batch(_: Any) -> None:
 
 
 def test_losses_of_processors_count_for_the_sink_that_follows() -> None:
-    world, diary = World(batch={"failure": {"action": "skip"}}), Diary()
+    world, log = World(batch={"failure": {"action": "skip"}}), CallLog()
     world.stream.put(A, *"ab!d")
-    _, ends = owners(world, diary, 3, poison=ends_the_worker, checkpoints=False)
+    _, ends = owners(world, log, 3, poison=ends_the_worker, checkpoints=False)
     assert len(ends) == 3
 
     def ends_with_it(data: Any) -> None:
@@ -719,15 +719,15 @@ def test_losses_of_processors_count_for_the_sink_that_follows() -> None:
 
 
 def test_the_pending_checkpoint_of_another_program_is_left_alone() -> None:
-    world, diary = World(), Diary()
+    world, log = World(), CallLog()
     world.stream.put(A, *"ab")
     other = Checkpoint(str(world.stream.shards[A].records[1][0]))
     lease = world.lease(A)
     world.leases.prepare(lease, other, state=b"theirs", batch=lease.batch)
-    run = worker(world, diary, checkpoints=False)
+    run = worker(world, log, checkpoints=False)
     world.assign(run)
     work(world, run, 3)
-    assert "".join(diary.data) == "ab"
+    assert "".join(log.data) == "ab"
     assert world.lease(A).pending_state == b"theirs"
 
 

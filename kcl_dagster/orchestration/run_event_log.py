@@ -65,7 +65,7 @@ class Tally:
 
 
 @dataclass
-class Diary:
+class RunEventLog:
     """Collects batch reports and worker events of one run. Called from several threads of the worker.
 
     `write` and `log` write to Dagster's storage, which may be slow, hang or raise. Inside of `in_background` they
@@ -254,10 +254,11 @@ class Diary:
         return {**told, **self.place, **({COLUMN_SCHEMA: columns} if columns is not None else {})}
 
 
-def diary_of(
+def event_log_of(
     context: OpExecutionContext | AssetExecutionContext, consumer: Consumer, translator: KclTranslator, slot: str
-) -> Diary:
-    """The diary of the Dagster run in which a worker of the consumer works. `slot`: what its observations name."""
+) -> RunEventLog:
+    """The event log of the Dagster run in which a worker of the consumer works. `slot`: what its observations
+    name."""
 
     def write(event: AssetObservation | AssetCheckEvaluation) -> None:
         if isinstance(event, AssetCheckEvaluation):
@@ -265,7 +266,7 @@ def diary_of(
         else:
             context.log_event(event)
 
-    return Diary(
+    return RunEventLog(
         translator.get_asset_key(KclAsset(Role.RECORDS, consumer)),
         slot,
         write,

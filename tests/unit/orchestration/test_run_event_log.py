@@ -1,4 +1,4 @@
-"""The diary of a Dagster run: where its events are written."""
+"""The event log of a Dagster run: where its events are written."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ import kcl_dagster as kcl
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.orchestration.diary import diary_of
+from kcl_dagster.orchestration.run_event_log import event_log_of
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 from tests.unit.orchestration.test_declared_windows import THINGS, consumer_of
@@ -27,9 +27,9 @@ def test_observations_are_of_the_run_and_checks_of_no_run() -> None:
     runless: list[Any] = []
     instance = SimpleNamespace(report_runless_asset_event=runless.append)
     context: Any = SimpleNamespace(instance=instance, log_event=own.append, log=Log())
-    diary = diary_of(context, consumer_of(), kcl.KclTranslator(), "worker-000")
-    diary.write(diary.observation())
-    diary.event(WorkerEvent(EventKind.DATA_LOST, "gone"))
+    event_log = event_log_of(context, consumer_of(), kcl.KclTranslator(), "worker-000")
+    event_log.write(event_log.observation())
+    event_log.event(WorkerEvent(EventKind.DATA_LOST, "gone"))
     [observation] = own
     assert (observation.asset_key, observation.metadata["kcl/worker"].value) == (THINGS, "worker-000")
     assert observation.metadata["dagster/uri"].value == "s3://lake/things"
@@ -41,16 +41,16 @@ def test_observations_are_of_the_run_and_checks_of_no_run() -> None:
 
 def test_errors_are_kept_until_the_shard_stores_something() -> None:
     context: Any = SimpleNamespace(instance=None, log_event=lambda _: None, log=Log())
-    diary = diary_of(context, consumer_of(), kcl.KclTranslator(), "worker-000")
+    event_log = event_log_of(context, consumer_of(), kcl.KclTranslator(), "worker-000")
 
     def happens(key: str, outcome: Outcome, error: str | None = None) -> None:
         stream = StreamIdentifier.single("things")
         report = LeaseReport(LeaseKey(key), stream, key, outcome, 1, TRIM_HORIZON, error=error)
-        diary.batch(BatchReport((report,)))
+        event_log.batch(BatchReport((report,)))
 
     happens("a", Outcome.FAILED, "refused")
     happens("b", Outcome.NOT_READ, "throttled")
     happens("a", Outcome.IDLE)
-    assert diary.errors == {"a": "refused", "b": "throttled"}
+    assert event_log.errors == {"a": "refused", "b": "throttled"}
     happens("b", Outcome.COMMITTED)
-    assert diary.errors == {"a": "refused"}
+    assert event_log.errors == {"a": "refused"}
