@@ -14,7 +14,7 @@ from kcl_dagster.runtime import system
 from kcl_dagster.worker.parts_chain import PartsChain
 
 
-class LettersConfig(Config):
+class DeadLetterReplayConfig(Config):
     """How many letters one run takes."""
 
     most: int = Field(
@@ -37,7 +37,7 @@ def build_kcl_dead_letter_job(
     name = f"{identifier(application.name)}_dead_letters"
 
     @op(name=f"replay_{name}", required_resource_keys={kcl_key, spark_key, *consumer.resources})
-    def replay_letters(context: OpExecutionContext, config: LettersConfig) -> None:
+    def replay_dead_letters(context: OpExecutionContext, config: DeadLetterReplayConfig) -> None:
         from kcl_dagster.spark.dead_letter_replay import Recipient, ToProcessors, ToSink, replay
         from kcl_dagster.spark.sharing import check_sharing
         from kcl_dagster.spark.storage import S3Options, open_store
@@ -85,6 +85,6 @@ def build_kcl_dead_letter_job(
         tags={APPLICATION_TAG: application.name, "dagster/max_retries": "0"},
     )
     def dead_letters() -> None:
-        replay_letters()
+        replay_dead_letters()
 
     return dead_letters

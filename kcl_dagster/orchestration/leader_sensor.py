@@ -61,9 +61,9 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Seat:
-    """A leader and what it has told, for the life of the process. Dagster calls us on several threads, and runs a
-    tick anew while one that timed out is still going on."""
+class _LeaderState:
+    """A leader and what it has reported, for the life of the process. Dagster calls the sensor on several threads,
+    and starts a tick while one that timed out is still running."""
 
     application: Application
     reporter: Reporter
@@ -119,9 +119,9 @@ class _Seat:
         return self.leader
 
 
-_seats: dict[str, _Seat] = {}
+_leader_states: dict[str, _LeaderState] = {}
 _loaded: dict[str, LoadedCode] = {}
-_seating = threading.Lock()
+_states_lock = threading.Lock()
 
 
 def build_kcl_leader_sensor(
@@ -166,21 +166,21 @@ def build_kcl_leader_sensor(
     def lead(context: SensorEvaluationContext) -> SensorResult | SkipReason:
         instance = context.instance
         kcl: KclResource = getattr(context.resources, kcl_key)
-        seat = _seat(consumer, kcl, translator, instance)
-        if not seat.lock.acquire(blocking=False):
-            return SkipReason(_still_going_on(seat))
-        seat.began = seat.runtime.clock.monotonic()
+        state = _leader_state(consumer, kcl, translator, instance)
+        if not state.lock.acquire(blocking=False):
+            return SkipReason(_still_going_on(state))
+        state.began = state.runtime.clock.monotonic()
         try:
-            leader = seat.open(kcl, _deployment(instance))
+            leader = state.open(kcl, _deployment(instance))
         except KclError as error:
-            seat.lock.release()
+            state.lock.release()
             return SkipReason(f"cannot lead yet: {error}")
         try:
             runs = run_view(instance, application, code)
             report = leader.tick(runs)
             if report.refused is not None:
-                seat.leader = None  # the next tick finds out which tables the application has now
-            seat.telemetry.tick(report)
+                state.leader = None  # the next tick finds out which tables the application has now
+            state.telemetry.tick(report)
             for slot in report.retire:
                 run = runs.slots.get(slot)
                 if run is not None and run.status == "queued":
@@ -188,37 +188,37 @@ def build_kcl_leader_sensor(
             for run_id in report.abandoned:
                 report_failed(instance, run_id)
             seen = application_state.of_tick(
-                report, _ages(leader, report), runs.slots, seat.runtime.clock.now(), seat.retention(kcl)
+                report, _ages(leader, report), runs.slots, state.runtime.clock.now(), state.retention(kcl)
             )
-            now = seat.runtime.clock.monotonic()
+            now = state.runtime.clock.monotonic()
             seen = replace(
                 seen,
-                decisions=seat.reporter.news(seen.decisions, now),
-                unknown_retention=seat.unknown_retention(),
+                decisions=state.reporter.news(seen.decisions, now),
+                unknown_retention=state.unknown_retention(),
             )
             for decision in seen.decisions:
                 context.log.info(str(decision))
             known = set(instance.get_dynamic_partitions(slots.name or ""))
             requests = [_request(application, launch, code) for launch in report.launches]
-            failing = seat.reporter.failing(now)
-            seat.reporter.repeat(_superseded(failing, consumer, translator, instance))
+            failing = state.reporter.failing(now)
+            state.reporter.repeat(_superseded(failing, consumer, translator, instance))
             changed = []
-            for stream in seat.reporter.new_shards(seen, now):
+            for stream in state.reporter.new_shards(seen, now):
                 if _is_told(stream, consumer, translator, instance):
-                    seat.reporter.settle(stream)
+                    state.reporter.settle(stream)
                 else:
                     changed.append(stream)
-            declarations = _declarations(seat, instance, kcl, report)
+            declarations = _declarations(state, instance, kcl, report)
             new = sorted({launch.slot for launch in report.launches} - known)
             return SensorResult(
                 run_requests=requests or None,
                 skip_reason=None if requests else SkipReason(_summary(report)),
                 dynamic_partitions_requests=[slots.build_add_request(new)] if new else None,
-                asset_events=[*declarations, *seat.reporter.events(seen, now, changed)],
-                cursor=seat.cursor(context.cursor),
+                asset_events=[*declarations, *state.reporter.events(seen, now, changed)],
+                cursor=state.cursor(context.cursor),
             )
         finally:
-            seat.lock.release()
+            state.lock.release()
 
     return lead
 
@@ -226,23 +226,27 @@ def build_kcl_leader_sensor(
 def loaded_code(consumer: Consumer, runtime: Runtime | None = None) -> LoadedCode:
     """The consumer's code in this process. Definitions that are made again from the same code are not newer."""
     code = LoadedCode(consumer.code_version, (runtime or system()).clock.now())
-    with _seating:
+    with _states_lock:
         return _loaded.setdefault(f"{consumer.application.name}/{code.version}", code)
 
 
-def _seat(consumer: Consumer, kcl: KclResource, translator: KclTranslator, instance: DagsterInstance) -> _Seat:
+def _leader_state(
+    consumer: Consumer, kcl: KclResource, translator: KclTranslator, instance: DagsterInstance
+) -> _LeaderState:
     """Clients, tables and what the leader has seen outlive a tick; a changed application gets another leader."""
     application = consumer.application
     deployment = _deployment(instance)
     connections = [sorted(kcl.connection(service, application).items()) for service in ("kinesis", "dynamodb")]
     key = json.dumps([application.model_dump(mode="json"), connections, deployment])
-    with _seating:
-        seat = _seats.get(key)
-        if seat is None:
+    with _states_lock:
+        state = _leader_states.get(key)
+        if state is None:
             reporter = Reporter(consumer, translator)
             reporter.recall(_evaluated(consumer, translator, instance), _decided(consumer, translator, instance))
-            seat = _seats[key] = _Seat(application, reporter, DeclaredWindows(consumer, translator, kcl), system())
-        return seat
+            state = _leader_states[key] = _LeaderState(
+                application, reporter, DeclaredWindows(consumer, translator, kcl), system()
+            )
+        return state
 
 
 def _evaluated(consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> list[str]:
@@ -253,14 +257,14 @@ def _evaluated(consumer: Consumer, translator: KclTranslator, instance: DagsterI
 
 
 def _declarations(
-    seat: _Seat, instance: DagsterInstance, kcl: KclResource, report: TickReport
+    state: _LeaderState, instance: DagsterInstance, kcl: KclResource, report: TickReport
 ) -> list[AssetMaterialization]:
     """The windows that became complete. Only the leader knows, so that no two processes declare one window."""
     if report.completeness is None or not report.leading:
         return []
-    kinesis = kcl.client("kinesis", seat.application.name)
-    created = partial(created_within_retention, kinesis, seat.application, seat.runtime)
-    return seat.declared.events(instance, report.completeness, report.leases, created, report.resets, report.lives)
+    kinesis = kcl.client("kinesis", state.application.name)
+    created = partial(created_within_retention, kinesis, state.application, state.runtime)
+    return state.declared.events(instance, report.completeness, report.leases, created, report.resets, report.lives)
 
 
 def _superseded(
@@ -325,14 +329,14 @@ def _request(application: Application, launch: Launch, code: LoadedCode) -> RunR
     )
 
 
-def _still_going_on(seat: _Seat) -> str:
+def _still_going_on(state: _LeaderState) -> str:
     """Why a tick is skipped while the one before it has not ended. A tick that is held is written to the log, too:
     skipped ticks are easily overlooked."""
-    seconds = seat.runtime.clock.monotonic() - seat.began
+    seconds = state.runtime.clock.monotonic() - state.began
     text = f"the previous tick is still going on, for {seconds:.0f} s"
     if seconds < TICK_HELD_SECONDS:
         return text
-    log.warning("the leader of %s: %s; nothing is led meanwhile", seat.application.name, text)
+    log.warning("the leader of %s: %s; nothing is led meanwhile", state.application.name, text)
     return f"{text}: see what holds it, or restart the code location"
 
 

@@ -46,7 +46,7 @@ from kcl_dagster.streams.listing import describe, list_shards
 REPLAY_TAG: Final = "kcl/replay"
 """The application. Replays of one application take turns: they share what they may read of its shards."""
 
-TURN_SECONDS: Final = 5.0  # a replay takes minutes; asking for its end costs Dagster's database a look
+POLL_SECONDS: Final = 5.0  # a replay takes minutes; asking for its end costs Dagster's database a look
 
 
 class ReplayConfig(Config):
@@ -110,7 +110,7 @@ def build_kcl_replay_asset(
         key=key,
         description=f"Windows of the stream, read again through the code of `{consumer.name}`. Backfill to replay.",
         partitions_def=partitions_def,
-        skippable=True,  # each window is told as soon as it is stored, not at the end
+        skippable=True,  # each window is reported as soon as it is stored, not at the end
     )
 
     @multi_asset(
@@ -127,7 +127,7 @@ def build_kcl_replay_asset(
         windows = [_window(partitions_def, partition) for partition in context.partition_keys]
         try:
             _refuse_early(consumer, kcl, windows, runtime)
-            with _turn(context, application.name, runtime):
+            with _after_older_replays(context, application.name, runtime):
                 spark = getattr(context.resources, spark_key).spark_session
                 ours = consumer.bound(context, context.resources)
                 for window in windows:
@@ -224,23 +224,23 @@ def _metadata(states: Sequence[ShardReplay]) -> dict[str, Any]:
 
 
 @contextmanager
-def _turn(context: AssetExecutionContext, application: str, runtime: Runtime) -> Iterator[None]:
-    """Wait until no older replay of the application is at work, where the pool's limit has not seen to that. A run
-    that waits here is one of those that may run at once."""
+def _after_older_replays(context: AssetExecutionContext, application: str, runtime: Runtime) -> Iterator[None]:
+    """Wait until no older replay of the application runs, if the limit of the pool allows several. A run that waits
+    here occupies one of the places in the pool."""
     instance, run = context.instance, context.run
     # Not as a run of the application's fleet: those are pruned, and with this one would go what it has replayed.
     instance.add_run_tags(run.run_id, {REPLAY_TAG: application})
-    told: str | None = None
+    reported: str | None = None
     while (before := older(instance, application, run)) is not None:
-        if before != told:
+        if before != reported:
             context.log.info("waiting for run %s, which replays the application already", before)
-            told = before
-        runtime.clock.sleep(TURN_SECONDS)
+            reported = before
+        runtime.clock.sleep(POLL_SECONDS)
     yield
 
 
 def older(instance: DagsterInstance, application: str, run: DagsterRun) -> str | None:
-    """The run whose turn it is, if it is not this one's."""
+    """The oldest active replay, unless that is this run."""
     active = [DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
     records = instance.get_run_records(RunsFilter(tags={REPLAY_TAG: application}, statuses=active), ascending=True)
     first = next((record.dagster_run.run_id for record in records), run.run_id)

@@ -146,7 +146,7 @@ class _Replay:
         try:
             self.recipient.take(letters, number)
         except Exception as error:
-            if not _may_be_a_letters(error):
+            if not _may_be_caused_by_a_record(error):
                 raise
             self.recipient.give_up(letters, number)
             self._note(number, _Entry())
@@ -251,7 +251,7 @@ class _Nowhere:
         return False
 
 
-def _may_be_a_letters(error: Exception) -> bool:
+def _may_be_caused_by_a_record(error: Exception) -> bool:
     """Whether other letters may be stored where these were not. A letter may end the process that works on it."""
     return class_of(error) in {ErrorClass.RECORD, ErrorClass.CODE} or isinstance(error, ProcessLost)
 

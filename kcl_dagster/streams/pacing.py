@@ -69,9 +69,9 @@ class Allowance:
         return self._is_closed or (not self._is_untouched and (self._records <= 0 or self._bytes <= 0))
 
     @contextmanager
-    def turn(self, is_stopped: Callable[[], bool], *, pinned: bool = False) -> Iterator[bool]:
-        """Wait until another page may be asked for, in the order of arrival; False if none may any more. Until the
-        end of the block a page counts as under way. A pinned range has its turn although the budget is spent."""
+    def page_permit(self, is_stopped: Callable[[], bool], *, pinned: bool = False) -> Iterator[bool]:
+        """Wait until another page may be requested, in the order of arrival; False if no more may be. Until the
+        end of the block a page counts as under way. A pinned range gets its permit although the budget is spent."""
         granted, ticket = False, object()
         with self._changed:
             self._waiting.append(ticket)

@@ -126,7 +126,7 @@ class ShardReader:
             if answered and not pinned and (allowance.is_spent or self._not_before >= deadline):
                 return
             self._wait()
-            with allowance.turn(is_stopped, pinned=pinned) as granted:
+            with allowance.page_permit(is_stopped, pinned=pinned) as granted:
                 if not granted:
                     break
                 answer = self._ask(self._limit(allowance), give_up)

@@ -540,9 +540,9 @@ class Holdings:
             return self._table.vacate(lease)
         return self._table.transfer(lease)
 
-    def release(self, key: LeaseKey, heir: WorkerId | None = None, *, unless_pinned: bool = False) -> bool:
-        """Give the lease to `heir`, so that it is read at once. If that is not possible, give it up. If a handoff
-        is under way, complete it instead. The lease is dropped in any case, with one exception: with
+    def release(self, key: LeaseKey, successor: WorkerId | None = None, *, unless_pinned: bool = False) -> bool:
+        """Give the lease to `successor`, so that it is read at once. If that is not possible, give it up. If a
+        handoff is under way, complete it instead. The lease is dropped in any case, with one exception: with
         `unless_pinned` it is kept while its batch is pinned and being written, or decided and not visible. True:
         the table has the change."""
         held = self._held.get(key)
@@ -558,10 +558,10 @@ class Holdings:
             self._forget(held)
             self._mark_left(held)
             self._end_claim(held)
-            inherited = heir is not None and self._bequeath(held.lease, heir)
-            done = inherited or self._release(held.lease)
+            assigned = successor is not None and self._assign_to(held.lease, successor)
+            done = assigned or self._release(held.lease)
         if done:
-            self._tell(EventKind.LEASE_RELEASED, f"given to {heir}" if inherited else "given up", key)
+            self._tell(EventKind.LEASE_RELEASED, f"given to {successor}" if assigned else "given up", key)
         return done
 
     def _mark_left(self, held: _Held) -> None:
@@ -581,12 +581,12 @@ class Holdings:
             )
             held.lease, held.written_at, held.trusted_until = left, sent, sent + self._duration
 
-    def _bequeath(self, lease: Lease, heir: WorkerId) -> bool:
-        """Assign the lease to `heir`. The write is conditional on the counter, too: if this worker was paused and
-        does not own the lease any more, the write is refused."""
+    def _assign_to(self, lease: Lease, successor: WorkerId) -> bool:
+        """Assign the lease to `successor`. The write is conditional on the counter, too: if this worker was paused
+        and does not own the lease any more, the write is refused."""
         if lease.in_handoff or lease.is_finished:
             return False
-        return self._table.assign(lease, heir, counter=lease.counter) is not None
+        return self._table.assign(lease, successor, counter=lease.counter) is not None
 
     def _release(self, lease: Lease) -> bool:
         if self._let_go(lease) is not None:

@@ -608,13 +608,13 @@ class Worker(Generic[D]):
 
     def _let_go(self, *, unless_pinned: bool = False) -> None:
         held = self.holdings.keys()
-        heirs = self.succession.heirs(held)
+        successors = self.succession.successors(held)
         outage = Outage(EventKind.RENEWAL_FAILED, self._clock, self.tell)
         for key in outage.begin(sorted(held)):
             if not outage.may_try():
                 break
             try:
-                self.holdings.release(key, heirs.get(key), unless_pinned=unless_pinned)
+                self.holdings.release(key, successors.get(key), unless_pinned=unless_pinned)
             except KclError as error:  # it expires by itself
                 outage.failed(KclError(f"not released: {error}"), key)
             else:

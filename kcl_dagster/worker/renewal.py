@@ -60,11 +60,11 @@ class Renewer:
         self._for_each(lambda key: self._transfer(key, report), self._to_hand_over())
         if self._outage.rests_for() == 0:
             self._outage.keep(self._holdings.keys())
-            self._renew_in_turn(self._outage.begin(self._holdings.due(self._interval)), report)
+            self._renew_due(self._outage.begin(self._holdings.due(self._interval)), report)
             self._outage.end()
         return report
 
-    def _renew_in_turn(self, due: Sequence[LeaseKey], report: RenewalReport) -> None:
+    def _renew_due(self, due: Sequence[LeaseKey], report: RenewalReport) -> None:
         """While nothing can be written, one lease is tried alone, and the others only if it was renewed."""
         alone = 1 if self._outage.is_known else 0
         self._for_each(lambda key: self._renew(key, report), due[:alone])

@@ -1,4 +1,4 @@
-"""Who goes on with the leases of a worker that stops.
+"""Which workers continue with the leases of a worker that stops.
 
 Released leases wait for the leader's next tick, and longer while there is no leader. So a worker that stops gives
 each of its leases to a worker that runs: the KCL's assignment, conditional on owner and counter. What it cannot
@@ -32,7 +32,7 @@ class SuccessionRules:
 
 
 @dataclass(slots=True)
-class _Heir:
+class _Successor:
     id: WorkerId
     leases: int = 0
     kbps: float = 0.0
@@ -52,7 +52,7 @@ class _Heir:
         return self.kbps + self.leases * LEASE_KBPS
 
 
-def choose_heirs(
+def choose_successors(
     leaving: Collection[LeaseKey],
     leases: Sequence[Lease],
     rows: Sequence[WorkerRow],
@@ -63,22 +63,22 @@ def choose_heirs(
     """The heaviest leases first, each to the least loaded worker that may hold it. `now` in epoch seconds.
 
     Only workers of ours that wrote their row lately are considered: a Java worker of the older generations does not
-    look for leases that others gave it. One that is starting has its turn where none is running.
+    look for leases that others gave it. A worker that is starting is considered if none is running.
     """
     others = [row for row in rows if row.id != me and _goes_on(row, now, rules)]
     ready = [row for row in others if row.state is WorkerState.RUNNING] or others
-    heirs = {row.id: _Heir(row.id) for row in ready}
+    successors = {row.id: _Successor(row.id) for row in ready}
     for lease in leases:
-        if not lease.is_finished and lease.owner in heirs:
-            heirs[lease.owner].take(lease)
+        if not lease.is_finished and lease.owner in successors:
+            successors[lease.owner].take(lease)
     chosen: dict[LeaseKey, WorkerId] = {}
     wanted = [lease for lease in leases if lease.key in leaving and not lease.is_finished]
     for lease in sorted(wanted, key=lambda lease: (-(lease.throughput_kbps or 0.0), lease.key)):
-        able = [heir for heir in heirs.values() if heir.may_hold(lease, rules)]
+        able = [successor for successor in successors.values() if successor.may_hold(lease, rules)]
         if able:
-            heir = min(able, key=lambda heir: (heir.load, heir.leases, heir.id))
-            heir.take(lease)
-            chosen[lease.key] = heir.id
+            successor = min(able, key=lambda successor: (successor.load, successor.leases, successor.id))
+            successor.take(lease)
+            chosen[lease.key] = successor.id
     return chosen
 
 
@@ -111,13 +111,13 @@ class Succession:
             application.policy.max_throughput_kbps_per_worker,
         )
 
-    def heirs(self, leaving: Collection[LeaseKey]) -> dict[LeaseKey, WorkerId]:
+    def successors(self, leaving: Collection[LeaseKey]) -> dict[LeaseKey, WorkerId]:
         """Choose the next owners, with one scan. Empty if no worker is suitable, or if the scan fails."""
         if not leaving or not self._applies:
             return {}
         try:
             scan = self._table.scan()
         except KclError as error:
-            self._on_event(WorkerEvent(EventKind.DISCOVERY_FAILED, f"looking for heirs: {error}"))
+            self._on_event(WorkerEvent(EventKind.DISCOVERY_FAILED, f"looking for successors: {error}"))
             return {}
-        return choose_heirs(leaving, scan.leases, scan.workers, self._worker, self._clock.now(), self._rules)
+        return choose_successors(leaving, scan.leases, scan.workers, self._worker, self._clock.now(), self._rules)

@@ -174,13 +174,13 @@ def test_a_worker_that_outlives_its_run_is_asked_to_leave() -> None:
     grown(town)
     [zombie] = town.workers.values()
     town.end("worker-000")  # the orchestrator takes it for failed; its process lives on
-    heir = town.start("worker-000")
+    successor = town.start("worker-000")
     town.until(lambda _: zombie.heartbeat.drain_requested, within=30.0)
-    assert not heir.heartbeat.drain_requested
+    assert not successor.heartbeat.drain_requested
     asked = [note for report in town.reports for note in report.notes if "is asked to leave" in note]
     assert len(asked) == 1
     town.step(10)
-    assert not heir.heartbeat.drain_requested
+    assert not successor.heartbeat.drain_requested
 
 
 # --- two deployments of one application ---

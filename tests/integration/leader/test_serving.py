@@ -51,7 +51,7 @@ def test_a_fleet_that_is_settled_is_left_alone(town: Town) -> None:
 
 
 def test_a_worker_that_dies_unseen_loses_its_leases_after_the_lease_duration_and_not_before(town: Town) -> None:
-    dead, heir = settled(town, 2)
+    dead, successor = settled(town, 2)
     lost = set(dead.shards())
     town.kill(dead, seen=False)
     took = town.until(lambda report: bool(report.moves))
@@ -60,7 +60,7 @@ def test_a_worker_that_dies_unseen_loses_its_leases_after_the_lease_duration_and
     assert {move.lease for move in town.reports[-1].moves} == lost
     assert all("has not renewed it for" in move.because for move in town.reports[-1].moves)
     town.step()
-    assert lost <= set(heir.shards())
+    assert lost <= set(successor.shards())
 
 
 def test_a_counter_that_lacks_next_to_nothing_is_watched_to_the_end_within_the_tick(town: Town) -> None:
@@ -75,14 +75,14 @@ def test_a_counter_that_lacks_next_to_nothing_is_watched_to_the_end_within_the_t
 
 
 def test_a_worker_whose_run_is_over_loses_its_leases_with_the_next_tick(town: Town) -> None:
-    dead, heir = settled(town, 2)
+    dead, successor = settled(town, 2)
     lost = set(dead.shards())
     town.kill(dead, seen=True)
     report = town.step()
     assert {move.lease for move in report.moves} == lost
     assert all(f"the run of {dead.id} is over" == move.because for move in report.moves)
     town.step()
-    assert lost <= set(heir.shards())
+    assert lost <= set(successor.shards())
 
 
 def test_a_run_that_is_over_is_known_by_its_leases_when_its_row_is_gone(town: Town) -> None:

@@ -451,12 +451,12 @@ def test_a_stream_that_only_throttles_leaves_the_other_stages_their_time() -> No
 
     town.kinesis.fails = throttled
     town.kill(worker, seen=True)
-    heir = town.start("worker-001")
+    successor = town.start("worker-001")
     began = town.clock.monotonic()
     report = town.tick()
     assert not report.stage("sync").ok  # type: ignore[union-attr]
     assert town.clock.monotonic() - began < town.application.timings.tick_budget / 2
-    assert set(town.owners().values()) == {heir.id}
+    assert set(town.owners().values()) == {successor.id}
 
 
 # --- leases under a creation epoch that somebody chose ------------------------------------------------------------

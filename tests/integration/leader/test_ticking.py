@@ -41,9 +41,9 @@ def test_a_stream_that_cannot_be_listed_does_not_stop_assignment(town: Town) -> 
     assert not report.stage("sync").ok  # type: ignore[union-attr]
     assert [stage.name for stage in report.stages if not stage.ok] == ["sync"]
     town.kill(worker, seen=True)
-    heir = town.start("worker-000", "another-run")
+    successor = town.start("worker-000", "another-run")
     town.step()
-    assert set(town.owners().values()) == {heir.id}
+    assert set(town.owners().values()) == {successor.id}
 
 
 def test_tables_that_cannot_be_read_do_not_stop_the_fleet(town: Town) -> None:

@@ -146,7 +146,7 @@ def test_the_stream_is_materialized_once_whatever_leaders_restart(
     assert first.asset_key == AssetKey(["kinesis", bench.consumer.application.name])
     assert (first.tags or {})["dagster/data_version"] == "INITIAL"
     assert streams_told(bench) == []
-    monkeypatch.setattr(leader_sensor, "_seats", {})
+    monkeypatch.setattr(leader_sensor, "_leader_states", {})
     assert streams_told(bench) == []
 
 
@@ -253,7 +253,7 @@ def test_an_unreachable_aws_is_said_and_not_raised(consumer: Consumer, instance:
 def test_the_cursor_stays_tiny_and_counts_starts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     first = bench.tick().cursor
     second = bench.tick(first).cursor
-    monkeypatch.setattr(leader_sensor, "_seats", {})  # the code server was reloaded
+    monkeypatch.setattr(leader_sensor, "_leader_states", {})  # the code server was reloaded
     third = bench.tick(second).cursor
     assert [json.loads(cursor or "") for cursor in (first, second, third)] == [
         {"epoch": 1, "tick": 1},
@@ -263,11 +263,11 @@ def test_the_cursor_stays_tiny_and_counts_starts(bench: Bench, monkeypatch: pyte
 
 
 def test_a_tick_that_overlaps_another_one_does_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_sensor, "_seats", {})
+    monkeypatch.setattr(leader_sensor, "_leader_states", {})
     bench.tick()
-    (seat,) = leader_sensor._seats.values()
+    (state,) = leader_sensor._leader_states.values()
     answers: list[SensorResult | SkipReason] = []
-    with seat.lock:
+    with state.lock:
         thread = threading.Thread(target=lambda: answers.append(bench.evaluate()))
         thread.start()
         thread.join()
@@ -280,11 +280,11 @@ def test_a_tick_that_overlaps_another_one_does_nothing(bench: Bench, monkeypatch
 def test_a_tick_that_does_not_end_is_in_the_log(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(leader_sensor, "_seats", {})
+    monkeypatch.setattr(leader_sensor, "_leader_states", {})
     bench.tick()
-    (seat,) = leader_sensor._seats.values()
-    seat.began = seat.runtime.clock.monotonic() - 121
-    with seat.lock, ThreadPoolExecutor() as pool:
+    (state,) = leader_sensor._leader_states.values()
+    state.began = state.runtime.clock.monotonic() - 121
+    with state.lock, ThreadPoolExecutor() as pool:
         answer = pool.submit(bench.evaluate).result()
     assert isinstance(answer, SkipReason)
     assert "still going on, for 121 s" in str(answer.skip_message)
@@ -394,5 +394,5 @@ def test_the_leader_materializes_each_window_once_when_it_is_complete(
     stored_through(bench, first)
     assert declared(bench) == [windows.key_of(before)]
     assert declared(bench) == []
-    leader_sensor._seats.clear()
+    leader_sensor._leader_states.clear()
     assert declared(bench) == [], "another process finds it in Dagster's storage"

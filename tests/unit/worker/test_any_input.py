@@ -21,7 +21,7 @@ from kcl_dagster.worker.pending import Pin, pin_of
 from kcl_dagster.worker.ranges import Planner, next_range
 from kcl_dagster.worker.report import LeaseReport, Outcome
 from kcl_dagster.worker.retention import loss_in
-from kcl_dagster.worker.succession import SuccessionRules, choose_heirs
+from kcl_dagster.worker.succession import SuccessionRules, choose_successors
 from kcl_dagster.worker.throughput import Throughput
 from tests.doubles.clock import FakeClock
 
@@ -231,7 +231,7 @@ def test_leases_in_trouble_rest_for_a_minute_at_most_and_suspects_are_tried_alon
     assert tried == set(KEYS)
 
 
-# Heirs
+# Successors
 
 
 @st.composite
@@ -269,12 +269,12 @@ def test_heirs_are_alive_and_are_not_overloaded(
 ) -> None:
     leases, rows = succession
     rules = SuccessionRules(fresh_seconds=25.0, max_leases=most, max_kbps=kbps)
-    heirs = choose_heirs(leaving, leases, rows, WorkerId("me"), 1000.0, rules)
+    successors = choose_successors(leaving, leases, rows, WorkerId("me"), 1000.0, rules)
     by_key = {lease.key: lease for lease in leases}
     by_id = {row.id: row for row in rows}
-    assert heirs.keys() <= leaving
-    assert not any(by_key[key].is_finished for key in heirs)
-    for worker in set(heirs.values()):
+    assert successors.keys() <= leaving
+    assert not any(by_key[key].is_finished for key in successors)
+    for worker in set(successors.values()):
         row = by_id[worker]
         assert worker != "me"
         assert row.slot is not None
@@ -282,7 +282,7 @@ def test_heirs_are_alive_and_are_not_overloaded(
         assert row.last_update > 900
         assert row.state is not WorkerState.DRAINING
         assert not row.drain_requested
-        new = [key for key, heir in heirs.items() if heir == worker]
+        new = [key for key, successor in successors.items() if successor == worker]
         held = [lease for lease in leases if lease.owner == worker and not lease.is_finished]
         if most is not None:
             assert len(new) + len(held) <= max(most, len(held))

@@ -10,7 +10,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker import WorkerRow, WorkerState
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.report import Outcome
-from kcl_dagster.worker.succession import SuccessionRules, choose_heirs
+from kcl_dagster.worker.succession import SuccessionRules, choose_successors
 from tests.unit.worker.kit import Run, World
 
 A, B = "shardId-000000000000", "shardId-000000000001"
@@ -30,14 +30,14 @@ def row(name: str, *, age: int = 2, slot: str | None = "slot") -> WorkerRow:
 
 def chosen(leases: list[Lease], rows: list[WorkerRow], rules: SuccessionRules = RULES) -> dict[str, str]:
     mine = {lease.key for lease in leases if lease.owner == ME}
-    heirs = choose_heirs(mine, leases, rows, ME, NOW, rules)
-    return {str(key): str(heir) for key, heir in heirs.items()}
+    successors = choose_successors(mine, leases, rows, ME, NOW, rules)
+    return {str(key): str(successor) for key, successor in successors.items()}
 
 
 def test_silent_leases_are_shared_by_number() -> None:
     leases = [lease(str(number), "me") for number in range(4)] + [lease("old", "a")]
-    heirs = list(chosen(leases, [row("a"), row("b"), row("me")]).values())
-    assert (heirs.count("a"), heirs.count("b")) == (2, 2)
+    successors = list(chosen(leases, [row("a"), row("b"), row("me")]).values())
+    assert (successors.count("a"), successors.count("b")) == (2, 2)
 
 
 def test_loud_leases_are_shared_by_load() -> None:

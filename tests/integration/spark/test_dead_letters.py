@@ -13,7 +13,7 @@ from kcl_dagster.spark.dead_letter_replay import ToSink, replay
 from kcl_dagster.worker.batch import Sink
 from kcl_dagster.worker.parts_chain import PartsChain
 from tests.integration.spark.test_sinks import Place, part, place, write
-from tests.unit.spark.test_letters import APP, Killed, box, letter, names
+from tests.unit.spark.test_dead_letter_replay import APP, Killed, box, letter, names
 
 __all__ = ["place"]  # a fixture
 

@@ -14,7 +14,7 @@ from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.dead_letter_job import build_kcl_dead_letter_job
 from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
-from tests.unit.spark.test_letters import box, letter, names
+from tests.unit.spark.test_dead_letter_replay import box, letter, names
 from tests.unit.spark.test_session import Session
 
 
