@@ -18,7 +18,7 @@ from kcl_dagster.emulator.clock import AdjustableClock
 from kcl_dagster.emulator.embedded import Emulator, environment
 from kcl_dagster.emulator.extra import ExtraMissingError
 from kcl_dagster.emulator.faults import FaultRule, Faults
-from kcl_dagster.emulator.kinesis import KinesisService, Limits, ServiceError
+from kcl_dagster.emulator.kinesis import KinesisError, KinesisService, Limits
 from kcl_dagster.emulator.sidecar import Endpoint, SidecarError, ensure_sidecar
 
 __all__ = [
@@ -28,9 +28,9 @@ __all__ = [
     "ExtraMissingError",
     "FaultRule",
     "Faults",
+    "KinesisError",
     "KinesisService",
     "Limits",
-    "ServiceError",
     "SidecarError",
     "ensure_sidecar",
     "environment",

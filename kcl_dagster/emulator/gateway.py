@@ -19,7 +19,7 @@ from kcl_dagster.emulator.clock import AdjustableClock
 from kcl_dagster.emulator.control_endpoint import ControlEndpoint
 from kcl_dagster.emulator.faults import FaultRule, Faults
 from kcl_dagster.emulator.http.http_messages import Dropped, HttpRequest, Response
-from kcl_dagster.emulator.kinesis import KinesisService, ServiceError
+from kcl_dagster.emulator.kinesis import KinesisError, KinesisService
 from kcl_dagster.emulator.kinesis_endpoint import TARGET_PREFIX, KinesisEndpoint, codec_of, refusal
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Gateway:
 def _error(route: _Route, fault: FaultRule, request: HttpRequest) -> Response:
     name, message = fault.error or "", fault.message
     if route.service == "kinesis":
-        return refusal(ServiceError(name, message, fault.status), codec_of(request))
+        return refusal(KinesisError(name, message, fault.status), codec_of(request))
     if route.service == "dynamodb":
         body = json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{name}", "message": message})
         return Response(fault.status, body.encode(), [("content-type", "application/x-amz-json-1.0")])

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Protocol, cast
 
 from kcl_dagster.emulator.http.http_messages import HttpRequest, Response
-from kcl_dagster.emulator.kinesis import Ending, KinesisService, ServiceError, Subscription
+from kcl_dagster.emulator.kinesis import Ending, KinesisError, KinesisService, Subscription
 from kcl_dagster.emulator.kinesis.replies import Reply
 from kcl_dagster.emulator.kinesis.service_errors import in_use, not_found
 from kcl_dagster.emulator.wire import cbor, eventstream, json
@@ -25,7 +25,7 @@ class Codec(Protocol):
     CONTENT_TYPE: str
     decode: Callable[[str, bytes], dict[str, object]]
     encode: Callable[[Reply], bytes]
-    encode_error: Callable[[ServiceError], bytes]
+    encode_error: Callable[[KinesisError], bytes]
 
 
 class KinesisEndpoint:
@@ -39,7 +39,7 @@ class KinesisEndpoint:
             if operation == "SubscribeToShard":
                 return self._subscribe(parameters, codec)
             reply = self._service.execute(operation, parameters)
-        except ServiceError as error:
+        except KinesisError as error:
             return refusal(error, codec)
         headers = [("content-type", codec.CONTENT_TYPE), ("date", _date(int(self._service.now())))]
         return Response(200, codec.encode(reply), headers)
@@ -77,12 +77,12 @@ def codec_of(request: HttpRequest) -> Codec:
     return cast("Codec", module)
 
 
-def refusal(error: ServiceError, codec: Codec) -> Response:
+def refusal(error: KinesisError, codec: Codec) -> Response:
     headers = [("content-type", codec.CONTENT_TYPE), ("x-amzn-errortype", error.code)]
     return Response(error.status, codec.encode_error(error), headers)
 
 
-def _farewell(subscription: Subscription) -> ServiceError | None:
+def _farewell(subscription: Subscription) -> KinesisError | None:
     """What the subscriber is told at the end; at a shard's end and after five minutes, nothing."""
     if subscription.ending is Ending.TAKEN_OVER:
         return in_use(f"Another subscription of {subscription.consumer_arn} took over {subscription.shard.id}.")

@@ -57,8 +57,8 @@ def compact_operation(consumer: Consumer) -> Operation:
 
 
 def _compact(consumer: Consumer, top: Worktop, form: CompactionSettings) -> Answer:
-    from kcl_dagster.spark.sinks.compaction import compact
     from kcl_dagster.spark.sinks.delta_compaction import compact_delta
+    from kcl_dagster.spark.sinks.parquet_compaction import compact
     from kcl_dagster.spark.storage import S3Options
 
     choice, s3 = consumer.sink, S3Options(**top.kcl.connection("s3", consumer.application.name))

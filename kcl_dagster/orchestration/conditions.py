@@ -36,7 +36,7 @@ def on_complete(lookback: timedelta = timedelta(days=1)) -> "AndAutomationCondit
     updated = AutomationCondition.any_deps_updated()
     # Dagster tells the memory of one `since` from that of another by the operators of its two arguments alone, AND,
     # OR and so on: they must differ here.
-    # A run answers what was materialized before it began, whoever launched it.
+    # A run answers what was materialized before it began, however it was launched.
     before = (updated & ~AutomationCondition.in_progress()).since((done & ~updated) | first)
     # What was materialized between the evaluation that asked for a run and this one is not an answer to that run,
     # and neither is what was materialized while a run went on.

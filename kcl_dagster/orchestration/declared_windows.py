@@ -282,7 +282,7 @@ class DeclaredWindows:
         return by_hand - self._declared.keys()
 
     def _starts(self, instance: DagsterInstance) -> list[int]:
-        """The newest windows that have a materialization, whoever reported it."""
+        """The newest windows that have a materialization, from any process."""
         return self.consumer.windows.newest(instance.get_materialized_partitions(self._key), REMEMBERED)
 
     def _refresh(self, instance: DagsterInstance) -> None:

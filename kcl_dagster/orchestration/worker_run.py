@@ -87,8 +87,8 @@ class WorkerRun:
             self._close(late)
 
     def _close(self, late: Late[SparkEngine | SparkProcessorHosts]) -> None:
-        """Also if Spark is still starting: a JVM that nobody stops would remain. Where that hangs, the process is
-        ended, because the run would keep its slot for ever, although its leases are released."""
+        """Also if Spark is still starting: otherwise a JVM would remain. If that hangs, the process is ended,
+        because the run would keep its slot for ever, although its leases are released."""
         if not late.is_settled(STARTING_SECONDS):
             self.end_process(f"its leases are released, and Spark has not started {STARTING_SECONDS:.0f} s later")
             return

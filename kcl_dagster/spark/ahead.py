@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kcl_dagster.errors import KclError
-from kcl_dagster.spark.fetched import FetchedRanges
+from kcl_dagster.spark.fetched_batch import FetchedRanges
 from kcl_dagster.spark.session import is_classic
 from kcl_dagster.worker.batch import Budget, Range
 

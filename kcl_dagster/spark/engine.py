@@ -17,7 +17,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.ahead import ReadAhead
 from kcl_dagster.spark.fetch import Connection, FetchPlan, FetchTask
-from kcl_dagster.spark.fetched import FetchedBatch, FetchedRanges
+from kcl_dagster.spark.fetched_batch import FetchedBatch, FetchedRanges
 from kcl_dagster.spark.frozen import FrozenRanges
 from kcl_dagster.spark.health import SessionHealth
 from kcl_dagster.spark.interruption import limited_jobs, tag_jobs

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
-from kcl_dagster.emulator.kinesis import KinesisService, Limits, ServiceError
+from kcl_dagster.emulator.kinesis import KinesisError, KinesisService, Limits
 from kcl_dagster.runtime import Clock, SystemClock
 from tests.doubles.strictness import check_requests, operations
 
@@ -62,7 +62,7 @@ class FakeKinesis:
         """One request by its name on the wire."""
         try:
             answer = self.service.call(operation, request)
-        except ServiceError as error:
+        except KinesisError as error:
             raise _client_error(error, operation) from None
         return self._finished(answer)
 
@@ -70,7 +70,7 @@ class FakeKinesis:
         """The events come as they are iterated over; the iteration ends when the subscription does."""
         try:
             subscription = self.service.subscribe(request)
-        except ServiceError as error:
+        except KinesisError as error:
             raise _client_error(error, "SubscribeToShard") from None
         return self._finished({"EventStream": _Events(self, subscription)})
 
@@ -123,7 +123,7 @@ def _with_datetimes(value: Any) -> Any:
     return value
 
 
-def _client_error(error: ServiceError, operation: str) -> ClientError:
+def _client_error(error: KinesisError, operation: str) -> ClientError:
     return ClientError(
         {
             "Error": {"Code": error.code, "Message": error.message},

@@ -16,7 +16,7 @@ _HASH_KEY = re.compile(r"0|[1-9]\d{0,38}")
 
 
 class Parameters:
-    """Typed access to a request. Every getter raises a `ServiceError` that names the member and the rule."""
+    """Typed access to a request. Every getter raises a `KinesisError` that names the member and the rule."""
 
     __slots__ = ("_given",)
 
@@ -40,7 +40,7 @@ class Parameters:
         if value is None:
             return None
         if not isinstance(value, str):
-            raise service_errors.ServiceError("SerializationException", f"{member} must be a string")
+            raise service_errors.KinesisError("SerializationException", f"{member} must be a string")
         if not value:
             raise service_errors.constraint(value, member, "Member must have length greater than or equal to 1")
         return value
@@ -65,7 +65,7 @@ class Parameters:
                 raise service_errors.constraint(None, member, "Member must not be null")
             return default
         if isinstance(value, bool) or not isinstance(value, int):
-            raise service_errors.ServiceError("SerializationException", f"{member} must be an integer")
+            raise service_errors.KinesisError("SerializationException", f"{member} must be an integer")
         if value < low:
             raise service_errors.constraint(value, member, f"Member must have value greater than or equal to {low}")
         if value > high:
@@ -80,7 +80,7 @@ class Parameters:
         if isinstance(value, datetime):
             return value.timestamp()
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise service_errors.ServiceError("SerializationException", f"{member} must be a timestamp")
+            raise service_errors.KinesisError("SerializationException", f"{member} must be a timestamp")
         return float(value)
 
     def data(self, member: str) -> bytes:
@@ -91,7 +91,7 @@ class Parameters:
             return value.encode()
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
-        raise service_errors.ServiceError("SerializationException", f"{member} must be a blob")
+        raise service_errors.KinesisError("SerializationException", f"{member} must be a blob")
 
     def hash_key(self, member: str) -> int | None:
         value = self.optional_text(member)
@@ -108,7 +108,7 @@ class Parameters:
         if value is None:
             raise service_errors.constraint(None, member, "Member must not be null")
         if not isinstance(value, Mapping):
-            raise service_errors.ServiceError("SerializationException", f"{member} must be a structure")
+            raise service_errors.KinesisError("SerializationException", f"{member} must be a structure")
         return Parameters(value)
 
     def structures(self, member: str) -> list[Parameters]:
@@ -116,7 +116,7 @@ class Parameters:
         if value is None:
             raise service_errors.constraint(None, member, "Member must not be null")
         if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
-            raise service_errors.ServiceError("SerializationException", f"{member} must be a list of structures")
+            raise service_errors.KinesisError("SerializationException", f"{member} must be a list of structures")
         return [Parameters(entry) for entry in value]
 
     def texts(self, member: str) -> list[str]:
@@ -124,7 +124,7 @@ class Parameters:
         if value is None:
             raise service_errors.constraint(None, member, "Member must not be null")
         if not isinstance(value, list | tuple) or not all(isinstance(entry, str) for entry in value):
-            raise service_errors.ServiceError("SerializationException", f"{member} must be a list of strings")
+            raise service_errors.KinesisError("SerializationException", f"{member} must be a list of strings")
         return list(value)
 
     def tags(self, member: str) -> dict[str, str]:
@@ -132,7 +132,7 @@ class Parameters:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise service_errors.ServiceError("SerializationException", f"{member} must be a map")
+            raise service_errors.KinesisError("SerializationException", f"{member} must be a map")
         return {str(key): str(entry) for key, entry in value.items()}
 
     def boolean(self, member: str) -> bool:

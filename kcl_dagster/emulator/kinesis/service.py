@@ -53,7 +53,7 @@ class KinesisService:
         return self._account.now()
 
     def call(self, operation: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Serve one request; blobs are bytes, timestamps are seconds. Raises `ServiceError`."""
+        """Serve one request; blobs are bytes, timestamps are seconds. Raises `KinesisError`."""
         reply = self.execute(operation, parameters or {})
         return reply.as_dict() if isinstance(reply, RecordPage) else reply
 

@@ -6,7 +6,7 @@ CLIENT_ERROR = 400
 SERVER_ERROR = 500
 
 
-class ServiceError(Exception):
+class KinesisError(Exception):
     """A refusal as the wire shows it; `code` is the name that clients switch on."""
 
     def __init__(self, code: str, message: str, status: int = CLIENT_ERROR) -> None:
@@ -16,12 +16,12 @@ class ServiceError(Exception):
         self.status = status
 
 
-def validation(message: str) -> ServiceError:
+def validation(message: str) -> KinesisError:
     """The request does not have the shape that the API model asks for."""
-    return ServiceError("ValidationException", message)
+    return KinesisError("ValidationException", message)
 
 
-def constraint(value: object, member: str, rule: str) -> ServiceError:
+def constraint(value: object, member: str, rule: str) -> KinesisError:
     """One member of the request breaks a rule of the API model, in the wording the service uses."""
     shown = "null" if value is None else f"'{value}'"
     return validation(
@@ -30,33 +30,33 @@ def constraint(value: object, member: str, rule: str) -> ServiceError:
     )
 
 
-def invalid_argument(message: str) -> ServiceError:
-    return ServiceError("InvalidArgumentException", message)
+def invalid_argument(message: str) -> KinesisError:
+    return KinesisError("InvalidArgumentException", message)
 
 
-def not_found(message: str) -> ServiceError:
-    return ServiceError("ResourceNotFoundException", message)
+def not_found(message: str) -> KinesisError:
+    return KinesisError("ResourceNotFoundException", message)
 
 
-def in_use(message: str) -> ServiceError:
-    return ServiceError("ResourceInUseException", message)
+def in_use(message: str) -> KinesisError:
+    return KinesisError("ResourceInUseException", message)
 
 
-def limit_exceeded(message: str) -> ServiceError:
-    return ServiceError("LimitExceededException", message)
+def limit_exceeded(message: str) -> KinesisError:
+    return KinesisError("LimitExceededException", message)
 
 
-def throughput_exceeded(message: str) -> ServiceError:
-    return ServiceError("ProvisionedThroughputExceededException", message)
+def throughput_exceeded(message: str) -> KinesisError:
+    return KinesisError("ProvisionedThroughputExceededException", message)
 
 
-def expired_iterator(message: str) -> ServiceError:
-    return ServiceError("ExpiredIteratorException", message)
+def expired_iterator(message: str) -> KinesisError:
+    return KinesisError("ExpiredIteratorException", message)
 
 
-def expired_token(message: str) -> ServiceError:
-    return ServiceError("ExpiredNextTokenException", message)
+def expired_token(message: str) -> KinesisError:
+    return KinesisError("ExpiredNextTokenException", message)
 
 
-def unknown_operation(name: str) -> ServiceError:
-    return ServiceError("UnknownOperationException", f"The embedded Kinesis has no operation {name!r}.")
+def unknown_operation(name: str) -> KinesisError:
+    return KinesisError("UnknownOperationException", f"The embedded Kinesis has no operation {name!r}.")

@@ -7,7 +7,7 @@ from typing import Any
 import cbor2
 
 from kcl_dagster.emulator.kinesis.replies import RecordPage, Reply
-from kcl_dagster.emulator.kinesis.service_errors import ServiceError
+from kcl_dagster.emulator.kinesis.service_errors import KinesisError
 
 CONTENT_TYPE = "application/x-amz-cbor-1.1"
 
@@ -21,15 +21,15 @@ _TIMESTAMPS = frozenset(
 
 
 def decode(operation: str, body: bytes) -> dict[str, Any]:  # noqa: ARG001 - the JSON twin needs it
-    """Raises `ServiceError` for what is not a request."""
+    """Raises `KinesisError` for what is not a request."""
     if not body:
         return {}
     try:
         parameters = cbor2.loads(body, semantic_decoders={EPOCH_TAG: _seconds})
     except (cbor2.CBORDecodeError, ValueError) as error:
-        raise ServiceError("SerializationException", str(error)) from error
+        raise KinesisError("SerializationException", str(error)) from error
     if not isinstance(parameters, dict):
-        raise ServiceError("SerializationException", "The request is not a map.")
+        raise KinesisError("SerializationException", "The request is not a map.")
     return parameters
 
 
@@ -37,7 +37,7 @@ def encode(reply: Reply) -> bytes:
     return cbor2.dumps(_with_tags(reply.as_dict() if isinstance(reply, RecordPage) else reply))
 
 
-def encode_error(error: ServiceError) -> bytes:
+def encode_error(error: KinesisError) -> bytes:
     return cbor2.dumps({"__type": error.code, "message": error.message})
 
 

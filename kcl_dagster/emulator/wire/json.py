@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from kcl_dagster.emulator.kinesis.replies import RecordPage, Reply
-from kcl_dagster.emulator.kinesis.service_errors import ServiceError
+from kcl_dagster.emulator.kinesis.service_errors import KinesisError
 
 CONTENT_TYPE = "application/x-amz-json-1.1"
 
@@ -18,7 +18,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode(operation: str, body: bytes) -> dict[str, Any]:
-    """Raises `ServiceError` for what is not a request."""
+    """Raises `KinesisError` for what is not a request."""
     try:
         parameters = _decoder.decode(body or b"{}")
         if operation == "PutRecord":
@@ -27,7 +27,7 @@ def decode(operation: str, body: bytes) -> dict[str, Any]:
             for record in parameters.get("Records") or ():
                 _decode_data(record)
     except (msgspec.MsgspecError, Base64Error, TypeError, ValueError, AttributeError) as error:
-        raise ServiceError("SerializationException", str(error)) from error
+        raise KinesisError("SerializationException", str(error)) from error
     return parameters
 
 
@@ -35,7 +35,7 @@ def encode(reply: Reply) -> bytes:
     return reply.as_json() if isinstance(reply, RecordPage) else _encode(reply)
 
 
-def encode_error(error: ServiceError) -> bytes:
+def encode_error(error: KinesisError) -> bytes:
     return _encode({"__type": error.code, "message": error.message})
 
 

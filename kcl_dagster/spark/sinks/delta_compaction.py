@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from kcl_dagster.errors import SinkError, Unsafe
 from kcl_dagster.runtime import Runtime, system
-from kcl_dagster.spark.sinks.compaction import LOCKS, TARGET_BYTES, Compaction
+from kcl_dagster.spark.sinks.parquet_compaction import LOCKS, TARGET_BYTES, Compaction
 from kcl_dagster.spark.sinks.record import table_errors
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.spark.store_lock import StoreLock, renewed_in_background, store_lock

@@ -17,7 +17,7 @@ from kcl_dagster.errors import BatchContentChanged
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.engine import SparkEngine
 from kcl_dagster.spark.failures import is_content_changed
-from kcl_dagster.spark.fetched import FetchedBatch
+from kcl_dagster.spark.fetched_batch import FetchedBatch
 from kcl_dagster.spark.frozen import FrozenRanges
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from tests.integration.spark.conftest import GENEROUS, Stream, batch_of

@@ -22,7 +22,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark import engine as engines
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
-from kcl_dagster.spark.fetched import FetchedBatch
+from kcl_dagster.spark.fetched_batch import FetchedBatch
 from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
 from kcl_dagster.spark.staged_ranges import FetchStaging, StagedRanges
 from kcl_dagster.streams.pacing import ShardLimits

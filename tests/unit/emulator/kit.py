@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kcl_dagster.emulator.kinesis import KinesisService, Limits, ServiceError
+from kcl_dagster.emulator.kinesis import KinesisError, KinesisService, Limits
 
 START = 1_700_000_000.0
 STREAM = "clicks"
@@ -61,7 +61,7 @@ class Refused:
     """`with refused("InvalidArgumentException"):` the engine must refuse with that name."""
 
     def __call__(self, code: str) -> Any:
-        return pytest.raises(ServiceError, match=f"^{code}: ")
+        return pytest.raises(KinesisError, match=f"^{code}: ")
 
 
 refused = Refused()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_dagster.emulator.kinesis import KinesisService, ServiceError
+from kcl_dagster.emulator.kinesis import KinesisError, KinesisService
 from kcl_dagster.emulator.kinesis.iterator import ShardIterator
 from tests.unit.emulator.kit import S0, S1, S2, START, STREAM, Engine, refused
 
@@ -226,7 +226,7 @@ def test_pages_cover_the_log_without_gaps_or_repeats(sizes: list[int], limit: in
 
 
 def test_errors_carry_name_message_and_status(engine: Engine) -> None:
-    with pytest.raises(ServiceError) as refusal:
+    with pytest.raises(KinesisError) as refusal:
         engine.call("DescribeStreamSummary", StreamName="nowhere")
     error = refusal.value
     assert (error.code, error.status) == ("ResourceNotFoundException", 400)

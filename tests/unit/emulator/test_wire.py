@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from botocore.eventstream import EventStreamBuffer
 
-from kcl_dagster.emulator.kinesis import ServiceError
+from kcl_dagster.emulator.kinesis import KinesisError
 from kcl_dagster.emulator.wire import cbor, eventstream, json
 from tests.unit.emulator.kit import START, STREAM, Engine
 
@@ -24,7 +24,7 @@ def test_json_blobs_are_base64_both_ways() -> None:
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"Data":"?"}', b'{"Data":1}', b'"x"'])
 def test_what_is_not_a_json_request_is_refused(body: bytes) -> None:
-    with pytest.raises(ServiceError, match="SerializationException"):
+    with pytest.raises(KinesisError, match="SerializationException"):
         json.decode("PutRecord", body)
 
 
@@ -68,7 +68,7 @@ def test_cbor_of_undefined_length_is_read() -> None:
 
 @pytest.mark.parametrize("body", [b"\xff", cbor2.dumps([1]), b"\xa1"])
 def test_what_is_not_a_cbor_request_is_refused(body: bytes) -> None:
-    with pytest.raises(ServiceError, match="SerializationException"):
+    with pytest.raises(KinesisError, match="SerializationException"):
         cbor.decode("PutRecord", body)
 
 

@@ -20,8 +20,8 @@ from kcl_dagster.orchestration.admin_job import config_of
 from kcl_dagster.orchestration.compaction import build_kcl_compaction_schedule
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.sinks.compaction import LOCKS
 from kcl_dagster.spark.sinks.delta import delta_options
+from kcl_dagster.spark.sinks.parquet_compaction import LOCKS
 from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store
 from kcl_dagster.spark.store_lock import store_lock
 from kcl_dagster.testing import EmulatorResource

@@ -11,7 +11,6 @@ import pytest
 
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.spark.sinks.compaction import compact
 from kcl_dagster.spark.sinks.completeness import (
     completeness_key,
     completeness_record,
@@ -22,6 +21,7 @@ from kcl_dagster.spark.sinks.completeness import (
 from kcl_dagster.spark.sinks.folder_layouts import UNKNOWN, _marks, mark
 from kcl_dagster.spark.sinks.folder_owner import owner_of
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.sinks.parquet_compaction import compact
 from kcl_dagster.spark.storage import LocalStore, Store, is_hidden
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import KeepingCompleteness

@@ -16,8 +16,8 @@ from deltalake.transaction import AddAction
 from kcl_dagster.errors import Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.sinks import delta
-from kcl_dagster.spark.sinks.compaction import LOCKS, Compaction
 from kcl_dagster.spark.sinks.delta_compaction import compact_delta
+from kcl_dagster.spark.sinks.parquet_compaction import LOCKS, Compaction
 from kcl_dagster.spark.storage import LocalStore, S3Options
 from kcl_dagster.spark.store_lock import LOCK_SECONDS, store_lock
 from tests.doubles.clock import FakeClock

@@ -23,8 +23,8 @@ from kcl_dagster.emulator import Emulator
 from kcl_dagster.errors import AccessDenied, ConfigurationError, Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.parquet_file import ParquetFile
-from kcl_dagster.spark.sinks import compaction
-from kcl_dagster.spark.sinks.compaction import DRAFTS, LOCKS, Compaction, compact
+from kcl_dagster.spark.sinks import parquet_compaction
+from kcl_dagster.spark.sinks.parquet_compaction import DRAFTS, LOCKS, Compaction, compact
 from kcl_dagster.spark.storage import LocalStore, StoredFile
 from kcl_dagster.spark.store_lock import LOCK_SECONDS
 from tests.doubles.clock import FakeClock
@@ -274,7 +274,7 @@ def test_a_compaction_that_is_cut_off_anywhere_is_finished_by_the_next(
         lake(root, files=4, folder="b")
         before = contents(root)
         with monkeypatch.context() as patched:
-            patched.setattr(compaction, "open_store", lambda path, s3, n=changes: Failing(path, n))
+            patched.setattr(parquet_compaction, "open_store", lambda path, s3, n=changes: Failing(path, n))
             try:
                 run(root)
                 completed = True
@@ -310,7 +310,9 @@ def while_it_merges(monkeypatch: pytest.MonkeyPatch, root: Path, *meanwhile: Cal
     """Of the next compaction that is opened; the ones after it are as ever."""
     store = Slow(str(root), list(meanwhile))
     opened = [store]
-    monkeypatch.setattr(compaction, "open_store", lambda *_: opened.pop() if opened else LocalStore(str(root)))
+    monkeypatch.setattr(
+        parquet_compaction, "open_store", lambda *_: opened.pop() if opened else LocalStore(str(root))
+    )
 
 
 def test_of_two_compactions_at_once_the_second_one_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +331,7 @@ def test_of_two_compactions_at_once_the_second_one_ends(tmp_path: Path, monkeypa
 def test_a_compaction_that_takes_long_is_not_overtaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake(tmp_path)
     before = contents(tmp_path)
-    monkeypatch.setattr(compaction, "GETS_AT_ONCE", 1)  # each takes its time here, one after the other
+    monkeypatch.setattr(parquet_compaction, "GETS_AT_ONCE", 1)  # each takes its time here, one after the other
 
     def later() -> None:
         with pytest.raises(Unsafe):
@@ -564,7 +566,7 @@ def test_files_that_cannot_be_read_do_not_keep_others_from_being_merged(
 ) -> None:
     chained(tmp_path, 3, "day=1")
     chained(tmp_path, 3, "day=2")
-    monkeypatch.setattr(compaction, "open_store", lambda *_: Unreadable(str(tmp_path), error=error))
+    monkeypatch.setattr(parquet_compaction, "open_store", lambda *_: Unreadable(str(tmp_path), error=error))
     done = run(tmp_path)
     assert done.merged == 3
     assert len(done.failed) == failed
@@ -594,7 +596,7 @@ def contents_of_merged(root: Path) -> list[str]:
 def test_a_store_that_answers_nothing_ends_the_compaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chained(tmp_path, 3, "day=1")
     silent = Unreadable(str(tmp_path), error=Unanswered("nothing came back"))
-    monkeypatch.setattr(compaction, "open_store", lambda *_: silent)
+    monkeypatch.setattr(parquet_compaction, "open_store", lambda *_: silent)
     with pytest.raises(Unanswered):
         run(tmp_path)
 
@@ -636,7 +638,7 @@ def test_what_is_deleted_or_redacted_meanwhile_does_not_come_back(
             write(path, pa.table({"value": [""]}), OLD + 1)
 
     while_it_merges(monkeypatch, tmp_path, lambda: None, lambda: None, redact)
-    monkeypatch.setattr(compaction, "GETS_AT_ONCE", 1)
+    monkeypatch.setattr(parquet_compaction, "GETS_AT_ONCE", 1)
     assert run(tmp_path).merged == 3
     assert "day=10" not in contents(tmp_path)
     assert contents(tmp_path)["day=11"] == 1
@@ -673,7 +675,7 @@ def test_what_is_compressed_well_is_merged_some_rows_at_a_time(
     for number in range(3):
         rows = pa.table({"value": ["x" * 100] * 20_000})
         write(tmp_path / f"clicks-0.w-1.{number}_0_0.parquet", rows)
-    monkeypatch.setattr(compaction, "ROWS_AT_ONCE", 1000)
+    monkeypatch.setattr(parquet_compaction, "ROWS_AT_ONCE", 1000)
     monkeypatch.setattr("kcl_dagster.spark.parquet_file.ROW_GROUP_BYTES", 400_000)
     before = pa.total_allocated_bytes()
     most = [0]
