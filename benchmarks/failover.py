@@ -40,7 +40,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.emulator import Emulator, environment
 from kcl_dagster.leader.run_view import SlotRun
 from kcl_dagster.model.lease import Lease
-from kcl_dagster.model.worker import slot_name, worker_id
+from kcl_dagster.model.worker_row import slot_name, worker_id
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.table_layout import detect_layout

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from kcl_dagster import aws
 from kcl_dagster.application import Application
 from kcl_dagster.leader.construction import open_leader
-from kcl_dagster.model.worker import worker_id
+from kcl_dagster.model.worker_row import worker_id
 from kcl_dagster.runtime import system
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.heartbeat import Identity

@@ -30,7 +30,7 @@ from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
-from kcl_dagster.model.worker import WorkerRow, slot_name, worker_id
+from kcl_dagster.model.worker_row import WorkerRow, slot_name, worker_id
 from kcl_dagster.tables.items import lease_to_item
 
 LEASES, WORKERS, UNSERVED = 10_000, 10, 500

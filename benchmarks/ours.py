@@ -33,7 +33,7 @@ from kcl_dagster.application import Application, BatchSettings, Timings
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.worker import worker_id
+from kcl_dagster.model.worker_row import worker_id
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan, client_of, fetch

@@ -30,7 +30,7 @@ from kcl_dagster.leader.run_view import LoadedCode, SlotRun
 from kcl_dagster.leader.start_watch import START_SECONDS
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import WorkerState, slot_name
+from kcl_dagster.model.worker_row import WorkerState, slot_name
 
 # One step of scaling up, as a part of the fleet: a large fleet that lags needs more than one worker more.
 HANGS_SECONDS: Final = 120.0  # a batch that takes longer is not worth waiting for when there is newer code

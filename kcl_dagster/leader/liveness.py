@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.worker import SHARDS_TOLD, WorkerRow, WorkerState
+from kcl_dagster.model.worker_row import SHARDS_TOLD, WorkerRow, WorkerState
 
 WORKER: Final = "worker/"  # prefix of the keys under which rows are observed
 

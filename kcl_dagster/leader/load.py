@@ -14,7 +14,7 @@ from typing import Final
 from kcl_dagster.leader.assignment.policy import LeaseLoad, WorkerLoad
 from kcl_dagster.leader.liveness import WorkerSight, averages_of, ceilings_of
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
-from kcl_dagster.model.worker import CPU
+from kcl_dagster.model.worker_row import CPU
 
 # Samples jitter, so two means are kept: the slow one counts, and the fast one tells when the value has changed.
 FAST_SECONDS: Final = 30.0  # time constant; a few renewals

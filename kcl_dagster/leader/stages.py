@@ -31,7 +31,7 @@ from kcl_dagster.leader.start_watch import START_SECONDS
 from kcl_dagster.leader.sync_stage import SyncOutcome
 from kcl_dagster.leader.tick_report import Launch, StageOutcome, TickReport
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.tables.lock import DEPLOYMENT, STANDBY
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from kcl_dagster.model.hole import Hole, find_hole
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.expressions import Request
 from kcl_dagster.tables.leases import CREATED_AT_ONCE, LeaseTable

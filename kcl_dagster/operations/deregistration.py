@@ -11,7 +11,7 @@ from typing import Any
 from kcl_dagster.application import Retrieval
 from kcl_dagster.errors import ConfigurationError, StreamNotFound, TableNotFound, Unsafe
 from kcl_dagster.model.lease import Lease
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.streams.consumers import find_consumer, remove_consumer
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.tables.control import Control
 

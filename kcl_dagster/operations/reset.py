@@ -21,7 +21,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stored import nothing_since
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.reset_target import ResetTarget
 from kcl_dagster.streams.arrivals import Arrivals, Span

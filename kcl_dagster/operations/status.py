@@ -16,7 +16,7 @@ from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.superseded import former_streams
-from kcl_dagster.model.worker import BOUNDED_SLOT, WorkerRow
+from kcl_dagster.model.worker_row import BOUNDED_SLOT, WorkerRow
 from kcl_dagster.operations.no_table import no_table
 from kcl_dagster.operations.unread_lag import Unread
 from kcl_dagster.runtime import Runtime

@@ -9,7 +9,7 @@ from kcl_dagster.leader.application_completeness import Completeness
 from kcl_dagster.leader.run_view import SlotRun
 from kcl_dagster.leader.tick_report import StreamSight, TickReport
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 
 NEW_SECONDS = 60.0  # a run, Spark and the first lease
 

@@ -26,7 +26,7 @@ from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.leader.tick_report import TickReport
-from kcl_dagster.model.worker import BOUNDED_SLOT
+from kcl_dagster.model.worker_row import BOUNDED_SLOT
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.lock_process import lock_process
 from kcl_dagster.orchestration.resources import KclResource

@@ -33,7 +33,7 @@ from pydantic import Field
 
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.counting import counted
-from kcl_dagster.model.worker import BOUNDED_SLOT
+from kcl_dagster.model.worker_row import BOUNDED_SLOT
 from kcl_dagster.orchestration import checks, watchdog
 from kcl_dagster.orchestration.check_definitions import look
 from kcl_dagster.orchestration.consumer import Consumer

@@ -8,7 +8,7 @@ from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, Run
 
 from kcl_dagster.application import Application
 from kcl_dagster.leader.run_view import LoadedCode, RunStatus, RunView, SlotRun
-from kcl_dagster.model.worker import worker_id
+from kcl_dagster.model.worker_row import worker_id
 
 APPLICATION_TAG = "kcl/application"
 WORKER_TAG = "kcl/worker"

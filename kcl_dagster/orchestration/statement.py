@@ -19,7 +19,7 @@ from dagster import (
 
 from kcl_dagster.leader.tick_report import StreamSight
 from kcl_dagster.model.lease import Lease
-from kcl_dagster.model.worker import CPU, WorkerRow
+from kcl_dagster.model.worker_row import CPU, WorkerRow
 from kcl_dagster.orchestration import picture
 from kcl_dagster.orchestration.application_state import Decision, Observation, ShardLag
 from kcl_dagster.orchestration.metadata import (

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from kcl_dagster.errors import BatchError
-from kcl_dagster.model.worker import worker_id
+from kcl_dagster.model.worker_row import worker_id
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.run_event_log import RunEventLog

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.tables import attributes as a
 from kcl_dagster.tables.attributes import Item, Value, n, s
 from kcl_dagster.tables.expressions import Request, Update, delete, put

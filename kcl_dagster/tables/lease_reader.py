@@ -8,7 +8,7 @@ from kcl_dagster import aws
 from kcl_dagster.application import Application
 from kcl_dagster.errors import AccessDenied, TableNotFound, UnreadableItem
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.attributes import LEASE_KEY, OWNER, OWNER_INDEX, Item, key_of, s
 from kcl_dagster.tables.items import lease_from_item

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.model.worker_row import WorkerRow, WorkerState
 from kcl_dagster.tables.attributes import ENTITY_TYPE, LEASE_KEY, WORKER, Item, ItemReader, Value, java_double, n, s
 
 LAST_UPDATE: Final = "lut"

@@ -7,7 +7,7 @@ from kcl_dagster import aws
 from kcl_dagster.application import Application
 from kcl_dagster.errors import UnreadableItem
 from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables import coordination
 from kcl_dagster.tables.attributes import ENTITY_TYPE, LEASE, Item, Value, s

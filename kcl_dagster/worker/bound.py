@@ -16,7 +16,7 @@ from kcl_dagster.model.hole import find_hole
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.superseded import former_streams
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.leases import LeaseTable

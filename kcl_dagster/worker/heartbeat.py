@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.model.worker_row import WorkerRow, WorkerState
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore

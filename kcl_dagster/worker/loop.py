@@ -23,7 +23,7 @@ from kcl_dagster.model.lease_taking import TakingRules
 from kcl_dagster.model.stored import MOST_BYTES, MOST_BYTES_BETWEEN_RUNS
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.windows import FixedWindows
-from kcl_dagster.model.worker import SHARDS_TOLD, STOPPED_TOLD, WorkerState
+from kcl_dagster.model.worker_row import SHARDS_TOLD, STOPPED_TOLD, WorkerState
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.lease_reader import ScanResult

@@ -12,7 +12,7 @@ from typing import Final
 from kcl_dagster.application import Application
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.model.worker_row import WorkerRow, WorkerState
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore

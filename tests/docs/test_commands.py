@@ -16,7 +16,7 @@ from kcl_dagster.emulator import Emulator, Limits
 from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.operations.pausing import pause
 from kcl_dagster.runtime import system

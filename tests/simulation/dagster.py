@@ -8,7 +8,7 @@ from uuid import UUID
 
 from kcl_dagster.leader.run_view import RunStatus, RunView, SlotRun
 from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import BOUNDED_SLOT, worker_id
+from kcl_dagster.model.worker_row import BOUNDED_SLOT, worker_id
 from tests.simulation.kernel import Kernel, Process
 from tests.simulation.scenario import EPOCH
 

@@ -11,7 +11,7 @@ from kcl_dagster.emulator.kinesis import Limits
 from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.stored import unpacked
-from kcl_dagster.model.worker import BOUNDED_SLOT
+from kcl_dagster.model.worker_row import BOUNDED_SLOT
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.worker.bound import PATIENCE_SECONDS, Bound

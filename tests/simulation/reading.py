@@ -7,7 +7,7 @@ started, or may have stopped. Here the fetches count.
 from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.leader.tick_report import TickReport
-from kcl_dagster.model.worker import WorkerState
+from kcl_dagster.model.worker_row import WorkerState
 from tests.simulation.liveness import LAUNCH_SECONDS, java_seconds, may_rest
 from tests.simulation.properties import Violations
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from kcl_dagster.leader.assignment.javaqueue import HighestFirst, compare
 from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Move, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.worker import THROUGHPUT
+from kcl_dagster.model.worker_row import THROUGHPUT
 
 _FULL: Final = 100.0  # the ceiling of the throughput that is made up for workers without metrics
 _UNLIMITED: Final = 1.7976931348623157e308  # Java's Double.MAX_VALUE: the rank of a worker without any metric

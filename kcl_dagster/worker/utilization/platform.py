@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from kcl_dagster.model.worker import CPU
+from kcl_dagster.model.worker_row import CPU
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.utilization import cgroup, ecs, proc_stat
 from kcl_dagster.worker.utilization.probe import Probe, ReadText, Unmeasurable, read_file

@@ -11,7 +11,7 @@ from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, L
 from kcl_dagster.leader.assignment.variance import Variance, VarianceSettings
 from kcl_dagster.leader.liveness import LivenessRule, averages_of, ceilings_of
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from tests.conformance.agreement import AnyOrder, AtLeast, Either, Observed, Ongoing
 from tests.conformance.areas.coordination import ranges_of, series_of
 from tests.conformance.case import Given, NotUnderstood

@@ -8,7 +8,7 @@ from typing import Any
 from kcl_dagster.leader.liveness import is_failing, is_valid
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.standing import Standing
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.parents import Parents

@@ -1,7 +1,7 @@
 """The KCL's two migrations."""
 
 from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.tables.state import ClientVersion, TableStatus
 from tests.conformance.agreement import AnyOf, Observed
 from tests.conformance.case import Given, NotUnderstood

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.tables.state import ClientVersion, TableStatus
 
 SINGLE_TABLE_SUPPORT: Final = 1  # support code of workers that know the one-table layout

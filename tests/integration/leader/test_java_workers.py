@@ -1,7 +1,7 @@
 """Java workers: they announce themselves twice a minute, and leave without a word."""
 
 from kcl_dagster.model.lease import Lease, WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from tests.integration.leader.town import Town
 
 REPORT_SECONDS = 30.0

@@ -13,7 +13,7 @@ from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.parallel import ThreadPool
 from kcl_dagster.leader.run_view import RunView, SlotRun
 from kcl_dagster.leader.tick import Leader
-from kcl_dagster.model.worker import WorkerRow, slot_name, worker_id
+from kcl_dagster.model.worker_row import WorkerRow, slot_name, worker_id
 
 pytestmark = pytest.mark.server
 

@@ -9,7 +9,7 @@ from kcl_dagster.leader.fleet import ABANDONED_SECONDS
 from kcl_dagster.leader.run_view import LoadedCode, RunView, SlotRun
 from kcl_dagster.leader.start_watch import START_SECONDS, STUCK_SECONDS, StartWatch
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerState
+from kcl_dagster.model.worker_row import WorkerState
 from kcl_dagster.operations.status import read_status
 from kcl_dagster.tables.control import Control
 from tests.integration.leader.town import TICK, Town, shard_id

@@ -5,7 +5,7 @@ import pytest
 from kcl_dagster.application import Application, FleetSettings, PolicySettings
 from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from tests.integration.leader.town import TICK, Town, Worker, shard_id
 
 LEASE_DURATION = 30.0

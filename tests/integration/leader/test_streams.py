@@ -13,7 +13,7 @@ from kcl_dagster.leader.liveness import CLOCK_TOLERANCE
 from kcl_dagster.model.checkpoint import LATEST, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.tables.attributes import START_POSITION
 from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.table_layout import create_tables

@@ -13,7 +13,7 @@ from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.standing import Standing
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.places import TableLayout

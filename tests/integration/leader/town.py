@@ -16,7 +16,7 @@ from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import ChildShard
-from kcl_dagster.model.worker import WorkerState, worker_id
+from kcl_dagster.model.worker_row import WorkerState, worker_id
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.tables.leases import LeaseTable

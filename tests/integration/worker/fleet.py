@@ -11,7 +11,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView, SlotRun
-from kcl_dagster.model.worker import worker_id
+from kcl_dagster.model.worker_row import worker_id
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.worker.batch import Batch, Engine

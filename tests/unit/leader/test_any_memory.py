@@ -13,7 +13,7 @@ from kcl_dagster.leader.memory import Memory
 from kcl_dagster.leader.run_view import RunStatus, SlotRun
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.standing import Standing
-from kcl_dagster.model.worker import WorkerRow, slot_name
+from kcl_dagster.model.worker_row import WorkerRow, slot_name
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just(10**400),

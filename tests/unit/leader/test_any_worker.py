@@ -16,7 +16,7 @@ from kcl_dagster.leader.liveness import (
     moving_average,
 )
 from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.model.worker_row import WorkerRow, WorkerState
 
 NOW = 1_000_000.0
 NO_SAMPLE = -1.0

@@ -22,7 +22,7 @@ from kcl_dagster.leader.memory import Memory, starts_given_up
 from kcl_dagster.leader.patience import remembered
 from kcl_dagster.leader.run_view import LoadedCode, RunStatus, SlotRun
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.worker import BOUNDED_SLOT, SHARDS_TOLD, WorkerRow, WorkerState, slot_name
+from kcl_dagster.model.worker_row import BOUNDED_SLOT, SHARDS_TOLD, WorkerRow, WorkerState, slot_name
 
 NOW = 1_000_000.0
 SETTINGS = FleetSettings(min_workers=1, max_workers=8, shards_per_worker=4, cooldown=60.0, lifetime=3600.0)

@@ -13,7 +13,7 @@ from kcl_dagster.leader.load import WATCH_SECONDS, LoadBook
 from kcl_dagster.leader.memory import Memory
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
-from kcl_dagster.model.worker import CPU, WorkerRow
+from kcl_dagster.model.worker_row import CPU, WorkerRow
 
 TICK = 5.0
 MINUTE = 12  # ticks

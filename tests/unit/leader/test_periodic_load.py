@@ -11,7 +11,7 @@ from kcl_dagster.leader.liveness import WorkerSight
 from kcl_dagster.leader.load import LoadBook
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.worker.throughput import Throughput
 
 TICK = 5

@@ -23,7 +23,7 @@ from kcl_dagster.model.hole import Hole, find_hole
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.model.stored import StoredCounts, StoredRows
-from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.model.worker_row import WorkerRow, WorkerState
 from tests.conformance.rules.auditor import HoleWatch, find_hole_as_kcl
 
 A, B = WorkerId("worker-000:aaaaaaaa"), WorkerId("worker-001:bbbbbbbb")

@@ -15,7 +15,7 @@ from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.lease import Lease, WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.runtime import Runtime
 from tests.doubles.clock import FakeClock

@@ -9,7 +9,7 @@ from kcl_dagster import aws, cli
 from kcl_dagster.application import BatchSettings
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.operations import terminal
 from kcl_dagster.operations.deregistration import deregister
 from kcl_dagster.streams.consumers import ensure_consumer

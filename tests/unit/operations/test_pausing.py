@@ -4,7 +4,7 @@ import pytest
 
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.operations.pausing import drain, pause, resume
 from kcl_dagster.tables.control import Control
 from tests.unit.operations.conftest import ANNA, Shop

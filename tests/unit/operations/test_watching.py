@@ -19,7 +19,7 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.worker import BOUNDED_SLOT, WorkerRow, worker_id
+from kcl_dagster.model.worker_row import BOUNDED_SLOT, WorkerRow, worker_id
 from kcl_dagster.operations.doctor.diagnosis import judge_bounded_run
 from kcl_dagster.operations.pausing import pause
 from kcl_dagster.operations.reset import reset

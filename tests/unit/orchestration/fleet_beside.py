@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import kcl_dagster as kcl
-from kcl_dagster.model.worker import WorkerRow, WorkerState, slot_name, worker_id
+from kcl_dagster.model.worker_row import WorkerRow, WorkerState, slot_name, worker_id
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.leases import LeaseTable

@@ -19,9 +19,9 @@ from dagster import AssetCheckEvaluation, AssetKey, AssetObservation, DagsterIns
 from dagster._core.events import AssetObservationData, DagsterEvent, DagsterEventType
 
 from kcl_dagster.application import FleetSettings
-from kcl_dagster.model import worker as worker_row
+from kcl_dagster.model import worker_row
 from kcl_dagster.model.lease import Lease, WorkerId
-from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.model.worker_row import WorkerRow, WorkerState
 from kcl_dagster.orchestration.application_state import Decision, Observation
 from kcl_dagster.orchestration.reporting import LIVELY_SECONDS, Reporter
 from kcl_dagster.orchestration.run_event_log import RunEventLog

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.model.worker import BOUNDED_SLOT
+from kcl_dagster.model.worker_row import BOUNDED_SLOT
 from kcl_dagster.operations.status import read_status
 from kcl_dagster.orchestration.catch_up import moment_of
 from kcl_dagster.orchestration.consumer import Consumer

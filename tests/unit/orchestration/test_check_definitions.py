@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.orchestration import checks
 from kcl_dagster.orchestration.check_definitions import look
 from kcl_dagster.runtime import Runtime, system

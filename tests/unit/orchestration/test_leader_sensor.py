@@ -33,7 +33,7 @@ from kcl_dagster.leader.launches import FIRST_PAUSE
 from kcl_dagster.leader.sync_stage import Syncer
 from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.orchestration import leader_sensor, reporting
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_storage import CODE_TAG, WORKER_TAG, slot_runs

@@ -19,7 +19,7 @@ from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.operations.desk import Desk
 from kcl_dagster.orchestration.admin_job import config_of
 from kcl_dagster.orchestration.operation_jobs.catalogue import OPERATIONS

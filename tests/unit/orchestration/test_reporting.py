@@ -19,7 +19,7 @@ import kcl_dagster as kcl
 from kcl_dagster.leader.tick_report import StreamSight
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.orchestration import checks
 from kcl_dagster.orchestration.application_state import Decision, Observation
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclDecisionsMetadataSet, KclLagMetadataSet

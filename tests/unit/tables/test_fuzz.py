@@ -14,7 +14,7 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.standing import Standing
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.tables import attributes as a
 from kcl_dagster.tables import rows
 from kcl_dagster.tables.audit import ACTION, AT, AUDIT, AUDIT_PREFIX, BY, DETAIL, AuditTable

@@ -14,7 +14,7 @@ from kcl_dagster.model.checkpoint import SHARD_END
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.tables.expressions import Request
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import LeaderLock

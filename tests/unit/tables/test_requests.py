@@ -17,7 +17,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.model.stored import StoredCounts, StoredRows, mark_of
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.model.worker_row import WorkerRow, WorkerState
 from kcl_dagster.tables import coordination as c
 from kcl_dagster.tables import requests as r
 from kcl_dagster.tables.attributes import n, s

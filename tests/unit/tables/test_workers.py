@@ -7,7 +7,7 @@ import pytest
 
 from kcl_dagster.errors import UnreadableItem
 from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.model.worker_row import WorkerRow, WorkerState
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.workers import WorkerTable, newest_by_id

@@ -12,7 +12,7 @@ from kcl_dagster.errors import Throttled
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.model.worker_row import WorkerRow, WorkerState
 from kcl_dagster.worker.batch import Progress, Range
 from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.lag import Lag

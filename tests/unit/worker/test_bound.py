@@ -12,7 +12,7 @@ from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.worker.bound import PATIENCE_SECONDS, Bound, remainder

@@ -12,7 +12,7 @@ from kcl_dagster.errors import (
     TransformError,
 )
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.model.worker import SHARDS_TOLD
+from kcl_dagster.model.worker_row import SHARDS_TOLD
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.stop import StopReason
 from tests.unit.worker.failing import A, B, stored, work, world_with

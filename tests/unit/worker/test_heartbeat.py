@@ -4,7 +4,7 @@ import random
 
 from kcl_dagster.application import Application
 from kcl_dagster.model.lease import WorkerId
-from kcl_dagster.model.worker import WorkerRow
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.table_layout import create_tables, detect_layout
 from kcl_dagster.tables.workers import WorkerTable

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kcl_dagster.application import BatchSettings
-from kcl_dagster.model.worker import WorkerState
+from kcl_dagster.model.worker_row import WorkerState
 from kcl_dagster.tables.control import Control
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.stop import StopReason, StopSignal

@@ -11,7 +11,7 @@ from kcl_dagster.errors import BatchError, ConfigurationError, OtherStream, Sink
 from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.model.worker import CPU, WorkerState
+from kcl_dagster.model.worker_row import CPU, WorkerState
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.starts import StartPosition, StartTable

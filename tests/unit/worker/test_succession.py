@@ -7,7 +7,7 @@ from botocore.exceptions import ClientError
 
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
-from kcl_dagster.model.worker import WorkerRow, WorkerState
+from kcl_dagster.model.worker_row import WorkerRow, WorkerState
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.report import Outcome
 from kcl_dagster.worker.succession import SuccessionRules, choose_successors

@@ -10,7 +10,7 @@ import pytest
 
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.model.worker import WorkerState
+from kcl_dagster.model.worker_row import WorkerState
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.threads import Threads

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from kcl_dagster.model.worker import CPU
+from kcl_dagster.model.worker_row import CPU
 from kcl_dagster.worker.utilization import platform
 from kcl_dagster.worker.utilization.cgroup import CgroupProbe
 from kcl_dagster.worker.utilization.ecs import EcsProbe
