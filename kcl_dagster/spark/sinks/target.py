@@ -15,6 +15,7 @@ from pyarrow import types as kinds
 from kcl_dagster.chains.entry import TableRules
 from kcl_dagster.errors import RecordRefused, SinkError
 from kcl_dagster.spark.parquet_file import Footer, null_counts, read_footer
+from kcl_dagster.spark.schema import LEASE_KEY
 
 _EXACT_IN_A_DOUBLE: Final = 32  # bits of the widest integer that a double holds
 
@@ -44,7 +45,8 @@ class Target:
                 f"{self.hint}, or the transform"
             )
         if missing:
-            raise SinkError(f"{self.table}: the output lacks {missing}, which the table requires")
+            added = f". Version 0.1 added {LEASE_KEY}: keep it in the function" if LEASE_KEY in missing else ""
+            raise SinkError(f"{self.table}: the output lacks {missing}, which the table requires{added}")
 
     def strange(self, output: pa.Schema) -> pa.Schema:
         """The columns of an output that the table does not have, or not in a type that holds their values. Raises
