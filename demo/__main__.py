@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from demo import preflight
 from demo.folders import DemoFolders
 from demo.reporter import Reporter
 from demo.settings import DemoSettings, seconds
 from demo.supervisor import Supervisor
 from kcl_dagster.errors import KclError
-from kcl_dagster.operations import preflight
 
 
 def main() -> int:

@@ -11,12 +11,16 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel
 
 import kcl_dagster as kcl
 from kcl_dagster import cli, errors
+from kcl_dagster.operations.all_operations import OPERATIONS
+from kcl_dagster.operations.operation import Operation
 from kcl_dagster.operations.rights import RIGHTS, Component, Deployment, policy
 from kcl_dagster.orchestration import checks, translator
+from kcl_dagster.orchestration.admin_job import filled_in
 from kcl_dagster.orchestration.component import (
     BatchModel,
     ConnectionModel,
@@ -390,12 +394,22 @@ def _cli() -> str:
     shared = _options(verbs.choices["status"]) & _options(verbs.choices["plan"]) - {"--json"}
     parts.append("## Which application")
     parts.append(_table(("option", "meaning"), _option_rows(verbs.choices["status"], shared)))
+    in_job = {operation.name: operation for operation in OPERATIONS if operation.is_in_job}
     for name, verb in verbs.choices.items():
         parts += [f"## {name}", f"{_capital(verb.description or _help_of(verbs, name))}."]
+        if name in in_job:
+            parts.append(f"In the job `<application>_admin`: `{_config_of(in_job[name])}`.")
         rows = list(_option_rows(verb, _options(verb) - shared))
         if rows:
             parts.append(_table(("option", "meaning"), rows))
     return _joined(parts)
+
+
+def _config_of(operation: type[Operation]) -> str:
+    """As the launchpad is filled in; settings without a default have none."""
+    return yaml.safe_dump(
+        {operation.name: filled_in(operation)}, default_flow_style=True, sort_keys=False, width=1000
+    ).strip()
 
 
 def _answers() -> str:

@@ -5,7 +5,6 @@ well, 1 when something is wrong with the application, 2 when the question could 
 """
 
 import argparse
-import json
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,20 +25,32 @@ from rich.console import Console
 
 from kcl_dagster import __version__, aws
 from kcl_dagster.application import Application, refusal
-from kcl_dagster.errors import ConfigurationError, KclError, TableNotFound
+from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.standby import lead
 from kcl_dagster.leader.tick_report import TickReport
+from kcl_dagster.operations.all_operations import OPERATIONS
 from kcl_dagster.operations.cost import Storing
-from kcl_dagster.operations.planning import about_cost, cost_of_plan, decisions, nothing_to_do, plan, problems
+from kcl_dagster.operations.inspections import StatusOperation
+from kcl_dagster.operations.operation import OperationContext
+from kcl_dagster.operations.planning import decisions, problems
 from kcl_dagster.operations.printable import printable
 from kcl_dagster.operations.project.constraints import installed
 from kcl_dagster.operations.project.skeleton import PYTHONS, Project, render, write
-from kcl_dagster.operations.status import Status, known_streams, read_status, refuse_other_streams
-from kcl_dagster.operations.terminal import Verbs, refuse_missing_home
+from kcl_dagster.operations.status import Status, known_streams
+from kcl_dagster.operations.terminal import (
+    DeploymentVerbs,
+    LocalFiles,
+    add_operation,
+    chosen,
+    instance_settings,
+    refuse_missing_home,
+    run_operation,
+    whoami,
+)
 from kcl_dagster.operations.unread_lag import Unread
-from kcl_dagster.operations.watching import LOOK_SECONDS, view, watch, watch_json
+from kcl_dagster.operations.watching import LOOK_SECONDS, watch, watch_json
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.worker.kclpy import install_stand_in
@@ -103,31 +115,25 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run, **({"target": None} if of_all else {}))
         return added
 
-    status = verb("status", _status, "who reads what, how far, and whether anything is unserved")
-    status.add_argument("--json", action="store_true", help="for machines; with --watch a document a line")
-    status.add_argument(
-        "--complete-within",
-        type=_seconds,
-        metavar="SECONDS",
-        help="of an application that bounded runs read: well while complete through a moment within this time",
-    )
+    added = {one.name: add_operation(one, verb, _context) for one in OPERATIONS}
+    status = added["status"]
+    status.set_defaults(run=_status)
     status.add_argument(
         "--watch",
         nargs="?",
         type=_seconds,
         const=LOOK_SECONDS,
         metavar="SECONDS",
-        help=f"look again and again, every {LOOK_SECONDS:g} s when left out, until Ctrl-C",
+        help=f"look again and again, every {LOOK_SECONDS:g} s when left out, until Ctrl-C; with --json, a "
+        "document a line",
     )
-    plan = verb("plan", _plan, "what the leader would do next, and what its fleet costs; writes nothing")
-    plan.add_argument("--json", action="store_true", help="for machines")
     standby = verb("lead", _lead, "lead as a standby: takes over when no other leader is alive; launches no runs")
     standby.add_argument("--once", action="store_true", help="one tick, then resign")
     bounded = verb("catch-up", _catch_up, "read what is in the streams now, store it, and end; needs no fleet")
     bounded.add_argument(
         "--through", metavar="MOMENT", help="read what had arrived by then, such as 2026-01-31T12:00:00Z"
     )
-    Verbs(_application, _client, _stores, _roles, _exports, _storing).register(verb)
+    DeploymentVerbs(_context, _client, _roles, _exports).register(verb)
     init = verbs.add_parser(
         "init",
         help="write a project: a consumer, tests that pass, and the files that deploy it",
@@ -191,10 +197,20 @@ def _streams_by_tables(options: argparse.Namespace) -> list[str]:
     return streams
 
 
-def _check_streams(options: argparse.Namespace, application: Application) -> None:
-    """Raises ConfigurationError if --stream is not a stream that the tables of the application name."""
-    if not options.target:
-        refuse_other_streams(application, _client(options, "dynamodb"), system())
+def _context(options: argparse.Namespace) -> OperationContext:
+    application = _application(options)
+    return OperationContext(
+        application,
+        partial(_client, options),
+        system(),
+        whoami(),
+        LocalFiles(),
+        partial(_runs, application),
+        lambda home: instance_settings(home or os.environ.get("DAGSTER_HOME")),
+        partial(_stores, options),
+        partial(_storing, options),
+        is_only_named=not options.target,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,61 +424,23 @@ def _prepare(_options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    application, dynamodb, runtime = _application(options), _client(options, "dynamodb"), system()
-    _check_streams(options, application)
-    unread = Unread(_client(options, "kinesis"), runtime)
+    context = _context(options)
+    if options.watch is None:
+        return run_operation(StatusOperation, context, options)
+    context.refuse_other_streams()
+    operation, unread = chosen(StatusOperation, options), Unread(context.client("kinesis"), context.runtime)
 
     def look() -> Status:
-        try:
-            found = read_status(application, dynamodb, runtime, unread)
-        except TableNotFound as error:
-            raise TableNotFound(f"{error}{_whose(options)}") from error
-        return replace(found, complete_within=options.complete_within)
+        return operation.look(context, unread)
 
-    if options.watch is not None:
-        if options.json:
-            watch_json(look, options.watch, runtime.clock)
-        else:
-            watch(look, options.watch, Console(), runtime.clock)
-        return WELL
-    status = look()
     if options.json:
-        sys.stdout.write(json.dumps(status.to_document(), indent=2) + "\n")
+        watch_json(look, options.watch, context.runtime.clock)
     else:
-        Console().print(view(status))
-    return WELL if status.is_well else WRONG
+        watch(look, options.watch, Console(), context.runtime.clock)
+    return WELL
 
 
-def _whose(options: argparse.Namespace) -> str:
-    """The account in which a table was looked for, for a message; empty if AWS does not say."""
-    try:
-        caller = aws.call(_client(options, "sts"), "get_caller_identity")
-    except KclError:
-        return ""
-    return f" The account is {caller.get('Account')}, as {caller.get('Arn')}."
-
-
-# --- plan, lead ---
-
-
-def _plan(options: argparse.Namespace) -> int:
-    application = _application(options)
-    _check_streams(options, application)
-    dynamodb, kinesis = _client(options, "dynamodb"), _client(options, "kinesis")
-    report = plan(application, dynamodb, kinesis, system(), _standby(), _runs(application))
-    decided, storing = decisions(report), _storing(options)
-    cost = cost_of_plan(report, application, storing)
-    if options.json:
-        document = None if cost is None else cost.to_document()
-        answer = {"decisions": decided, "problems": problems(report), "cost": document}
-        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
-    else:
-        first = ["nothing to do"] if nothing_to_do(report) else []
-        last = [] if cost is None else [about_cost(cost, storing)]
-        sys.stdout.write(printable("\n".join([*first, *decided, *last])) + "\n")
-        for problem in problems(report):
-            sys.stderr.write(f"{printable(problem)}\n")
-    return WELL if report.ok else WRONG
+# --- lead ---
 
 
 def _lead(options: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from kcl_dagster.errors import ConfigurationError, TableNotFound, UnreadableItem, Unsafe
 from kcl_dagster.leader.application_completeness import stored_through
 from kcl_dagster.model.counting import counted
-from kcl_dagster.operations.desk import Desk
+from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.operations.reset import iso, lines_of_moment, refusals
 from kcl_dagster.tables import attributes as a
 from kcl_dagster.tables.attributes import Item
@@ -147,27 +147,27 @@ def _in(value: Mapping[str, Any]) -> dict[str, Any]:
 # --- export ------------------------------------------------------------------------------------------------------
 
 
-def export_leases(desk: Desk) -> Iterator[str]:
+def export_leases(opened: OpenApplication) -> Iterator[str]:
     """A line for each lease, by key; those that cannot be read as well. Reads while the application may run."""
-    for _, item in sorted(_items(desk).items()):
+    for _, item in sorted(_items(opened).items()):
         yield to_line(item)
 
 
-def export_streams(desk: Desk, keys: Collection[str], streams: Iterable[str]) -> Iterator[str]:
+def export_streams(opened: OpenApplication, keys: Collection[str], streams: Iterable[str]) -> Iterator[str]:
     """A line for each of these leases, by key, and one for each of these streams whose start is recorded."""
-    for key, item in sorted(_items(desk).items()):
+    for key, item in sorted(_items(opened).items()):
         if key in keys:
             yield to_line(item)
     for stream in streams:
-        start = desk.starts.get(stream)
+        start = opened.starts.get(stream)
         if start is not None:
             yield to_line(start_to_item(start, a.LEASE_KEY))
 
 
-def _items(desk: Desk) -> dict[str, Item]:
-    desk.scan()  # says what is wrong where there is no table
-    sender = Sender(desk.dynamodb, desk.runtime)
-    items = scan_items(sender, desk.layout.leases.table, consistent=True)
+def _items(opened: OpenApplication) -> dict[str, Item]:
+    opened.scan()  # says what is wrong where there is no table
+    sender = Sender(opened.dynamodb, opened.runtime)
+    items = scan_items(sender, opened.layout.leases.table, consistent=True)
     is_lease = {None, a.LEASE}
     return {
         item[a.LEASE_KEY]["S"]: item
@@ -179,7 +179,9 @@ def _items(desk: Desk) -> dict[str, Item]:
 # --- import ------------------------------------------------------------------------------------------------------
 
 
-def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry: bool = False) -> ImportReport:
+def import_leases(
+    opened: OpenApplication, lines: Iterable[str], *, force: bool = False, dry: bool = False
+) -> ImportReport:
     """Write exported leases, unowned. Makes the tables where there are none.
 
     `force` sets back leases that are there and differ in more than what a worker writes while it waits, unless
@@ -194,12 +196,12 @@ def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry:
         raise ConfigurationError("the file has a lease twice")
     for item in items:
         try:
-            lease_from_item(item, multi_stream=desk.application.multi_stream)
+            lease_from_item(item, multi_stream=opened.application.multi_stream)
         except UnreadableItem as error:
             raise ConfigurationError(
-                f"the file is not of an application like {desk.application.name}: {error}"
+                f"the file is not of an application like {opened.application.name}: {error}"
             ) from error
-    here = _here(desk, dry=dry)
+    here = _here(opened, dry=dry)
     differing = {
         key: names
         for item, key in zip(items, keys, strict=True)
@@ -207,7 +209,7 @@ def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry:
     }
     if differing:
         said = _told(differing)
-        _refuse_if_at_work(desk, list(differing), said)
+        _refuse_if_at_work(opened, list(differing), said)
         if not force:
             raise Unsafe(f"{said}: --force sets them back to what the file says")
     report = ImportReport(
@@ -220,22 +222,22 @@ def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry:
     changed = {key: item for key, item in zip(keys, items, strict=True) if key not in report.unchanged}
     report = replace(report, begun=tuple(key for key, item in changed.items() if _begun(item) is not None))
     if changed:
-        report = replace(report, sets_back=True, complete_through=_complete_through(desk, changed, here))
+        report = replace(report, sets_back=True, complete_through=_complete_through(opened, changed, here))
     if dry:
         return report
-    desk.audit.write("import", desk.by, report.to_document())
-    sender = Sender(desk.dynamodb, desk.runtime)
+    opened.audit.write("import", opened.by, report.to_document())
+    sender = Sender(opened.dynamodb, opened.runtime)
     for start in starts:  # before the leases: a leader that finds leases alone takes them for those of others
-        desk.starts.record(start)
+        opened.starts.record(start)
     overtaken = []
     if report.sets_back:  # before and after, as in a reset
-        desk.completeness.set_back(report.complete_through)
+        opened.completeness.set_back(report.complete_through)
     for key, item in changed.items():
-        request = _write(desk.layout.leases.table, item, here.get(key))
+        request = _write(opened.layout.leases.table, item, here.get(key))
         if not isinstance(sender.write(request, _is(request.parameters["Item"])), Applied):
             overtaken.append(key)
     if report.sets_back:
-        written = desk.completeness.set_back(report.complete_through)
+        written = opened.completeness.set_back(report.complete_through)
         report = replace(report, complete_through=written.through)
     done = set(overtaken)
     return replace(
@@ -247,18 +249,18 @@ def import_leases(desk: Desk, lines: Iterable[str], *, force: bool = False, dry:
     )
 
 
-def _complete_through(desk: Desk, changed: Mapping[str, Item], here: Mapping[str, Item]) -> int | None:
+def _complete_through(opened: OpenApplication, changed: Mapping[str, Item], here: Mapping[str, Item]) -> int | None:
     """Through which moment the application is complete after the import at most: that of the leases which it
     writes. None: it is not known."""
     try:
-        known = desk.completeness.load().through
+        known = opened.completeness.load().through
     except TableNotFound:  # a dry run makes none
         return None
     try:
         leases = {
             key: lease
             for key, item in {**here, **changed}.items()
-            if (lease := lease_from_item(item, multi_stream=desk.application.multi_stream)) is not None
+            if (lease := lease_from_item(item, multi_stream=opened.application.multi_stream)) is not None
         }
     except UnreadableItem:
         return None
@@ -270,16 +272,16 @@ def _complete_through(desk: Desk, changed: Mapping[str, Item], here: Mapping[str
             moment = stored_through(lease, siblings)
             if moment is None:
                 return None
-            moments.append(moment - int(desk.application.timings.arrival_margin))
+            moments.append(moment - int(opened.application.timings.arrival_margin))
     return None if known is None else min([known, *moments])
 
 
-def _here(desk: Desk, *, dry: bool) -> dict[str, Item]:
+def _here(opened: OpenApplication, *, dry: bool) -> dict[str, Item]:
     try:
-        return _items(desk)
+        return _items(opened)
     except TableNotFound:
         if not dry:
-            create_tables(desk.dynamodb, desk.application, desk.layout, desk.runtime)
+            create_tables(opened.dynamodb, opened.application, opened.layout, opened.runtime)
         return {}
 
 
@@ -290,9 +292,9 @@ def _told(differing: Mapping[str, Sequence[str]]) -> str:
     return f"{counted(len(differing), 'lease')} {verb} from the file ({some}{more})"
 
 
-def _refuse_if_at_work(desk: Desk, keys: Sequence[str], said: str) -> None:
-    leases = [lease for lease in desk.scan().leases if lease.key in set(keys)]
-    problems = refusals(leases, desk.control.load(), desk.leader())
+def _refuse_if_at_work(opened: OpenApplication, keys: Sequence[str], said: str) -> None:
+    leases = [lease for lease in opened.scan().leases if lease.key in set(keys)]
+    problems = refusals(leases, opened.control.load(), opened.leader())
     if problems:
         raise Unsafe(
             f"{said}, and the application runs: {'; '.join(problems[:LEASES_NAMED])}. To set leases back, "

@@ -12,7 +12,7 @@ from kcl_dagster.application import Retrieval
 from kcl_dagster.errors import ConfigurationError, StreamNotFound, TableNotFound, Unsafe
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.worker_row import WorkerRow
-from kcl_dagster.operations.desk import Desk
+from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.streams.consumers import find_consumer, remove_consumer
 
 
@@ -54,7 +54,7 @@ def readers(leases: Sequence[Lease], workers: Sequence[WorkerRow], *, ours_poll:
 
 
 def deregister(
-    desk: Desk,
+    opened: OpenApplication,
     *,
     consumer: str | None = None,
     streams: Collection[str] = (),
@@ -66,28 +66,28 @@ def deregister(
     `consumer`: its name, if it differs from the application's. `force`: remove it although a worker may read under
     it. Raises Unsafe and ConfigurationError with nothing changed.
     """
-    application = desk.application
+    application = opened.application
     names = [stream.name for stream in application.streams if not streams or stream.name in streams]
     if unknown := sorted(set(streams) - set(names)):
         raise ConfigurationError(f"application {application.name} does not read {', '.join(unknown)}")
     name = consumer or application.batch.consumer_name or application.name
-    has_tables = _refuse_while_read(desk, name, force=force)
-    removed = [stream for stream in names if _is_registered(desk, stream, name)]
+    has_tables = _refuse_while_read(opened, name, force=force)
+    removed = [stream for stream in names if _is_registered(opened, stream, name)]
     if removed and not dry:
         if has_tables:
-            desk.audit.write("deregister", desk.by, {"consumer": name, "streams": removed, "forced": force})
-        removed = [stream for stream in removed if remove_consumer(desk.kinesis, stream, name, desk.runtime)]
+            opened.audit.write("deregister", opened.by, {"consumer": name, "streams": removed, "forced": force})
+        removed = [stream for stream in removed if remove_consumer(opened.kinesis, stream, name, opened.runtime)]
     return Deregistration(name, dry, tuple(removed), tuple(stream for stream in names if stream not in removed))
 
 
-def _refuse_while_read(desk: Desk, consumer: str, *, force: bool) -> bool:
+def _refuse_while_read(opened: OpenApplication, consumer: str, *, force: bool) -> bool:
     """Raise Unsafe if a worker may be reading. Returns whether the application has tables; without, it has no
     workers."""
     try:
-        scan = desk.scan()
+        scan = opened.scan()
     except TableNotFound:
         return False
-    ours_poll = desk.application.batch.retrieval is Retrieval.POLLING
+    ours_poll = opened.application.batch.retrieval is Retrieval.POLLING
     reading = readers(scan.leases, scan.workers, ours_poll=ours_poll)
     if reading and not force:
         raise Unsafe(
@@ -98,8 +98,8 @@ def _refuse_while_read(desk: Desk, consumer: str, *, force: bool) -> bool:
     return True
 
 
-def _is_registered(desk: Desk, stream: str, consumer: str) -> bool:
+def _is_registered(opened: OpenApplication, stream: str, consumer: str) -> bool:
     try:
-        return find_consumer(desk.kinesis, stream, consumer, desk.runtime) is not None
+        return find_consumer(opened.kinesis, stream, consumer, opened.runtime) is not None
     except StreamNotFound:
         return False  # its consumers were deleted with it

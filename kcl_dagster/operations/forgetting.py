@@ -24,7 +24,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.superseded import former_streams
 from kcl_dagster.operations.backup import export_streams
-from kcl_dagster.operations.desk import Desk
+from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.operations.reset import refusals
 from kcl_dagster.streams.listing import describe
 
@@ -69,17 +69,17 @@ class Forgetting:
         }
 
 
-def forget(desk: Desk, streams: Collection[str] = (), *, keep: Keep, dry: bool = False) -> Forgetting:
+def forget(opened: OpenApplication, streams: Collection[str] = (), *, keep: Keep, dry: bool = False) -> Forgetting:
     """Delete the leases of all former streams, or of those that are named by `account:name:epoch`, and where these
     streams started. Without names, it is refused if one of them exists, or was read lately. `keep` is called once,
     before anything is deleted; not by a dry run, or if there is nothing to delete.
 
     Raises Unsafe and ConfigurationError with nothing changed.
     """
-    scan = desk.scan()
+    scan = opened.scan()
     if scan.unreadable:
         raise Unsafe(f"the lease table has rows that cannot be parsed: {scan.unreadable[0]}")
-    names = [stream.name for stream in desk.application.streams]
+    names = [stream.name for stream in opened.application.streams]
     former = {str(stream): stream for stream in former_streams(names, scan.leases)}
     if others := sorted(set(streams) - set(former)):
         known = f"those are {', '.join(sorted(former))}" if former else "there is none"
@@ -89,9 +89,9 @@ def forget(desk: Desk, streams: Collection[str] = (), *, keep: Keep, dry: bool =
         name: sorted((lease for lease in scan.leases if lease.stream == stream), key=lambda lease: lease.key)
         for name, stream in chosen.items()
     }
-    _refuse(desk, chosen.values(), [lease for leases in affected.values() for lease in leases])
+    _refuse(opened, chosen.values(), [lease for leases in affected.values() for lease in leases])
     deleted = {name: tuple(lease.key for lease in leases) for name, leases in affected.items()}
-    in_doubt = {} if streams else _in_doubt(desk, chosen, affected)
+    in_doubt = {} if streams else _in_doubt(opened, chosen, affected)
     if dry or not affected:
         return Forgetting(dry, deleted, in_doubt=in_doubt)
     if in_doubt:
@@ -101,22 +101,25 @@ def forget(desk: Desk, streams: Collection[str] = (), *, keep: Keep, dry: bool =
             f"{would}"
         )
     every = {key for keys in deleted.values() for key in keys}
-    export = keep("".join(f"{line}\n" for line in export_streams(desk, every, chosen)))
+    export = keep("".join(f"{line}\n" for line in export_streams(opened, every, chosen)))
     counts = {name: len(keys) for name, keys in deleted.items()}
-    desk.audit.write("forget", desk.by, {"streams": counts, "export": export})
+    opened.audit.write("forget", opened.by, {"streams": counts, "export": export})
     overtaken = tuple(
-        lease.key for leases in affected.values() for lease in leases if not desk.leases.delete(lease, forced=True)
+        lease.key
+        for leases in affected.values()
+        for lease in leases
+        if not opened.leases.delete(lease, forced=True)
     )
     kept = set(overtaken)
     for name, keys in deleted.items():
         if kept.isdisjoint(keys):  # of leases that remain, it is known where their stream started
-            desk.starts.delete(name)
+            opened.starts.delete(name)
     gone = {name: tuple(key for key in keys if key not in kept) for name, keys in deleted.items()}
     return Forgetting(dry, gone, overtaken, export=export)
 
 
 def _in_doubt(
-    desk: Desk, chosen: Mapping[str, StreamIdentifier], affected: Mapping[str, Sequence[Lease]]
+    opened: OpenApplication, chosen: Mapping[str, StreamIdentifier], affected: Mapping[str, Sequence[Lease]]
 ) -> dict[str, str]:
     """Why streams may be read by what is deployed."""
     found = {}
@@ -124,16 +127,16 @@ def _in_doubt(
         read = max(
             (lease.stored_through for lease in affected[name] if lease.stored_through is not None), default=0
         )
-        if desk.runtime.clock.now() - read < LATELY_SECONDS:
+        if opened.runtime.clock.now() - read < LATELY_SECONDS:
             found[name] = f"its leases were served until {datetime.fromtimestamp(read, UTC):%Y-%m-%d %H:%M} UTC"
-        elif (exists := _existence(desk, stream)) is not None:
+        elif (exists := _existence(opened, stream)) is not None:
             found[name] = exists
     return found
 
 
-def _existence(desk: Desk, stream: StreamIdentifier) -> str | None:
+def _existence(opened: OpenApplication, stream: StreamIdentifier) -> str | None:
     try:
-        facts = describe(desk.kinesis, stream.name, runtime=desk.runtime)
+        facts = describe(opened.kinesis, stream.name, runtime=opened.runtime)
     except StreamNotFound:
         return None
     except KclError as error:
@@ -143,18 +146,18 @@ def _existence(desk: Desk, stream: StreamIdentifier) -> str | None:
     return "it exists"
 
 
-def _refuse(desk: Desk, streams: Collection[StreamIdentifier], affected: Sequence[Lease]) -> None:
+def _refuse(opened: OpenApplication, streams: Collection[StreamIdentifier], affected: Sequence[Lease]) -> None:
     """Raise Unsafe if the leases may be in use, or may be needed again."""
     if not affected:
         return
     for stream in streams:
-        if _is_read(desk, stream):
+        if _is_read(opened, stream):
             raise Unsafe(
                 f"{stream} still exists, and the application reads a stream of that name: its leases are those "
                 "that count, and the others were made by a leader that asked another region, account or endpoint"
             )
-    control = desk.control.load()
-    problems = refusals(affected, control, None if control.paused else desk.leader())
+    control = opened.control.load()
+    problems = refusals(affected, control, None if control.paused else opened.leader())
     if problems:
         more = "; ..." if len(problems) > 5 else ""
         raise Unsafe(
@@ -163,12 +166,12 @@ def _refuse(desk: Desk, streams: Collection[StreamIdentifier], affected: Sequenc
         )
 
 
-def _is_read(desk: Desk, stream: StreamIdentifier) -> bool:
+def _is_read(opened: OpenApplication, stream: StreamIdentifier) -> bool:
     """Whether the stream that has the name now is this one."""
-    if stream.name not in {settings.name for settings in desk.application.streams}:
+    if stream.name not in {settings.name for settings in opened.application.streams}:
         return False
     try:
-        facts = describe(desk.kinesis, stream.name, runtime=desk.runtime)
+        facts = describe(opened.kinesis, stream.name, runtime=opened.runtime)
     except StreamNotFound:
         return False
     return int(facts.created) == stream.creation_epoch

@@ -12,7 +12,7 @@ from typing import Final
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import WorkerRow
-from kcl_dagster.operations.desk import Desk
+from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.tables.control import Control
 
 APPLICATION: Final = "the application"
@@ -71,54 +71,54 @@ def _paused(control: Control) -> list[str]:
 
 
 def pause(
-    desk: Desk, shards: Collection[str] = (), *, workers: Collection[str] = (), dry: bool = False
+    opened: OpenApplication, shards: Collection[str] = (), *, workers: Collection[str] = (), dry: bool = False
 ) -> PauseReport:
     """Pause the application, or only some shards or workers.
 
     Workers finish their batch and end; a paused shard is taken from its owner, whose open batch is repeated later;
     the slot of a paused worker stays empty, and others read its shards.
     """
-    scan = desk.scan()
+    scan = opened.scan()
     foreign = sorted(row.id for row in scan.workers if row.slot is None)
     if foreign and not workers:
         raise Unsafe(f"{', '.join(foreign[:3])} are workers of the KCL, which knows no pause: stop them instead")
-    known = desk.control.load()
+    known = opened.control.load()
     wanted = replace(
         known,
         paused=known.paused or not (shards or workers),
         leases=known.leases | leases_of(shards, scan.leases),
         slots=known.slots | slots_of(workers, scan.workers),
     )
-    return _change(desk, "pause", known, wanted, shards, workers, dry=dry)
+    return _change(opened, "pause", known, wanted, shards, workers, dry=dry)
 
 
 def resume(
-    desk: Desk, shards: Collection[str] = (), *, workers: Collection[str] = (), dry: bool = False
+    opened: OpenApplication, shards: Collection[str] = (), *, workers: Collection[str] = (), dry: bool = False
 ) -> PauseReport:
     """Let the application go on, all of it, or only some shards or workers."""
-    known = desk.control.load()
+    known = opened.control.load()
     if not shards and not workers:
-        return _change(desk, "resume", known, Control(), (), (), dry=dry)
+        return _change(opened, "resume", known, Control(), (), (), dry=dry)
     keys = frozenset(key for key in known.leases if any(key == one or key.endswith(f":{one}") for one in shards))
     slots = frozenset(slot for slot in known.slots if any(one.partition(":")[0] == slot for one in workers))
     if (shards and not keys) or (workers and not slots):
         raise ConfigurationError(f"none of {', '.join(sorted([*shards, *workers]))} is paused")
     wanted = replace(known, leases=known.leases - keys, slots=known.slots - slots)
-    return _change(desk, "resume", known, wanted, shards, workers, dry=dry)
+    return _change(opened, "resume", known, wanted, shards, workers, dry=dry)
 
 
-def drain(desk: Desk, name: str, *, wanted: bool = True, dry: bool = False) -> list[WorkerId]:
+def drain(opened: OpenApplication, name: str, *, wanted: bool = True, dry: bool = False) -> list[WorkerId]:
     """Ask a worker, or all workers of a slot, to hand their leases over and end; or no longer.
 
     The leader launches another one if the fleet needs it. Raises ConfigurationError when there is no such worker.
     """
-    rows = [row for row in desk.scan().workers if name in {row.id, row.slot}]
+    rows = [row for row in opened.scan().workers if name in {row.id, row.slot}]
     if not rows:
         raise ConfigurationError(f"there is no worker or slot {name}: kcl-dagster status lists them")
     _refuse_foreign(rows)
     if not dry:
-        desk.audit.write("drain", desk.by, {"workers": [row.id for row in rows], "wanted": wanted})
-        rows = [row for row in rows if desk.workers.request_drain(row.id, wanted)]
+        opened.audit.write("drain", opened.by, {"workers": [row.id for row in rows], "wanted": wanted})
+        rows = [row for row in rows if opened.workers.request_drain(row.id, wanted)]
     return [row.id for row in rows]
 
 
@@ -131,7 +131,7 @@ def _refuse_foreign(rows: Sequence[WorkerRow]) -> None:
 
 
 def _change(
-    desk: Desk,
+    opened: OpenApplication,
     action: str,
     known: Control,
     wanted: Control,
@@ -140,11 +140,11 @@ def _change(
     *,
     dry: bool,
 ) -> PauseReport:
-    wanted = replace(wanted, changed_by=desk.by, changed_at=int(desk.runtime.clock.now() * 1000))
+    wanted = replace(wanted, changed_by=opened.by, changed_at=int(opened.runtime.clock.now() * 1000))
     if not dry:
         what = {"shards": sorted(shards)} | ({"workers": sorted(workers)} if workers else {})
-        desk.audit.write(action, desk.by, what if shards or workers else {"shards": "all"})
-        desk.control.save(wanted)
+        opened.audit.write(action, opened.by, what if shards or workers else {"shards": "all"})
+        opened.control.save(wanted)
     return PauseReport(known, wanted, dry)
 
 

@@ -22,7 +22,7 @@ from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stored import nothing_since
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker_row import WorkerRow
-from kcl_dagster.operations.desk import Desk
+from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.operations.reset_target import ResetTarget
 from kcl_dagster.streams.arrivals import Arrivals, Span
 from kcl_dagster.streams.listing import StreamDescription, list_shards, retentions
@@ -261,7 +261,7 @@ def _start(
 
 
 def reset(
-    desk: Desk,
+    opened: OpenApplication,
     target: ResetTarget,
     *,
     streams: Collection[str] = (),
@@ -274,28 +274,28 @@ def reset(
     `wait_for_dead`: watch owned leases for a lease duration, and take those whose counter does not change.
     Raises Unsafe and ConfigurationError with nothing changed.
     """
-    names = [stream.name for stream in desk.application.streams if not streams or stream.name in streams]
+    names = [stream.name for stream in opened.application.streams if not streams or stream.name in streams]
     if unknown := sorted(set(streams) - set(names)):
-        raise ConfigurationError(f"application {desk.application.name} does not read {', '.join(unknown)}")
+        raise ConfigurationError(f"application {opened.application.name} does not read {', '.join(unknown)}")
     if target.is_record and len(shards) != 1:
         raise ConfigurationError("a sequence number belongs to one shard: name it with --shards")
     if shards and len(names) != 1:
         raise ConfigurationError("shards belong to a stream: name it with --of-stream")
-    scan = desk.scan()
+    scan = opened.scan()
     if scan.unreadable:
         raise Unsafe(f"the lease table has rows that cannot be parsed: {scan.unreadable[0]}")
-    plans = [_plan_stream(desk, name, scan.leases, target, shards) for name in names]
+    plans = [_plan_stream(opened, name, scan.leases, target, shards) for name in names]
     affected = [lease for plan in plans for lease in (*plan.rewind, *plan.forget)]
-    control = desk.control.load()
-    leader = None if control.paused else desk.leader()
-    dead = _watch(desk, affected, leader) if wait_for_dead else frozenset()
+    control = opened.control.load()
+    leader = None if control.paused else opened.leader()
+    dead = _watch(opened, affected, leader) if wait_for_dead else frozenset()
     if any(plan.start is not None for plan in plans) and target.timestamp_ms is not None:
-        _refuse_to_mislead(scan.workers, desk.scan().workers if wait_for_dead else None)
+        _refuse_to_mislead(scan.workers, opened.scan().workers if wait_for_dead else None)
     problems = refusals(affected, control, None if wait_for_dead else leader, dead)
     if problems:
         raise Unsafe(f"{'; '.join(problems[:5])}{'; ...' if len(problems) > 5 else ''}. {_what_to_do(control)}")
     is_whole = not streams and not shards
-    return _carry_out(desk, plans, target, dead, is_whole=is_whole, dry=dry)
+    return _carry_out(opened, plans, target, dead, is_whole=is_whole, dry=dry)
 
 
 def _what_to_do(control: Control) -> str:
@@ -308,24 +308,24 @@ def _what_to_do(control: Control) -> str:
 
 
 def _plan_stream(
-    desk: Desk, name: str, leases: Iterable[Lease], target: ResetTarget, chosen: Collection[str]
+    opened: OpenApplication, name: str, leases: Iterable[Lease], target: ResetTarget, chosen: Collection[str]
 ) -> StreamReset:
-    identifier, facts = desk.stream(name)
-    listed = tuple(list_shards(desk.kinesis, name, runtime=desk.runtime))
-    start, retention = desk.starts.get(str(identifier)), 3600.0 * facts.retention_hours
+    identifier, facts = opened.stream(name)
+    listed = tuple(list_shards(opened.kinesis, name, runtime=opened.runtime))
+    start, retention = opened.starts.get(str(identifier)), 3600.0 * facts.retention_hours
     view = StreamView(identifier, listed, int(facts.created), start, retention)
     mine = [lease for lease in leases if lease.stream == (identifier if identifier.is_multi else None)]
     if target.is_record:
-        _find_record(desk, facts, next(iter(chosen)), target)
+        _find_record(opened, facts, next(iter(chosen)), target)
     return plan_reset(view, mine, target, chosen)
 
 
-def _find_record(desk: Desk, facts: StreamDescription, shard: str, target: ResetTarget) -> None:
+def _find_record(opened: OpenApplication, facts: StreamDescription, shard: str, target: ResetTarget) -> None:
     """Raise ConfigurationError if the record is not in the shard: a later reader could not detect lost records."""
     sequence = target.checkpoint.sequence
     try:
         iterator = aws.call(
-            desk.kinesis,
+            opened.kinesis,
             "get_shard_iterator",
             StreamName=facts.name,
             ShardId=shard,
@@ -333,11 +333,11 @@ def _find_record(desk: Desk, facts: StreamDescription, shard: str, target: Reset
             StartingSequenceNumber=sequence,
         )["ShardIterator"]
         records = aws.call(
-            desk.kinesis,
+            opened.kinesis,
             "get_records",
             ShardIterator=iterator,
             Limit=1,
-            **aws.stream_arn(desk.kinesis, facts.name),
+            **aws.stream_arn(opened.kinesis, facts.name),
         )["Records"]
     except aws.RequestRefused as error:
         raise ConfigurationError(f"shard {shard} has no record {sequence}: {error}") from error
@@ -364,28 +364,28 @@ def _refuse_to_mislead(workers: Sequence[WorkerRow], later: Sequence[WorkerRow] 
         )
 
 
-def _watch(desk: Desk, leases: Sequence[Lease], leader: str | None) -> frozenset[LeaseKey]:
+def _watch(opened: OpenApplication, leases: Sequence[Lease], leader: str | None) -> frozenset[LeaseKey]:
     """Leases whose counter did not change for a lease duration, by our own clock. Raises Unsafe if a leader is
     alive."""
-    seconds = desk.application.timings.lease_duration
-    before = _beats(desk)
-    desk.runtime.clock.sleep(seconds)
-    now = {lease.key: lease for lease in desk.scan().leases}
-    if leader is not None and _beats(desk) != before:
+    seconds = opened.application.timings.lease_duration
+    before = _beats(opened)
+    opened.runtime.clock.sleep(seconds)
+    now = {lease.key: lease for lease in opened.scan().leases}
+    if leader is not None and _beats(opened) != before:
         raise Unsafe(f"{leader} leads and is alive: pause the application first (kcl-dagster pause)")
     return frozenset(lease.key for lease in leases if lease.key in now and now[lease.key].counter == lease.counter)
 
 
-def _beats(desk: Desk) -> dict[str, Any] | None:
-    key = {desk.layout.coordinator.key: {"S": LEADER_KEY}}
+def _beats(opened: OpenApplication) -> dict[str, Any] | None:
+    key = {opened.layout.coordinator.key: {"S": LEADER_KEY}}
     answer = aws.call(
-        desk.dynamodb, "get_item", TableName=desk.layout.coordinator.table, Key=key, ConsistentRead=True
+        opened.dynamodb, "get_item", TableName=opened.layout.coordinator.table, Key=key, ConsistentRead=True
     )
     return answer.get("Item")
 
 
 def _carry_out(
-    desk: Desk,
+    opened: OpenApplication,
     plans: Sequence[StreamReset],
     target: ResetTarget,
     dead: Collection[LeaseKey],
@@ -401,12 +401,12 @@ def _carry_out(
     }
     created = [lease for plan in plans for lease in plan.create]
     forgotten = [lease for plan in plans for lease in plan.forget]
-    back_to = _complete_through(desk, plans, target)
-    now = desk.runtime.clock.now()
+    back_to = _complete_through(opened, plans, target)
+    now = opened.runtime.clock.now()
     all_from = _first_moment(plans, target, now) if is_whole else None
     # The shards that are not reset are all read from here on, at least.
     unless_known = FirstMoment(math.ceil(now))
-    known = desk.completeness.load()
+    known = opened.completeness.load()
     planned = ResetReport(
         target,
         dry,
@@ -418,31 +418,31 @@ def _carry_out(
         first_before=known.first,
     )
     if dry:
-        return replace(planned, spans=_spans(desk, plans, target))
-    desk.audit.write("reset", desk.by, planned.to_document())
+        return replace(planned, spans=_spans(opened, plans, target))
+    opened.audit.write("reset", opened.by, planned.to_document())
     overtaken: list[LeaseKey] = []
     # Before, so that it is done whatever becomes of this process; and after, for a leader that advances in between.
-    desk.completeness.set_back(back_to, unless_known=unless_known)
+    opened.completeness.set_back(back_to, unless_known=unless_known)
     for plan in plans:
-        since = counted_since(plan.view, target, desk.runtime.clock.now())
+        since = counted_since(plan.view, target, opened.runtime.clock.now())
         if plan.start is not None:
             floor = since if plan.view.is_recreated else plan.view.counted_since
-            desk.starts.replace(replace(plan.start, counted_since=floor))
+            opened.starts.replace(replace(plan.start, counted_since=floor))
         for lease in plan.rewind:
-            free = _freed(desk, lease) if lease.key in dead else lease
+            free = _freed(opened, lease) if lease.key in dead else lease
             ended = plan.ended_parent(lease, target)
-            if free is None or desk.leases.rewind(free, target.checkpoint, since, ended_parent=ended) is None:
+            if free is None or opened.leases.rewind(free, target.checkpoint, since, ended_parent=ended) is None:
                 overtaken.append(lease.key)
         stored = None if since is None else nothing_since(since, target.checkpoint)
         for lease in plan.create:
             wanted = replace(lease, stored=stored, ended_parent=plan.ended_parent(lease, target))
-            if not desk.leases.create(wanted):
+            if not opened.leases.create(wanted):
                 overtaken.append(lease.key)
         for lease in plan.forget:
-            free = _freed(desk, lease) if lease.key in dead else lease
-            if free is None or not desk.leases.delete(free, forced=True):
+            free = _freed(opened, lease) if lease.key in dead else lease
+            if free is None or not opened.leases.delete(free, forced=True):
                 overtaken.append(lease.key)
-    written = desk.completeness.set_back(back_to, all_from=None if overtaken else all_from)
+    written = opened.completeness.set_back(back_to, all_from=None if overtaken else all_from)
     return replace(planned, overtaken=tuple(overtaken), complete_through=written.through, first=written.first)
 
 
@@ -467,33 +467,35 @@ def counted_since(view: StreamView, target: ResetTarget, now: float) -> int | No
     return max(place, view.counted_since or 0)
 
 
-def _complete_through(desk: Desk, plans: Sequence[StreamReset], target: ResetTarget) -> int | None:
+def _complete_through(opened: OpenApplication, plans: Sequence[StreamReset], target: ResetTarget) -> int | None:
     """Through which moment the application is complete after the reset at most. Records that are skipped count as
     stored: nothing waits for them any more."""
-    known = desk.completeness.load().through
+    known = opened.completeness.load().through
     if known is None:
         return None
-    margin = int(desk.application.timings.arrival_margin)
+    margin = int(opened.application.timings.arrival_margin)
     if target.timestamp_ms is not None:
         return min(known, target.timestamp_ms // 1000)
     if target.checkpoint.is_shard_end:
         return known
     names = [plan.view.identifier.name for plan in plans]
     if target.checkpoint.is_sentinel:  # the oldest record that the streams still have
-        kept = retentions(desk.kinesis, names, desk.runtime)
+        kept = retentions(opened.kinesis, names, opened.runtime)
         if len(kept) < len(set(names)):
             return None
-        return min(known, int(desk.runtime.clock.now() - max(kept.values())) - margin)
+        return min(known, int(opened.runtime.clock.now() - max(kept.values())) - margin)
     [arrived] = {
-        Arrivals(desk.kinesis, desk.runtime).at(plan.view.identifier.name, lease.shard_id, target.checkpoint, None)
+        Arrivals(opened.kinesis, opened.runtime).at(
+            plan.view.identifier.name, lease.shard_id, target.checkpoint, None
+        )
         for plan in plans
         for lease in (*plan.rewind, *plan.create)
     } or {None}
     return None if arrived is None else min(known, arrived // 1000 - margin)
 
 
-def _spans(desk: Desk, plans: Sequence[StreamReset], target: ResetTarget) -> dict[LeaseKey, Span]:
-    arrivals, spans = Arrivals(desk.kinesis, desk.runtime), {}
+def _spans(opened: OpenApplication, plans: Sequence[StreamReset], target: ResetTarget) -> dict[LeaseKey, Span]:
+    arrivals, spans = Arrivals(opened.kinesis, opened.runtime), {}
     for plan in plans:
         name, start = plan.view.identifier.name, plan.view.start
         meant = None if start is None else start.timestamp_ms
@@ -505,9 +507,9 @@ def _spans(desk: Desk, plans: Sequence[StreamReset], target: ResetTarget) -> dic
     return spans
 
 
-def _freed(desk: Desk, lease: Lease) -> Lease | None:
+def _freed(opened: OpenApplication, lease: Lease) -> Lease | None:
     """A dead worker's lease, unowned. None: it is alive after all."""
     if lease.actual_owner is None:
         return lease
-    taken = desk.leases.take(lease, EVICTOR)
-    return None if taken is None else desk.leases.release(taken)
+    taken = opened.leases.take(lease, EVICTOR)
+    return None if taken is None else opened.leases.release(taken)

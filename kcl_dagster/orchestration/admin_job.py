@@ -1,33 +1,45 @@
 """The job `<application>_admin`: its launchpad chooses one operation, with the settings of that operation."""
 
 import getpass
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 import yaml
 from dagster import (
     Config,
+    DagsterInstance,
     Failure,
     Field,
     JobDefinition,
-    MetadataValue,
     OpExecutionContext,
     Selector,
     in_process_executor,
     job,
     op,
 )
-from pydantic import BaseModel, ValidationError, create_model
+from pydantic import ValidationError, create_model
+from pydantic.fields import FieldInfo
 
 from kcl_dagster.application import refusal
-from kcl_dagster.errors import KclError, StoreLocked
+from kcl_dagster.errors import ConfigurationError, KclError, StoreLocked
+from kcl_dagster.operations.all_operations import OPERATIONS
+from kcl_dagster.operations.operation import Operation, OperationContext, choices
+from kcl_dagster.orchestration.answer_metadata import metadata_of
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.operation_jobs.catalogue import OPERATIONS, Operation
-from kcl_dagster.orchestration.operation_jobs.worktop import Worktop
-from kcl_dagster.orchestration.run_storage import APPLICATION_TAG
+from kcl_dagster.orchestration.export_folder import ExportFolder
+from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.run_storage import APPLICATION_TAG, run_view
+from kcl_dagster.orchestration.sinks import SinkChoice
+from kcl_dagster.orchestration.stores import storing_of, written_stores
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.storage import S3Options
 
 OPERATION_TAG: Final = "kcl/operation"
 """The name of the operation. A run adds it when it begins; until then only its config has the name."""
@@ -37,12 +49,32 @@ SCHEDULE_TAG: Final = "dagster/schedule_name"
 
 FIRST: Final = "status"  # what the launchpad shows before an operation is chosen; it changes nothing
 USER_TAG: Final = "user"  # Dagster+ says there who launched a run
+EXPORTS: Final = "kcl_exports"  # of all applications, in the storage of the Dagster instance
+
+# What the doctor looks at of dagster.yaml.
+INSTANCE_SETTINGS: Final = ("concurrency", "run_queue", "run_coordinator", "run_monitoring", "sensors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobContext(OperationContext):
+    """What an operation that only the job has may use, too."""
+
+    instance: DagsterInstance
+    sink: SinkChoice
+    s3: Callable[[], S3Options]
+
+
+def job_context(context: OperationContext) -> JobContext:
+    """The context of an operation that only the job has."""
+    if not isinstance(context, JobContext):
+        raise TypeError("only the admin job runs this operation")
+    return context
 
 
 def build_admin_job(
     consumer: Consumer,
     *,
-    more: Sequence[Operation] = (),
+    more: Sequence[type[Operation]] = (),
     kcl_key: str = "kcl",
     runtime: Callable[[], Runtime] = system,
     exports: str | None = None,
@@ -59,37 +91,25 @@ def build_admin_job(
             Dagster instance.
     """
     application = consumer.application
-    operations = {operation.name: operation for operation in (*OPERATIONS, *more)}
-    work_name = work_of(consumer)
+    operations = {one.name: one for one in (*OPERATIONS, *more) if one.is_in_job}
+    work_name, job_name = work_of(consumer), admin_job_of(application.name)
 
     @op(
         name=work_name,
         description="Does the operation that its config names.",
         config_schema=Selector(  # type: ignore[no-untyped-call]
-            {
-                name: Field(_form(operation.form), is_required=False, description=operation.says)
-                for name, operation in operations.items()
-            }
+            {name: Field(_form(one), is_required=False, description=one.title) for name, one in operations.items()}
         ),
         required_resource_keys={kcl_key},
     )
     def work(context: OpExecutionContext) -> None:
         [(name, given)] = context.op_config.items()
         operation = operations[name]
-        context.instance.add_run_tags(context.run_id, {OPERATION_TAG: name, **operation.tags})
-        top = Worktop(
-            application,
-            consumer.sink,
-            getattr(context.resources, kcl_key),
-            context.instance,
-            runtime(),
-            f"{context.run.tags.get(USER_TAG) or getpass.getuser()} by run {context.run_id[:8]}",
-            exports,
-        )
+        tags = {OPERATION_TAG: name, **dict.fromkeys(operation.run_tags, application.name)}
+        context.instance.add_run_tags(context.run_id, tags)
         try:
-            answer = operation.run(top, operation.form(**given))
-        except ValidationError as error:
-            raise Failure(f"{name}: {refusal(error)}", allow_retries=False) from None
+            kcl = getattr(context.resources, kcl_key)
+            answer = chosen(operation, given).run(_context(context, consumer, kcl, runtime(), exports))
         except StoreLocked as error:
             if SCHEDULE_TAG not in context.run.tags:
                 raise Failure(" ".join(str(error).split()), allow_retries=False) from error
@@ -100,12 +120,9 @@ def build_admin_job(
         for line in answer.lines:
             context.log.info(line)
         if answer.wrong:
-            raise Failure(answer.wrong, metadata=dict(answer.metadata), allow_retries=False)
-        context.add_output_metadata(
-            {"operation": name, "summary": MetadataValue.text(answer.lines[0]), **answer.metadata}
-        )
-
-    job_name = admin_job_of(application.name)
+            raise Failure(answer.wrong, metadata=metadata_of(answer), allow_retries=False)
+        summary = answer.summary or next(iter(answer.lines), "done")
+        context.add_output_metadata({"operation": name, "summary": summary, **metadata_of(answer)})
 
     @job(
         name=job_name,
@@ -136,22 +153,78 @@ def config_of(consumer: Consumer, operation: str, /, **settings: Any) -> dict[st
     return {"ops": {work_of(consumer): {"config": {operation: settings}}}}
 
 
-def _form(settings: type[BaseModel]) -> Any:
+def chosen(operation: type[Operation], settings: Mapping[str, Any]) -> Operation:
+    """Raises ConfigurationError for a value that the operation does not take."""
+    try:
+        return operation(**settings)
+    except ValidationError as error:
+        raise ConfigurationError(f"{operation.name}: {refusal(error)}") from None
+
+
+def _context(
+    context: OpExecutionContext, consumer: Consumer, kcl: KclResource, runtime: Runtime, exports: str | None
+) -> JobContext:
+    application, instance = consumer.application, context.instance
+
+    def s3() -> S3Options:
+        return S3Options(**kcl.connection("s3", application.name))
+
+    def place() -> str:
+        return exports or str(Path(instance.storage_directory(), EXPORTS, identifier(application.name)))
+
+    moment = datetime.fromtimestamp(runtime.clock.now(), UTC)
+    return JobContext(
+        application,
+        partial(kcl.client, application=application),
+        runtime,
+        f"{context.run.tags.get(USER_TAG) or getpass.getuser()} by run {context.run_id[:8]}",
+        ExportFolder(place, f"leases-{moment:%Y%m%dT%H%M%SZ}.jsonl", s3),
+        partial(run_view, instance, application),
+        lambda _: {name: instance.get_settings(name) for name in INSTANCE_SETTINGS},
+        partial(written_stores, application, consumer.sink, lambda: kcl.connection("s3", application.name)),
+        partial(storing_of, consumer.sink),
+        lambda line: context.log.info(str(line)),
+        instance=instance,
+        sink=consumer.sink,
+        s3=s3,
+    )
+
+
+def _form(operation: type[Operation]) -> Any:
     """The settings of an operation as Dagster's config."""
-    fields: dict[str, Any] = {name: (field.annotation, field) for name, field in settings.model_fields.items()}
+    fields: dict[str, Any] = {name: (_kind(name, one), one) for name, one in operation.settings("job").items()}
     if not fields:
         return {}  # a Config without fields makes Dagster warn
-    form: type[Config] = create_model(settings.__name__, __base__=Config, **fields)
+    form: type[Config] = create_model(operation.__name__, __base__=Config, **fields)
     return form.to_config_schema().as_field().config_type
 
 
-def _menu(job_name: str, work_name: str, operations: Iterable[Operation]) -> str:
+def _kind(name: str, setting: FieldInfo) -> Any:
+    """The type of a setting as Dagster knows it: it has enumerations and no literals."""
+    allowed = choices(setting)
+    if not allowed:
+        return setting.annotation
+    kind = StrEnum(name, {one: one for one in allowed})  # type: ignore[misc]
+    return kind if setting.is_required() else kind | None
+
+
+def _menu(job_name: str, work_name: str, operations: Iterable[type[Operation]]) -> str:
     """The operations, each with a link to a launchpad that is filled in. Links are relative to the page of the job,
     because a job does not know its code location."""
     rows = []
     for operation in operations:
-        config = {"ops": {work_name: {"config": {operation.name: operation.form().model_dump(mode="json")}}}}
+        config = {"ops": {work_name: {"config": {operation.name: filled_in(operation)}}}}
         text = quote(yaml.safe_dump(config, sort_keys=False))
-        rows.append(f"| [{operation.name}]({job_name}/playground/setup?config={text}) | {operation.says} |")
+        rows.append(f"| [{operation.name}]({job_name}/playground/setup?config={text}) | {operation.title} |")
     head = "Does one operation. Choose it here, or name it in the launchpad, as the only key below `config`."
     return "\n".join([head, "", "| operation | what it does |", "|---|---|", *rows])
+
+
+def filled_in(operation: type[Operation]) -> dict[str, Any]:
+    """The settings of an operation with their defaults, without those that are left out unless given. What is
+    required has its example."""
+    values = {
+        name: one.examples[0] if one.is_required() and one.examples else one.default
+        for name, one in operation.settings("job").items()
+    }
+    return {name: value for name, value in values.items() if value is not None}

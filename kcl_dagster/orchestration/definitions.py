@@ -12,7 +12,7 @@ from kcl_dagster.orchestration.admin_job import build_admin_job
 from kcl_dagster.orchestration.assets import build_kcl_asset_specs
 from kcl_dagster.orchestration.catch_up import build_kcl_catch_up_job, build_kcl_catch_up_schedule
 from kcl_dagster.orchestration.check_definitions import build_kcl_checks
-from kcl_dagster.orchestration.compaction import COMPACTED, build_kcl_compaction_schedule, compact_operation
+from kcl_dagster.orchestration.compact_operation import COMPACTED, CompactOperation, build_kcl_compaction_schedule
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.dead_letter_job import build_kcl_dead_letter_job
 from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor
@@ -87,7 +87,7 @@ def build_kcl_definitions(
     admin = {
         c.application.name: build_admin_job(
             c,
-            more=[*pruning, *([compact_operation(c)] if c in compacted else [])],
+            more=[*pruning, *([CompactOperation] if c in compacted else [])],
             kcl_key=kcl_key,
             exports=exports,
         )

@@ -19,12 +19,10 @@ from dagster import (
 from pydantic import Field
 
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration.admin_job import config_of
+from kcl_dagster.model.counting import counted
+from kcl_dagster.operations.operation import Answer, Operation, OperationContext, dry_run
+from kcl_dagster.orchestration.admin_job import config_of, job_context
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.operation_jobs.answers import Answer
-from kcl_dagster.orchestration.operation_jobs.catalogue import Operation
-from kcl_dagster.orchestration.operation_jobs.forms import Settings
-from kcl_dagster.orchestration.operation_jobs.worktop import Worktop
 from kcl_dagster.orchestration.run_storage import APPLICATION_TAG
 from kcl_dagster.orchestration.translator import identifier
 
@@ -44,29 +42,28 @@ def prune(instance: DagsterInstance, application: str, before: datetime, *, dry_
     return ids
 
 
-def prune_operation(days: int) -> Operation:
+def prune_operation(after_days: int) -> type[Operation]:
     """Deletes finished runs of an application. Launched by hand, it only counts unless told otherwise.
 
     Raises ConfigurationError for less than a day.
     """
-    if days < 1:
-        raise ConfigurationError(f"prune_after_days is {days}: runs are kept for one day at least")
+    if after_days < 1:
+        raise ConfigurationError(f"prune_after_days is {after_days}: runs are kept for one day at least")
 
-    kept = days
+    class PruneOperation(Operation):
+        name = "prune"
+        title = "delete finished runs, with their events"
+        days: int = Field(default=after_days, ge=1, description="keep this many days")
+        dry_run: bool = dry_run()
 
-    class Prune(Settings):
-        """What the launchpad asks."""
+        def run(self, context: OperationContext) -> Answer:
+            before = datetime.now(UTC) - timedelta(days=self.days)
+            ids = prune(job_context(context).instance, context.application.name, before, dry_run=self.dry_run)
+            verb = "would delete" if self.dry_run else "deleted"
+            line = f"{verb} {counted(len(ids), 'run')} from before {before:%Y-%m-%d %H:%M} UTC"
+            return Answer([line], {"runs": len(ids), "dry run": self.dry_run})
 
-        days: int = Field(default=kept, ge=1, description="Keep this many days.")
-        dry_run: bool = Field(default=True, description="Only count.")
-
-    def run(top: Worktop, form: Prune) -> Answer:
-        before = datetime.now(UTC) - timedelta(days=form.days)
-        ids = prune(top.instance, top.application.name, before, dry_run=form.dry_run)
-        verb = "would delete" if form.dry_run else "deleted"
-        return Answer([f"{verb} {len(ids)} runs from before {before}"], {"runs": len(ids), "dry run": form.dry_run})
-
-    return Operation("prune", Prune, run, "delete finished runs, with their events")
+    return PruneOperation
 
 
 def build_kcl_prune_schedule(consumer: Consumer, job: JobDefinition, days: int) -> ScheduleDefinition:

@@ -25,6 +25,7 @@ from pydantic import Field
 
 from kcl_dagster.errors import ConfigurationError, DataLoss, KclError
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.operations.operation import Row
 from kcl_dagster.operations.replay import (
     DEFAULT_SHARE,
     LEAST_SHARE,
@@ -35,8 +36,8 @@ from kcl_dagster.operations.replay import (
     refuse_unreadable,
     report_of,
 )
+from kcl_dagster.orchestration.answer_metadata import table
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.operation_jobs.answers import Row, table
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.sinks import SinkChoice, open_for_parts
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier

@@ -20,7 +20,7 @@ from dagster._core.execution.backfill import BulkActionStatus
 from kcl_dagster.application import Application
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.model.lease import Lease
-from kcl_dagster.operations.desk import Desk
+from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.orchestration import processes
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.runtime import system
@@ -78,19 +78,21 @@ class Deployment:
         return next(int(str(pid.value)) for pid in pids if pid is not None)
 
     def leases(self, application: str) -> dict[str, Lease]:
-        return {str(lease.key): lease for lease in self.desk(application).scan().leases}
+        return {str(lease.key): lease for lease in self.opened(application).scan().leases}
 
     def owners(self, application: str) -> set[str | None]:
         return {lease.actual_owner for lease in self.leases(application).values()}
 
     def workers(self, application: str) -> list[str]:
-        return [row.id for row in self.desk(application).workers.list()]
+        return [row.id for row in self.opened(application).workers.list()]
 
     # --- what is done
 
-    def desk(self, application: str) -> Desk:
+    def opened(self, application: str) -> OpenApplication:
         dynamodb, kinesis = (self.aws.client(service) for service in ("dynamodb", "kinesis"))
-        return Desk.open(Application(name=application, streams=application), dynamodb, kinesis, system(), "test")
+        return OpenApplication.open(
+            Application(name=application, streams=application), dynamodb, kinesis, system(), "test"
+        )
 
     def terminate(self, run: DagsterRun) -> str:
         """What the button in the UI does."""

@@ -219,7 +219,7 @@ def test_a_worker_lets_go_however_its_run_is_ended(dagster: Deployment, town: To
         [row] = dagster.workers(TRIPS)
         town.put(RECORDS)
         if way == "drained":
-            assert drain(dagster.desk(TRIPS), SLOT) == [row]
+            assert drain(dagster.opened(TRIPS), SLOT) == [row]
         elif way == "SIGTERM":
             os.kill(dagster.pid_of(run), signal.SIGTERM)
         else:
@@ -231,7 +231,7 @@ def test_a_worker_lets_go_however_its_run_is_ended(dagster: Deployment, town: To
         dagster.wait(lambda: town.landed == town.expected, f"{way}: another run goes on")
         assert dagster.runs(TRIPS)[-1].run_id != run.run_id
     hung_run_ends(dagster, town)
-    pause(dagster.desk(TRIPS))
+    pause(dagster.opened(TRIPS))
     dagster.wait(lambda: dagster.workers(TRIPS) == [], "a paused application has no workers")
     assert dagster.owners(TRIPS) == {None}
 

@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from demo import preflight
 from kcl_dagster.application import Retrieval
-from kcl_dagster.operations import preflight
 from tests.chaos.lakes import CHAINED, KINDS, RAW
 from tests.chaos.schedule import Fault
 from tests.chaos.supervisor import Settings, Supervisor

@@ -17,7 +17,7 @@ from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker_row import WorkerRow
-from kcl_dagster.operations.desk import Desk
+from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.operations.pausing import pause
 from kcl_dagster.runtime import system
 from tests.docs.commands import CHECKS, NOT_RUN, commands, program
@@ -80,11 +80,11 @@ class Scene:
 
     def release(self) -> None:
         """The worker ends, and the leader is not to give anything away."""
-        desk = Desk.open(self.application, self.dynamodb, self.kinesis, system(), "olga@laptop")
-        pause(desk)
-        for lease in desk.scan().leases:
+        opened = OpenApplication.open(self.application, self.dynamodb, self.kinesis, system(), "olga@laptop")
+        pause(opened)
+        for lease in opened.scan().leases:
             if lease.owner is not None:
-                desk.leases.release(lease)
+                opened.leases.release(lease)
         self.leader.tables.workers.delete(self._row())
 
     def _row(self) -> WorkerRow:

@@ -14,8 +14,8 @@ import kcl_dagster
 from docs.make_reference import DEPLOYMENT
 from kcl_dagster.application import Application, FleetSettings
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.operations.doctor import diagnose
-from kcl_dagster.operations.doctor.diagnosis import Patient
+from kcl_dagster.operations.doctor import Diagnosis, examine
+from kcl_dagster.operations.doctor.diagnosis import DiagnosisSubject
 from kcl_dagster.operations.rights import RIGHTS, Component, Deployment, Resource, policy
 from tests.unit.operations.conftest import Shop
 
@@ -79,7 +79,8 @@ def test_the_doctor_asks_for_nothing_that_the_operator_may_not() -> None:
     shop = Shop()
     shop.put(b"one")
     shop.serve()
-    found = diagnose(Patient(shop.application, shop.dynamodb, shop.kinesis, shop.runtime))
+    subject = DiagnosisSubject(shop.application, shop.dynamodb, shop.kinesis, shop.runtime)
+    found = Diagnosis(tuple(examine(subject)))
     asked = {finding.check.removeprefix("iam ") for finding in found.findings if finding.check.startswith("iam ")}
     assert len(asked) >= 8
     assert asked - {grant.action for grant in RIGHTS if Component.OPERATOR in grant.to} == set()

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
@@ -21,12 +20,12 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.operations.backup import export_leases, import_leases
-from kcl_dagster.operations.desk import Desk
-from kcl_dagster.operations.doctor import diagnose
-from kcl_dagster.operations.doctor.diagnosis import Patient
+from kcl_dagster.operations.doctor import examine
+from kcl_dagster.operations.doctor.diagnosis import DiagnosisSubject
+from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.operations.rights import RIGHTS, Component, Grant
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.operation_jobs.worktop import Worktop
+from kcl_dagster.orchestration.export_folder import ExportFolder
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.executors import check_stream
 from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan, fetch
@@ -221,41 +220,29 @@ def operator_does_everything(aws: Emulator, name: str, folder: Path) -> None:
     access = Access(endpoint_url=aws.endpoint_url, region="us-east-1", access_key="operator", secret_key="x")
     clients = {service: access.client(service) for service in ("dynamodb", "kinesis", "cloudwatch")}
     application = consumer(name, retrieval="fanout").application
-    store = open_store(
-        f"s3://{name}/lake", S3Options(access.region, access.endpoint_url, access_key="operator", secret_key="x")
-    )
-    diagnose(
-        Patient(
-            application,
-            clients["dynamodb"],
-            clients["kinesis"],
-            system(),
-            watch_seconds=0.1,
-            cloudwatch=lambda: clients["cloudwatch"],
-            stores={"sink": lambda: store},
+    operator = S3Options(access.region, access.endpoint_url, access_key="operator", secret_key="x")
+    store = open_store(f"s3://{name}/lake", operator)
+    list(
+        examine(
+            DiagnosisSubject(
+                application,
+                clients["dynamodb"],
+                clients["kinesis"],
+                system(),
+                watch_seconds=0.1,
+                cloudwatch=lambda: clients["cloudwatch"],
+                stores={"sink": lambda: store},
+            )
         )
     )
-    desk = Desk.open(application, clients["dynamodb"], clients["kinesis"], system(), "olga")
-    lines = list(export_leases(desk))
-    exports = Worktop(
-        application=application,
-        sink=kcl.parquet(f"s3://{name}/lake"),
-        kcl=kcl.KclResource(
-            region_name="us-east-1",
-            endpoint_url=aws.endpoint_url,
-            aws_access_key_id="operator",
-            aws_secret_access_key=dg.EnvVar("AWS_SECRET_ACCESS_KEY"),
-        ),
-        instance=dg.DagsterInstance.ephemeral(),
-        runtime=system(),
-        by="olga",
-        exports_at=f"s3://{name}/{EXPORTS}",
-    )
+    opened = OpenApplication.open(application, clients["dynamodb"], clients["kinesis"], system(), "olga")
+    lines = list(export_leases(opened))
+    exports = ExportFolder(lambda: f"s3://{name}/{EXPORTS}", "leases.jsonl", lambda: operator)
     exports.put("leases.jsonl", "\n".join(lines))
     assert exports.get("leases.jsonl").splitlines() == lines
     copy = application.model_copy(update={"name": f"{name}-copy"})
-    desk = Desk.open(copy, clients["dynamodb"], clients["kinesis"], system(), "olga")
-    import_leases(desk, [line.replace(f'"{name}"', f'"{name}-copy"') for line in lines], force=True)
+    opened = OpenApplication.open(copy, clients["dynamodb"], clients["kinesis"], system(), "olga")
+    import_leases(opened, [line.replace(f'"{name}"', f'"{name}-copy"') for line in lines], force=True)
 
 
 @pytest.mark.audit("D14")

@@ -14,7 +14,7 @@ from kcl_dagster import cli
 from kcl_dagster.emulator import Emulator, Limits
 from kcl_dagster.emulator.gateway import Gateway
 from kcl_dagster.emulator.http.http_messages import HttpRequest
-from kcl_dagster.operations.desk import Desk
+from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.listing import describe
 from kcl_dagster.testing import EmulatorResource, consume
@@ -134,7 +134,7 @@ def test_several_streams_by_arn_have_leases_under_their_account(there: Emulator,
     application = kcl.Application(name="by-arn-several", streams=(ARN,), multi_stream=True)
     here = EmulatorResource(endpoint_url=aws.endpoint_url, kinesis_endpoint_url=there.endpoint_url)
     kinesis = here.client("kinesis", application)
-    desk = Desk.open(application, here.client("dynamodb", application), kinesis, system(), "test")
-    identifier, _ = desk.stream("orders")
+    opened = OpenApplication.open(application, here.client("dynamodb", application), kinesis, system(), "test")
+    identifier, _ = opened.stream("orders")
     created = int(describe(kinesis, "orders").created)
     assert str(identifier) == f"123456789012:orders:{created}"

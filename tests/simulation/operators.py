@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.errors import KclError
-from kcl_dagster.operations.desk import Desk
+from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.operations.pausing import drain, pause, resume
 from kcl_dagster.operations.reset import reset
 from kcl_dagster.operations.reset_target import ResetTarget
@@ -28,10 +28,10 @@ class Operators:
     def drain_all(self) -> None:
         """Ask all workers to leave, at once."""
 
-        def work(desk: Desk, _until: float) -> None:
-            for row in desk.scan().workers:
+        def work(opened: OpenApplication, _until: float) -> None:
+            for row in opened.scan().workers:
                 if row.slot is not None:
-                    drain(desk, row.id)
+                    drain(opened, row.id)
 
         self._start("drain", 0.0, work)
 
@@ -39,10 +39,12 @@ class Operators:
         """Pause the application, put it to the beginning of its streams, and resume it. It is resumed after
         `seconds` at the latest, whether or not the reset was possible."""
 
-        def work(desk: Desk, until: float) -> None:
-            self._insist(lambda: pause(desk), until)
-            self._insist(lambda: reset(desk, ResetTarget.parse("trim_horizon", desk.runtime.clock.now())), until)
-            self._insist(lambda: resume(desk), float("inf"))
+        def work(opened: OpenApplication, until: float) -> None:
+            self._insist(lambda: pause(opened), until)
+            self._insist(
+                lambda: reset(opened, ResetTarget.parse("trim_horizon", opened.runtime.clock.now())), until
+            )
+            self._insist(lambda: resume(opened), float("inf"))
             self._simulation.fleet_changed = self._simulation.kernel.now
 
         self._start("reset", seconds, work)
@@ -50,7 +52,7 @@ class Operators:
     def is_operator(self, process: Process | None) -> bool:
         return process in self.processes
 
-    def _start(self, what: str, seconds: float, work: Callable[[Desk, float], None]) -> None:
+    def _start(self, what: str, seconds: float, work: Callable[[OpenApplication, float], None]) -> None:
         this = self._simulation
         name = f"operator-{len(self.processes)} {what}"
         process = this.process(name)
@@ -61,10 +63,10 @@ class Operators:
             runtime = runtime_of(process, this.random(name))
             application = this.scenario.application
             try:
-                desk = Desk.open(
+                opened = OpenApplication.open(
                     application, this.line(process, "dynamodb"), this.line(process, "kinesis"), runtime, name
                 )
-                work(desk, until)
+                work(opened, until)
             except KclError as error:
                 this.kernel.note("operator", f"{name} gives up: {error}")
             process.end()

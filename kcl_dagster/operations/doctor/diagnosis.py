@@ -12,7 +12,6 @@ from kcl_dagster.errors import CredentialsRefused, KclError, LayoutRefused, Tabl
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.operations.doctor.finding import (
-    Diagnosis,
     DoctorFinding,
     DoctorVerdict,
     fail,
@@ -52,7 +51,7 @@ LEASES_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class DiagnosisSubject:
     """What is looked at. `instance`: the settings of the Dagster instance, None to leave it out."""
 
     application: Application
@@ -76,12 +75,7 @@ class Patient:
     """Seconds. With it, the application is read by bounded runs; see `Status`."""
 
 
-def diagnose(patient: Patient) -> Diagnosis:
-    """All of `examine`, at the end."""
-    return Diagnosis(tuple(examine(patient)))
-
-
-def examine(patient: Patient) -> Iterator[DoctorFinding]:
+def examine(subject: DiagnosisSubject) -> Iterator[DoctorFinding]:
     """All checks, each finding as soon as it is made and no finding twice. Never raises a KclError; what could not
     be asked is a finding, and so is what was not looked at. Leaves nothing changed: the probe of a sink is removed
     again.
@@ -89,27 +83,27 @@ def examine(patient: Patient) -> Iterator[DoctorFinding]:
     Takes some seconds, `watch_seconds` at most where there is a leader to watch.
     """
     seen: set[DoctorFinding] = set()
-    for finding in _all(patient):
+    for finding in _all(subject):
         if finding not in seen:
             seen.add(finding)
             yield finding
 
 
-def _all(patient: Patient) -> Iterator[DoctorFinding]:
-    yield from judge_machine(patient.environment, patient.java)
-    if patient.instance is not None:
-        yield from judge_instance(patient.application, patient.instance)
+def _all(subject: DiagnosisSubject) -> Iterator[DoctorFinding]:
+    yield from judge_machine(subject.environment, subject.java)
+    if subject.instance is not None:
+        yield from judge_instance(subject.application, subject.instance)
     else:
         yield not_looked("dagster", "dagster.yaml was not read", "set DAGSTER_HOME, or --dagster-home")
-    reached = yield from _credentials(patient)
+    reached = yield from _credentials(subject)
     if reached:
-        status = yield from _tables(patient)
-        for stream in patient.application.streams:
-            yield from _guarded("stream", partial(_stream, patient, stream.name, status))
-        if patient.cloudwatch is not None and patient.application.telemetry.cloudwatch is not MetricsLevel.NONE:
-            yield metrics_right(patient.cloudwatch())
-        yield from _sinks(patient)
-        yield from unprobed(patient.application)
+        status = yield from _tables(subject)
+        for stream in subject.application.streams:
+            yield from _guarded("stream", partial(_stream, subject, stream.name, status))
+        if subject.cloudwatch is not None and subject.application.telemetry.cloudwatch is not MetricsLevel.NONE:
+            yield metrics_right(subject.cloudwatch())
+        yield from _sinks(subject)
+        yield from unprobed(subject.application)
     else:
         yield not_looked("aws", "tables, streams, leader, sink and rights were not looked at")
 
@@ -121,23 +115,23 @@ def _guarded(check: str, look: Callable[[], Iterator[DoctorFinding]]) -> Iterato
         yield fail(check, str(error), "see the message")
 
 
-def _credentials(patient: Patient) -> Generator[DoctorFinding, None, bool]:
+def _credentials(subject: DiagnosisSubject) -> Generator[DoctorFinding, None, bool]:
     """One request that needs no table: without credentials, every other answer would be the same."""
     finding = probed(
-        patient.dynamodb, "dynamodb", "describe_table", patient.application.lease_table,
-        TableName=patient.application.lease_table,
+        subject.dynamodb, "dynamodb", "describe_table", subject.application.lease_table,
+        TableName=subject.application.lease_table,
     )  # fmt: skip
     if finding.verdict == "ok":
-        region = getattr(getattr(patient.dynamodb, "meta", None), "region_name", None)
+        region = getattr(getattr(subject.dynamodb, "meta", None), "region_name", None)
         yield ok("credentials", f"accepted in {region or 'the region of the client'}")
     yield finding
     return finding.verdict == "ok"
 
 
-def _tables(patient: Patient) -> Generator[DoctorFinding, None, Status | None]:
-    application = patient.application
+def _tables(subject: DiagnosisSubject) -> Generator[DoctorFinding, None, Status | None]:
+    application = subject.application
     try:
-        layout = detect_layout(patient.dynamodb, application, patient.runtime)
+        layout = detect_layout(subject.dynamodb, application, subject.runtime)
     except LayoutRefused as error:
         yield fail("layout", str(error), "see the message; kcl-dagster take-over-2x takes 2.x tables over")
         return None
@@ -147,12 +141,12 @@ def _tables(patient: Patient) -> Generator[DoctorFinding, None, Status | None]:
     except KclError as error:
         yield fail("layout", str(error), "see the message")
         return None
-    descriptions = {place.table: _described(patient, place.table) for place in _places(layout)}
+    descriptions = {place.table: _described(subject, place.table) for place in _places(layout)}
     missing = [table for table, description in descriptions.items() if description is None]
     for table in missing:
         if application.tables.create:
             yield ok("tables", _of_new(table))
-            yield creation_right(patient.dynamodb, table)
+            yield creation_right(subject.dynamodb, table)
         else:
             do = f"make {table}, or set tables.create"
             yield fail("tables", f"{table} does not exist and tables.create is false", do)
@@ -165,11 +159,11 @@ def _tables(patient: Patient) -> Generator[DoctorFinding, None, Status | None]:
             yield fail("tables", f"{table} is {description['TableStatus']}", "wait until it is ACTIVE")
     is_allowed = True
     for place in _places(layout):
-        for finding in table_rights(patient.dynamodb, place):
+        for finding in table_rights(subject.dynamodb, place):
             is_allowed = is_allowed and finding.verdict is not DoctorVerdict.FAIL
             yield finding
-    yield from _index(patient, layout, descriptions[layout.leases.table] or {})
-    return (yield from _rows(patient, layout, is_allowed=is_allowed))
+    yield from _index(subject, layout, descriptions[layout.leases.table] or {})
+    return (yield from _rows(subject, layout, is_allowed=is_allowed))
 
 
 def _of_new(table: str) -> str:
@@ -184,15 +178,17 @@ def _places(layout: TableLayout) -> list[Any]:
     return list(dict.fromkeys((layout.leases, layout.workers, layout.coordinator)))
 
 
-def _described(patient: Patient, table: str) -> Mapping[str, Any] | None:
+def _described(subject: DiagnosisSubject, table: str) -> Mapping[str, Any] | None:
     try:
-        found: Mapping[str, Any] = aws.call(patient.dynamodb, "describe_table", TableName=table)["Table"]
+        found: Mapping[str, Any] = aws.call(subject.dynamodb, "describe_table", TableName=table)["Table"]
     except (aws.ResourceMissing, TableNotFound):
         return None
     return found
 
 
-def _index(patient: Patient, layout: TableLayout, description: Mapping[str, Any]) -> Sequence[DoctorFinding]:
+def _index(
+    subject: DiagnosisSubject, layout: TableLayout, description: Mapping[str, Any]
+) -> Sequence[DoctorFinding]:
     indexes = {index["IndexName"]: index for index in description.get("GlobalSecondaryIndexes") or ()}
     index = indexes.get(OWNER_INDEX)
     do = "make it if Java workers shall join: they need it, ours scan instead"
@@ -200,17 +196,17 @@ def _index(patient: Patient, layout: TableLayout, description: Mapping[str, Any]
         return [warn("index", f"{layout.leases.table} has no index {OWNER_INDEX}", do)]
     if index.get("IndexStatus", "ACTIVE") != "ACTIVE":
         return [warn("index", f"index {OWNER_INDEX} is {index['IndexStatus']}", "wait; ours scan meanwhile")]
-    return [ok("index", f"{OWNER_INDEX} is active"), index_right(patient.dynamodb, layout.leases.table)]
+    return [ok("index", f"{OWNER_INDEX} is active"), index_right(subject.dynamodb, layout.leases.table)]
 
 
 def _rows(
-    patient: Patient, layout: TableLayout, *, is_allowed: bool
+    subject: DiagnosisSubject, layout: TableLayout, *, is_allowed: bool
 ) -> Generator[DoctorFinding, None, Status | None]:
     """What the tables contain, and whether the leader and the workers go on. Two looks, `watch_seconds` apart."""
     try:
-        before = _status(patient)
-        yield from _leader(patient, layout)
-        after = _status(patient, Unread(patient.kinesis, patient.runtime))
+        before = _status(subject)
+        yield from _leader(subject, layout)
+        after = _status(subject, Unread(subject.kinesis, subject.runtime))
     except KclError as error:
         if is_allowed:  # else the right that is missing has been named
             yield fail("rows", str(error), "see the message")
@@ -227,9 +223,9 @@ def _rows(
     return after
 
 
-def _status(patient: Patient, unread: Unread | None = None) -> Status:
-    found = read_status(patient.application, patient.dynamodb, patient.runtime, unread)
-    return replace(found, complete_within=patient.complete_within)
+def _status(subject: DiagnosisSubject, unread: Unread | None = None) -> Status:
+    found = read_status(subject.application, subject.dynamodb, subject.runtime, unread)
+    return replace(found, complete_within=subject.complete_within)
 
 
 def judge_complete(seen: Status) -> Iterator[DoctorFinding]:
@@ -319,56 +315,56 @@ def _each(texts: Mapping[LeaseKey, str]) -> str:
     return f"{told}; and others" if len(texts) > LEASES_NAMED else told
 
 
-def _leader(patient: Patient, layout: TableLayout) -> Iterator[DoctorFinding]:
-    if patient.complete_within is not None:
+def _leader(subject: DiagnosisSubject, layout: TableLayout) -> Iterator[DoctorFinding]:
+    if subject.complete_within is not None:
         yield ok("leader", "bounded runs lead for themselves, so no leader is watched")
         return
-    before = _lock(patient, layout)
+    before = _lock(subject, layout)
     if before is None:
         yield fail(
             "leader", "there is no leader", "switch the leader sensor on, and see that Dagster's daemon runs"
         )
         return
     owner = before.get("ownerName", {}).get("S", "a leader without a name")
-    clock = patient.runtime.clock
-    until = clock.monotonic() + patient.watch_seconds
+    clock = subject.runtime.clock
+    until = clock.monotonic() + subject.watch_seconds
     while clock.monotonic() < until:
-        clock.sleep(min(LOOK_SECONDS, patient.watch_seconds))
-        if _lock(patient, layout) != before:
+        clock.sleep(min(LOOK_SECONDS, subject.watch_seconds))
+        if _lock(subject, layout) != before:
             yield ok("leader", f"{owner} leads")
             return
-    said = f"{owner} has the leader lock and did not write it for {patient.watch_seconds:g} s"
-    if patient.watch_seconds < LEAST_WATCHED:
+    said = f"{owner} has the leader lock and did not write it for {subject.watch_seconds:g} s"
+    if subject.watch_seconds < LEAST_WATCHED:
         yield not_looked("leader", f"{said}, which is too short to judge", f"watch for {WATCH_SECONDS:g} s")
         return
     do = "see that Dagster's daemon runs and the leader sensor is on; another leader takes over by itself"
     yield fail("leader", said, do)
 
 
-def _lock(patient: Patient, layout: TableLayout) -> dict[str, Any] | None:
+def _lock(subject: DiagnosisSubject, layout: TableLayout) -> dict[str, Any] | None:
     place = layout.coordinator
     key = {place.key: {"S": LEADER_KEY}}
     item: dict[str, Any] | None = aws.call(
-        patient.dynamodb, "get_item", TableName=place.table, Key=key, ConsistentRead=True
+        subject.dynamodb, "get_item", TableName=place.table, Key=key, ConsistentRead=True
     ).get("Item")
     return item
 
 
-def _sinks(patient: Patient) -> Iterator[DoctorFinding]:
-    if "sink" not in patient.stores:
-        yield not_looked("sink", patient.why_no_sink or "the application was only named, so its sink is not known")
-    for name, open_it in patient.stores.items():
+def _sinks(subject: DiagnosisSubject) -> Iterator[DoctorFinding]:
+    if "sink" not in subject.stores:
+        yield not_looked("sink", subject.why_no_sink or "the application was only named, so its sink is not known")
+    for name, open_it in subject.stores.items():
         try:
             store = open_it()
         except KclError as error:
             yield fail(name, str(error), "see the message")
         else:
             right = chains_right if name == CHAINS else sink_right
-            yield right(name, store, patient.runtime.new_id())
+            yield right(name, store, subject.runtime.new_id())
 
 
-def _stream(patient: Patient, name: str, status: Status | None) -> Iterator[DoctorFinding]:
-    clock, kinesis = patient.runtime.clock, patient.kinesis
+def _stream(subject: DiagnosisSubject, name: str, status: Status | None) -> Iterator[DoctorFinding]:
+    clock, kinesis = subject.runtime.clock, subject.kinesis
     sent = clock.now()
     try:
         answer = aws.call(kinesis, "describe_stream_summary", StreamName=name)
@@ -384,7 +380,7 @@ def _stream(patient: Patient, name: str, status: Status | None) -> Iterator[Doct
     if summary["StreamStatus"] not in {"ACTIVE", "UPDATING"}:
         return
     yield from stream_rights(kinesis, name)
-    yield from _consumers(patient, name, summary["StreamARN"])
+    yield from _consumers(subject, name, summary["StreamARN"])
     hours = summary["RetentionPeriodHours"]
     if status is None:
         yield judge_lag(name, hours, None)
@@ -393,11 +389,11 @@ def _stream(patient: Patient, name: str, status: Status | None) -> Iterator[Doct
         yield judge_lag(name, hours, status.furthest_behind_ms, unknown)
 
 
-def _consumers(patient: Patient, name: str, arn: str) -> Iterator[DoctorFinding]:
+def _consumers(subject: DiagnosisSubject, name: str, arn: str) -> Iterator[DoctorFinding]:
     listed: Sequence[Mapping[str, Any]] = ()
-    asked = probed(patient.kinesis, "kinesis", "list_stream_consumers", name, StreamARN=arn, MaxResults=100)
+    asked = probed(subject.kinesis, "kinesis", "list_stream_consumers", name, StreamARN=arn, MaxResults=100)
     if asked.verdict == "ok":
-        listed = aws.call(patient.kinesis, "list_stream_consumers", StreamARN=arn, MaxResults=100)["Consumers"]
-        yield judge_consumers(patient.application, name, listed)
+        listed = aws.call(subject.kinesis, "list_stream_consumers", StreamARN=arn, MaxResults=100)["Consumers"]
+        yield judge_consumers(subject.application, name, listed)
     else:
         yield warn(asked.check, asked.says, f"{asked.do}; only this check needs it")

@@ -1,6 +1,6 @@
 """The findings of the doctor."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -58,6 +58,3 @@ def fail(check: str, says: str, do: str) -> DoctorFinding:
 
 def not_looked(check: str, says: str, do: str = "") -> DoctorFinding:
     return DoctorFinding(check, DoctorVerdict.NOT_LOOKED, says, do)
-
-
-Findings = Iterable[DoctorFinding]

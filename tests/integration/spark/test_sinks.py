@@ -440,12 +440,12 @@ def test_leases_of_an_older_export_get_numbers_that_the_sink_has_not_seen(
     lease = next(lease for lease in before.leases().values() if lease.shard_id.endswith("1"))
     for number, first in ((7, 1000), (8, 1010)):
         write(sink, spark, part(1, first, first + 9, number))
-    owned = before.desk.leases.take(lease, WorkerId("worker-000:a"))
+    owned = before.opened.leases.take(lease, WorkerId("worker-000:a"))
     assert owned is not None
-    pinned = before.desk.leases.prepare(owned, Checkpoint("1009"), state=Pin(7).to_state(), batch=7)
-    assert before.desk.leases.release(pinned)
+    pinned = before.opened.leases.prepare(owned, Checkpoint("1009"), state=Pin(7).to_state(), batch=7)
+    assert before.opened.leases.release(pinned)
     after = Shop()
-    import_leases(after.desk, export_leases(before.desk))
+    import_leases(after.opened, export_leases(before.opened))
     imported = after.leases()[lease.shard_id]
     planner = Planner(StreamIdentifier("clicks"), lambda _: None, lambda: first_number_at(after.clock.now()))
     for first, last in ((1000, 1009), (1010, 1014)):

@@ -16,7 +16,7 @@ from kcl_dagster.leader.tick import Leader
 from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.lease import Lease, WorkerId
 from kcl_dagster.model.worker_row import WorkerRow
-from kcl_dagster.operations.desk import Desk
+from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.runtime import Runtime
 from tests.doubles.clock import FakeClock
 from tests.doubles.dynamodb import FakeDynamoDB
@@ -87,8 +87,8 @@ class Shop:
         return self._leader
 
     @property
-    def desk(self) -> Desk:
-        return Desk.open(self.application, self.dynamodb, self.kinesis, self.runtime, "olga@laptop")
+    def opened(self) -> OpenApplication:
+        return OpenApplication.open(self.application, self.dynamodb, self.kinesis, self.runtime, "olga@laptop")
 
     def tick(self) -> TickReport:
         self.clock.advance(5)
@@ -118,7 +118,7 @@ class Shop:
         assert {lease.actual_owner for lease in self.leases().values()} == {ANNA}
 
     def leases(self) -> dict[str, Lease]:
-        return {lease.shard_id: lease for lease in self.desk.scan().leases}
+        return {lease.shard_id: lease for lease in self.opened.scan().leases}
 
     def put(self, *data: bytes, shard: int = 0, shards: int = 2) -> list[str]:
         """Records for one of `shards` equal shards; their sequence numbers."""

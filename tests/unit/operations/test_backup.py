@@ -82,7 +82,7 @@ def test_any_line_is_a_lease_or_refused(line: str) -> None:
 
 def test_only_leases_are_exported_with_everything_in_them(shop: Shop) -> None:
     with_strange_attributes(shop)
-    lines = list(export_leases(shop.desk))
+    lines = list(export_leases(shop.opened))
     assert [json.loads(line)["leaseKey"]["S"] for line in lines] == [FIRST, SECOND]
     assert from_line(lines[0], 1) == raw(shop)
 
@@ -91,20 +91,20 @@ def test_an_export_makes_a_new_table_with_the_same_leases(shop: Shop) -> None:
     with_strange_attributes(shop)
     shop.beat()
     shop.tick()
-    lines = list(export_leases(shop.desk))
+    lines = list(export_leases(shop.opened))
     other = Shop()
-    report = import_leases(other.desk, lines)
+    report = import_leases(other.opened, lines)
     assert report.created == (FIRST, SECOND)
     copy, original = raw(other), raw(shop)
     assert original.pop("leaseOwner")
     assert copy == original
-    assert import_leases(other.desk, lines).unchanged == (FIRST, SECOND)
+    assert import_leases(other.opened, lines).unchanged == (FIRST, SECOND)
 
 
 def test_a_dry_run_makes_nothing(shop: Shop) -> None:
     shop.tick()
     other = Shop()
-    assert import_leases(other.desk, export_leases(shop.desk), dry=True).created == (FIRST, SECOND)
+    assert import_leases(other.opened, export_leases(shop.opened), dry=True).created == (FIRST, SECOND)
     assert other.dynamodb.list_tables()["TableNames"] == []
 
 
@@ -112,26 +112,26 @@ def changed_meanwhile(shop: Shop) -> list[str]:
     """An export, and a lease that went on after it."""
     [sequence] = shop.put(b"one")
     shop.serve()
-    lines = list(export_leases(shop.desk))
+    lines = list(export_leases(shop.opened))
     lease = shop.leases()[FIRST]
-    shop.desk.leases.checkpoint(lease, Checkpoint(sequence))
+    shop.opened.leases.checkpoint(lease, Checkpoint(sequence))
     return lines
 
 
 def test_leases_that_went_on_are_not_replaced_unless_forced(shop: Shop) -> None:
     lines = changed_meanwhile(shop)
-    pause(shop.desk)
+    pause(shop.opened)
     for lease in shop.leases().values():
-        shop.desk.leases.release(lease)
+        shop.opened.leases.release(lease)
     with pytest.raises(Unsafe) as refusal:
-        import_leases(shop.desk, lines)
+        import_leases(shop.opened, lines)
     assert f"1 lease differs from the file ({FIRST} in checkpoint" in str(refusal.value)
     assert str(refusal.value).endswith("--force sets them back to what the file says")
 
 
 def test_leases_that_were_only_renewed_do_not_differ(shop: Shop) -> None:
     shop.serve()
-    lines = list(export_leases(shop.desk))
+    lines = list(export_leases(shop.opened))
     table = shop.application.lease_table
     shop.dynamodb.update_item(
         TableName=table,
@@ -139,21 +139,23 @@ def test_leases_that_were_only_renewed_do_not_differ(shop: Shop) -> None:
         UpdateExpression="SET leaseCounter = :c, throughputKBps = :t, kdTip = :n",
         ExpressionAttributeValues={":c": {"N": "999"}, ":t": {"N": "7.5"}, ":n": {"N": "1700000000"}},
     )
-    shop.desk.leases.release(shop.leases()[SECOND])
-    assert import_leases(shop.desk, lines).unchanged == (FIRST, SECOND)
+    shop.opened.leases.release(shop.leases()[SECOND])
+    assert import_leases(shop.opened, lines).unchanged == (FIRST, SECOND)
 
 
 def test_the_chain_of_a_lease_that_goes_back_is_settled_and_is_no_progress(shop: Shop) -> None:
     lines = changed_meanwhile(shop)
-    pause(shop.desk)
+    pause(shop.opened)
     claim = Claim(ChainId("clicks-72b40fb1~worker-000-1"), ClaimId("claim"))
     for lease in shop.leases().values():
-        shop.desk.leases.release(shop.desk.leases.checkpoint(lease, lease.checkpoint or TRIM_HORIZON, claim=claim))
-    claimed = list(export_leases(shop.desk))
-    import_leases(shop.desk, lines, force=True)
+        shop.opened.leases.release(
+            shop.opened.leases.checkpoint(lease, lease.checkpoint or TRIM_HORIZON, claim=claim)
+        )
+    claimed = list(export_leases(shop.opened))
+    import_leases(shop.opened, lines, force=True)
     assert shop.leases()[FIRST].claim == Claim(claim.chain, None)
     assert shop.leases()[SECOND].claim == claim  # it was not written
-    import_leases(shop.desk, claimed, force=True)
+    import_leases(shop.opened, claimed, force=True)
     assert shop.leases()[FIRST].claim == Claim(claim.chain, None)
 
 
@@ -161,34 +163,34 @@ def test_a_running_application_has_to_be_paused_before_leases_are_set_back(shop:
     lines = changed_meanwhile(shop)
     for force in (False, True):
         with pytest.raises(Unsafe, match=rf"{FIRST} in checkpoint.* is owned by .*pause the application first"):
-            import_leases(shop.desk, lines, force=force)
+            import_leases(shop.opened, lines, force=force)
 
 
 def test_owned_leases_are_not_replaced_even_if_forced(shop: Shop) -> None:
     lines = changed_meanwhile(shop)
     before = raw(shop)
     with pytest.raises(Unsafe, match="is owned by"):
-        import_leases(shop.desk, lines, force=True)
+        import_leases(shop.opened, lines, force=True)
     assert raw(shop) == before
 
 
 def test_forced_leases_go_back_and_their_counters_do_not(shop: Shop) -> None:
     lines = changed_meanwhile(shop)
-    pause(shop.desk)
+    pause(shop.opened)
     for lease in shop.leases().values():
-        shop.desk.leases.release(lease)
+        shop.opened.leases.release(lease)
     counter = shop.leases()[FIRST].counter
-    assert import_leases(shop.desk, lines, force=True).replaced == (FIRST,)
+    assert import_leases(shop.opened, lines, force=True).replaced == (FIRST,)
     assert shop.leases()[FIRST].checkpoint == TRIM_HORIZON
     assert shop.leases()[FIRST].counter > counter
-    assert [entry.action for entry in shop.desk.audit.all()] == ["pause", "import"]
+    assert [entry.action for entry in shop.opened.audit.all()] == ["pause", "import"]
 
 
 def test_a_file_that_has_a_lease_twice_is_refused(shop: Shop) -> None:
     shop.tick()
-    lines = list(export_leases(shop.desk))
+    lines = list(export_leases(shop.opened))
     with pytest.raises(ConfigurationError, match="twice"):
-        import_leases(shop.desk, [*lines, lines[0]])
+        import_leases(shop.opened, [*lines, lines[0]])
 
 
 @pytest.mark.parametrize("is_replaced", [True, False])
@@ -206,13 +208,13 @@ def test_no_number_of_a_batch_is_used_again(shop: Shop, is_replaced: bool, is_pi
         UpdateExpression="SET kdBatch = :b" + (pending if is_pinned else ""),
         ExpressionAttributeValues=values,
     )
-    lines = list(export_leases(shop.desk))
+    lines = list(export_leases(shop.opened))
     target = shop if is_replaced else Shop()
     if is_replaced:
-        pause(shop.desk)
+        pause(shop.opened)
         lease = shop.leases()[FIRST]
-        shop.desk.leases.release(shop.desk.leases.checkpoint(lease, Checkpoint("500")))
-    report = import_leases(target.desk, lines, force=is_replaced)
+        shop.opened.leases.release(shop.opened.leases.checkpoint(lease, Checkpoint("500")))
+    report = import_leases(target.opened, lines, force=is_replaced)
     assert FIRST in (report.replaced if is_replaced else report.created)
     imported = target.leases()[FIRST]
     assert (imported.batch, pin_of(imported), imported.pending_checkpoint) == (0, None, None)
@@ -224,8 +226,8 @@ def test_no_number_of_a_batch_is_used_again(shop: Shop, is_replaced: bool, is_pi
 def read_through(shop: Shop, moment: int, batch: int, sequence: str = "9") -> None:
     """All leases are read to a record, and stored through a moment."""
     for lease in shop.leases().values():
-        free = shop.desk.leases.checkpoint(lease, Checkpoint(sequence * 56), batch=batch, stored_through=moment)
-        shop.desk.leases.release(free)
+        free = shop.opened.leases.checkpoint(lease, Checkpoint(sequence * 56), batch=batch, stored_through=moment)
+        shop.opened.leases.release(free)
 
 
 @pytest.fixture
@@ -234,11 +236,11 @@ def set_back(shop: Shop) -> tuple[Shop, list[str], int]:
     shop.serve()
     then = int(shop.clock.now())
     read_through(shop, then, batch=41, sequence="7")
-    lines = list(export_leases(shop.desk))
+    lines = list(export_leases(shop.opened))
     shop.clock.advance(3600)
     read_through(shop, then + 3600, batch=57)
-    shop.desk.completeness.advance(shop.desk.completeness.load(), then + 3590)
-    pause(shop.desk)
+    shop.opened.completeness.advance(shop.opened.completeness.load(), then + 3590)
+    pause(shop.opened)
     return shop, lines, then - 10
 
 
@@ -247,21 +249,21 @@ def test_an_import_goes_back_to_the_moment_of_its_leases_and_says_so(
 ) -> None:
     shop, lines, moment = set_back
     text = datetime.fromtimestamp(moment, UTC).isoformat()
-    dry = import_leases(shop.desk, lines, force=True, dry=True)
+    dry = import_leases(shop.opened, lines, force=True, dry=True)
     assert dry.lines()[-2:] == [f"complete through: would go back to {text}", STORED_WITH_THE_DATA]
-    assert shop.desk.completeness.load().through == moment + 3600
-    report = import_leases(shop.desk, lines, force=True)
+    assert shop.opened.completeness.load().through == moment + 3600
+    report = import_leases(shop.opened, lines, force=True)
     assert report.lines() == [
         "0 created, 2 replaced, 0 unchanged, 0 overtaken",
         f"complete through: goes back to {text}",
         STORED_WITH_THE_DATA,
     ]
-    row = shop.desk.completeness.load()
+    row = shop.opened.completeness.load()
     assert (row.through, row.back_to, row.epoch > 0) == (moment, moment, True)
     assert read_status(shop.application, shop.dynamodb, shop.runtime).complete_through == text
     assert report.to_document()["complete_through"] == dry.to_document()["complete_through"] == text
-    assert shop.desk.audit.all()[-1].detail["complete_through"] == text
-    again = import_leases(shop.desk, lines, force=True)
+    assert shop.opened.audit.all()[-1].detail["complete_through"] == text
+    again = import_leases(shop.opened, lines, force=True)
     assert again.lines() == ["0 created, 0 replaced, 2 unchanged, 0 overtaken"]
 
 
@@ -269,6 +271,6 @@ def test_an_import_of_leases_without_a_moment_leaves_it_unknown(set_back: tuple[
     shop, lines, _ = set_back
     items = [from_line(line, 1) for line in lines]
     del items[0]["kdTip"]
-    report = import_leases(shop.desk, [to_line(item) for item in items], force=True)
+    report = import_leases(shop.opened, [to_line(item) for item in items], force=True)
     assert report.lines()[-2:] == ["complete through: goes back to unknown", STORED_WITH_THE_DATA]
-    assert shop.desk.completeness.load().through is None
+    assert shop.opened.completeness.load().through is None

@@ -44,7 +44,7 @@ def test_what_was_consumed_within_the_hours_is_counted(cloudwatch: Any, shop: Sh
     count(cloudwatch, end - 2 * HOUR, "ConsumedWriteCapacityUnits", 999)
     count(cloudwatch, end + 60, "ConsumedWriteCapacityUnits", 999)
     shop.tick()
-    used = measure(cloudwatch, shop.desk.layout, runtime, hours=1, prices=Prices(write=1.0, read=0.5))
+    used = measure(cloudwatch, shop.opened.layout, runtime, hours=1, prices=Prices(write=1.0, read=0.5))
     assert used.writes == {TABLE: 3600}
     assert used.reads == {TABLE: 360}
     units = (3600 * 1.0 + 360 * 0.5) / HOUR
@@ -56,12 +56,12 @@ def test_the_index_is_counted_beside_its_table(cloudwatch: Any, shop: Shop) -> N
     now = datetime.now(UTC).timestamp()
     count(cloudwatch, now - LATE_SECONDS - 600, "ConsumedWriteCapacityUnits", 36, index=OWNER_INDEX)
     shop.tick()
-    used = measure(cloudwatch, shop.desk.layout, Runtime(clock=FakeClock(now)), hours=1)
+    used = measure(cloudwatch, shop.opened.layout, Runtime(clock=FakeClock(now)), hours=1)
     assert used.writes[f"{TABLE}/{OWNER_INDEX}"] == 36
 
 
 def test_tables_that_cloudwatch_does_not_know_have_no_price(cloudwatch: Any, shop: Shop) -> None:
     shop.tick()
-    used = measure(cloudwatch, shop.desk.layout, shop.runtime, hours=24)
+    used = measure(cloudwatch, shop.opened.layout, shop.runtime, hours=24)
     assert used.is_empty
     assert used.to_document()["dollars_per_month"] is None

@@ -104,7 +104,7 @@ def test_an_idle_application_costs_what_was_estimated(shop: Shop) -> None:
     """Metered over ten minutes. Looking for leases is left out: the worker here has them."""
     shop.serve()
     table = shop.dynamodb.client.tables[shop.application.lease_table]
-    held = [shop.desk.leases.renew(lease) for lease in shop.leases().values()]
+    held = [shop.opened.leases.renew(lease) for lease in shop.leases().values()]
     reads, writes = table.read_units, table.write_units
     for step in range(120):
         shop.beat(beat=step)

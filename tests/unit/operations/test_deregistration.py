@@ -10,7 +10,6 @@ from kcl_dagster.application import BatchSettings
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker_row import WorkerRow
-from kcl_dagster.operations import terminal
 from kcl_dagster.operations.deregistration import deregister
 from kcl_dagster.streams.consumers import ensure_consumer
 from tests.unit.operations.conftest import ANNA, STREAM, Shop
@@ -39,35 +38,35 @@ def pushed() -> Shop:
 
 def test_a_consumer_that_nobody_uses_is_removed_and_the_audit_names_who_did_it(pushed: Shop) -> None:
     registered(pushed, "of-others")
-    report = deregister(pushed.desk)
+    report = deregister(pushed.opened)
     assert (report.consumer, report.removed, report.missing) == ("orders-app", (STREAM,), ())
     assert consumers(pushed) == ["of-others"]
-    [entry] = pushed.desk.audit.all()
+    [entry] = pushed.opened.audit.all()
     assert (entry.action, entry.by) == ("deregister", "olga@laptop")
     assert entry.detail == {"consumer": "orders-app", "streams": [STREAM], "forced": False}
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(pushed: Shop) -> None:
-    report = deregister(pushed.desk, dry=True)
+    report = deregister(pushed.opened, dry=True)
     assert report.lines() == [f"{STREAM}: consumer orders-app would be removed"]
     assert consumers(pushed) == ["orders-app"]
-    assert pushed.desk.audit.all() == []
+    assert pushed.opened.audit.all() == []
 
 
 def test_what_is_not_there_is_no_error_and_leaves_no_trace(pushed: Shop) -> None:
-    deregister(pushed.desk)
-    assert deregister(pushed.desk).missing == (STREAM,)
-    assert len(pushed.desk.audit.all()) == 1
+    deregister(pushed.opened)
+    assert deregister(pushed.opened).missing == (STREAM,)
+    assert len(pushed.opened.audit.all()) == 1
     pushed.kinesis.delete_stream(StreamName=STREAM)
-    assert deregister(pushed.desk).missing == (STREAM,)
+    assert deregister(pushed.opened).missing == (STREAM,)
 
 
 def test_the_consumer_is_the_one_that_the_application_names() -> None:
     shop = Shop(batch=BatchSettings(retrieval="fanout", consumer_name="lake"))
     registered(shop, "lake")
     registered(shop)
-    assert deregister(shop.desk).consumer == "lake"
-    assert deregister(shop.desk, consumer="orders-app").removed == (STREAM,)
+    assert deregister(shop.opened).consumer == "lake"
+    assert deregister(shop.opened, consumer="orders-app").removed == (STREAM,)
     assert consumers(shop) == []
 
 
@@ -76,47 +75,47 @@ def test_it_is_refused_while_workers_may_read_as_it(pushed: Shop, dry: bool) -> 
     pushed.beat()
     pushed.tick()
     with pytest.raises(Unsafe, match=f"{ANNA} may be reading as orders-app: pause"):
-        deregister(pushed.desk, dry=dry)
+        deregister(pushed.opened, dry=dry)
     assert consumers(pushed) == ["orders-app"]
 
 
 def test_an_owner_without_a_row_may_read_as_well(pushed: Shop) -> None:
     """A worker of KCL 2.x, which writes none."""
-    [lease, *_] = pushed.desk.scan().leases
-    assert pushed.desk.leases.take(lease, JAVA) is not None
+    [lease, *_] = pushed.opened.scan().leases
+    assert pushed.opened.leases.take(lease, JAVA) is not None
     with pytest.raises(Unsafe, match=JAVA):
-        deregister(pushed.desk)
+        deregister(pushed.opened)
 
 
 def test_it_can_be_forced(pushed: Shop) -> None:
     pushed.beat()
-    assert deregister(pushed.desk, force=True).removed == (STREAM,)
-    assert [entry.detail["forced"] for entry in pushed.desk.audit.all()] == [True]
+    assert deregister(pushed.opened, force=True).removed == (STREAM,)
+    assert [entry.detail["forced"] for entry in pushed.opened.audit.all()] == [True]
 
 
 def test_it_is_removed_under_workers_of_ours_that_poll(shop: Shop) -> None:
     registered(shop)
     shop.serve()
-    assert deregister(shop.desk).removed == (STREAM,)
+    assert deregister(shop.opened).removed == (STREAM,)
 
 
 def test_workers_of_the_kcl_read_by_fan_out_whatever_ours_do(shop: Shop) -> None:
     registered(shop)
     shop.tick()
-    shop.desk.workers.put(WorkerRow(JAVA, int(shop.clock.now()), averages={}))
+    shop.opened.workers.put(WorkerRow(JAVA, int(shop.clock.now()), averages={}))
     with pytest.raises(Unsafe, match=JAVA):
-        deregister(shop.desk)
+        deregister(shop.opened)
 
 
 def test_an_application_without_tables_has_nobody_who_reads() -> None:
     shop = Shop()
     registered(shop)
-    assert deregister(shop.desk).removed == (STREAM,)
+    assert deregister(shop.opened).removed == (STREAM,)
 
 
 def test_only_streams_of_the_application(pushed: Shop) -> None:
     with pytest.raises(ConfigurationError, match="does not read others"):
-        deregister(pushed.desk, streams=["others"])
+        deregister(pushed.opened, streams=["others"])
 
 
 def test_of_an_application_that_is_only_named_nobody_knows_how_it_reads(
@@ -126,7 +125,7 @@ def test_of_an_application_that_is_only_named_nobody_knows_how_it_reads(
         return {"dynamodb": shop.dynamodb, "kinesis": shop.kinesis}[service]
 
     monkeypatch.setattr(aws, "client", client)
-    monkeypatch.setattr(terminal, "system", lambda: shop.runtime)
+    monkeypatch.setattr(cli, "system", lambda: shop.runtime)
     registered(shop)
     shop.serve()
     command = ["deregister", "--application", "orders-app", "--stream", STREAM, "--json"]

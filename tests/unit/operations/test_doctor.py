@@ -11,9 +11,9 @@ from botocore.exceptions import ClientError
 from kcl_dagster.application import BatchSettings, MetricsLevel, Retrieval, TelemetrySettings
 from kcl_dagster.errors import AccessDenied, JavaMissing
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.operations.doctor import Diagnosis, DoctorVerdict, diagnose
+from kcl_dagster.operations.doctor import Diagnosis, DoctorVerdict
 from kcl_dagster.operations.doctor import examine as findings_of
-from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, Patient
+from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, DiagnosisSubject
 from kcl_dagster.operations.doctor.machine_checks import judge_clock
 from kcl_dagster.operations.doctor.rights_probes import PROBED, probed
 from kcl_dagster.spark.java import Java
@@ -54,8 +54,8 @@ def healthy() -> Shop:
 
 def examine(shop: Shop, **changes: Any) -> Diagnosis:
     settings: dict[str, Any] = {"instance": GOOD_INSTANCE, "java": java_17, **changes}
-    patient = Patient(shop.application, shop.dynamodb, shop.kinesis, shop.runtime, **settings)
-    return diagnose(patient)
+    subject = DiagnosisSubject(shop.application, shop.dynamodb, shop.kinesis, shop.runtime, **settings)
+    return Diagnosis(tuple(findings_of(subject)))
 
 
 def named(diagnosis: Diagnosis) -> set[tuple[str, str]]:
@@ -314,10 +314,10 @@ def test_it_is_wrong_that_nobody_leads() -> None:
 def test_leases_that_no_worker_serves_are_named() -> None:
     shop = healthy()
     (lease, *_) = shop.leases().values()
-    shop.desk.leases.release(lease)
-    worker = shop.desk.workers.get(ANNA)
+    shop.opened.leases.release(lease)
+    worker = shop.opened.workers.get(ANNA)
     assert worker is not None
-    shop.desk.workers.delete(worker)
+    shop.opened.workers.delete(worker)
     diagnosis = examine(shop)
     assert named(diagnosis) == {("leases", "fail")}
     (finding,) = diagnosis.not_ok()
@@ -480,8 +480,8 @@ def test_the_doctor_asks_for_the_rights_that_it_claims_and_names_the_others_that
 def test_findings_come_before_the_doctor_has_watched_the_leader() -> None:
     shop = healthy()
     began = shop.clock.monotonic()
-    patient = Patient(shop.application, shop.dynamodb, shop.kinesis, shop.runtime, java=java_17)
-    times = {finding.check: shop.clock.monotonic() - began for finding in findings_of(patient)}
+    subject = DiagnosisSubject(shop.application, shop.dynamodb, shop.kinesis, shop.runtime, java=java_17)
+    times = {finding.check: shop.clock.monotonic() - began for finding in findings_of(subject)}
     assert {check for check, at in times.items() if at == 0.0} >= {"java", "credentials", "layout", "index"}
     assert 0.0 < times["leader"] <= WATCH_SECONDS
 
@@ -528,10 +528,10 @@ def between_runs() -> Shop:
     shop = Shop()
     shop.serve()
     for lease in shop.leases().values():
-        shop.desk.leases.release(shop.desk.leases.renew(lease, stored_through=int(shop.clock.now())))
-    worker = shop.desk.workers.get(ANNA)
+        shop.opened.leases.release(shop.opened.leases.renew(lease, stored_through=int(shop.clock.now())))
+    worker = shop.opened.workers.get(ANNA)
     assert worker is not None
-    assert shop.desk.workers.delete(worker)
+    assert shop.opened.workers.delete(worker)
     shop.tick()
     shop.leader.resign()
     shop.clock.advance(3000)
@@ -549,7 +549,7 @@ def test_between_bounded_runs_no_leader_and_no_worker_is_expected() -> None:
 def test_where_the_last_bounded_run_failed_doctor_does_not_suspect_the_schedule() -> None:
     shop = between_runs()
     now = int(shop.clock.now())
-    row = BoundedRunRow(shop.dynamodb, shop.application, shop.desk.layout, shop.runtime)
+    row = BoundedRunRow(shop.dynamodb, shop.application, shop.opened.layout, shop.runtime)
     assert row.save(EndedRun("run-0001-4711", now, now, "shardId-0: stopped: ValueError: no price"))
     [overdue] = [one for one in examine(shop, complete_within=1800.0).not_ok() if one.check == "complete"]
     assert "schedule" not in overdue.do

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kcl_dagster import aws, cli
-from kcl_dagster.operations import terminal
 from kcl_dagster.operations.pausing import pause
+from kcl_dagster.operations.terminal import instance_settings
 from tests.unit.operations.conftest import ANNA, Shop
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
@@ -41,12 +41,12 @@ def prepared(verb: str, text: str) -> Shop:
     shop.put(b"one")
     shop.serve()
     if verb in NEEDS_A_PAUSE and "--wait-for-dead" not in text:
-        pause(shop.desk)
+        pause(shop.opened)
         for lease in shop.leases().values():
-            shop.desk.leases.release(lease)
-        worker = shop.desk.workers.get(ANNA)
+            shop.opened.leases.release(lease)
+        worker = shop.opened.workers.get(ANNA)
         assert worker is not None
-        shop.desk.workers.delete(worker)
+        shop.opened.workers.delete(worker)
     elif verb == "take-over-2x":
         shop.dynamodb.delete_item(TableName=shop.application.lease_table, Key={"leaseKey": {"S": "Migration3.0"}})
     elif verb == "doctor":
@@ -63,7 +63,6 @@ def at_the_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
         monkeypatch.setattr(aws, "client", client)
         monkeypatch.setattr(cli, "system", lambda: shop.runtime)
-        monkeypatch.setattr(terminal, "system", lambda: shop.runtime)
         monkeypatch.setitem(sys.modules, "my_project", SimpleNamespace(orders=shop.application))
         monkeypatch.delenv("DAGSTER_HOME", raising=False)
         monkeypatch.chdir(tmp_path)
@@ -132,5 +131,5 @@ def test_a_doctor_who_finds_something_wrong_ends_with_one(at_the_terminal: Any) 
 def test_the_instance_is_what_its_file_says(tmp_path: Path, text: str | None, settings: dict[str, Any]) -> None:
     if text is not None:
         (tmp_path / "dagster.yaml").write_text(text)
-    assert terminal.instance_settings(str(tmp_path)) == settings
-    assert terminal.instance_settings(None) is None
+    assert instance_settings(str(tmp_path)) == settings
+    assert instance_settings(None) is None

@@ -13,7 +13,7 @@ from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.operations import forgetting, terminal
+from kcl_dagster.operations import forgetting
 from kcl_dagster.operations.backup import import_leases
 from kcl_dagster.operations.forgetting import Forgetting
 from kcl_dagster.operations.pausing import pause
@@ -32,8 +32,8 @@ class Shops(Shop):
         super().__init__()
         self.application = Application(name="orders-app", streams=(STREAM,), multi_stream=True)
         self.tick()
-        pause(self.desk)
-        self.current = {lease.key for lease in self.desk.scan().leases}
+        pause(self.opened)
+        self.current = {lease.key for lease in self.opened.scan().leases}
         self.exports: list[str] = []
 
     def create(
@@ -44,11 +44,11 @@ class Shops(Shop):
         lease = Lease(
             key, SHARD, checkpoint=Checkpoint("1"), stream=stream, owner=holder, stored_through=stored_through
         )
-        assert self.desk.leases.create(lease)
+        assert self.opened.leases.create(lease)
         return key
 
     def lease_keys(self) -> set[LeaseKey]:
-        return {lease.key for lease in self.desk.scan().leases}
+        return {lease.key for lease in self.opened.scan().leases}
 
 
 def forget(shops: Shops, streams: Collection[str] = (), *, dry: bool = False) -> Forgetting:
@@ -56,7 +56,7 @@ def forget(shops: Shops, streams: Collection[str] = (), *, dry: bool = False) ->
         shops.exports.append(text)
         return "leases.jsonl"
 
-    return forgetting.forget(shops.desk, streams, keep=keep, dry=dry)
+    return forgetting.forget(shops.opened, streams, keep=keep, dry=dry)
 
 
 DELETED = [f"{LEFT}: 1 lease deleted", "what was deleted is in leases.jsonl: an import puts it back"]
@@ -74,7 +74,7 @@ def test_leases_of_former_streams_are_deleted_and_no_others(shops: Shops) -> Non
     assert report.leases == {str(LEFT): (key,)}
     assert report.lines() == DELETED
     assert shops.lease_keys() == shops.current
-    assert ("forget", "olga@laptop") in {(entry.action, entry.by) for entry in shops.desk.audit.all()}
+    assert ("forget", "olga@laptop") in {(entry.action, entry.by) for entry in shops.opened.audit.all()}
     assert forget(shops).lines() == ["there are no leases of former streams"]
 
 
@@ -88,33 +88,33 @@ def test_a_dry_run_deletes_nothing(shops: Shops) -> None:
 
 def recorded(shops: Shops, stream: StreamIdentifier) -> StartPosition:
     start = StartPosition(str(stream), Position.AT_TIMESTAMP, 1_700_000_000_000, 100, counted_since=1_700_000_060)
-    return shops.desk.starts.record(start)
+    return shops.opened.starts.record(start)
 
 
 def test_where_a_forgotten_stream_started_is_forgotten_and_that_of_no_other(shops: Shops) -> None:
     shops.create(LEFT)
     recorded(shops, LEFT)
-    before = set(shops.desk.starts.all())
+    before = set(shops.opened.starts.all())
     forget(shops)
-    assert before - set(shops.desk.starts.all()) == {str(LEFT)}
+    assert before - set(shops.opened.starts.all()) == {str(LEFT)}
 
 
 def test_an_import_puts_back_what_was_forgotten(shops: Shops) -> None:
     key = shops.create(LEFT, stored_through=1_600_000_000)
     start = recorded(shops, LEFT)
-    before = {lease.key: lease for lease in shops.desk.scan().leases}
+    before = {lease.key: lease for lease in shops.opened.scan().leases}
     forget(shops)
     [export] = shops.exports
-    dry = import_leases(shops.desk, export.splitlines(), dry=True)
+    dry = import_leases(shops.opened, export.splitlines(), dry=True)
     assert (dry.created, dry.starts) == ((key,), (str(LEFT),))
-    assert shops.desk.starts.get(str(LEFT)) is None
-    report = import_leases(shops.desk, export.splitlines())
+    assert shops.opened.starts.get(str(LEFT)) is None
+    report = import_leases(shops.opened, export.splitlines())
     assert report.lines()[:2] == [
         "1 created, 0 replaced, 0 unchanged, 0 overtaken",
         f"{LEFT}: its start position is recorded, unless one is known",
     ]
-    assert {lease.key: lease for lease in shops.desk.scan().leases} == before
-    assert shops.desk.starts.get(str(LEFT)) == start
+    assert {lease.key: lease for lease in shops.opened.scan().leases} == before
+    assert shops.opened.starts.get(str(LEFT)) == start
 
 
 def test_nothing_is_deleted_if_the_export_cannot_be_stored(shops: Shops) -> None:
@@ -125,9 +125,9 @@ def test_nothing_is_deleted_if_the_export_cannot_be_stored(shops: Shops) -> None
         raise ConfigurationError("the disk is full")
 
     with pytest.raises(ConfigurationError, match="the disk is full"):
-        forgetting.forget(shops.desk, keep=keep)
+        forgetting.forget(shops.opened, keep=keep)
     assert key in shops.lease_keys()
-    assert shops.desk.starts.get(str(LEFT)) == start
+    assert shops.opened.starts.get(str(LEFT)) == start
 
 
 def test_the_command_names_the_file_that_undoes_it(
@@ -136,7 +136,7 @@ def test_the_command_names_the_file_that_undoes_it(
     key = shops.create(LEFT)
     clients = {"dynamodb": shops.dynamodb, "kinesis": shops.kinesis}
     monkeypatch.setattr(aws, "client", lambda service, **_: clients[service])
-    monkeypatch.setattr(terminal, "system", lambda: shops.runtime)
+    monkeypatch.setattr(cli, "system", lambda: shops.runtime)
     monkeypatch.setitem(sys.modules, "my_project", SimpleNamespace(orders=shops.application))
     monkeypatch.chdir(tmp_path)
     assert cli.main(["forget", "my_project:orders", "--dry-run"]) == cli.WELL
@@ -171,7 +171,7 @@ def test_it_is_refused_while_a_worker_reads(shops: Shops) -> None:
 def test_it_is_refused_while_a_leader_may_give_the_leases_away() -> None:
     shops = Shops()
     shops.create(LEFT)
-    control = shops.desk.control
+    control = shops.opened.control
     control.save(type(control.load())())
     with pytest.raises(Unsafe, match="may give them away"):
         forget(shops)
@@ -199,7 +199,7 @@ def test_a_stream_that_exists_is_forgotten_only_by_its_name(shops: Shops) -> Non
     with pytest.raises(Unsafe, match=f"{taps}: 1 lease would be deleted; .*--former {taps}.: it exists"):
         forget(shops)
     assert {key, other} <= shops.lease_keys()
-    assert "forget" not in {entry.action for entry in shops.desk.audit.all()}
+    assert "forget" not in {entry.action for entry in shops.opened.audit.all()}
     assert forget(shops, dry=True).lines()[-1] == f"{taps} has to be named (--former {taps}): it exists"
     assert forget(shops, [str(taps)]).lines()[0] == f"{taps}: 1 lease deleted"
     assert other in shops.lease_keys()

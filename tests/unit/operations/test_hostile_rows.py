@@ -42,7 +42,7 @@ def status_of(shop: Shop) -> Status:
 
 def put(shop: Shop, row: str, /, **values: Any) -> None:
     """Replace attributes of a row, or make one."""
-    table = shop.desk.layout.leases.table
+    table = shop.opened.layout.leases.table
     known = shop.dynamodb.get_item(TableName=table, Key={"leaseKey": {"S": row}}).get("Item", {})
     shop.dynamodb.put_item(TableName=table, Item={**known, **values, "leaseKey": {"S": row}})
 
@@ -67,7 +67,7 @@ def test_status_sends_no_control_characters_to_the_terminal(shop: Shop) -> None:
     shop.serve()
     put(shop, FIRST, leaseOwner={"S": "\x1b]0;owned\x07\x1b[2J\r\nnext"})
     put(shop, "bad\x1b[2J", leaseCounter={"S": "x\x1b[2J"})
-    pause(shop.desk, workers=["worker-003"])
+    pause(shop.opened, workers=["worker-003"])
     put(shop, CONTROL_KEY, changedBy={"S": "olga\x1b[2J"})
     out = shown(status_of(shop))
     assert "\x1b" not in out

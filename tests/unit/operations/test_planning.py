@@ -32,7 +32,7 @@ def test_without_dagster_a_plan_launches_nothing_where_a_worker_runs(
     says = capsys.readouterr().out
     assert "launch" not in says
     assert "DAGSTER_HOME is not set, so Dagster's runs are unknown" in says
-    shop.desk.workers.delete(shop.desk.workers.list()[0])
+    shop.opened.workers.delete(shop.opened.workers.list()[0])
     assert cli.main(COMMAND) == cli.WELL
     says = capsys.readouterr().out
     assert "launch worker-000" in says

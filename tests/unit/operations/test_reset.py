@@ -55,13 +55,13 @@ def progressed(shop: Shop) -> str:
     sequences = shop.put(b"one", b"two", b"three")
     shop.serve()
     lease = shop.leases()[FIRST]
-    shop.desk.leases.checkpoint(lease, Checkpoint(sequences[1]), batch=7)
+    shop.opened.leases.checkpoint(lease, Checkpoint(sequences[1]), batch=7)
     for lease in shop.leases().values():
-        shop.desk.leases.release(lease)
-    worker = shop.desk.workers.get(ANNA)
+        shop.opened.leases.release(lease)
+    worker = shop.opened.workers.get(ANNA)
     assert worker is not None
-    assert shop.desk.workers.delete(worker)
-    shop.desk.control.save(Control(paused=True, changed_by="olga"))
+    assert shop.opened.workers.delete(worker)
+    shop.opened.control.save(Control(paused=True, changed_by="olga"))
     return sequences[1]
 
 
@@ -72,10 +72,10 @@ def target(shop: Shop, text: str) -> ResetTarget:
 def test_a_dry_run_says_what_it_would_do_and_writes_nothing(shop: Shop) -> None:
     sequence = progressed(shop)
     before = shop.leases()
-    report = reset(shop.desk, target(shop, "trim_horizon"), dry=True)
+    report = reset(shop.opened, target(shop, "trim_horizon"), dry=True)
     assert report.changed == {FIRST: sequence, SECOND: "TRIM_HORIZON"}
     assert shop.leases() == before
-    assert shop.desk.audit.all() == []
+    assert shop.opened.audit.all() == []
 
 
 def sold(shop: Shop) -> None:
@@ -86,19 +86,19 @@ def sold(shop: Shop) -> None:
     shop.clock.advance(3_600.0)
     shop.put(b"three")
     shop.serve()
-    shop.desk.leases.checkpoint(shop.leases()[FIRST], Checkpoint(first[1]), batch=7)
+    shop.opened.leases.checkpoint(shop.leases()[FIRST], Checkpoint(first[1]), batch=7)
     for lease in shop.leases().values():
-        shop.desk.leases.release(lease)
-    worker = shop.desk.workers.get(ANNA)
+        shop.opened.leases.release(lease)
+    worker = shop.opened.workers.get(ANNA)
     assert worker is not None
-    assert shop.desk.workers.delete(worker)
-    shop.desk.control.save(Control(paused=True, changed_by="olga"))
+    assert shop.opened.workers.delete(worker)
+    shop.opened.control.save(Control(paused=True, changed_by="olga"))
 
 
 @pytest.mark.audit("F13")
 def test_a_dry_run_says_how_much_time_is_read_again(shop: Shop) -> None:
     sold(shop)
-    report = reset(shop.desk, target(shop, "trim_horizon"), dry=True)
+    report = reset(shop.opened, target(shop, "trim_horizon"), dry=True)
     line = next(line for line in report.lines() if line.startswith(FIRST))
     assert "-> TRIM_HORIZON; re-reads 3 h 12 min (from 20" in line
     assert report.to_document()["spans"][FIRST]["seconds"] == -11_520.0
@@ -108,7 +108,7 @@ def test_a_dry_run_says_how_much_time_is_read_again(shop: Shop) -> None:
 @pytest.mark.audit("F13")
 def test_a_dry_run_says_how_much_time_is_skipped(shop: Shop) -> None:
     sold(shop)
-    report = reset(shop.desk, target(shop, "latest"), dry=True)
+    report = reset(shop.opened, target(shop, "latest"), dry=True)
     assert f"; skips 1 h 0 min (from {report.to_document()['spans'][FIRST]['from']} to " in report.lines()[0]
 
 
@@ -116,7 +116,7 @@ def test_a_dry_run_says_how_much_time_is_skipped(shop: Shop) -> None:
 def test_the_time_of_a_record_that_is_gone_is_unknown(shop: Shop) -> None:
     sold(shop)
     shop.clock.advance(86_400.0 - 3_000.0)
-    report = reset(shop.desk, target(shop, "trim_horizon"), dry=True)
+    report = reset(shop.opened, target(shop, "trim_horizon"), dry=True)
     assert "how much time lies between is unknown (from unknown to 20" in report.lines()[0]
     assert report.to_document()["spans"][FIRST]["seconds"] is None
 
@@ -126,7 +126,7 @@ def test_a_stream_that_does_not_answer_ends_a_dry_run_in_time(shop: Shop) -> Non
     sold(shop)
     shop.kinesis.denied["get_records"] = "ProvisionedThroughputExceededException"
     began = shop.clock.monotonic()
-    report = reset(shop.desk, target(shop, "trim_horizon"), dry=True)
+    report = reset(shop.opened, target(shop, "trim_horizon"), dry=True)
     assert {span.seconds for span in report.spans.values()} == {None}
     assert shop.clock.monotonic() - began <= 2 * MOST_SECONDS
 
@@ -135,7 +135,7 @@ def test_a_stream_that_does_not_answer_ends_a_dry_run_in_time(shop: Shop) -> Non
 def test_a_reset_looks_up_no_times(shop: Shop) -> None:
     sold(shop)
     shop.kinesis.denied["get_records"] = "AccessDeniedException"
-    assert "spans" not in reset(shop.desk, target(shop, "trim_horizon")).to_document()
+    assert "spans" not in reset(shop.opened, target(shop, "trim_horizon")).to_document()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_span_is_said_in_its_two_largest_units(seconds: float, text: str) -> N
 def test_leases_go_to_the_beginning_and_keep_their_batch_number(shop: Shop) -> None:
     progressed(shop)
     counter = shop.leases()[FIRST].counter
-    report = reset(shop.desk, target(shop, "trim_horizon"))
+    report = reset(shop.opened, target(shop, "trim_horizon"))
     lease = shop.leases()[FIRST]
     assert (lease.checkpoint, lease.batch, lease.owner) == (TRIM_HORIZON, 7, None)
     assert lease.counter > counter
@@ -166,8 +166,8 @@ def test_leases_go_to_the_beginning_and_keep_their_batch_number(shop: Shop) -> N
 
 def test_who_did_it_when_from_where_and_to_where_is_kept(shop: Shop) -> None:
     sequence = progressed(shop)
-    reset(shop.desk, target(shop, "latest"))
-    [entry] = shop.desk.audit.all()
+    reset(shop.opened, target(shop, "latest"))
+    [entry] = shop.opened.audit.all()
     assert (entry.action, entry.by, entry.at) == ("reset", "olga@laptop", int(shop.clock.now() * 1000))
     assert entry.detail["from"][FIRST] == sequence
     assert entry.detail["to"].startswith("LATEST")
@@ -176,8 +176,8 @@ def test_who_did_it_when_from_where_and_to_where_is_kept(shop: Shop) -> None:
 def test_latest_means_the_moment_of_the_reset_for_whoever_reads_then(shop: Shop) -> None:
     progressed(shop)
     moment = int(shop.clock.now() * 1000)
-    reset(shop.desk, target(shop, "latest"))
-    start = shop.desk.starts.get(STREAM)
+    reset(shop.opened, target(shop, "latest"))
+    start = shop.opened.starts.get(STREAM)
     assert start is not None
     assert (start.position, start.timestamp_ms) == (Position.LATEST, moment)
     assert shop.leases()[FIRST].checkpoint == LATEST
@@ -187,20 +187,20 @@ def test_owned_leases_are_not_touched(shop: Shop) -> None:
     shop.serve()
     before = shop.leases()
     with pytest.raises(Unsafe, match=f"{FIRST} is owned by {ANNA}.*kcl-dagster pause"):
-        reset(shop.desk, target(shop, "trim_horizon"))
+        reset(shop.opened, target(shop, "trim_horizon"))
     assert shop.leases() == before
 
 
 def test_a_leader_that_may_give_the_leases_away_is_a_reason_to_refuse(shop: Shop) -> None:
     shop.tick()
     with pytest.raises(Unsafe, match="dagster leads"):
-        reset(shop.desk, target(shop, "trim_horizon"))
+        reset(shop.opened, target(shop, "trim_horizon"))
 
 
 def test_leases_of_dead_workers_are_taken_after_they_were_watched(shop: Shop) -> None:
     shop.serve()
     began = shop.clock.monotonic()
-    report = reset(shop.desk, target(shop, "trim_horizon"), wait_for_dead=True)
+    report = reset(shop.opened, target(shop, "trim_horizon"), wait_for_dead=True)
     assert shop.clock.monotonic() - began >= shop.application.timings.lease_duration
     assert report.overtaken == ()
     assert {lease.owner for lease in shop.leases().values()} == {None}
@@ -211,41 +211,41 @@ def test_a_worker_that_renews_while_it_is_watched_keeps_its_leases(shop: Shop) -
     lease = shop.leases()[FIRST]
 
     def renew() -> None:
-        shop.desk.leases.renew(lease)
+        shop.opened.leases.renew(lease)
 
     shop.clock.call_in(10, renew)
     with pytest.raises(Unsafe, match=f"{FIRST} is owned by"):
-        reset(shop.desk, target(shop, "trim_horizon"), wait_for_dead=True)
+        reset(shop.opened, target(shop, "trim_horizon"), wait_for_dead=True)
 
 
 def test_a_leader_that_ticks_while_it_is_watched_is_alive(shop: Shop) -> None:
     shop.serve()
     shop.tick_in(10)
     with pytest.raises(Unsafe, match="dagster leads and is alive"):
-        reset(shop.desk, target(shop, "trim_horizon"), wait_for_dead=True)
+        reset(shop.opened, target(shop, "trim_horizon"), wait_for_dead=True)
 
 
 def test_a_moment_is_not_changed_under_a_worker_that_lives(shop: Shop) -> None:
     progressed(shop)
     shop.beat()
     with pytest.raises(Unsafe, match=f"{ANNA} would go on with the moment"):
-        reset(shop.desk, target(shop, "latest"))
+        reset(shop.opened, target(shop, "latest"))
     shop.clock.call_in(10, lambda: shop.beat(beat=1))
     with pytest.raises(Unsafe, match="would go on with the moment"):
-        reset(shop.desk, target(shop, "latest"), wait_for_dead=True)
-    assert reset(shop.desk, target(shop, "trim_horizon")).overtaken == ()
+        reset(shop.opened, target(shop, "latest"), wait_for_dead=True)
+    assert reset(shop.opened, target(shop, "trim_horizon")).overtaken == ()
 
 
 def test_the_row_of_a_dead_worker_is_no_obstacle_to_a_moment(shop: Shop) -> None:
     shop.serve()
-    reset(shop.desk, target(shop, "latest"), wait_for_dead=True)
+    reset(shop.opened, target(shop, "latest"), wait_for_dead=True)
     assert shop.leases()[FIRST].checkpoint == LATEST
 
 
 def test_one_shard_goes_to_a_record_that_it_has(shop: Shop) -> None:
     progressed(shop)
     [sequence] = shop.put(b"four")
-    reset(shop.desk, target(shop, sequence), shards=[FIRST])
+    reset(shop.opened, target(shop, sequence), shards=[FIRST])
     assert shop.leases()[FIRST].checkpoint == Checkpoint(sequence)
     assert shop.leases()[SECOND].checkpoint == TRIM_HORIZON
 
@@ -253,13 +253,13 @@ def test_one_shard_goes_to_a_record_that_it_has(shop: Shop) -> None:
 def test_a_record_of_another_shard_is_refused(shop: Shop) -> None:
     sequence = progressed(shop)
     with pytest.raises(ConfigurationError, match="has no record"):
-        reset(shop.desk, target(shop, sequence), shards=[SECOND])
+        reset(shop.opened, target(shop, sequence), shards=[SECOND])
 
 
 def test_a_shard_that_is_not_there_is_refused(shop: Shop) -> None:
     progressed(shop)
     with pytest.raises(ConfigurationError, match="no shard shardId-9"):
-        reset(shop.desk, target(shop, "trim_horizon"), shards=["shardId-9"])
+        reset(shop.opened, target(shop, "trim_horizon"), shards=["shardId-9"])
 
 
 def test_a_parent_is_not_read_again_behind_the_back_of_its_child(shop: Shop) -> None:
@@ -267,30 +267,30 @@ def test_a_parent_is_not_read_again_behind_the_back_of_its_child(shop: Shop) -> 
     lease = shop.leases()[SECOND]
     child = replace(lease, key=LeaseKey("shardId-000000000002"), shard_id="shardId-000000000002")
     child = replace(child, parents=frozenset({FIRST}), checkpoint=Checkpoint("99999999999999"), counter=0)
-    assert shop.desk.leases.create(child)
+    assert shop.opened.leases.create(child)
     with pytest.raises(Unsafe, match="shardId-000000000002 follows shardId-000000000000"):
-        reset(shop.desk, target(shop, "trim_horizon"), shards=[FIRST])
+        reset(shop.opened, target(shop, "trim_horizon"), shards=[FIRST])
 
 
 def test_a_moment_is_not_moved_under_leases_that_were_not_named(shop: Shop) -> None:
     progressed(shop)
-    reset(shop.desk, target(shop, "latest"))
+    reset(shop.opened, target(shop, "latest"))
     with pytest.raises(Unsafe, match=f"{SECOND}, not begun yet, would move"):
-        reset(shop.desk, target(shop, "2026-12-31T23:00:00Z"), shards=[FIRST])
+        reset(shop.opened, target(shop, "2026-12-31T23:00:00Z"), shards=[FIRST])
 
 
 def test_shards_without_a_lease_get_one(shop: Shop) -> None:
     progressed(shop)
-    assert shop.desk.leases.delete(shop.leases()[SECOND], forced=True)
-    report = reset(shop.desk, target(shop, "trim_horizon"))
+    assert shop.opened.leases.delete(shop.leases()[SECOND], forced=True)
+    report = reset(shop.opened, target(shop, "trim_horizon"))
     assert report.created == (SECOND,)
     assert shop.leases()[SECOND].checkpoint == TRIM_HORIZON
 
 
 def test_finished_leases_of_closed_shards_are_read_again(shop: Shop) -> None:
     progressed(shop)
-    assert shop.desk.leases.rewind(shop.leases()[FIRST], SHARD_END)
-    reset(shop.desk, target(shop, "trim_horizon"))
+    assert shop.opened.leases.rewind(shop.leases()[FIRST], SHARD_END)
+    reset(shop.opened, target(shop, "trim_horizon"))
     assert shop.leases()[FIRST].checkpoint == TRIM_HORIZON
 
 
@@ -310,9 +310,9 @@ def test_a_child_awaits_those_parents_that_are_read_again(
 ) -> None:
     progressed(shop)
     shop.kinesis.merge_shards(StreamName=STREAM, ShardToMerge=FIRST, AdjacentShardToMerge=SECOND)
-    reset(shop.desk, target(shop, "trim_horizon"), shards=shards)
+    reset(shop.opened, target(shop, "trim_horizon"), shards=shards)
     created = shop.leases()[MERGED]
-    reset(shop.desk, target(shop, "trim_horizon"), shards=shards)
+    reset(shop.opened, target(shop, "trim_horizon"), shards=shards)
     again = shop.leases()[MERGED]
     assert [one.ended_parent for one in (created, again)] == [ended, ended]
     assert created.awaited_parents == again.awaited_parents == awaited
@@ -322,21 +322,21 @@ def test_after_a_reset_to_latest_no_parent_is_made_again_that_was_cleaned_up(sho
     """For clean-up, a child at LATEST was read."""
     progressed(shop)
     shop.kinesis.merge_shards(StreamName=STREAM, ShardToMerge=FIRST, AdjacentShardToMerge=SECOND)
-    reset(shop.desk, target(shop, "latest"))
+    reset(shop.opened, target(shop, "latest"))
     for parent in (FIRST, SECOND):
-        assert shop.desk.leases.delete(shop.leases()[parent], forced=True)
-    listed = list_shards(shop.desk.kinesis, STREAM, runtime=shop.runtime)
+        assert shop.opened.leases.delete(shop.leases()[parent], forced=True)
+    listed = list_shards(shop.opened.kinesis, STREAM, runtime=shop.runtime)
     assert plan_sync(listed, list(shop.leases().values()), Position.LATEST).creates == ()
 
 
 def test_a_parent_that_lost_its_lease_after_a_reset_is_read_before_its_child(shop: Shop) -> None:
     progressed(shop)
     shop.kinesis.merge_shards(StreamName=STREAM, ShardToMerge=FIRST, AdjacentShardToMerge=SECOND)
-    reset(shop.desk, target(shop, "trim_horizon"))
-    assert shop.desk.leases.delete(shop.leases()[FIRST], forced=True)
+    reset(shop.opened, target(shop, "trim_horizon"))
+    assert shop.opened.leases.delete(shop.leases()[FIRST], forced=True)
     held = list(shop.leases().values())
     assert complete_through(held, [STREAM], 0.0, now=NOW).held_by == HeldBy(FIRST, Hindrance.MISSING, None)
-    listed = list_shards(shop.desk.kinesis, STREAM, runtime=shop.runtime)
+    listed = list_shards(shop.opened.kinesis, STREAM, runtime=shop.runtime)
     plan = plan_sync(listed, held, Position.TRIM_HORIZON)
     assert [lease.shard_id for lease in plan.creates] == [FIRST]
 
@@ -347,11 +347,11 @@ def test_a_recreated_stream_is_begun_anew(shop: Shop) -> None:
     shop.clock.advance(60)
     shop.kinesis.create_stream(StreamName=STREAM, ShardCount=3)
     with pytest.raises(Unsafe, match="deleted and created again"):
-        reset(shop.desk, target(shop, "trim_horizon"), shards=[FIRST])
-    report = reset(shop.desk, target(shop, "trim_horizon"))
+        reset(shop.opened, target(shop, "trim_horizon"), shards=[FIRST])
+    report = reset(shop.opened, target(shop, "trim_horizon"))
     assert report.forgotten == (FIRST, SECOND)
     shop.clock.advance(120)
-    shop.desk.control.save(Control())
+    shop.opened.control.save(Control())
     report_of_tick = shop.tick()
     assert report_of_tick.ok, report_of_tick.stages
     assert len(shop.leases()) == 3
@@ -377,21 +377,21 @@ def known_windows(shop: Shop, *starts: int) -> list[bool]:
 def test_the_window_in_which_a_stream_was_created_anew_has_no_known_numbers(shop: Shop) -> None:
     """The leases with the counts of the former stream are gone."""
     created = created_anew(shop)
-    reset(shop.desk, target(shop, "trim_horizon"))
-    shop.desk.control.save(Control())
+    reset(shop.opened, target(shop, "trim_horizon"))
+    shop.opened.control.save(Control())
     shop.clock.advance(120)
     assert shop.tick().ok
     windows = (0, created - 1, created + 1)
     assert known_windows(shop, *windows) == [False, False, True]
-    shop.desk.control.save(Control(paused=True, changed_by="olga"))
-    reset(shop.desk, target(shop, "trim_horizon"))
+    shop.opened.control.save(Control(paused=True, changed_by="olga"))
+    reset(shop.opened, target(shop, "trim_horizon"))
     assert known_windows(shop, *windows) == [False, False, True], "a later reset does not bring them back"
 
 
 def test_numbers_from_before_a_stream_was_created_anew_are_not_known_after_two_resets_at_once(shop: Shop) -> None:
     created = created_anew(shop)
     for _ in range(2):  # the second one makes the leases, and not the leader
-        reset(shop.desk, target(shop, "trim_horizon"))
+        reset(shop.opened, target(shop, "trim_horizon"))
     assert known_windows(shop, created - 1, created + 1) == [False, True]
 
 
@@ -400,31 +400,31 @@ def test_a_reset_sets_back_through_when_the_application_is_complete(shop: Shop, 
     progressed(shop)
     shop.clock.advance(10_000)
     now = int(shop.clock.now())
-    shop.desk.completeness.advance(WrittenThrough(), now - 60)
-    before = shop.desk.completeness.load()
+    shop.opened.completeness.advance(WrittenThrough(), now - 60)
+    before = shop.opened.completeness.load()
     text = datetime.fromtimestamp(now - 7200, UTC).isoformat() if to == "moment" else to
-    report = reset(shop.desk, target(shop, text))
-    row = shop.desk.completeness.load()
+    report = reset(shop.opened, target(shop, text))
+    row = shop.opened.completeness.load()
     assert row.epoch > before.epoch
     assert row.through == row.back_to == report.complete_through == now + expected
     said = datetime.fromtimestamp(now + expected, UTC).isoformat()
     assert report.lines()[-2:] == [f"complete through: goes back to {said}", STORED_WITH_THE_DATA]
     # A leader that read the leases before does not go on from there.
-    assert shop.desk.completeness.advance(before, now) == row
+    assert shop.opened.completeness.advance(before, now) == row
 
 
 def test_a_reset_that_is_dry_sets_nothing_back(shop: Shop) -> None:
     progressed(shop)
-    before = shop.desk.completeness.advance(WrittenThrough(), int(shop.clock.now()))
-    reset(shop.desk, target(shop, "trim_horizon"), dry=True)
-    assert shop.desk.completeness.load() == before
+    before = shop.opened.completeness.advance(WrittenThrough(), int(shop.clock.now()))
+    reset(shop.opened, target(shop, "trim_horizon"), dry=True)
+    assert shop.opened.completeness.load() == before
 
 
 def test_after_a_reset_windows_before_its_place_and_around_it_have_no_known_numbers(shop: Shop) -> None:
     progressed(shop)
     shop.clock.advance(10_000)
     place = int(shop.clock.now()) - 3000
-    reset(shop.desk, target(shop, datetime.fromtimestamp(place, UTC).isoformat()))
+    reset(shop.opened, target(shop, datetime.fromtimestamp(place, UTC).isoformat()))
     lease = shop.leases()[FIRST]
     after = Checkpoint("49587497311274533994574834252742144236107130636007899138")
     stored = BatchCounts((StoredRows(place - 60, 5),)).added_to(lease.stored, lease.checkpoint, after)
@@ -440,7 +440,7 @@ def test_after_a_reset_to_the_beginning_numbers_are_known_if_the_beginning_is_st
     progressed(shop)
     for later, since in ((100, 0), (90_000, None)):
         shop.clock.advance(later)
-        reset(shop.desk, target(shop, "trim_horizon"))
+        reset(shop.opened, target(shop, "trim_horizon"))
         stored = shop.leases()[FIRST].stored
         assert stored is not None
         assert stored.since == (int(shop.clock.now()) if since is None else since)
@@ -449,7 +449,7 @@ def test_after_a_reset_to_the_beginning_numbers_are_known_if_the_beginning_is_st
 def stored_through(shop: Shop, moment: float) -> TickReport:
     """All shards are stored through a moment, and the leader finds it out."""
     for lease in shop.leases().values():
-        shop.desk.leases.renew(lease, stored_through=int(moment))
+        shop.opened.leases.renew(lease, stored_through=int(moment))
     return shop.tick()
 
 
@@ -458,11 +458,11 @@ def begun_at_latest() -> tuple[Shop, int]:
     shop = Shop(start=Position.LATEST)
     shop.clock.advance(10_000)
     shop.serve()
-    began = shop.desk.starts.get(STREAM)
+    began = shop.opened.starts.get(STREAM)
     assert began is not None
     assert began.timestamp_ms is not None
     for lease in shop.leases().values():
-        shop.desk.leases.checkpoint(lease, Checkpoint("8" * 56), batch=7)
+        shop.opened.leases.checkpoint(lease, Checkpoint("8" * 56), batch=7)
     stored_through(shop, shop.clock.now())
     released(shop)
     return shop, -(-began.timestamp_ms // 1000)
@@ -470,11 +470,11 @@ def begun_at_latest() -> tuple[Shop, int]:
 
 def released(shop: Shop) -> None:
     for lease in shop.leases().values():
-        shop.desk.leases.release(lease)
-    worker = shop.desk.workers.get(ANNA)
+        shop.opened.leases.release(lease)
+    worker = shop.opened.workers.get(ANNA)
     assert worker is not None
-    assert shop.desk.workers.delete(worker)
-    shop.desk.control.save(Control(paused=True, changed_by="olga"))
+    assert shop.opened.workers.delete(worker)
+    shop.opened.control.save(Control(paused=True, changed_by="olga"))
 
 
 def declared(report: TickReport) -> list[int]:
@@ -494,14 +494,14 @@ def declared(report: TickReport) -> list[int]:
 def read_again(shop: Shop, shards: list[str]) -> TickReport:
     """Shards that were put back are read from there on, to the present; an hour later."""
     place = int(shop.clock.now()) - 7200
-    reset(shop.desk, target(shop, datetime.fromtimestamp(place, UTC).isoformat()), shards=shards)
+    reset(shop.opened, target(shop, datetime.fromtimestamp(place, UTC).isoformat()), shards=shards)
     assert declared(shop.tick()) == []
     for lease in shop.leases().values():
         if lease.shard_id in (shards or [FIRST, SECOND]):
             counts = BatchCounts(
                 tuple(StoredRows(start, 5) for start in range(place - place % 600, place + 7200, 600))
             )
-            shop.desk.leases.checkpoint(lease, Checkpoint("9" * 56), batch=8, counts=counts)
+            shop.opened.leases.checkpoint(lease, Checkpoint("9" * 56), batch=8, counts=counts)
     shop.clock.advance(3600)
     stored_through(shop, shop.clock.now())  # refused: the leader had read the row before the reset
     return stored_through(shop, shop.clock.now())
@@ -530,8 +530,8 @@ def test_a_reset_to_before_the_first_moment_says_what_becomes_of_it(shards: list
     to = target(shop, datetime.fromtimestamp(place, UTC).isoformat())
     texts = {"began": datetime.fromtimestamp(began, UTC), "place": datetime.fromtimestamp(place, UTC)}
     wanted = "first moment: " + says.format(**{name: text.isoformat() for name, text in texts.items()})
-    dry = reset(shop.desk, to, shards=shards, dry=True)
-    report = reset(shop.desk, to, shards=shards)
+    dry = reset(shop.opened, to, shards=shards, dry=True)
+    report = reset(shop.opened, to, shards=shards)
     assert [line for line in report.lines() if line.startswith(wanted)]
     assert [line for line in dry.lines() if line.startswith(wanted.replace("goes", "would go"))]
     assert report.to_document()["first_moment"] == dry.to_document()["first_moment"]
@@ -540,7 +540,7 @@ def test_a_reset_to_before_the_first_moment_says_what_becomes_of_it(shards: list
 def test_leases_of_other_workers_leave_the_first_moment_unknown(shop: Shop) -> None:
     assert shop.leader.tables.leases.create(Lease(LeaseKey(FIRST), shard_id=FIRST, checkpoint=Checkpoint("17")))
     shop.tick()
-    start = shop.desk.starts.get(STREAM)
+    start = shop.opened.starts.get(STREAM)
     assert start is not None
     assert start.is_adopted
     report = stored_through(shop, shop.clock.now())
@@ -551,7 +551,7 @@ def test_leases_of_other_workers_leave_the_first_moment_unknown(shop: Shop) -> N
 
 def test_after_a_reset_to_a_record_numbers_are_known_from_the_next_window_on(shop: Shop) -> None:
     sequence = progressed(shop)
-    reset(shop.desk, target(shop, sequence), shards=[FIRST])
+    reset(shop.opened, target(shop, sequence), shards=[FIRST])
     lease = shop.leases()[FIRST]
     assert lease.pending_checkpoint is None
     assert not window_counts([lease], 600).is_known

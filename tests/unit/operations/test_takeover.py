@@ -34,7 +34,7 @@ def test_a_stopped_fleet_is_taken_over_and_can_be_led(from_2x: Shop) -> None:
     assert leader.plan(from_2x.leader_runs()).ok
     after = from_2x.dynamodb.scan(TableName=from_2x.application.lease_table)["Items"]
     assert [item for item in before if item not in after] == []
-    assert [entry.action for entry in from_2x.desk.audit.all()] == ["take-over-2x"]
+    assert [entry.action for entry in from_2x.opened.audit.all()] == ["take-over-2x"]
 
 
 def test_nothing_happens_before_somebody_says_that_the_workers_are_stopped(from_2x: Shop) -> None:

@@ -14,7 +14,7 @@ import kcl_dagster as kcl
 from kcl_dagster import aws, cli
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.leader.tick_report import TickReport
-from kcl_dagster.operations import terminal
+from kcl_dagster.operations import inspections
 from kcl_dagster.operations.cost import COMMIT_PUTS
 from kcl_dagster.operations.doctor.finding import fail
 from tests.unit.operations.conftest import STREAM, Shop
@@ -25,9 +25,8 @@ def project(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """An application that `my_project:orders` names and that a worker serves."""
     clients = {"dynamodb": shop.dynamodb, "kinesis": shop.kinesis}
     monkeypatch.setattr(aws, "client", lambda service, **_: clients[service])
-    for module in (cli, terminal):
-        monkeypatch.setattr(module, "system", lambda: shop.runtime)
-    monkeypatch.setattr(terminal, "whoami", lambda: "olga@laptop")
+    monkeypatch.setattr(cli, "system", lambda: shop.runtime)
+    monkeypatch.setattr(cli, "whoami", lambda: "olga@laptop")
     monkeypatch.setitem(sys.modules, "my_project", SimpleNamespace(orders=shop.application))
     shop.serve()
     return shop
@@ -38,7 +37,7 @@ def test_the_doctor_prints_square_brackets(
     project: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finding = fail("java", "found [none]", "pip install 'kcl-dagster[java]'")
-    monkeypatch.setattr(terminal, "examine", lambda _: iter((finding,)))
+    monkeypatch.setattr(inspections, "examine", lambda _: iter((finding,)))
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["doctor", "my_project:orders"]) == cli.WRONG
     out = capsys.readouterr().out
@@ -59,7 +58,7 @@ def test_a_dry_pause_says_what_would_happen_and_a_real_one_what_happened(
         "would pause the application: its workers finish their batch and end",
         "nothing was changed",
     ]
-    assert not project.desk.control.load().paused
+    assert not project.opened.control.load().paused
     assert said(capsys, "pause", "my_project:orders") == [
         "paused the application: its workers finish their batch and end"
     ]
@@ -198,7 +197,7 @@ def test_a_stream_that_the_application_does_not_read_is_refused(
     assert line == "kcl-dagster: application orders-app does not read taps: its tables name orders"
     line = refused(capsys, verb, "my_project:orders", "--stream", "taps")
     assert line == "kcl-dagster: application orders-app does not read taps, but orders"
-    assert not project.desk.control.load().paused
+    assert not project.opened.control.load().paused
 
 
 @pytest.mark.parametrize("verb", ["doctor", "plan"])
@@ -214,7 +213,7 @@ def test_a_plan_without_decisions_says_so_before_its_notes(
     project: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = TickReport(notes=("worker-000 starts for 12 s",))
-    monkeypatch.setattr(cli, "plan", lambda *_: report)
+    monkeypatch.setattr(inspections, "plan", lambda *_: report)
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     assert said(capsys, "plan", "my_project:orders") == ["nothing to do", "worker-000 starts for 12 s"]
 
@@ -263,7 +262,7 @@ def test_a_cost_and_a_plan_are_those_of_the_sink_of_the_consumer(
 def test_a_cost_of_nothing_is_refused(capsys: pytest.CaptureFixture[str], option: str) -> None:
     with pytest.raises(SystemExit):
         cli.main(["cost", "my_project:orders", option, "0"])
-    assert "0 is less than 1" in capsys.readouterr().err
+    assert f"argument {option}: input should be greater than or equal to 1, and is 0" in capsys.readouterr().err
 
 
 def test_a_name_that_is_too_short_is_refused_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,12 +292,12 @@ def test_an_export_replaces_no_file_unless_forced(
     project: Shop, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "leases.jsonl"
-    assert said(capsys, "export", "my_project:orders", "--file", str(file)) == ["2 leases"]
+    assert said(capsys, "export", "my_project:orders", "--file", str(file)) == [f"2 leases in {file}"]
     file.write_text("the copy from before the incident")
     line = refused(capsys, "export", "my_project:orders", "--file", str(file))
     assert line == f"kcl-dagster: {file} exists: --force replaces it"
     assert file.read_text() == "the copy from before the incident"
-    assert said(capsys, "export", "my_project:orders", "--file", str(file), "--force") == ["2 leases"]
+    assert said(capsys, "export", "my_project:orders", "--file", str(file), "--force") == [f"2 leases in {file}"]
     assert len(file.read_text().splitlines()) == 2
 
 
@@ -326,7 +325,10 @@ def test_seconds_that_are_no_number_are_refused_in_plain_words(capsys: pytest.Ca
     assert "argument --watch: abc is not a number of seconds" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(["cost", "my_project:orders", "--shards", "many"])
-    assert "argument --shards: many is not a whole number" in capsys.readouterr().err
+    assert (
+        "argument --shards: input should be a valid integer, unable to parse string as an integer, and is many"
+        in capsys.readouterr().err
+    )
 
 
 def test_peek_names_its_fields_as_the_columns_of_the_function(

@@ -70,7 +70,7 @@ def test_it_shows_who_reads_what_and_how_far_behind_the_worst_first(shop: Shop) 
 def test_between_bounded_runs_leases_are_at_rest_until_the_next_run_is_overdue(shop: Shop) -> None:
     shop.serve()
     for key in (A, B):
-        shop.desk.leases.release(shop.leases()[key])
+        shop.opened.leases.release(shop.leases()[key])
     status = replace(status_of(shop), complete_within=7200.0)
     recent = replace(status, complete=WrittenThrough(through=int(status.at) - 7190))
     assert (recent.is_well, recent.unserved) == (True, [])
@@ -115,13 +115,13 @@ def after_a_run(shop: Shop, problem: str = "", *, reached: tuple[LeaseKey, ...] 
     shop.serve()
     bound = int(shop.clock.now())
     for key, lease in shop.leases().items():
-        read = shop.desk.leases.renew(lease, stored_through=bound + 10) if key in reached else lease
-        shop.desk.leases.release(read)
-    worker = shop.desk.workers.get(ANNA)
+        read = shop.opened.leases.renew(lease, stored_through=bound + 10) if key in reached else lease
+        shop.opened.leases.release(read)
+    worker = shop.opened.workers.get(ANNA)
     assert worker is not None
-    assert shop.desk.workers.delete(worker)
+    assert shop.opened.workers.delete(worker)
     shop.leader.resign()
-    row = BoundedRunRow(shop.dynamodb, shop.application, shop.desk.layout, shop.runtime)
+    row = BoundedRunRow(shop.dynamodb, shop.application, shop.opened.layout, shop.runtime)
     assert row.save(EndedRun("run-0001-4711", int(shop.clock.now()), bound, problem))
     return status_of(shop)
 
@@ -166,8 +166,8 @@ def test_a_bounded_run_that_was_killed_is_named(shop: Shop) -> None:
     after_a_run(shop)
     run, last = "4f2a9c01-11aa", int(shop.clock.now())
     killed = WorkerRow(worker_id(BOUNDED_SLOT, run), last, averages={}, slot=BOUNDED_SLOT, run_id=run)
-    shop.desk.workers.put(killed)
-    assert shop.desk.leases.assign(shop.leases()[A], killed.id) is not None
+    shop.opened.workers.put(killed)
+    assert shop.opened.leases.assign(shop.leases()[A], killed.id) is not None
     shop.clock.advance(60)
     assert not status_of(shop).unended_runs, "it may have missed some heartbeats"
     shop.clock.advance(60)
@@ -179,18 +179,18 @@ def test_a_bounded_run_that_was_killed_is_named(shop: Shop) -> None:
     assert {lease.key: status.state_of(lease) for lease in status.leases} == {A: "unserved", B: "at rest"}
     assert status.to_document()["unended_bounded_runs"] == [run]
     assert [one.check for one in judge_bounded_run(status)] == ["bounded run"]
-    shop.desk.leases.release(shop.leases()[A])
+    shop.opened.leases.release(shop.leases()[A])
     assert not status_of(shop).about_unended_runs, "another worker has read its leases"
 
 
 def test_what_was_set_back_since_a_bounded_run_is_not_said_to_be_stored(shop: Shop) -> None:
     ended = after_a_run(shop).last_run
     assert ended is not None
-    shop.desk.completeness.advance(shop.desk.completeness.load(), ended.bound)
+    shop.opened.completeness.advance(shop.opened.completeness.load(), ended.bound)
     shop.clock.advance(60)
     back_to = int(shop.clock.now()) - 3600
     moment = datetime.fromtimestamp(back_to, UTC).isoformat()
-    reset(shop.desk, ResetTarget.parse(moment, shop.clock.now()))
+    reset(shop.opened, ResetTarget.parse(moment, shop.clock.now()))
 
     status = status_of(shop)
     text = shown(view(status), 300)
@@ -220,16 +220,16 @@ def test_a_bounded_run_that_failed_because_of_a_pause_is_said_and_calls_nobody(s
 def test_a_shard_that_nobody_serves_comes_first(shop: Shop) -> None:
     shop.serve()
     shop.beat(lag_ms=90_500, behind={A: 90_500})
-    shop.desk.leases.release(shop.leases()[B])
+    shop.opened.leases.release(shop.leases()[B])
     assert [lease.key for lease in status_of(shop).worst_first] == [B, A]
     assert "1 unserved" in shown(view(status_of(shop)))
 
 
 def test_what_is_paused_is_said_and_is_not_unserved(shop: Shop) -> None:
     shop.serve()
-    shop.desk.leases.release(shop.leases()[B])
-    pause(shop.desk, [B])
-    pause(shop.desk, workers=["worker-003"])
+    shop.opened.leases.release(shop.leases()[B])
+    pause(shop.opened, [B])
+    pause(shop.opened, workers=["worker-003"])
     status = status_of(shop)
     assert status.unserved == []
     assert status.state_of(shop.leases()[B]) == "paused"
@@ -323,8 +323,8 @@ def test_a_look_ten_times_a_second_is_the_most(capsys: pytest.CaptureFixture[str
 def test_a_paused_shard_is_behind_by_the_clock_and_unknown_is_not_zero(shop: Shop) -> None:
     shop.serve()
     shop.beat(lag_ms=0, behind={A: 0})
-    shop.desk.leases.release(shop.leases()[B])
-    pause(shop.desk, [B])
+    shop.opened.leases.release(shop.leases()[B])
+    pause(shop.opened, [B])
     status = status_of(shop)
     assert (status.behind_ms(shop.leases()[B]), status.furthest_behind_ms) == (None, None)
     assert "lag not known" in shown(view(status))
@@ -362,10 +362,10 @@ def without_worker(shop: Shop) -> Status:
     """The status with a look at the stream, after the worker has gone."""
     for lease in shop.leases().values():
         if lease.actual_owner is not None:
-            shop.desk.leases.release(lease)
-    worker = shop.desk.workers.get(ANNA)
+            shop.opened.leases.release(lease)
+    worker = shop.opened.workers.get(ANNA)
     if worker is not None:
-        assert shop.desk.workers.delete(worker)
+        assert shop.opened.workers.delete(worker)
     return read_status(shop.application, shop.dynamodb, shop.runtime, Unread(shop.kinesis, shop.runtime))
 
 
@@ -375,7 +375,7 @@ def test_without_a_worker_the_lag_is_the_age_of_the_first_unread_record(shop: Sh
     [first] = put(shop, A)
     shop.clock.advance(600.0)
     put(shop, A)
-    assert shop.desk.leases.checkpoint(shop.leases()[A], Checkpoint(first)) is not None
+    assert shop.opened.leases.checkpoint(shop.leases()[A], Checkpoint(first)) is not None
     shop.clock.advance(90.0)
     status = without_worker(shop)
     assert {lease.key: status.behind_by(lease) for lease in status.leases} == {A: "stream", B: "stream"}
@@ -388,7 +388,7 @@ def test_without_a_worker_the_lag_is_the_age_of_the_first_unread_record(shop: Sh
 def test_status_has_the_rows_that_count_for_no_window(shop: Shop) -> None:
     shop.serve()
     counts = BatchCounts((), outside=3)
-    assert shop.desk.leases.checkpoint(shop.leases()[A], Checkpoint("77"), counts=counts) is not None
+    assert shop.opened.leases.checkpoint(shop.leases()[A], Checkpoint("77"), counts=counts) is not None
     found = {one["lease"]: one for one in without_worker(shop).to_document()["leases"]}
     assert (found[A]["rows_without_window"], found[A]["late_rows_uncounted"]) == (3, 0)
     assert found[B]["rows_without_window"] is None
@@ -563,7 +563,7 @@ def test_names_of_shards_and_workers_are_whole_at_80_columns(shop: Shop) -> None
     shop.serve()
     worker = WorkerId("worker-000:1a2b3c4d")
     for shard, lease in shop.leases().items():
-        shop.desk.leases.release(lease)
+        shop.opened.leases.release(lease)
         assert shard in (A, B)
     shop.beat(lag_ms=90_500, behind={A: 90_500}, slow_since={A: AT_13_47})
     status = status_of(shop)

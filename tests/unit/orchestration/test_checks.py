@@ -13,11 +13,11 @@ from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetKey, AssetMat
 from kcl_dagster.application import FleetSettings
 from kcl_dagster.leader.application_completeness import Completeness, HeldBy, Hindrance
 from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.operations.all_operations import OPERATIONS
 from kcl_dagster.orchestration import checks, statement
 from kcl_dagster.orchestration.admin_job import admin_job_of
 from kcl_dagster.orchestration.application_state import Decision, Observation
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
-from kcl_dagster.orchestration.operation_jobs.catalogue import OPERATIONS
 from kcl_dagster.orchestration.reporting import Event, Reporter
 from kcl_dagster.orchestration.translator import KclTranslator, Role
 from tests.unit.orchestration.test_reporting import CALM, lease, things, worker

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator, Limits
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.operations.desk import Desk
+from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.operations.pausing import drain
 from kcl_dagster.orchestration.replay_asset import REPLAY_TAG, build_kcl_replay_asset, older
 from kcl_dagster.runtime import system
@@ -90,14 +90,14 @@ def live(bench: Bench, spark: SparkSession) -> Iterator[None]:
         try:
             yield
         finally:
-            drain(desk_of(bench), "worker-000")
+            drain(opened_of(bench), "worker-000")
             worker.join(60)
     assert not worker.is_alive()
 
 
-def desk_of(bench: Bench) -> Desk:
+def opened_of(bench: Bench) -> OpenApplication:
     dynamodb, kinesis = (bench.resource.client(service) for service in ("dynamodb", "kinesis"))
-    return Desk.open(bench.consumer.application, dynamodb, kinesis, system(), "test")
+    return OpenApplication.open(bench.consumer.application, dynamodb, kinesis, system(), "test")
 
 
 def stored(lake: Path) -> list[tuple[str, int]]:
@@ -158,11 +158,11 @@ def test_a_backfill_stores_its_windows_once_beside_the_live_consumer_although_it
         # The rows of the leases say what is stored with their next renewal.
         ends = archive.ends()
         wait_until(lambda: checkpoints(bench) == ends)
-        before = {lease.key: (lease.checkpoint, lease.owner) for lease in desk_of(bench).scan().leases}
+        before = {lease.key: (lease.checkpoint, lease.owner) for lease in opened_of(bench).scan().leases}
         job = replaying(bench.consumer, replayed, archive.aws.endpoint_url, spark, archive.hours[0])
         tags = {RANGE_START: archive.hours[0], RANGE_END: archive.hours[1]}
         assert job.execute_in_process(instance=instance, tags=tags, run_config=at_full_speed()).success
-        after = {lease.key: (lease.checkpoint, lease.owner) for lease in desk_of(bench).scan().leases}
+        after = {lease.key: (lease.checkpoint, lease.owner) for lease in opened_of(bench).scan().leases}
     assert by_hour(replayed) == {_word(hour): archive.bodies[hour] for hour in archive.hours}
     assert after == before
     assert sorted(body for _, body in stored(alive)) == everything
@@ -174,7 +174,7 @@ def test_a_backfill_stores_its_windows_once_beside_the_live_consumer_although_it
 
 
 def checkpoints(bench: Bench) -> dict[str, str]:
-    leases = desk_of(bench).scan().leases
+    leases = opened_of(bench).scan().leases
     return {lease.key: "" if lease.checkpoint is None else str(lease.checkpoint.sequence) for lease in leases}
 
 

@@ -1,6 +1,5 @@
 """The operation `compact`, which merges the small files that batches leave, and its schedule."""
 
-from functools import partial
 from typing import Final
 
 from dagster import (
@@ -16,13 +15,10 @@ from dagster import (
 from pydantic import Field
 
 from kcl_dagster.operations.doctor.orchestrator import COMPACTION_TAG
-from kcl_dagster.orchestration.admin_job import config_of
+from kcl_dagster.operations.operation import Answer, Operation, OperationContext
+from kcl_dagster.orchestration.admin_job import config_of, job_context
 from kcl_dagster.orchestration.catch_up import ACTIVE
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.operation_jobs.answers import Answer
-from kcl_dagster.orchestration.operation_jobs.catalogue import Operation
-from kcl_dagster.orchestration.operation_jobs.forms import Settings
-from kcl_dagster.orchestration.operation_jobs.worktop import Worktop
 from kcl_dagster.orchestration.translator import identifier
 
 MEBIBYTE: Final = 1024 * 1024
@@ -32,48 +28,39 @@ COMPACTED: Final = frozenset({"parquet", "deltalake"})
 """Kinds of sinks whose files are ours to merge. Files of an Iceberg table are merged by an engine that reads it."""
 
 
-class CompactionSettings(Settings):
-    """What the launchpad asks."""
-
-    target_mebibytes: int = Field(default=128, ge=1, description="Size of the files to aim at.")
-    min_age_seconds: float = Field(
-        default=3600.0, ge=0, description="Parquet only: files younger than this may still be written again."
-    )
-
-
-def compact_operation(consumer: Consumer) -> Operation:
+class CompactOperation(Operation):
     """Merges small files. It may run beside the workers and needs no Spark.
 
     Of two compactions of one application, the second does nothing: it fails, unless a schedule has launched it.
     With `COMPACTION_TAG` limited to one in `dagster.yaml`, runs of the schedule wait.
     """
-    return Operation(
-        "compact",
-        CompactionSettings,
-        partial(_compact, consumer),
-        "make few large files out of many small ones",
-        {COMPACTION_TAG: consumer.application.name},
+
+    name = "compact"
+    title = "make few large files out of the many small ones that batches leave"
+    run_tags = (COMPACTION_TAG,)
+    target_mebibytes: int = Field(default=128, ge=1, description="size of the files to aim at")
+    min_age_seconds: float = Field(
+        default=3600.0, ge=0, description="Parquet only: files younger than this may still be written again"
     )
 
+    def run(self, context: OperationContext) -> Answer:
+        from kcl_dagster.spark.sinks.delta_compaction import compact_delta
+        from kcl_dagster.spark.sinks.parquet_compaction import compact
 
-def _compact(consumer: Consumer, top: Worktop, form: CompactionSettings) -> Answer:
-    from kcl_dagster.spark.sinks.delta_compaction import compact_delta
-    from kcl_dagster.spark.sinks.parquet_compaction import compact
-    from kcl_dagster.spark.storage import S3Options
-
-    choice, s3 = consumer.sink, S3Options(**top.kcl.connection("s3", consumer.application.name))
-    target, by = form.target_mebibytes * MEBIBYTE, f"the compaction of {top.by}"
-    if choice.kind == "parquet":
-        done = compact(choice.place, target_bytes=target, min_age_seconds=form.min_age_seconds, s3=s3, by=by)
-    else:
-        options = choice.delta_options()
-        done = compact_delta(choice.place, target_bytes=target, s3=s3, storage_options=options, by=by)
-    failed = f"{len(done.failed)} could not be merged, all else was: {'; '.join(done.failed[:NAMED_AT_MOST])}"
-    return Answer(
-        [f"merged {done.merged} files into {done.into}, {done.bytes} bytes"],
-        {"merged": done.merged, "into": done.into, "bytes": done.bytes},
-        failed if done.failed else None,
-    )
+        here = job_context(context)
+        sink, target, by = here.sink, self.target_mebibytes * MEBIBYTE, f"the compaction of {here.by}"
+        if sink.kind == "parquet":
+            age = self.min_age_seconds
+            done = compact(sink.place, target_bytes=target, min_age_seconds=age, s3=here.s3(), by=by)
+        else:
+            options = sink.delta_options()
+            done = compact_delta(sink.place, target_bytes=target, s3=here.s3(), storage_options=options, by=by)
+        failed = f"{len(done.failed)} could not be merged, all else was: {'; '.join(done.failed[:NAMED_AT_MOST])}"
+        return Answer(
+            [f"merged {done.merged} files into {done.into}, {done.bytes} bytes"],
+            {"merged": done.merged, "into": done.into, "bytes": done.bytes},
+            wrong=failed if done.failed else None,
+        )
 
 
 def build_kcl_compaction_schedule(consumer: Consumer, job: JobDefinition, cron: str) -> ScheduleDefinition:

@@ -17,7 +17,7 @@ import kcl_dagster as kcl
 from kcl_dagster.emulator import Endpoint
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.admin_job import config_of
-from kcl_dagster.orchestration.compaction import build_kcl_compaction_schedule
+from kcl_dagster.orchestration.compact_operation import build_kcl_compaction_schedule
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.sinks.delta import delta_options

@@ -23,7 +23,7 @@ from kcl_dagster.tables.workers import WorkerTable
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class OpenApplication:
     """One application's tables and streams, opened by an operator."""
 
     application: Application

@@ -1,1 +1,0 @@
-"""What an operator does, as operations of the admin job."""
