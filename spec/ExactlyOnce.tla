@@ -9,7 +9,7 @@
 (* or hand over the lease whenever it likes: nothing here depends on how   *)
 (* long a counter stood still (that is Takeover.tla).                      *)
 (*                                                                         *)
-(* The code: kcl_dagster/worker/protocol.py, worker/holdings.py,           *)
+(* The code: kcl_dagster/worker/protocol.py, worker/lease_writes.py,       *)
 (* tables/requests.py, tables/leases.py.                                   *)
 (***************************************************************************)
 EXTENDS Naturals, FiniteSets, TLC

@@ -22,7 +22,8 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Progress
-from kcl_dagster.worker.holdings import Holding, Holdings
+from kcl_dagster.worker.held_lease import Holding
+from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.pending import OwnPins, Pin, binds, pin_of
 
 WRITE_SECONDS: Final = 60.0  # between two writes of the same pin: as little as the renewals cost, or less

@@ -35,7 +35,8 @@ from kcl_dagster.worker.error_class import class_of, depends_on_records
 from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Verdict
-from kcl_dagster.worker.holdings import Holding, Holdings, Unwritten
+from kcl_dagster.worker.held_lease import Holding, Unwritten
+from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.lost_owners import LostOwners
 from kcl_dagster.worker.pending import is_pinned
 from kcl_dagster.worker.poison import middle_of
@@ -308,7 +309,7 @@ class ChainProtocol(Generic[D]):
         holding = this.holdings[progress.range.lease]
         number = progress.range.number
         stored = Unwritten(through, stored_through(progress), self._no_counts(this, progress), number)
-        self.holdings.stored(holding.key, holding.token, stored)
+        self.holdings.claims.stored(holding.key, holding.token, stored)
 
     def _no_counts(self, this: Round, progress: Progress) -> BatchCounts | None:
         lease = this.holdings[progress.range.lease].lease

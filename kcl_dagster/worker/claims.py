@@ -24,7 +24,8 @@ from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import Begun, ChainId, Claim, ClaimId
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.worker.former_chains import FormerChains, store_errors, stored_after
-from kcl_dagster.worker.holdings import Holding, Holdings, Unwritten
+from kcl_dagster.worker.held_lease import Holding, Unwritten
+from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.pending import binds, pin_of
 from kcl_dagster.worker.staging import StagedBatch
 
@@ -83,12 +84,12 @@ class Claims:
             self._claim(holding)
         held = self.holdings.get(key)
         lease = holding.lease if held is None else held.lease
-        return replace(lease, checkpoint=self.holdings.decided_to(key) or lease.checkpoint)
+        return replace(lease, checkpoint=self.holdings.claims.decided_to(key) or lease.checkpoint)
 
     def _end_unclaimed(self) -> None:
         chain = self._chain
         was_claimed = bool(self._claimed or self._tried)
-        if chain is not None and was_claimed and not self.holdings.claimed(chain.id):
+        if chain is not None and was_claimed and not self.holdings.claims.claimed(chain.id):
             self.leave()
             chain.is_over = True
 
@@ -113,10 +114,10 @@ class Claims:
             place=self._former_chains.place,
         )
         self._tried[key] = claim
-        self.holdings.claim(key, token, claim, lambda lease: stored_after(lease, settlement))
+        self.holdings.claims.claim(key, token, claim, lambda lease: stored_after(lease, settlement))
         del self._tried[key]
         self._claimed[key] = token, claim
-        self._decided[key] = self.holdings.stored_to(key) or TRIM_HORIZON
+        self._decided[key] = self.holdings.claims.stored_to(key) or TRIM_HORIZON
 
     def _inherited(self, former: Claim | None, *, is_own: bool) -> Begun | None:
         """What a former owner has begun. The holdings leave it out if it is stored."""
@@ -148,11 +149,11 @@ class Claims:
         files are removed, and its records have to be read again. If this raises, the batch may have been decided:
         the leases are claimed again before they are read."""
         with store_errors(self.entries, self.worker, "could not be decided"):
-            refused = self.holdings.begin_decision(tokens, chain.id)
+            refused = self.holdings.claims.begin_decision(tokens, chain.id)
             # If this raises, the claims are not ended by a handoff: the next owner has to settle the chain.
             entry = None if refused else chain.decide(staged.files, ranges, staged.rules)
             if entry is None:
-                self.holdings.end_decision(tokens)
+                self.holdings.claims.end_decision(tokens)
                 self.publisher.discard(chain.id, [file.path for file in staged.files])
                 return False
             # If the outcome is not known, or if another process has settled the chain, the chain is over: its
@@ -163,30 +164,30 @@ class Claims:
         for one in ranges:
             stored = Unwritten(one.through, one.stored_through, one.counts, one.number)
             self._decided[one.lease] = one.through
-            self.holdings.decided(one.lease, tokens[one.lease], chain.last, stored)
+            self.holdings.claims.decided(one.lease, tokens[one.lease], chain.last, stored)
         self._see_visible()
-        self.holdings.end_decision(tokens)
+        self.holdings.claims.end_decision(tokens)
         return True
 
     def publish(self) -> None:
         """Publish what is due. If a lease is about to be handed over, publish all at once, so that its row gets
         what is stored before. Raises SinkError."""
         with store_errors(self.entries, self.worker, "could not be published"):
-            if self.holdings.awaits_publication(in_handoff=True):
-                self.publisher.finish(self.holdings.unpublished())
+            if self.holdings.claims.awaits_publication(in_handoff=True):
+                self.publisher.finish(self.holdings.claims.unpublished())
             else:
-                self.publisher.step(self.holdings.unpublished())
+                self.publisher.step(self.holdings.claims.unpublished())
         self._see_visible()
 
     def finish(self) -> None:
         """Publish all that is decided. Raises SinkError."""
         with store_errors(self.entries, self.worker, "could not be published"):
-            self.publisher.finish(self.holdings.unpublished())
+            self.publisher.finish(self.holdings.claims.unpublished())
         self._see_visible()
 
     def _see_visible(self) -> None:
-        for chain in self.holdings.unpublished():
-            self.holdings.published(chain, self.publisher.visible(chain))
+        for chain in self.holdings.claims.unpublished():
+            self.holdings.claims.published(chain, self.publisher.visible(chain))
 
     def tidy(self) -> int:
         """Delete entries that no row waits for; returns how many. Costs no request if there are none.
@@ -195,10 +196,10 @@ class Claims:
         lease settles this one, and until then it does not grow.
         """
         chain = self.chain
-        chain.written(self.holdings.written(chain.id))
+        chain.written(self.holdings.claims.written(chain.id))
         with store_errors(self.entries, self.worker, "could not be tidied"):
             deleted = chain.delete_entries(self.publisher.visible(chain.id))
-        chain.is_over = chain.waits_without(self.holdings.claimed(chain.id))
+        chain.is_over = chain.waits_without(self.holdings.claims.claimed(chain.id))
         return deleted
 
     def leave(self) -> None:
@@ -207,7 +208,7 @@ class Claims:
         chain = self._chain
         if chain is None or chain.is_over or self._tried:
             return
-        rows = self.holdings.written(chain.id)
+        rows = self.holdings.claims.written(chain.id)
         is_visible = self.publisher.visible(chain.id) >= chain.last
         if is_visible and all(rows.get(key) == SHARD_END for key in self._claimed):
             with store_errors(self.entries, self.worker, "could not be removed"):

@@ -72,7 +72,7 @@ class Discoverer:
 
     def _pass_on(self, lease: Lease) -> None:
         """Asked for before it was begun: there is nothing to finish first."""
-        passed = self._holdings.pass_on(lease)
+        passed = self._holdings.handover.pass_on(lease)
         if passed is not None and passed.owner is not None:
             message = f"to {lease.owner}, before it was begun"
             self._on_event(WorkerEvent(EventKind.HANDOFF_DONE, message, lease.key))

@@ -14,7 +14,7 @@ from kcl_dagster.errors import SinkError, Unsafe
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.claim import ChainId, Claim
 from kcl_dagster.model.lease import Lease, LeaseKey
-from kcl_dagster.worker.holdings import Unwritten
+from kcl_dagster.worker.held_lease import Unwritten
 
 SETTLED_KEPT: Final = 8  # settlements: the leases of a worker that ended are mostly taken together
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from kcl_dagster.errors import Unsafe
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.worker.former_chains import FormerChains, stored_after
-from kcl_dagster.worker.holdings import Holding, Holdings
+from kcl_dagster.worker.held_lease import Holding
+from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.pending import binds, pin_of
 
 
@@ -42,5 +43,5 @@ class LeftClaims:
                 "begun without settling the chain: some of its records may be stored twice. Reset the lease"
             )
         settlement = self.former_chains.of_claim(key, lease.claim)
-        self.holdings.end_claim(key, token, lambda row: stored_after(row, settlement))
+        self.holdings.claims.end_claim(key, token, lambda row: stored_after(row, settlement))
         return self.holdings.settled(key, token)

@@ -614,7 +614,7 @@ class Worker(Generic[D]):
             if not outage.may_try():
                 break
             try:
-                self.holdings.release(key, successors.get(key), unless_pinned=unless_pinned)
+                self.holdings.handover.release(key, successors.get(key), unless_pinned=unless_pinned)
             except KclError as error:  # it expires by itself
                 outage.failed(KclError(f"not released: {error}"), key)
             else:

@@ -11,7 +11,8 @@ from kcl_dagster.model.claim import Begun
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import Progress
 from kcl_dagster.worker.failure import LOSSES_TO_ISOLATE, LOSSES_TO_NARROW
-from kcl_dagster.worker.holdings import Holding, Holdings
+from kcl_dagster.worker.held_lease import Holding
+from kcl_dagster.worker.holdings import Holdings
 
 
 @dataclass(slots=True)
@@ -31,19 +32,19 @@ class LostOwners:
     def is_suspect(self, holding: Holding) -> bool:
         """Whether former owners may have ended because of the next batch of the lease. The last one does not count:
         most end for another reason."""
-        begun = self.holdings.begun(holding.key)
+        begun = self.holdings.claims.begun(holding.key)
         if begun is None:
             return False
         return begun.losses - (not begun.is_open) >= LOSSES_TO_ISOLATE
 
     def until(self, holding: Holding) -> Checkpoint | None:
         """The end of a batch that is narrowed before it is staged."""
-        begun = self.holdings.begun(holding.key)
+        begun = self.holdings.claims.begun(holding.key)
         return begun.through if begun is not None and begun.losses >= LOSSES_TO_NARROW else None
 
     def of(self, holding: Holding, progress: Progress) -> int:
         """How many owners were lost to what was read, unless this worker has begun it."""
-        begun = self.holdings.begun(holding.key)
+        begun = self.holdings.claims.begun(holding.key)
         if begun is None or begun.after != progress.range.after or self._is_own(holding, begun):
             return 0
         return begun.losses
@@ -52,7 +53,7 @@ class LostOwners:
         """Before a batch is staged. `is_piece`: of a batch that has ended processes. Raises KclError: it is not
         known whether the row has it."""
         key, through = holding.key, progress.through
-        known = self.holdings.begun(key)
+        known = self.holdings.claims.begun(key)
         is_first = self._first.get(key) != holding.token
         if through is None or not (is_first or is_piece or known is not None):
             return
@@ -64,26 +65,26 @@ class LostOwners:
             losses = LOSSES_TO_NARROW - 1
         arrived = None if progress.first_arrival_ms is None else progress.first_arrival_ms // 1000
         begun = Begun(progress.range.number, progress.range.after, through, arrived, losses, self.code)
-        self.holdings.begin_batch(key, holding.token, begun)
+        self.holdings.claims.begin_batch(key, holding.token, begun)
         self._own[key] = holding.token, begun
         self._first[key] = holding.token
 
     def survived(self, holding: Holding) -> None:
         """The batch has failed and the process lives, so it was not the batch that ended the former ones. Raises
         KclError."""
-        begun = self.holdings.begun(holding.key)
+        begun = self.holdings.claims.begun(holding.key)
         if begun is not None and begun.losses and self._is_own(holding, begun):
             begun = replace(begun, losses=0)
-            self.holdings.begin_batch(holding.key, holding.token, begun)
+            self.holdings.claims.begin_batch(holding.key, holding.token, begun)
             self._own[holding.key] = holding.token, begun
 
     def narrow(self, holding: Holding, through: Checkpoint) -> None:
         """The batch is cut for its losses; the piece through `through` is tried next, and cut with the next loss.
         Raises KclError."""
-        begun = self.holdings.begun(holding.key)
+        begun = self.holdings.claims.begun(holding.key)
         if begun is not None:
             piece = replace(begun, through=through, losses=LOSSES_TO_NARROW - 1, is_open=False)
-            self.holdings.begin_batch(holding.key, holding.token, piece)
+            self.holdings.claims.begin_batch(holding.key, holding.token, piece)
 
     def _is_own(self, holding: Holding, begun: Begun) -> bool:
         return self._own.get(holding.key) == (holding.token, begun)

@@ -14,7 +14,8 @@ from kcl_dagster.worker.error_class import class_of, depends_on_records
 from kcl_dagster.worker.error_text import brief, full, text_of
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Failures, Verdict
-from kcl_dagster.worker.holdings import Holding, Holdings
+from kcl_dagster.worker.held_lease import Holding
+from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.pending import OwnPins, Pin
 from kcl_dagster.worker.reading import stored_through
 from kcl_dagster.worker.report import Outcome

@@ -25,7 +25,8 @@ from kcl_dagster.worker.error_class import depends_on_records
 from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Verdict
-from kcl_dagster.worker.holdings import Holding, Holdings
+from kcl_dagster.worker.held_lease import Holding
+from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.hosted_processor import HostLost, ProcessorFailed, ProcessorHosts
 from kcl_dagster.worker.left_claims import LeftClaims
 from kcl_dagster.worker.protocol import never

@@ -29,7 +29,9 @@ from kcl_dagster.worker.concurrency import ForEach, errors_of, one_by_one
 from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import LOSSES_TO_NARROW
-from kcl_dagster.worker.holdings import EndWasWritten, Holding, Holdings
+from kcl_dagster.worker.held_lease import Holding
+from kcl_dagster.worker.holdings import Holdings
+from kcl_dagster.worker.lease_writes import EndWasWritten
 from kcl_dagster.worker.left_claims import LeftClaims
 from kcl_dagster.worker.pending import Pin, pin_of
 from kcl_dagster.worker.poison import PoisonHandling

@@ -17,7 +17,8 @@ from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.failure import LOSSES_TO_ISOLATE, Failures
-from kcl_dagster.worker.holdings import Holding, Holdings
+from kcl_dagster.worker.held_lease import Holding
+from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.parents import Parents
 from kcl_dagster.worker.pending import pin_of
 from kcl_dagster.worker.processing_watch import ProcessingWatch

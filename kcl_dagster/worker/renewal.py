@@ -99,7 +99,7 @@ class Renewer:
 
     def _transfer(self, key: LeaseKey, report: RenewalReport) -> None:
         try:
-            if self._holdings.transfer(key):
+            if self._holdings.handover.transfer(key):
                 report.transferred.append(key)
         except KclError as error:  # dropped all the same: the leader's deadline ends the handoff
             self._on_event(WorkerEvent(EventKind.RENEWAL_FAILED, f"handoff not completed: {error}", key))

@@ -9,7 +9,8 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.worker.batch import PartCounts, PoisonRecord, Progress
 from kcl_dagster.worker.checkpointer import Checkpointer
-from kcl_dagster.worker.holdings import Holding, Holdings
+from kcl_dagster.worker.held_lease import Holding
+from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.hosted_processor import HostedProcessor
 from kcl_dagster.worker.processor import name_in_the_kcl
 from kcl_dagster.worker.reading import stored_through

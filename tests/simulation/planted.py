@@ -57,7 +57,9 @@ _OUTCOMES: Final = "kcl_dagster.tables.outcomes"
 _SENDING: Final = "kcl_dagster.tables.sending"
 _LEASES: Final = "kcl_dagster.tables.leases"
 _ITEMS: Final = "kcl_dagster.tables.items"
-_HOLDINGS: Final = "kcl_dagster.worker.holdings"
+_REGISTRY: Final = "kcl_dagster.worker.lease_registry"
+_WRITES: Final = "kcl_dagster.worker.lease_writes"
+_CLAIMED: Final = "kcl_dagster.worker.claimed_leases"
 _PROTOCOL: Final = "kcl_dagster.worker.protocol"
 _READING: Final = "kcl_dagster.worker.reading"
 _RANGES: Final = "kcl_dagster.worker.ranges"
@@ -330,9 +332,9 @@ MUTANTS: Final = (
     # Fences
     Mutant(
         "a lease is trusted for longer than it takes others to take it",
-        _HOLDINGS,
-        "        held.trusted_until = sent + self._duration\n",
-        "        held.trusted_until = sent + 3 * self._duration\n",
+        _WRITES,
+        "        held.trusted_until = sent + self.duration\n",
+        "        held.trusted_until = sent + 3 * self.duration\n",
     ),
     Mutant(
         "nobody asks whether a lease is held still before the sink is written",
@@ -342,8 +344,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "what is delivered is counted when nobody writes the lease",
-        _HOLDINGS,
-        "        with self._map_lock:\n            self._throughput.record(key, payload_bytes)\n",
+        _REGISTRY,
+        "        with self.map_lock:\n            self._throughput.record(key, payload_bytes)\n",
         "        held = self._held.get(key)\n"
         "        if held is not None:\n"
         "            with held.lock:\n"
@@ -370,15 +372,15 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a lease in handoff is acquired",
-        _HOLDINGS,
-        "        if lease.owner != self._worker or lease.in_handoff:\n            self._expired",
-        "        if lease.owner != self._worker:\n            self._expired",
+        _WRITES,
+        "        if lease.owner != self.worker or lease.in_handoff:\n            self._expired",
+        "        if lease.owner != self.worker:\n            self._expired",
     ),
     Mutant(
         "a worker that lost a lease goes on renewing it",
-        _HOLDINGS,
-        "            self._drop(held, str(lost))\n            raise",
-        "            held.lease = self._table.get(held.lease.key) or held.lease\n            raise",
+        _WRITES,
+        "            self.drop(held, str(lost))\n            raise",
+        "            held.lease = self.table.get(held.lease.key) or held.lease\n            raise",
     ),
     Mutant(
         "two processes of one slot share a name",
@@ -413,17 +415,17 @@ MUTANTS: Final = (
     ),
     Mutant(
         "work begun under one ownership is finished under another",
-        _HOLDINGS,
-        "        return held is not None and held.token == token and self._is_trusted(held)",
-        "        return held is not None and token > 0 and self._is_trusted(held)",
+        _REGISTRY,
+        "        return held is not None and held.token == token and self.is_trusted(held)",
+        "        return held is not None and token > 0 and self.is_trusted(held)",
         also=(
             Change(
-                _HOLDINGS,
+                _REGISTRY,
                 "        if held is None or (token is not None and held.token != token):",
                 "        if held is None or (token is not None and token < 0):",
             ),
             Change(
-                _HOLDINGS,
+                _WRITES,
                 "        if self._held.get(key) is not held or (token is not None and held.token != token):",
                 "        if self._held.get(key) is not held or (token is not None and token < 0):",
             ),
@@ -648,14 +650,15 @@ MUTANTS: Final = (
         _CHAIN_PROTOCOL,
         "            tokens[key] = this.holdings[key].token\n",
         "            tokens[key] = this.holdings[key].token\n"
-        "            self.holdings.stored(key, tokens[key], Unwritten(progress.through or progress.range.after))\n",
+        "            place = progress.through or progress.range.after\n"
+        "            self.holdings.claims.stored(key, tokens[key], Unwritten(place))\n",
         in_chains=True,
     ),
     Mutant(
         "checkpoints do not wait until the table contains what they say",
-        _HOLDINGS,
-        "            held.unpublished.append(_Unpublished(number, stored))",
-        "            held.unwritten = _followed_by(held.unwritten, stored)",
+        _CLAIMED,
+        "            held.unpublished.append(Unpublished(number, stored))",
+        "            held.add_stored(stored)",
         in_chains=True,
     ),
     Mutant(
@@ -718,7 +721,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a claim is ended while an entry is made",
-        _HOLDINGS,
+        _CLAIMED,
         "        if held.claimed is None or held.is_deciding or held.unpublished:\n            return",
         "        if held.claimed is None or held.unpublished:\n            return",
         in_chains=True,

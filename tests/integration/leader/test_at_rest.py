@@ -62,7 +62,7 @@ def test_a_worker_starts_when_a_record_has_waited_and_goes_when_it_is_read(resti
     assert town.reports[-1].retire == {"worker-000": "0 workers are enough: everything is read"}
     assert town.kinesis.calls.count("get_records") == asked  # nobody looks while a worker reads
     for key in list(worker.holdings.keys()):
-        worker.holdings.release(key)
+        worker.holdings.handover.release(key)
     worker.heartbeat.stop()
     town.kill(worker, seen=True)
     del town.workers[worker.id]

@@ -16,7 +16,7 @@ from kcl_dagster.model.stored import BatchCounts, StoredRows
 from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.holdings import Unwritten
+from kcl_dagster.worker.held_lease import Unwritten
 from kcl_dagster.worker.pending import pin_of
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from kcl_dagster.worker.report import Outcome
@@ -138,7 +138,7 @@ def test_a_lease_that_is_given_away_during_a_batch_takes_no_part_in_it() -> None
         world.sinks["w1"].hooks.clear()
         world.hand_over(A, following)
         run.worker.holdings.renew(A)
-        run.worker.holdings.transfer(A)
+        run.worker.holdings.handover.transfer(A)
 
     world.sinks["w1"].hooks.append(overdue)
     report = run.round()
@@ -420,9 +420,9 @@ def test_what_is_stored_is_counted_once_although_answers_of_renewals_are_lost(wo
         return Unwritten(Checkpoint(str(through)), through, BatchCounts((StoredRows(0, 1, 10, 1),), 0, 0, 60))
 
     claim = Claim(ChainId("chain"), ClaimId("claim"))
-    holdings.claim(A, token, claim, lambda _: Unwritten(TRIM_HORIZON))
-    holdings.stored(A, token, stored(1))
-    holdings.stored(A, token, stored(2))
+    holdings.claims.claim(A, token, claim, lambda _: Unwritten(TRIM_HORIZON))
+    holdings.claims.stored(A, token, stored(1))
+    holdings.claims.stored(A, token, stored(2))
     applied = len(run.client.calls)
 
     def lose(method: str, _: object) -> None:
@@ -441,8 +441,8 @@ def test_what_is_stored_is_counted_once_although_answers_of_renewals_are_lost(wo
         holdings.renew(A)
     run.client.before.clear()
     run.client.service.update_item = update_item  # type: ignore[method-assign]
-    holdings.stored(A, token, stored(3))
-    assert holdings.stored_to(A) == Checkpoint("3")
+    holdings.claims.stored(A, token, stored(3))
+    assert holdings.claims.stored_to(A) == Checkpoint("3")
     holdings.renew(A)
     lease = world.lease(A)
     assert lease.checkpoint == Checkpoint("3")
@@ -464,7 +464,7 @@ def test_what_a_renewal_could_not_write_is_written_by_the_next(world: ChainWorld
     run.client.before.append(refuse_writes)
     with pytest.raises(KclError):
         run.worker.holdings.renew(A)
-    assert run.worker.holdings.stored_to(A) == Checkpoint("106")
+    assert run.worker.holdings.claims.stored_to(A) == Checkpoint("106")
     run.client.before.clear()
     run.worker.holdings.renew(A)
     assert world.lease(A).checkpoint == Checkpoint("106")

@@ -83,8 +83,8 @@ def test_a_lost_lease_is_never_written_again(world: World) -> None:
     for write in every_write(run, mine):
         with pytest.raises(LeaseLost):
             write()
-    assert not run.worker.holdings.transfer(A)
-    assert not run.worker.holdings.release(A)
+    assert not run.worker.holdings.handover.transfer(A)
+    assert not run.worker.holdings.handover.release(A)
     assert run.client.calls == []
     assert run.kinds() == [EventKind.LEASE_ACQUIRED, EventKind.LEASE_LOST]
 
@@ -124,7 +124,7 @@ def test_renewals_and_checkpoints_of_one_lease_never_overtake_each_other(world: 
     run.client.before.append(look)
     for write in every_write(run, mine):
         write()
-    run.worker.holdings.release(A)
+    run.worker.holdings.handover.release(A)
     assert held_now == [True] * 4
 
 
@@ -232,7 +232,7 @@ def test_a_handoff_waits_for_the_batch_but_not_for_ever(world: World) -> None:
 def test_a_lease_that_is_handed_over_while_it_is_given_up_reaches_its_next_owner(world: World) -> None:
     old, new = holder(world, "old"), world.worker("new")
     world.hand_over(A, new)  # the old owner has not heard of it
-    assert old.worker.holdings.release(A)
+    assert old.worker.holdings.handover.release(A)
     assert (world.lease(A).owner, world.lease(A).checkpoint_owner) == (new.id, None)
 
 

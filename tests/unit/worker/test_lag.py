@@ -81,7 +81,7 @@ def test_the_lag_is_in_the_worker_row() -> None:
     [row] = world.worker_table(world.service).list()
     assert row.lag_ms == 5000  # five records, a second each
     assert (row.behind, row.stopped) == ({SHARD: 5000}, ())
-    run.worker.holdings.release(LeaseKey(SHARD))
+    run.worker.holdings.handover.release(LeaseKey(SHARD))
     run.round()
     run.worker.step_heartbeat()
     [row] = world.worker_table(world.service).list()

@@ -23,7 +23,7 @@ def read_twice(world: World) -> tuple[list[Part], list[Part]]:
     world.stream.put(A, *"abcdef")
     run.until_idle()
     first = parts(run)
-    run.worker.holdings.release(LeaseKey(A))
+    run.worker.holdings.handover.release(LeaseKey(A))
     assert world.leases.delete(world.lease(A), forced=True)
     world.create(A)
     world.clock.advance(1)

@@ -1,0 +1,198 @@
+"""The claims of chains on the leases that this worker holds, and what the chains have decided; see
+`kcl_dagster.worker.claims`."""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from kcl_dagster.errors import KclError, LeaseLost
+from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.claim import Begun, ChainId, Claim
+from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.worker.held_lease import HeldLease, Unpublished, Unwritten
+from kcl_dagster.worker.lease_writes import LeaseWrites
+
+
+@dataclass(slots=True)
+class ClaimedLeases:
+    """Called from the batch thread and from the renewal thread."""
+
+    _leases: LeaseWrites
+
+    def claim(self, key: LeaseKey, token: int, claim: Claim, stored: Callable[[Lease], Unwritten]) -> None:
+        """Name the chain that may have entries for the lease. `stored`: what is stored of a lease that is as the
+        row says; it replaces what this worker knew. Raises as `renew`, or EndWasWritten."""
+        held = self._leases.find(key, token)
+        with held.lock:
+            self._leases.ready_to_go_on(held, token)
+            held.unwritten = stored(held.lease)
+            held.unpublished.clear()
+            self._leases.write_stored(held, claim=claim)
+            claim = held.lease.claim or claim
+            with self._leases.map_lock:
+                self._leases.left = {
+                    one: row for one, row in self._leases.left.items() if one[0] != key and one[1] == claim.chain
+                }
+            held.claimed, held.is_deciding = claim, False
+
+    def begin_batch(self, key: LeaseKey, token: int, begun: Begun) -> None:
+        """Write beside the claim that a batch is begun. Raises as `renew`, or EndWasWritten."""
+        held = self._leases.find(key, token)
+        with held.lock:
+            self._leases.ready_to_go_on(held, token)
+            if held.claimed is None:
+                raise LeaseLost(key, "no chain has claimed it")
+            if held.unwritten is None:
+                held.unwritten = Unwritten(held.lease.checkpoint or TRIM_HORIZON)
+            self._leases.write_stored(held, claim=replace(held.claimed, begun=begun))
+
+    def begun(self, key: LeaseKey) -> Begun | None:
+        """The batch that was begun, as the row says, and is not decided."""
+        held = self._leases.held(key)
+        claim = None if held is None else held.lease.claim
+        if claim is None or claim.begun is None:
+            return None
+        decided = self.decided_to(key)
+        return claim.begun if decided is None or decided <= claim.begun.after else None
+
+    def end_claim(self, key: LeaseKey, token: int, stored: Callable[[Lease], Unwritten]) -> None:
+        """Name no chain any more. `stored`: as for `claim`. Raises as `renew`, or EndWasWritten."""
+        held = self._leases.find(key, token)
+        with held.lock:
+            self._leases.ready_to_go_on(held, token)
+            held.unwritten = stored(held.lease)
+            self._leases.write_stored(held, ends_claim=True)
+
+    def begin_decision(self, tokens: Mapping[LeaseKey, int], chain: ChainId) -> set[LeaseKey]:
+        """Mark leases for which an entry of the chain is about to be made: until `end_decision`, or until they are
+        claimed again, their claims are not ended. Returns those that are not held any more, or not claimed by the
+        chain: the entry may not name them."""
+        refused = set()
+        for key, token in sorted(tokens.items()):
+            held = self._leases.held(key)
+            if held is None:
+                refused.add(key)
+                continue
+            with held.lock:
+                is_claimed = held.is_claimed_by(chain)
+                if is_claimed and self._leases.held(key) is held and self._leases.is_ours(key, token):
+                    held.is_deciding = True
+                else:
+                    refused.add(key)
+        return refused
+
+    def end_decision(self, keys: Iterable[LeaseKey]) -> None:
+        """The entry was not made and will not be, or `decided` was called for what it stores."""
+        for key in keys:
+            held = self._leases.held(key)
+            if held is not None:
+                held.is_deciding = False
+
+    def decided(self, key: LeaseKey, token: int, number: int, stored: Unwritten) -> None:
+        """Everything through `stored` is decided, by entry `number` of the chain that has claimed the lease. Has no
+        effect if this worker does not hold the lease any more: its next owner finds it in the chain."""
+        held = self._leases.held(key)
+        if held is None or held.token != token:
+            return
+        with held.lock:
+            held.unpublished.append(Unpublished(number, stored))
+
+    def published(self, chain: ChainId, number: int) -> None:
+        """What the chain has decided through entry `number` is visible: the next renewals write it."""
+        with self._leases.map_lock:
+            waiting = [held for held in self._leases.every() if held.is_claimed_by(chain) and held.unpublished]
+        for held in waiting:
+            with held.lock:
+                while held.unpublished and held.unpublished[0].number <= number:
+                    one = held.unpublished.pop(0)
+                    held.add_stored(one.stored)
+                    if one.moment:
+                        held.stored_through = max(one.moment, held.stored_through or 0)
+
+    def unpublished(self) -> dict[ChainId, int]:
+        """For each chain its last entry that is not known to be visible, of leases that are held."""
+        found: dict[ChainId, int] = {}
+        with self._leases.map_lock:
+            for held in self._leases.every():
+                if held.claimed is not None and held.unpublished:
+                    chain = held.claimed.chain
+                    found[chain] = max(held.unpublished[-1].number, found.get(chain, 0))
+        return found
+
+    def awaits_publication(self, *, in_handoff: bool) -> bool:
+        """Whether something is decided and not known to be visible: of any lease, or of one in a handoff."""
+        with self._leases.map_lock:
+            return any(
+                held.unpublished and (held.handoff_since is not None or not in_handoff)
+                for held in self._leases.every()
+            )
+
+    def stored(self, key: LeaseKey, token: int, stored: Unwritten) -> None:
+        """Nothing through `stored` has to be stored any more: the next renewal writes it, once what was decided
+        before is visible. Writes nothing now, and has no effect if this worker does not hold the lease any
+        more."""
+        held = self._leases.held(key)
+        if held is None or held.token != token:
+            return
+        with held.lock:
+            if held.unpublished:
+                last = held.unpublished[-1]
+                last.stored = last.stored.followed_by(stored)
+            else:
+                held.add_stored(stored)
+
+    def decided_to(self, key: LeaseKey) -> Checkpoint | None:
+        """How far the lease is decided, whether readers see it or not."""
+        held = self._leases.held(key)
+        if held is not None and (waiting := held.unpublished[-1:]):
+            return waiting[0].stored.through
+        return self.stored_to(key)
+
+    def stored_to(self, key: LeaseKey) -> Checkpoint | None:
+        """How far the lease is stored and visible, whether its row has it or not."""
+        held = self._leases.held(key)
+        if held is None:
+            return None
+        newest = held.unwritten or held.in_flight
+        return held.lease.checkpoint if newest is None else newest.through
+
+    def written(self, chain: ChainId) -> dict[LeaseKey, Checkpoint]:
+        """How far the rows of leases are at least that the chain has claimed; SHARD_END for those whose claims were
+        ended. Leases that were lost are as they were when this worker wrote them last."""
+        with self._leases.map_lock:
+            rows = {key: row for (key, of), row in self._leases.left.items() if of == chain}
+            for held in self._leases.every():
+                if held.is_claimed_by(chain) and held.lease.checkpoint is not None:
+                    rows[held.lease.key] = held.lease.checkpoint
+            return rows
+
+    def claimed(self, chain: ChainId) -> set[LeaseKey]:
+        """The leases that are held under a claim of the chain."""
+        with self._leases.map_lock:
+            return {held.lease.key for held in self._leases.every() if held.is_claimed_by(chain)}
+
+    def end_before_release(self, held: HeldLease) -> None:
+        """Write what is stored to the row before the lease is given away, and name no chain any more, so that the
+        next owner has nothing to settle. While an entry is being made or is not visible, or if the row cannot be
+        written, the claim remains, and the next owner settles the chain. Call it under the lock of the
+        lease, after `forget`."""
+        if held.claimed is None or held.is_deciding or held.unpublished:
+            return
+        if not self._leases.is_trusted(held) or held.in_doubt:
+            return
+        stored = held.unwritten
+        checkpoint = held.lease.checkpoint if stored is None else stored.through
+        if checkpoint is None:
+            return
+        with suppress(KclError):
+            held.lease = self._leases.table.checkpoint(
+                held.lease,
+                checkpoint,
+                batch=None if stored is None else held.next_number(stored),
+                stored_through=None if stored is None else held.newer_moment(stored.stored_through),
+                counts=None if stored is None else stored.counts,
+                ends_claim=True,
+                caught_up=held.caught_up,
+            )
+            with self._leases.map_lock:
+                self._leases.left[held.lease.key, held.claimed.chain] = SHARD_END

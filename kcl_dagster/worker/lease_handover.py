@@ -1,0 +1,121 @@
+"""How this worker gives up leases: to the next owner of a handoff, to a successor, or to no owner."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from kcl_dagster.errors import KclError
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.worker.claimed_leases import ClaimedLeases
+from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.held_lease import HeldLease
+from kcl_dagster.worker.lease_writes import LeaseWrites
+from kcl_dagster.worker.pending import pin_of
+
+GoesOn = Callable[[WorkerId], bool]
+"""Whether a worker may be given a lease: it has neither ended nor been asked to. May read a table once; must not
+raise."""
+
+
+def every_worker_goes_on(_: WorkerId) -> bool:
+    """For callers that know no rows of workers."""
+    return True
+
+
+@dataclass(slots=True)
+class LeaseHandover:
+    """Called from the batch thread and from the renewal thread; every method may block for some table writes."""
+
+    _leases: LeaseWrites
+    _claims: ClaimedLeases
+    _goes_on: GoesOn = every_worker_goes_on
+
+    def transfer(self, key: LeaseKey) -> bool:
+        """Complete the handoff that the leader began. If the next owner has ended or drains, give the lease up
+        instead. The lease is dropped in any case. True: the handoff was completed, or the lease was given up."""
+        held = self._leases.held(key)
+        if held is None:
+            return False
+        with held.lock:
+            if self._leases.held(key) is not held:
+                return False
+            self._leases.forget(held)
+            self._mark_left(held)
+            self._claims.end_before_release(held)
+            passed = self.pass_on(held.lease)
+        if passed is None:
+            self._leases.report(EventKind.LEASE_LOST, "another worker or the leader ended the handoff", key)
+        elif passed.owner is None:
+            why = f"given up: {held.lease.owner}, which was to have it, has ended or drains"
+            self._leases.report(EventKind.LEASE_RELEASED, why, key)
+        else:
+            self._leases.report(EventKind.HANDOFF_DONE, f"to {passed.owner}", key)
+        return passed is not None
+
+    def pass_on(self, lease: Lease) -> Lease | None:
+        """End the handoff of a lease that this worker still owns and does not read. The lease goes to its next
+        owner. If that worker has ended or drains, the lease remains without owner: that worker would not read it.
+        None: another process moved the lease."""
+        if lease.owner is not None and not self._goes_on(lease.owner):
+            return self._leases.table.vacate(lease)
+        return self._leases.table.transfer(lease)
+
+    def release(self, key: LeaseKey, successor: WorkerId | None = None, *, unless_pinned: bool = False) -> bool:
+        """Give the lease to `successor`, so that it is read at once. If that is not possible, give it up. If a
+        handoff is under way, complete it instead. The lease is dropped in any case, with one exception: with
+        `unless_pinned` it is kept while its batch is pinned and being written, or decided and not visible. True:
+        the table has the change."""
+        held = self._leases.held(key)
+        if held is None:
+            return False
+        with held.lock:
+            if self._leases.held(key) is not held:
+                return False
+            is_written = held.lease.pending_checkpoint is not None or held.is_deciding
+            if unless_pinned and ((held.busy and is_written) or held.unpublished):
+                self._mark_left(held)  # the process may be killed before its batch ends
+                return False
+            self._leases.forget(held)
+            self._mark_left(held)
+            self._claims.end_before_release(held)
+            assigned = successor is not None and self._assign_to(held.lease, successor)
+            done = assigned or self._release(held.lease)
+        if done:
+            self._leases.report(EventKind.LEASE_RELEASED, f"given to {successor}" if assigned else "given up", key)
+        return done
+
+    def _mark_left(self, held: HeldLease) -> None:
+        """Write to the pin of a batch that this worker has begun that the worker leaves it: a batch that hangs or
+        waits for its next attempt ends no process. If the write fails, the next owner counts a loss."""
+        pin = pin_of(held.lease)
+        if pin is None or pin.left or held.pinned != pin.number or held.lease.pending_checkpoint is None:
+            return
+        sent = self._leases.now()
+        with suppress(KclError), self._leases.dropping(held):
+            left = self._leases.table.prepare(
+                held.lease,
+                held.lease.pending_checkpoint,
+                state=replace(pin, left=True).to_state(),
+                batch=pin.number,
+                caught_up=held.caught_up,
+            )
+            held.lease, held.written_at, held.trusted_until = left, sent, sent + self._leases.duration
+
+    def _assign_to(self, lease: Lease, successor: WorkerId) -> bool:
+        """Assign the lease to `successor`. The write is conditional on the counter, too: if this worker was paused
+        and does not own the lease any more, the write is refused."""
+        if lease.in_handoff or lease.is_finished:
+            return False
+        return self._leases.table.assign(lease, successor, counter=lease.counter) is not None
+
+    def _release(self, lease: Lease) -> bool:
+        if self._let_go(lease) is not None:
+            return True
+        # The condition names both owners: a handoff that this worker has not seen yet makes it fail.
+        current = self._leases.table.get(lease.key)
+        if current is None or current.actual_owner != self._leases.worker:
+            return False
+        return self._let_go(current) is not None
+
+    def _let_go(self, lease: Lease) -> Lease | None:
+        return self.pass_on(lease) if lease.in_handoff else self._leases.table.release(lease)

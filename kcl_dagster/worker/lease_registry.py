@@ -1,0 +1,209 @@
+"""Which leases this worker holds, and until when each is trusted. Without a table."""
+
+from collections.abc import Iterable
+
+from kcl_dagster.errors import LeaseLost
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.claim import ChainId
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
+from kcl_dagster.worker.held_lease import HeldLease, Holding
+from kcl_dagster.worker.throughput import Throughput
+
+
+class LeaseRegistry:
+    """Called from the batch thread and from the renewal thread. No method waits for a write.
+
+    A lease is trusted until the moment at which the last successful write was *sent*, plus `duration`, on this
+    process's monotonic clock. Every other process observes the change of the counter later than that moment, so no
+    process can have taken the lease in between.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        duration: float,
+        throughput_window: float,
+        runtime: Runtime,
+        on_event: OnEvent = ignore,
+    ) -> None:
+        self.worker = worker
+        self.duration = duration
+        self._throughput = Throughput(runtime.clock.monotonic, throughput_window)
+        self._runtime = runtime
+        self._on_event = on_event
+        self._held: dict[LeaseKey, HeldLease] = {}
+        self._expired: dict[LeaseKey, Lease] = {}  # not acquired since; this worker may still be their owner
+        self.left: dict[tuple[LeaseKey, ChainId], Checkpoint] = {}
+        """The rows of claimed leases when these were dropped; SHARD_END where the claim was ended."""
+
+        self.map_lock = runtime.new_lock()
+
+    # Views
+
+    def holdings(self) -> list[Holding]:
+        """The leases that may be worked on now, by key."""
+        now = self.now()
+        with self.map_lock:
+            held = sorted(self._held.items())
+        return [h.snapshot() for _, h in held if h.trusted_until > now]
+
+    def get(self, key: LeaseKey) -> Holding | None:
+        held = self._held.get(key)
+        return held.snapshot() if held is not None and self.is_trusted(held) else None
+
+    def keys(self) -> set[LeaseKey]:
+        """Everything held, trusted or not."""
+        with self.map_lock:
+            return set(self._held)
+
+    def to_be_read(self) -> dict[LeaseKey, Lease]:
+        """The leases that this worker has to read: those it holds, trusted or not, that are not finished, and those
+        that expired here while the table still names this worker, as far as it is known."""
+        with self.map_lock:
+            held = {key: held.lease for key, held in self._held.items() if not held.lease.is_finished}
+            return self._expired | held
+
+    def keep_expired(self, assigned: Iterable[LeaseKey]) -> None:
+        """Forget the expired leases of which the table names another owner."""
+        with self.map_lock:
+            still = set(assigned)
+            self._expired = {key: lease for key, lease in self._expired.items() if key in still}
+
+    def is_ours(self, key: LeaseKey, token: int) -> bool:
+        """Whether the ownership that `token` names is still valid. Checked last before a sink is written."""
+        held = self._held.get(key)
+        return held is not None and held.token == token and self.is_trusted(held)
+
+    def due(self, interval: float) -> list[LeaseKey]:
+        """Leases that were not written for `interval` seconds, the oldest write first."""
+        limit = self.now() - interval
+        with self.map_lock:
+            waiting = [(h.written_at, key) for key, h in self._held.items() if h.written_at <= limit]
+        return [key for _, key in sorted(waiting)]
+
+    def oldest_write(self) -> float | None:
+        """The moment of the oldest last write of all leases; monotonic."""
+        with self.map_lock:
+            return min((h.written_at for h in self._held.values()), default=None)
+
+    def in_handoff(self, waiting_longer_than: float | None = None) -> list[LeaseKey]:
+        """Leases in a handoff to another worker: those that are not in a batch, and of which all that is decided is
+        published. With `waiting_longer_than`: those for which the next owner has waited for at least so many
+        seconds."""
+        now = self.now()
+        with self.map_lock:
+            asked = [
+                (k, h.busy or bool(h.unpublished), now - h.handoff_since)
+                for k, h in self._held.items()
+                if h.handoff_since is not None
+            ]
+        if waiting_longer_than is None:
+            return [key for key, busy, _ in asked if not busy]
+        return [key for key, _, waited in asked if waited >= waiting_longer_than]
+
+    def tip_of(self, key: LeaseKey) -> int | None:
+        """The latest moment (epoch seconds) until which no record beyond the checkpoint had arrived. It may not be
+        written yet."""
+        held = self._held.get(key)
+        if held is None:
+            return None
+        known = (held.stored_through, held.lease.stored_through)
+        return max((moment for moment in known if moment is not None), default=None)
+
+    def unwritten_tips(self) -> list[LeaseKey]:
+        """Leases whose row does not have the moment of `tip_of` yet."""
+        with self.map_lock:
+            return sorted(key for key, held in self._held.items() if held.newer_moment() is not None)
+
+    def find(self, key: LeaseKey, token: int | None = None) -> HeldLease:
+        """The held lease. Raises LeaseLost if this worker does not hold it under that token."""
+        held = self._held.get(key)
+        if held is None or (token is not None and held.token != token):
+            raise LeaseLost(key, f"{self.worker} does not hold it any more")
+        return held
+
+    def held(self, key: LeaseKey) -> HeldLease | None:
+        return self._held.get(key)
+
+    def every(self) -> list[HeldLease]:
+        """All held leases. Call it under `map_lock`."""
+        return list(self._held.values())
+
+    def now(self) -> float:
+        """On the monotonic clock of this process."""
+        return self._runtime.clock.monotonic()
+
+    def is_trusted(self, held: HeldLease) -> bool:
+        return held.trusted_until > self.now()
+
+    # Batches
+
+    def begin(self, keys: Iterable[LeaseKey]) -> None:
+        """Mark leases as in a batch: a handoff waits for its end."""
+        for key in keys:
+            held = self._held.get(key)
+            if held is not None:
+                held.busy = True
+
+    def end(self, keys: Iterable[LeaseKey]) -> None:
+        for key in keys:
+            held = self._held.get(key)
+            if held is not None:
+                held.busy = False
+
+    def delivered(self, key: LeaseKey, payload_bytes: int) -> None:
+        """Count payload that is about to be delivered. Never waits for a write: the caller has just checked that
+        the lease is ours, and during a wait it could be lost."""
+        with self.map_lock:
+            self._throughput.record(key, payload_bytes)
+
+    def stored_through(self, key: LeaseKey, token: int, at: float) -> None:
+        """Record that everything which arrived before `at` (epoch seconds) is stored. Written with the next
+        renewal, once all that is decided is visible."""
+        held = self._held.get(key)
+        if held is None or held.token != token:
+            return
+        if held.unpublished:
+            held.unpublished[-1].moment = max(int(at), held.unpublished[-1].moment)
+        else:
+            held.stored_through = max(int(at), held.stored_through or 0)
+
+    def throughput_of(self, key: LeaseKey) -> float | None:
+        """What the next write of the row publishes."""
+        with self.map_lock:
+            return self._throughput.publish(key)
+
+    # Losses
+
+    def expire(self) -> list[LeaseKey]:
+        """Drop what is no longer trusted."""
+        now = self.now()
+        with self.map_lock:
+            over = [h for h in self._held.values() if h.trusted_until <= now]
+        for held in over:
+            if not held.lease.is_finished:
+                with self.map_lock:
+                    self._expired[held.lease.key] = held.lease
+            self.drop(held, f"not renewed for {self.duration:g} s")
+        return [held.lease.key for held in over]
+
+    def drop(self, held: HeldLease, why: str) -> None:
+        """Stop holding a lease that was lost, and report it."""
+        if self.forget(held) and not held.lease.is_finished:  # finished leases are cleaned up, not lost
+            self.report(EventKind.LEASE_LOST, why, held.lease.key)
+
+    def forget(self, held: HeldLease) -> bool:
+        """Stop holding a lease. False: it was not held any more."""
+        with self.map_lock:
+            if self._held.get(held.lease.key) is not held:
+                return False
+            del self._held[held.lease.key]
+            self._throughput.stop(held.lease.key)
+            if held.claimed is not None and held.lease.checkpoint is not None:
+                self.left[held.lease.key, held.claimed.chain] = held.lease.checkpoint
+        return True
+
+    def report(self, kind: EventKind, message: str, key: LeaseKey) -> None:
+        self._on_event(WorkerEvent(kind, message, key))

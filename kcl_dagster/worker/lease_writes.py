@@ -1,0 +1,257 @@
+"""How this worker writes the leases that it holds: renewals, pins and checkpoints.
+
+Each lease has one lock, held around every write of it, so a renewal can never make a checkpoint fail. If a lease is
+no longer trusted, or a conditional write of it was refused, it is dropped and not written again. If the table still
+names this worker as its owner, discovery acquires it anew, under a new token.
+
+Modelled in spec/ExactlyOnce.tla: if the response to a write was lost, the row is read; its outcome is never
+guessed.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kcl_dagster.errors import KclError, LeaseLost, OutcomeUnknown
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.claim import Claim
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.stored import BatchCounts
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.worker.events import EventKind, OnEvent, ignore
+from kcl_dagster.worker.held_lease import HeldLease, Holding, Unwritten, renewed_claim
+from kcl_dagster.worker.lease_registry import LeaseRegistry
+
+
+class EndWasWritten(KclError):
+    """The row is at its shard's end already: an earlier write was applied, and its response was lost."""
+
+    def __init__(self, key: LeaseKey, children: frozenset[str]) -> None:
+        super().__init__(f"{key} is at the end of its shard: the earlier write was applied")
+        self.children = children
+
+
+class LeaseWrites(LeaseRegistry):
+    """Called from the batch thread and from the renewal thread; every method here may block for one table write."""
+
+    def __init__(
+        self,
+        table: LeaseTable,
+        worker: WorkerId,
+        lease_duration: float,
+        throughput_window: float,
+        runtime: Runtime,
+        on_event: OnEvent = ignore,
+    ) -> None:
+        super().__init__(worker, lease_duration, throughput_window, runtime, on_event)
+        self.table = table
+        self._last_token = 0
+
+    def acquire(self, lease: Lease) -> Holding | None:
+        """Hold a lease of which the table names this worker as the owner. The lease is renewed at once: it is not
+        known for how long its counter was unchanged, so only a write of our own can start the time for which the
+        lease is trusted. None: this worker does not own it any more."""
+        if lease.owner != self.worker or lease.in_handoff:
+            self._expired.pop(lease.key, None)
+            return None
+        sent = self.now()
+        try:
+            renewed = self.table.renew(lease)
+        except LeaseLost:
+            return None
+        with self.map_lock:
+            self._last_token += 1
+            held = HeldLease(renewed, self._last_token, sent + self.duration, sent, self._runtime.new_lock())
+            self._held[lease.key] = held
+            self._expired.pop(lease.key, None)
+            self._throughput.start(lease.key, lease.throughput_kbps)
+        self.report(EventKind.LEASE_ACQUIRED, f"at {lease.checkpoint}", lease.key)
+        try:
+            self._learn(held, renewed)
+        except LeaseLost:
+            return None
+        return self.get(lease.key)
+
+    def renew(self, key: LeaseKey, token: int | None = None) -> None:
+        """Raises LeaseLost (the lease is then dropped) or a ServiceError (it is kept while it is trusted)."""
+        held = self.find(key, token)
+        with held.lock:
+            self.ready(held, token)
+            if held.unwritten is not None:
+                self.write_stored(held)
+                return
+            sent = self.now()
+            with self.dropping(held):
+                renewed = self.table.renew(
+                    held.lease,
+                    self.throughput_of(key),
+                    stored_through=held.newer_moment(),
+                    caught_up=held.caught_up,
+                )
+            self.wrote(held, renewed, sent)
+
+    def settled(self, key: LeaseKey, token: int) -> Lease:
+        """The lease as the table has it, once a write whose answer was lost is settled. Reads the table only then.
+        Raises as `renew`."""
+        held = self.find(key, token)
+        with held.lock:
+            self.ready(held, token)
+            return held.lease
+
+    def prepare(self, key: LeaseKey, token: int, pending: Checkpoint, state: bytes | None, batch: int) -> None:
+        """Pin the next batch of the lease. Raises as `renew`, or EndWasWritten. After OutcomeUnknown the pin may or
+        may not have been written."""
+        held = self.find(key, token)
+        with held.lock:
+            self.ready_to_go_on(held, token)
+            held.pinned = batch
+            sent = self.now()
+            with self.dropping(held):
+                prepared = self.table.prepare(
+                    held.lease, pending, state=state, batch=batch, caught_up=held.caught_up
+                )
+            self.wrote(held, prepared, sent)
+
+    def checkpoint(
+        self,
+        key: LeaseKey,
+        token: int,
+        checkpoint: Checkpoint,
+        children: frozenset[str] = frozenset(),
+        *,
+        stored_through: int | None = None,
+        counts: BatchCounts | None = None,
+    ) -> None:
+        """Everything through `checkpoint` is done; the pin goes. Raises as `renew`, or EndWasWritten.
+
+        `stored_through`: see `Lease`; `counts`: what was stored since the last checkpoint, None if it was not
+        counted. At the end of a shard its claim by a chain ends, too.
+        """
+        held = self.find(key, token)
+        with held.lock:
+            if checkpoint.is_shard_end:
+                self.ready(held, token)
+            else:
+                self.ready_to_go_on(held, token)
+            if held.unpublished:
+                raise OutcomeUnknown(f"{key}: what was decided is not visible yet")
+            if held.claimed is not None:
+                held.add_stored(Unwritten(checkpoint, stored_through, counts))
+                self.write_stored(held, children=children, ends_claim=checkpoint.is_shard_end)
+                return
+            sent = self.now()
+            with self.dropping(held):
+                written = self.table.checkpoint(
+                    held.lease,
+                    checkpoint,
+                    children=children,
+                    throughput_kbps=self.throughput_of(key),
+                    stored_through=held.newer_moment(stored_through),
+                    counts=counts,
+                    caught_up=held.caught_up,
+                )
+            self.wrote(held, written, sent)
+
+    # Also for claims and handoffs
+
+    def ready(self, held: HeldLease, token: int | None = None) -> None:
+        """Check under the lock of the lease that this worker still holds it, and settle a write that is in
+        doubt."""
+        key = held.lease.key
+        if self._held.get(key) is not held or (token is not None and held.token != token):
+            raise LeaseLost(key, f"{self.worker} does not hold it any more")
+        if not self.is_trusted(held):
+            self.drop(held, f"not renewed for {self.duration:g} s")
+            raise LeaseLost(key, f"not renewed for {self.duration:g} s")
+        if held.in_doubt:
+            self._settle(held)
+
+    def ready_to_go_on(self, held: HeldLease, token: int) -> None:
+        """As `ready`. Raises EndWasWritten for a finished lease."""
+        self.ready(held, token)
+        if held.lease.is_finished:
+            raise EndWasWritten(held.lease.key, held.lease.children)
+
+    @contextmanager
+    def dropping(self, held: HeldLease) -> Iterator[None]:
+        """Around one write: drop a lease if its write was refused. After any other failure the write is in
+        doubt."""
+        try:
+            yield
+        except LeaseLost as lost:
+            self.drop(held, str(lost))
+            raise
+        except BaseException:
+            held.in_doubt = True
+            raise
+
+    def wrote(self, held: HeldLease, lease: Lease, sent: float) -> None:
+        """Trust the lease from the moment on at which the write was sent."""
+        held.lease = lease
+        held.written_at = sent
+        held.trusted_until = sent + self.duration
+        self._learn(held, lease)
+
+    def write_stored(
+        self,
+        held: HeldLease,
+        *,
+        claim: Claim | None = None,
+        children: frozenset[str] = frozenset(),
+        ends_claim: bool = False,
+    ) -> None:
+        """Write what is stored of the lease. Under its lock."""
+        stored = held.in_flight = held.unwritten
+        assert stored is not None
+        held.unwritten = None
+        kept = claim or held.claimed
+        if kept is not None and not ends_claim:
+            claim = renewed_claim(kept, stored.through)
+        sent = self.now()
+        with self.dropping(held):
+            written = self.table.checkpoint(
+                held.lease,
+                stored.through,
+                batch=held.next_number(stored),
+                children=children,
+                throughput_kbps=self.throughput_of(held.lease.key),
+                stored_through=held.newer_moment(stored.stored_through),
+                counts=stored.counts,
+                claim=claim,
+                ends_claim=ends_claim,
+                caught_up=held.caught_up,
+            )
+        held.in_flight = None
+        if held.claimed is not None and not ends_claim:
+            held.claimed = claim
+        self.wrote(held, written, sent)
+
+    def _settle(self, held: HeldLease) -> None:
+        """Find out whether a write was applied whose response was lost. At most that one write may separate this
+        worker from the table, as `HeldLease.caught_up` kept what was known before it: anything else means that the
+        lease had another owner in between."""
+        current = self.table.get(held.lease.key)
+        known = held.lease
+        if (
+            current is None
+            or current.actual_owner != self.worker
+            or current.counter not in (known.counter, known.counter + 1)
+        ):
+            self.drop(held, "another worker wrote it")
+            raise LeaseLost(known.key, "another worker wrote it")
+        held.lease = current
+        held.in_doubt = False
+        sent, held.in_flight = held.in_flight, None
+        if sent is not None and current.checkpoint != sent.through:  # it was not applied
+            held.unwritten = sent if held.unwritten is None else sent.followed_by(held.unwritten)
+        self._learn(held, current)
+
+    def _learn(self, held: HeldLease, lease: Lease) -> None:
+        """Notice a handoff, or an ownership that ended without one."""
+        if lease.in_handoff and lease.checkpoint_owner == self.worker and lease.owner != self.worker:
+            if held.handoff_since is None:
+                held.handoff_since = self.now()
+                self.report(EventKind.HANDOFF_ASKED, f"to {lease.owner}", lease.key)
+        elif lease.actual_owner != self.worker or lease.in_handoff:
+            self.drop(held, f"owned by {lease.actual_owner} now")
+            raise LeaseLost(lease.key, f"owned by {lease.actual_owner} now")
