@@ -52,10 +52,11 @@ class Answer:
     facts: Mapping[str, Fact] = field(default_factory=dict)
     document: Any = None
     wrong: str | None = None
-    """Why the run is to fail, or the command to end with 1."""
+    """Why the run is to fail, and the command to end with 1."""
 
     is_well: bool = True
-    """False: the command ends with 1, and the run succeeds."""
+    """False: what was shown says what is wrong with the application. The command ends with 1, and the run succeeds
+    unless `wrong` is set."""
 
     summary: str = ""
     view: Any = None

@@ -120,7 +120,7 @@ def run_operation(operation: type[Operation], context: OperationContext, options
         context = replace(context, show=lambda line: console.print(line, soft_wrap=True))
     answer = chosen(operation, options).run(context)
     _print(answer, console, as_json=options.json)
-    if answer.wrong:
+    if answer.wrong and answer.is_well:
         sys.stderr.write(f"{printable(answer.wrong)}\n")
     return WELL if answer.is_well and not answer.wrong else WRONG
 

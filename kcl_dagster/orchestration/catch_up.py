@@ -12,7 +12,6 @@ from dagster import (
     Config,
     DagsterEvent,
     DagsterInstance,
-    DagsterRunStatus,
     DefaultScheduleStatus,
     Failure,
     JobDefinition,
@@ -41,19 +40,11 @@ from kcl_dagster.orchestration.declared_windows import declare
 from kcl_dagster.orchestration.interrupts import interrupts_ask
 from kcl_dagster.orchestration.run_end import ending
 from kcl_dagster.orchestration.run_event_log import event_log_of
-from kcl_dagster.orchestration.run_storage import APPLICATION_TAG, run_view
+from kcl_dagster.orchestration.run_storage import ACTIVE, APPLICATION_TAG, run_view
 from kcl_dagster.orchestration.translator import KclTranslator, identifier
 from kcl_dagster.worker.stop import StopSignal
 
 CLOCKS_APART: Final = timedelta(minutes=5)  # how far in the future a moment may be by the clock of this machine
-
-ACTIVE: Final = [
-    DagsterRunStatus.QUEUED,
-    DagsterRunStatus.NOT_STARTED,
-    DagsterRunStatus.STARTING,
-    DagsterRunStatus.STARTED,
-    DagsterRunStatus.CANCELING,
-]
 
 
 class CatchUpConfig(Config):

@@ -17,8 +17,8 @@ from pydantic import Field
 from kcl_dagster.operations.doctor.orchestrator import COMPACTION_TAG
 from kcl_dagster.operations.operation import Answer, Operation, OperationContext
 from kcl_dagster.orchestration.admin_job import config_of, job_context
-from kcl_dagster.orchestration.catch_up import ACTIVE
 from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.run_storage import ACTIVE
 from kcl_dagster.orchestration.translator import identifier
 
 MEBIBYTE: Final = 1024 * 1024

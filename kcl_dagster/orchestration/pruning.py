@@ -10,7 +10,6 @@ from typing import Final
 
 from dagster import (
     DagsterInstance,
-    DagsterRunStatus,
     DefaultScheduleStatus,
     JobDefinition,
     RunsFilter,
@@ -23,17 +22,17 @@ from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.operation import Answer, Operation, OperationContext, dry_run
 from kcl_dagster.orchestration.admin_job import config_of, job_context
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.run_storage import APPLICATION_TAG
+from kcl_dagster.orchestration.run_storage import APPLICATION_TAG, OVER
 from kcl_dagster.orchestration.translator import identifier
 
-OVER: Final = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 RUNS_AT_ONCE: Final = 500  # deleting a run takes some milliseconds; the next day continues
 
 
 def prune(instance: DagsterInstance, application: str, before: datetime, *, dry_run: bool = False) -> list[str]:
     """Delete finished runs of the application that were created before `before`. Returns their ids."""
     old = instance.get_run_records(
-        RunsFilter(statuses=OVER, tags={APPLICATION_TAG: application}, created_before=before), limit=RUNS_AT_ONCE
+        RunsFilter(statuses=list(OVER), tags={APPLICATION_TAG: application}, created_before=before),
+        limit=RUNS_AT_ONCE,
     )
     ids = [record.dagster_run.run_id for record in old]
     if not dry_run:

@@ -29,6 +29,7 @@ _STATUS: Final[dict[DagsterRunStatus, RunStatus]] = {
     DagsterRunStatus.STARTED: "running",
     DagsterRunStatus.CANCELING: "canceling",
 }
+ACTIVE: Final = list(_STATUS)
 # The nearer to the records, the more it counts as *the* run of its slot.
 _RANK: Final[list[RunStatus]] = ["queued", "starting", "canceling", "running"]
 
@@ -48,7 +49,7 @@ def slot_runs(instance: DagsterInstance, application: Application) -> Mapping[st
     work of a request by tag.
     """
     best: dict[str, SlotRun] = {}
-    records = instance.get_run_records(RunsFilter(statuses=list(_STATUS)))
+    records = instance.get_run_records(RunsFilter(statuses=ACTIVE))
     for record in sorted(records, key=lambda r: r.create_timestamp):
         run = record.dagster_run
         slot = run.tags.get(SLOT_TAG)
@@ -84,7 +85,7 @@ def ranges_in_progress(
     waits in the queue. A run of a job that is not launched with a selection of assets is known only when it has
     begun."""
     found = []
-    for run in instance.get_runs(RunsFilter(statuses=list(_STATUS))):
+    for run in instance.get_runs(RunsFilter(statuses=ACTIVE)):
         is_selected = run.asset_selection is not None and records in run.asset_selection
         if is_selected or run.tags.get(WINDOWS_TAG) == application.name:
             first, last = (run.tags.get(tag, run.tags.get(SLOT_TAG)) for tag in _RANGE_TAGS)
