@@ -15,9 +15,9 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.table_layout import detect_layout
-from tests.chaos import hands, orders
+from tests.chaos import child_processes, orders
+from tests.chaos.child_processes import Child
 from tests.chaos.crew import LOCAL
-from tests.chaos.hands import Child
 from tests.chaos.plan import MARKER_VARIABLE, SHARDS, STREAM, Plan
 
 PATIENCE_SECONDS = 180.0  # Spark on a busy machine
@@ -91,8 +91,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         try:
             yield stage
         finally:
-            while left := hands.carriers(marker):
-                hands.send(signal.SIGKILL, left)
+            while left := child_processes.carriers(marker):
+                child_processes.send(signal.SIGKILL, left)
                 time.sleep(0.1)
             for child in stage.children:
                 child.close()

@@ -15,7 +15,7 @@ from random import Random
 from kcl_dagster.leader.run_view import RunStatus, SlotRun
 from kcl_dagster.model.worker_row import slot_name, worker_id
 from tests.chaos import orders
-from tests.chaos.hands import Child
+from tests.chaos.child_processes import Child
 from tests.chaos.plan import WORKERS, Plan
 
 LOCAL = "local[2]"

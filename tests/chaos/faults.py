@@ -18,7 +18,7 @@ from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.tables.memory_row import MemoryRow
 from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
-from tests.chaos import hands, weather
+from tests.chaos import aws_faults, child_processes
 from tests.chaos.crew import Crew, Run
 from tests.chaos.leaders import Leaders
 from tests.chaos.plan import STREAM, TIMINGS, Plan
@@ -73,7 +73,7 @@ class Faults:
     def apply(self, planned: Planned) -> str:
         fault = planned.fault
         try:
-            if weather.rules(fault):
+            if aws_faults.rules(fault):
                 return self._weather(planned)
             return f"{fault}: {self.ACTIONS[fault](self, planned)}"
         except (KclError, IndexError) as error:
@@ -104,7 +104,7 @@ class Faults:
         if planned.fault is Fault.OUTAGE:
             seconds = TIMINGS.lease_duration * _between(OUTAGE, planned)
         self.emulator.faults.clear()
-        self.emulator.faults.add(*weather.rules(planned.fault))
+        self.emulator.faults.add(*aws_faults.rules(planned.fault))
         self._is_bad += 1
         mine = self._is_bad
 
@@ -130,7 +130,7 @@ class Faults:
 
     # Workers
 
-    def _worker(self, planned: Planned) -> tuple[Run, hands.Child]:
+    def _worker(self, planned: Planned) -> tuple[Run, child_processes.Child]:
         """Raises IndexError when nobody is at work."""
         run = _pick(self.crew.at_work(), planned)
         assert run.child is not None
@@ -145,35 +145,35 @@ class Faults:
         run, child = self._worker(planned)
         below = child.below()
         child.send(signal.SIGKILL)
-        return f"{run.name} (pid {child.pid}) and {hands.send(signal.SIGKILL, below)} below it"
+        return f"{run.name} (pid {child.pid}) and {child_processes.send(signal.SIGKILL, below)} below it"
 
     def _kill_python(self, planned: Planned) -> str:
         run, child = self._worker(planned)
-        process = _pick(hands.python_workers(child), planned)
-        hands.send(signal.SIGKILL, [process])
+        process = _pick(child_processes.python_workers(child), planned)
+        child_processes.send(signal.SIGKILL, [process])
         return f"pid {process.pid} of {run.name}"
 
     def _kill_executor(self, planned: Planned) -> str:
         run, process = _pick(self._executors(), planned)
-        hands.send(signal.SIGKILL, [process])
+        child_processes.send(signal.SIGKILL, [process])
         return f"pid {process.pid} of {run.name}"
 
     def _executors(self) -> list[tuple[Run, Process]]:
-        return [(run, p) for run in self.crew.at_work() if run.child for p in hands.executors(run.child)]
+        return [(run, p) for run in self.crew.at_work() if run.child for p in child_processes.executors(run.child)]
 
     def _kill_jvm(self, planned: Planned) -> str:
         run, child = self._worker(planned)
-        process = _pick(hands.jvms(child), planned)
-        hands.send(signal.SIGKILL, [process])
+        process = _pick(child_processes.jvms(child), planned)
+        child_processes.send(signal.SIGKILL, [process])
         return f"pid {process.pid} of {run.name}"
 
     def _freeze(self, run: Run, those: Sequence[Process], seconds: float) -> str:
         run.frozen = True
-        hands.send(signal.SIGSTOP, those)
+        child_processes.send(signal.SIGSTOP, those)
 
         def thaw() -> str:
             run.frozen = False
-            hands.send(signal.SIGCONT, those)
+            child_processes.send(signal.SIGCONT, those)
             return f"{run.name} goes on"
 
         self._after(seconds, thaw)
@@ -189,7 +189,7 @@ class Faults:
 
     def _freeze_jvm(self, planned: Planned) -> str:
         run, child = self._worker(planned)
-        return self._freeze(run, hands.jvms(child), _long(planned))
+        return self._freeze(run, child_processes.jvms(child), _long(planned))
 
     def _declare_dead(self, planned: Planned) -> str:
         run, _ = self._active(planned)
@@ -202,7 +202,7 @@ class Faults:
         self.crew.declare_over(run)
         return f"{frozen}; next is {self.crew.queue(run.slot).name}"
 
-    def _active(self, planned: Planned) -> tuple[Run, hands.Child]:
+    def _active(self, planned: Planned) -> tuple[Run, child_processes.Child]:
         runs = [run for run in self.crew.at_work() if run in self.crew.active.values()]
         run = _pick(runs, planned)
         assert run.child is not None
@@ -353,6 +353,6 @@ def _long(planned: Planned) -> float:
     return TIMINGS.lease_duration * _between((SHORTEST, LONGEST), planned)
 
 
-def _alone(child: hands.Child) -> list[Process]:
+def _alone(child: child_processes.Child) -> list[Process]:
     found = processes.find(child.pid)
     return [found] if found is not None else []

@@ -3,7 +3,7 @@
 import signal
 from dataclasses import dataclass, field
 
-from tests.chaos.hands import Child
+from tests.chaos.child_processes import Child
 from tests.chaos.plan import Plan
 
 NAMES = ("standby-a", "standby-b")

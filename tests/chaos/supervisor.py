@@ -24,10 +24,10 @@ from kcl_dagster.runtime import system
 from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.table_layout import detect_layout
-from tests.chaos import hands, journal, lakes, ledger
+from tests.chaos import child_processes, journal, lakes, ledger
+from tests.chaos.child_processes import Child
 from tests.chaos.crew import Crew
 from tests.chaos.faults import Faults
-from tests.chaos.hands import Child
 from tests.chaos.judge import Verdict, judge
 from tests.chaos.leaders import NAMES, Leaders
 from tests.chaos.plan import MARKER_VARIABLE, SHARDS, STREAM, WORKERS, Plan
@@ -320,11 +320,11 @@ class Supervisor:
     def _kill_everybody(self) -> None:
         deadline = time.monotonic() + STOP_PATIENCE_SECONDS
         while (left := self._members()) and time.monotonic() < deadline:
-            hands.send(signal.SIGKILL, left)
+            child_processes.send(signal.SIGKILL, left)
             time.sleep(STEP_SECONDS)
 
     def _members(self) -> list[Process]:
-        return [p for p in hands.carriers(self._marker) if "demo.reaper" not in p.command]
+        return [p for p in child_processes.carriers(self._marker) if "demo.reaper" not in p.command]
 
     def _left_over(self) -> list[str]:
         return [f"still running: {process.pid} {process.command[:100]}" for process in self._members()]

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.chaos import weather
+from tests.chaos import aws_faults
 from tests.chaos.faults import Faults
 from tests.chaos.schedule import LONGEST_GAP, SHORTEST_GAP, Fault, schedule
 
@@ -41,10 +41,10 @@ def test_faults_leave_time_between_them() -> None:
 
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
 def test_every_fault_can_be_carried_out_in_one_way(fault: Fault) -> None:
-    assert bool(weather.rules(fault)) != (fault in Faults.ACTIONS)
+    assert bool(aws_faults.rules(fault)) != (fault in Faults.ACTIONS)
 
 
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
 def test_no_weather_makes_the_producer_repeat_what_is_stored(fault: Fault) -> None:
-    puts = [rule for rule in weather.rules(fault) if rule.concerns("kinesis", "PutRecords", b"")]
+    puts = [rule for rule in aws_faults.rules(fault) if rule.concerns("kinesis", "PutRecords", b"")]
     assert not any(rule.applied or rule.drop for rule in puts)

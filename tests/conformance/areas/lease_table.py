@@ -10,9 +10,9 @@ from kcl_dagster.model.shard import HashRange
 from kcl_dagster.tables.items import lease_from_item
 from tests.conformance.agreement import AtLeast, Observed
 from tests.conformance.case import Given, NotUnderstood
+from tests.conformance.lease_steps import LeaseSteps
 from tests.conformance.registry import area
 from tests.conformance.scene import Scene, item_of, memory_of, plain, remembered, unread_lease
-from tests.conformance.story import Story
 
 
 def _set_up(given: Given) -> tuple[Scene, str]:
@@ -64,23 +64,23 @@ def _afterwards(scene: Scene, key: str) -> dict[str, object]:
 
 def _told(scene: Scene, key: str, given: Given) -> Observed:
     """What a case with steps may ask about."""
-    story = Story(scene, key if scene.item(key) is not None else None)
-    story.tell(given.texts("steps"))
+    lease_steps = LeaseSteps(scene, key if scene.item(key) is not None else None)
+    lease_steps.carry_out(given.texts("steps"))
     observed: dict[str, object] = {
-        **_afterwards(scene, story.key or key),
-        "results": story.results,
-        "ok": story.results[-1],
+        **_afterwards(scene, lease_steps.key or key),
+        "results": lease_steps.results,
+        "ok": lease_steps.results[-1],
     }
     for kind in ("renew", "take", "assign", "evict", "handoff", "create", "delete", "transfer"):
-        done = story.of_kind(kind)
+        done = lease_steps.of_kind(kind)
         if done:
             observed[f"{kind}_ok"] = done[-1]
             observed |= {
                 f"{name}_{kind}_ok": ok for name, ok in zip(("first", "second", "third"), done, strict=False)
             }
     for kind in ("assign", "transfer"):
-        if kind in story.kinds:
-            before, after = story.counter_around(kind)
+        if kind in lease_steps.kinds:
+            before, after = lease_steps.counter_around(kind)
             observed |= {"counter_before_transfer": before, "counter_after_transfer": after}
     return observed
 

@@ -12,9 +12,9 @@ from tests.conformance.agreement import AnyOrder, AtLeast, Observed
 from tests.conformance.areas.small_rules import milliseconds
 from tests.conformance.case import Given, NotUnderstood
 from tests.conformance.javanames import java_names
+from tests.conformance.lease_steps import LeaseSteps
 from tests.conformance.registry import area
 from tests.conformance.scene import Scene, attempt, item_of, remembered
-from tests.conformance.story import Story
 
 _LEASE_DURATION = 10.0
 _SENTINELS = ("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "SHARD_END")
@@ -80,9 +80,9 @@ def renew(given: Given) -> Observed:
     for lease in _items(given, "held", "leases"):
         _hold(scene, holdings, worker, lease)
     if "event" in given:
-        Story(scene).tell([given.text("event")])
+        LeaseSteps(scene).carry_out([given.text("event")])
     if "events" in given:
-        Story(scene).tell(given.texts("events"))
+        LeaseSteps(scene).carry_out(given.texts("events"))
     _renew_all(scene, holdings)
     return {"held_after": AnyOrder(sorted(holdings.keys())), "held": AnyOrder(sorted(holdings.keys()))}
 
@@ -90,12 +90,12 @@ def renew(given: Given) -> Observed:
 def _renewed_in_steps(scene: Scene, holdings: Holdings, worker: str, steps: list[str]) -> Observed:
     """After each renewal: how often has the worker been shown that it should hand the lease over?"""
     _hold(scene, holdings, worker, Given({"k": "lease"}))
-    story = Story(scene, "lease")
+    lease_steps = LeaseSteps(scene, "lease")
     shown = 0
     counts = []
     for step in steps:
         if step != "renew":
-            story.tell([step])
+            lease_steps.carry_out([step])
             continue
         attempt(lambda: holdings.renew(LeaseKey("lease")))
         shown += "lease" in holdings.in_handoff()
@@ -129,7 +129,7 @@ def update(given: Given) -> Observed:
     holding = holdings.get(key)
     assert holding is not None
     if "event" in given:
-        Story(scene, key).tell([given.text("event")])
+        LeaseSteps(scene, key).carry_out([given.text("event")])
     if "token" in given and given["token"] in ("wrong", "stale", "another"):
         holding_token = holding.token - 1
     else:

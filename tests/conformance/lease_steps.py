@@ -13,7 +13,7 @@ from tests.conformance.scene import Scene, unread_lease
 Step = Callable[..., bool]
 
 
-class Story:
+class LeaseSteps:
     """Runs the steps of a case. Everybody who acts has a memory of the lease; acting well refreshes it."""
 
     def __init__(self, scene: Scene, key: str | None = None) -> None:
@@ -25,7 +25,7 @@ class Story:
         self.counters: list[int | None] = []
         """The counter in the table after each step."""
 
-    def tell(self, steps: list[str]) -> None:
+    def carry_out(self, steps: list[str]) -> None:
         for step in steps:
             self.results.append(self._act(step))
             item = self.scene.item(self.key) if self.key is not None else None
@@ -133,19 +133,19 @@ def _actor(who: str | None) -> str:
 _LEASE = r"(?:lease )?"
 _ON = r"(?: on the (?P<who>\S+)(?: object)?)?"
 _STEPS: list[tuple[str, Step]] = [
-    (rf"create {_LEASE}(?P<key>\S+)(?: owner=(?P<owner>\S+))?(?: counter=(?P<counter>\d+))?", Story._create),
-    (r"(?P<who>\S+) is read", Story._read),
-    (r"(?:read|get) (?:a )?(?P<who>copy)", Story._read),
-    (r"renew(?: by (?P<who>\S+))?(?: with (?:its|the) (?P<old>old) counter)?", Story._renew),
-    (rf"renew{_ON}", Story._renew),
-    (rf"take by (?P<by>\S+){_ON}", Story._take),
-    (rf"(?P<by>\S+) takes {_LEASE}(?P<key>\S+)", Story._take),
-    (r"assign to (?P<to>\S+)(?: by (?P<by>\S+))?(?: \(transfer\))?", Story._assign),
-    (r"transfer(?: by (?P<by>\S+))?", Story._transfer),
-    (r"(?:leader )?initiates? (?:graceful )?handoff(?: to (?P<to>\S+))?", Story._handoff),
-    (rf"evict{_ON}", Story._evict),
-    (rf"delete {_LEASE}(?P<key>\S+)", Story._delete),
-    (rf"update hash range of {_LEASE}(?P<key>\S+)(?: to (?P<start>\d+)\.\.(?P<end>\d+))?", Story._hash_range),
-    (rf"update child(?:ren| shards) of {_LEASE}(?P<key>\S+)", Story._children),
-    (r"another writer increments the counter(?: in the table)?", Story._increment),
+    (rf"create {_LEASE}(?P<key>\S+)(?: owner=(?P<owner>\S+))?(?: counter=(?P<counter>\d+))?", LeaseSteps._create),
+    (r"(?P<who>\S+) is read", LeaseSteps._read),
+    (r"(?:read|get) (?:a )?(?P<who>copy)", LeaseSteps._read),
+    (r"renew(?: by (?P<who>\S+))?(?: with (?:its|the) (?P<old>old) counter)?", LeaseSteps._renew),
+    (rf"renew{_ON}", LeaseSteps._renew),
+    (rf"take by (?P<by>\S+){_ON}", LeaseSteps._take),
+    (rf"(?P<by>\S+) takes {_LEASE}(?P<key>\S+)", LeaseSteps._take),
+    (r"assign to (?P<to>\S+)(?: by (?P<by>\S+))?(?: \(transfer\))?", LeaseSteps._assign),
+    (r"transfer(?: by (?P<by>\S+))?", LeaseSteps._transfer),
+    (r"(?:leader )?initiates? (?:graceful )?handoff(?: to (?P<to>\S+))?", LeaseSteps._handoff),
+    (rf"evict{_ON}", LeaseSteps._evict),
+    (rf"delete {_LEASE}(?P<key>\S+)", LeaseSteps._delete),
+    (rf"update hash range of {_LEASE}(?P<key>\S+)(?: to (?P<start>\d+)\.\.(?P<end>\d+))?", LeaseSteps._hash_range),
+    (rf"update child(?:ren| shards) of {_LEASE}(?P<key>\S+)", LeaseSteps._children),
+    (r"another writer increments the counter(?: in the table)?", LeaseSteps._increment),
 ]
