@@ -10,10 +10,14 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tests.docs.pages import ROOT, pages
 from tests.shape import measures
 from tests.shape.consumer import jobs_of_a_consumer
+
+COPIED: Final = ("assets", "resources", "jobs")
+MOST_LINES_TO_COPY: Final = 300
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,9 @@ def figures() -> Iterator[Figure]:
     users = [module for module in wheel if not module.name.startswith("kcl_dagster.emulator")]
     largest = [f"{module.lines:6} {module.name}" for module in sorted(users, key=lambda one: -one.lines)[:20]]
     yield Figure("lines in the wheel outside of emulator/", sum(module.lines for module in users), 30_000, largest)
-    copied = [path for folder in ("assets", "resources", "jobs") for path in (ROOT / folder).rglob("*.py")]
-    lines = {path: len(path.read_text().splitlines()) for path in copied}
+    lines = measures.lines_of(ROOT / folder for folder in COPIED)
     behind = [f"{count:6} {path.relative_to(ROOT)}" for path, count in lines.items()]
-    yield Figure("lines in assets/, resources/ and jobs/", sum(lines.values()), 300, behind)
+    yield Figure("lines in assets/, resources/ and jobs/", sum(lines.values()), MOST_LINES_TO_COPY, behind)
     for name, found in {
         "module names that occur more than once": measures.repeated_basenames(wheel),
         "class names that occur more than once": measures.repeated_classes(wheel),

@@ -5,6 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +45,7 @@ class Module:
     path: Path
     text: str
 
-    @property
+    @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
 
@@ -64,6 +65,11 @@ def modules(package: Path) -> list[Module]:
         parts = path.relative_to(package.parent).with_suffix("").parts
         found.append(Module(".".join(parts).removesuffix(".__init__"), path, path.read_text()))
     return found
+
+
+def lines_of(folders: Iterable[Path]) -> dict[Path, int]:
+    """The lines of each source file below the folders."""
+    return {path: len(path.read_text().splitlines()) for folder in folders for path in sorted(folder.rglob("*.py"))}
 
 
 def repeated_basenames(found: Iterable[Module]) -> list[str]:

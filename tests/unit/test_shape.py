@@ -1,12 +1,18 @@
-"""The measures of `make shape` see what they are for."""
+"""The measures of `make shape` see what they are for, and bars that were reached are kept."""
 
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
+import pytest
+
+import kcl_dagster
 from tests.shape.measures import (
     Module,
     circles,
     documented_imports,
     imports,
+    lines_of,
     metaphors,
     modules,
     repeated_basenames,
@@ -72,3 +78,30 @@ def test_sentences_and_imports_of_pages() -> None:
         "kcl_dagster": 0,
         "kcl_dagster.spark": 1,
     }
+
+
+PACKAGE = Path(kcl_dagster.__file__).parent
+
+
+@cache
+def wheel() -> list[Module]:
+    return modules(PACKAGE)
+
+
+def circles_of(found: Sequence[Module]) -> list[list[str]]:
+    return circles(imports(found))
+
+
+@pytest.mark.parametrize("measure", [circles_of, metaphors, repeated_classes, twins], ids=lambda one: one.__name__)
+def test_the_wheel_has_none(measure: Callable[[Sequence[Module]], Sequence[object]]) -> None:
+    assert measure(wheel()) == []
+
+
+def test_no_sentence_of_the_wheel_has_a_vague_subject() -> None:
+    assert vague_sentences({module.name: module.text for module in wheel()}) == []
+
+
+def test_what_users_copy_is_short() -> None:
+    lines = lines_of(PACKAGE.parent / folder for folder in ("assets", "resources", "jobs"))
+    assert lines
+    assert sum(lines.values()) <= 300
