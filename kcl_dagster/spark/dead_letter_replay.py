@@ -19,6 +19,7 @@ from typing import Final, Protocol
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
+from kcl_dagster.chains.store import found_content
 from kcl_dagster.errors import ConfigurationError, ProcessLost
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
@@ -32,6 +33,7 @@ from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.instance import Instance
 from kcl_dagster.worker.kclpy import checkpoint_error
+from kcl_dagster.worker.parts_chain import PartsChain
 from kcl_dagster.worker.processor import ProcessorFactory, Record
 from kcl_dagster.worker.ranges import first_number_at
 
@@ -42,6 +44,14 @@ LETTERS_AT_ONCE: Final = 1_000  # they pass through the driver; a letter holds a
 
 class Recipient(Protocol):
     """Where letters go."""
+
+    def begin(self) -> bool:
+        """Called before letters are listed. True: what another replay stores from now on makes this one fail, and
+        a number that was stored is not stored again, whichever of its letters come. A replay that was paused, and
+        beside which another one was started, then stores no letter again."""
+
+    def has_stored(self, letters: Sequence[DeadLetter], number: int) -> bool:
+        """Whether they are stored under this number. Called where `begin` returned True."""
 
     def take(self, letters: Sequence[DeadLetter], number: int) -> None:
         """Process and store them. The same letters come again under a number after a crash. The class of what is
@@ -94,16 +104,27 @@ class _Replay:
     recipient: Recipient
     clock: Clock
     last: int = 0
+    knows_numbers: bool = False
+    """Whether the recipient itself knows which numbers it has stored."""
 
     def run(self, most: int) -> Replayed:
+        self.knows_numbers = self.recipient.begin()
         stored, failing = 0, dict[str, str]()
         journal = self._journal()
         self.last = max(journal, default=0)
+        under_way = []
         for number, entry in journal.items():
             if entry.is_stored:
                 self._remove(number, entry.letters)
             elif entry.letters:
-                stored += self._process(number, self._under_way(entry.letters), failing)
+                under_way.append((number, entry.letters))
+        # Of two replays that noted the same letters, one has stored them: its number is first, and removes them.
+        for number, names in sorted(under_way, key=lambda noted: not self._is_stored(*noted)):
+            letters = self._under_way(names)
+            if letters:
+                stored += self._process(number, letters, failing)
+            else:
+                self._note(number, _Entry())
         waiting = [name for name in self._names() if name not in failing]
         taken, malformed = dict[str, DeadLetter](), dict[str, str]()
         for name in waiting:
@@ -117,13 +138,22 @@ class _Replay:
             stored += self._process(self._next(), taken, failing)
         return Replayed(stored, failing, len(waiting) - len(taken) - len(malformed), malformed)
 
+    def _is_stored(self, number: int, names: tuple[str, ...]) -> bool:
+        """Whether it is known that these letters were stored under this number."""
+        letters = self._under_way(names) if self.knows_numbers else {}
+        return bool(letters) and self.recipient.has_stored(list(letters.values()), number)
+
     def _under_way(self, names: tuple[str, ...]) -> dict[str, DeadLetter]:
         """They were letters when their number was noted, and may be stored: without one of them, the number would
-        stand for something else."""
+        stand for something else. If the recipient knows its numbers, those that are gone were stored: another
+        replay has removed them, and the note was written again by one that was paused."""
         letters = {}
         for name in names:
+            content = found_content(self.store, name) if self.knows_numbers else self.store.get(name)
+            if content is None:
+                continue
             try:
-                letters[name] = _letter(self.store.get(name))
+                letters[name] = _letter(content)
             except ValueError as error:
                 raise ConfigurationError(
                     f"{self.store.root}/{name} was changed while a replay was under way and is {error}. Restore it"
@@ -183,6 +213,17 @@ class ToSink:
     sink: Sink[DataFrame]
     worker: WorkerId = WORKER
 
+    def begin(self) -> bool:
+        if not isinstance(self.sink, PartsChain):
+            return False
+        self.sink.open()
+        return True
+
+    def has_stored(self, letters: Sequence[DeadLetter], number: int) -> bool:
+        return isinstance(self.sink, Remembering) and all(
+            self.sink.holds(part) for part, _ in _parts(letters, number)
+        )
+
     def take(self, letters: Sequence[DeadLetter], number: int) -> None:
         parts = _parts(letters, number)
         rows = [
@@ -220,6 +261,12 @@ class ToProcessors:
     """Letters to a record processor for each shard, made for the purpose. Its checkpoints go nowhere."""
 
     new_processor: ProcessorFactory
+
+    def begin(self) -> bool:
+        return False
+
+    def has_stored(self, letters: Sequence[DeadLetter], number: int) -> bool:  # noqa: ARG002 - of any
+        return False
 
     def take(self, letters: Sequence[DeadLetter], number: int) -> None:
         for part, some in _parts(letters, number):

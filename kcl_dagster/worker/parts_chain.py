@@ -14,7 +14,7 @@ from typing import Generic
 from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.deletion import MIN_AGE_SECONDS
 from kcl_dagster.chains.entry import PublishingEntry, StoredRange
-from kcl_dagster.chains.publication import FolderPublisher, Publisher, chain_id
+from kcl_dagster.chains.publication import FolderPublisher, Publisher, chain_id, left_behind
 from kcl_dagster.errors import SinkError, Unsafe
 from kcl_dagster.model.claim import ChainId, ClaimId
 from kcl_dagster.model.lease import LeaseKey
@@ -51,6 +51,11 @@ class PartsChain(Generic[D]):
     def place(self) -> str:
         return self.sink.entries.files.root
 
+    def open(self) -> None:
+        """Read what is stored. A batch that is written afterwards is refused if another process has decided one
+        since."""
+        self._opened()
+
     def holds(self, part: Part) -> bool:
         """Whether the part is stored. Its lease and number stand for the same records always."""
         self._opened()
@@ -77,7 +82,7 @@ class PartsChain(Generic[D]):
             entry = chain.decide(staged.files, ranges, staged.rules)
             if entry is None:
                 self._publisher.discard(chain.id, [file.path for file in staged.files])
-                raise Unsafe(f"{self.place}: another process stores {self.owner} {self.name} at the same time")
+                raise self._is_another_at_work()
             self._publisher.publish(chain.id, chain.last, entry)
             self._publisher.finish({chain.id: chain.last})
         self._stored |= {(part.lease, part.number) for part in batch.parts}
@@ -103,9 +108,22 @@ class PartsChain(Generic[D]):
                 self._publisher.publish(chain, last, entry)
         if last:
             self._publisher.finish({chain: last})
-        # What a process that was killed has staged: too old to belong to one that is at work.
-        self._publisher.remove_left_behind(chain, self.runtime.clock.now() - MIN_AGE_SECONDS, ())
-        return Chain(entries, chain, self.runtime.new_id, _last=last)
+        opened = Chain(entries, chain, self.runtime.new_id, _last=last)
+        self._remove_left_behind(opened)
+        return opened
+
+    def _remove_left_behind(self, chain: Chain) -> None:
+        """Remove what a process that was killed has staged: too old to belong to one that is at work. It may have
+        been paused, though, and decide the files when it goes on. So this process makes the next entry first."""
+        before = self.runtime.clock.now() - MIN_AGE_SECONDS
+        if not left_behind(self.sink.entries.files, chain.id, before, ()):
+            return
+        if chain.decide((), ()) is None:
+            raise self._is_another_at_work()
+        self._publisher.remove_left_behind(chain.id, before, ())
+
+    def _is_another_at_work(self) -> Unsafe:
+        return Unsafe(f"{self.place}: another process stores {self.owner} {self.name} at the same time")
 
 
 def publisher_of(sink: StagingSink[D], owner: str, runtime: Runtime) -> Publisher:

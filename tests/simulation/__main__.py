@@ -9,14 +9,13 @@ import time
 from collections.abc import Iterable
 
 from tests.simulation.campaign import KINDS, Tally, run_seeds
-from tests.simulation.contest import draw_contest, run_contest
 from tests.simulation.fleet import Outcome
 from tests.simulation.scenario import draw
 from tests.simulation.shrink import only, run, shrink
 
 PROGRESS_SECONDS = 5.0
 BAR_FLEET_HOURS = 1000  # per CPU-minute
-LEADERS = "leaders"
+FLEET = "fleet"
 
 
 def say(text: str = "") -> None:
@@ -56,15 +55,15 @@ def describe(outcome: Outcome) -> None:
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    scenario = (draw_contest if arguments.scenario == LEADERS else draw)(arguments.seed)
+    draw_it, rerun = KINDS[arguments.scenario]
+    scenario = draw_it(arguments.seed)
     if arguments.faults is not None:
         ids = () if arguments.faults == "none" else map(int, arguments.faults.split(","))
         scenario = only(scenario, frozenset(ids))
-    rerun = run_contest if arguments.scenario == LEADERS else run
     outcome = rerun(scenario, keep_trace=arguments.trace)
     for line in outcome.lines:
         say(line)
-    if not outcome.ok and arguments.shrink and arguments.scenario != LEADERS:
+    if not outcome.ok and arguments.shrink and arguments.scenario == FLEET:
         outcome = shrink(outcome)
     describe(outcome)
     return 0 if outcome.ok else 1
@@ -74,7 +73,7 @@ def campaign(seeds: Iterable[int], arguments: argparse.Namespace) -> int:
     tally, told = Tally(), time.monotonic()
     until = time.monotonic() + arguments.minutes * 60 if arguments.minutes else None
     results = run_seeds(seeds, arguments.jobs, arguments.scenario)
-    again = "" if arguments.scenario != LEADERS else f" --scenario {LEADERS}"
+    again = "" if arguments.scenario == FLEET else f" --scenario {arguments.scenario}"
     for result in results:
         tally.add(result)
         if result.violations:
@@ -117,7 +116,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per CPU)")
     parser.add_argument("--seed", type=int, help="replay this one")
     parser.add_argument(
-        "--scenario", choices=sorted(KINDS), default="fleet", help="everything, or many leaders of one application"
+        "--scenario",
+        choices=sorted(KINDS),
+        default=FLEET,
+        help="everything, many leaders of one application, or replays",
     )
     parser.add_argument("--faults", help="with --seed: only these faults, by number, or 'none'")
     parser.add_argument("--trace", action="store_true", help="with --seed: everything that happened")

@@ -13,6 +13,7 @@ from typing import Final
 from tests.simulation.contest import draw_contest, run_contest
 from tests.simulation.fleet import Outcome
 from tests.simulation.properties import Violation
+from tests.simulation.replays import draw_replays, run_replays
 from tests.simulation.scenario import Scenario, draw
 from tests.simulation.shrink import run
 
@@ -38,10 +39,11 @@ class Result:
     faults: int
 
 
-# What a seed may stand for: a fleet under every fault there is, or many leaders of one application.
-KINDS: Final[dict[str, tuple[Callable[[int], Scenario], Callable[[Scenario], Outcome]]]] = {
+# What a seed may stand for: a fleet under every fault there is, many leaders of one application, or replays.
+KINDS: Final[dict[str, tuple[Callable[[int], Scenario], Callable[..., Outcome]]]] = {
     "fleet": (draw, run),
     "leaders": (draw_contest, run_contest),
+    "replays": (draw_replays, run_replays),
 }
 
 

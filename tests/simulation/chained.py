@@ -25,7 +25,7 @@ TABLE_SHARE: Final = 0.5
 COMMIT_SECONDS: Final = (10.0, 30.0)
 TASKS: Final = (1, 2, 3)
 # Kinds of which each strikes the way to the store.
-_WAY: Final = (
+WAYS: Final = (
     FaultKind.THROTTLED,
     FaultKind.BROKEN,
     FaultKind.UNREACHABLE,
@@ -99,13 +99,13 @@ def with_chains(random: Random, scenario: "Scenario") -> "Scenario":
         fault = Fault(
             id=FIRST_NUMBER + number,
             kind=random.choice(
-                [FaultKind.PAUSE_AT_CALL, FaultKind.PAUSE_AFTER_CALL, FaultKind.KILL_AT_CALL, *_WAY]
+                [FaultKind.PAUSE_AT_CALL, FaultKind.PAUSE_AFTER_CALL, FaultKind.KILL_AT_CALL, *WAYS]
             ),
             at=scenario.active * random.uniform(0.05, 0.9),
             target="worker",
             number=random.randrange(8),
         )
-        if fault.kind in _WAY:
+        if fault.kind in WAYS:
             way = replace(
                 fault,
                 target=random.choice(["worker", "any"]),

@@ -73,9 +73,10 @@ def hunt(mutant: Mutant, most: int) -> dict[str, object]:
     sys.meta_path.insert(0, _Planter(mutant))
     from tests.simulation.campaign import run_seed
 
-    seeds = hunting_seeds(mutant.needs, in_chains=mutant.in_chains)
+    is_of_fleet = mutant.kind == "fleet"
+    seeds = hunting_seeds(mutant.needs, in_chains=mutant.in_chains) if is_of_fleet else itertools.count(1)
     for count, seed in enumerate(itertools.islice(seeds, most), 1):
-        result = run_seed(seed)
+        result = run_seed(seed, mutant.kind)
         if result.violations:
             first = result.violations[0]
             return {"seeds": count, "seed": seed, "property": first.name, "what": first.what[:160]}

@@ -34,7 +34,7 @@ class Needed:
 class Mutant:
     """A bug. `also`: what else has to go, because one defence stands behind another. `needs`: the fault without
     which the bug changes nothing. `in_chains`: it shows only where batches are decided in chains, so it is hunted
-    with those seeds."""
+    with those seeds. `kind`: of the scenarios, see `campaign.KINDS`."""
 
     name: str
     module: str
@@ -43,6 +43,7 @@ class Mutant:
     also: tuple[Change, ...] = ()
     needs: Needed | None = None
     in_chains: bool = False
+    kind: str = "fleet"
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -50,6 +51,8 @@ class Mutant:
 
 
 _AWS: Final = "kcl_dagster.aws"
+_PARTS_CHAIN: Final = "kcl_dagster.worker.parts_chain"
+_DEAD_LETTER_REPLAY: Final = "kcl_dagster.spark.dead_letter_replay"
 _REQUESTS: Final = "kcl_dagster.tables.requests"
 _COMPLETENESS_ROW: Final = "kcl_dagster.tables.completeness_row"
 _COMPLETENESS: Final = "kcl_dagster.leader.application_completeness"
@@ -753,5 +756,69 @@ MUTANTS: Final = (
         "        if is_closed or is_passed_over:\n",
         "        if not is_closed and not deleted:\n",
         in_chains=True,
+    ),
+    Mutant(
+        "what a replay has stored before is stored again",
+        _PARTS_CHAIN,
+        "            self._stored |= {(one.lease, one.number) for one in entry.ranges if one.number is not None}\n",
+        "",
+        kind="replays",
+    ),
+    Mutant(
+        "what a killed replay has decided is not published",
+        _PARTS_CHAIN,
+        "                self._publisher.publish(chain, last, entry)\n",
+        "                pass\n",
+        kind="replays",
+    ),
+    Mutant(
+        "what a killed replay has decided is not committed",
+        _PARTS_CHAIN,
+        "        if last:\n            self._publisher.finish({chain: last})\n",
+        "",
+        kind="replays",
+    ),
+    Mutant(
+        "a batch of a replay that was refused counts as stored",
+        _PARTS_CHAIN,
+        "                raise self._is_another_at_work()\n            self._publisher.publish",
+        "                self._stored |= {(part.lease, part.number) for part in batch.parts}\n"
+        "                return\n            self._publisher.publish",
+        kind="replays",
+    ),
+    Mutant(
+        "what a paused replay has staged is removed, and it may decide it",
+        _PARTS_CHAIN,
+        "        if chain.decide((), ()) is None:\n            raise self._is_another_at_work()\n",
+        "",
+        kind="replays",
+    ),
+    Mutant(
+        "dead letters are listed before the chain is read",
+        _DEAD_LETTER_REPLAY,
+        "        self.sink.open()\n",
+        "",
+        kind="replays",
+    ),
+    Mutant(
+        "a note of letters that are gone fails every replay",
+        _DEAD_LETTER_REPLAY,
+        "            content = found_content(self.store, name) if self.knows_numbers else self.store.get(name)\n",
+        "            content = self.store.get(name)\n",
+        kind="replays",
+    ),
+    Mutant(
+        "a lost answer to the entry of a replay counts as a refusal",
+        _CHAIN,
+        "return found.attempt == entry.attempt  #",
+        "return False  #",
+        kind="replays",
+    ),
+    Mutant(
+        "the entry of another replay counts as one's own",
+        _CHAIN,
+        "return found.attempt == entry.attempt  #",
+        "return True  #",
+        kind="replays",
     ),
 )

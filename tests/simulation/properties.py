@@ -1,4 +1,4 @@
-"""What must hold, by the names of the design: S1 to S20 and L1 to L10."""
+"""What must hold, by the names of the design: S1 to S21 and L1 to L10."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ MEANING: Final = {
     "S18": "an entry names only leases whose rows name its chain",
     "S19": "only what was decided becomes visible, and once",
     "S20": "no checkpoint runs ahead of what readers see",
+    "S21": "what is replayed is visible once",
     "L1": "every unfinished lease is owned",
     "L2": "every handoff ends",
     "L3": "the lag goes to zero",

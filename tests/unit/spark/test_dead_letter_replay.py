@@ -1,8 +1,10 @@
 """Dead letters are processed again, each once, wherever a replay is cut off."""
 
+import itertools
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,13 @@ from kcl_dagster.errors import (
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.dead_letter_replay import ToProcessors, ToSink, _parts, replay
 from kcl_dagster.spark.sinks.writing import file_stem
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.worker.batch import Batch, Part, PoisonRecord
 from kcl_dagster.worker.dead_letter import DeadLetter, dead_letter
+from kcl_dagster.worker.parts_chain import PartsChain
 from kcl_dagster.worker.processor import (
     InitializeInput,
     ProcessRecordsInput,
@@ -36,7 +40,10 @@ from kcl_dagster.worker.processor import (
     ShutdownRequestedInput,
 )
 from tests.doubles.clock import FakeClock
+from tests.unit.chains.memory import MemoryFiles
 from tests.unit.spark.buckets import Bucket
+from tests.unit.worker.chains import MemoryStagingSink, WorkersFiles
+from tests.unit.worker.kit import Data
 
 APP = "clicks"
 
@@ -95,6 +102,12 @@ class Table:
     poison: set[str] = field(default_factory=set)
     broken: bool = False
     refusal: type[Exception] = ValueError
+
+    def begin(self) -> bool:
+        return False
+
+    def has_stored(self, letters: Sequence[DeadLetter], number: int) -> bool:
+        return False
 
     def take(self, letters: Sequence[DeadLetter], number: int) -> None:
         if self.broken:
@@ -299,6 +312,68 @@ def test_a_replay_that_is_killed_anywhere_stores_each_letter_once(tmp_path: Path
         assert table.everything() == expected, point
         assert len(names(LocalStore(str(folder)))) == len(poison)
     assert point > 10
+
+
+@dataclass(frozen=True)
+class Interrupted(LocalStore):
+    """Something happens at its n-th write, before or after it was done."""
+
+    happens: Callable[[], object] = lambda: None
+    fuse: list[int] = field(default_factory=lambda: [0])
+
+    def put(self, path: str, content: memoryview | bytes) -> None:
+        self._burn()
+        super().put(path, content)
+        self._burn()
+
+    def delete(self, paths: Sequence[str]) -> None:
+        self._burn()
+        super().delete(paths)
+        self._burn()
+
+    def _burn(self) -> None:
+        self.fuse[0] -= 1
+        if self.fuse[0] == 0:
+            self.happens()
+
+
+class Numbers:
+    """Makes frames that a sink of chains in memory takes."""
+
+    def createDataFrame(self, rows: Sequence[Any], schema: str) -> Data:  # noqa: N802 - as PySpark calls it
+        return [(row[7], int(row[3]), row[0].decode()) for row in rows]
+
+
+def to_chain(files: MemoryFiles, ids: Iterator[int]) -> ToSink:
+    shared = WorkersFiles(content=files.content, times=files.times)
+    spark: Any = Numbers()
+    runtime = Runtime(clock=FakeClock(), new_id=lambda: str(next(ids)))
+    sink: Any = PartsChain(MemoryStagingSink(shared, ids.__next__), f"{APP}/letters", "letters", runtime)
+    return ToSink(spark, sink)
+
+
+@pytest.mark.parametrize("killed_at", [0, *range(1, 9)])
+def test_a_replay_that_is_paused_beside_another_one_stores_no_letter_again(tmp_path: Path, killed_at: int) -> None:
+    """The other one is killed or not, and a third one goes on from there."""
+    for point in itertools.count(1):
+        folder, files, ids = tmp_path / str(point), MemoryFiles(), itertools.count()
+        store = box(folder, *[letter(number) for number in range(100, 103)])
+        other, recipient = Brittle(str(folder), fuse=[killed_at]), to_chain(files, ids)
+
+        def another(other: Brittle = other, recipient: ToSink = recipient) -> None:
+            with suppress(Killed):
+                replay(other, APP, recipient, clock=FakeClock(2000.0))
+
+        paused = Interrupted(str(folder), happens=another, fuse=[point])
+        with suppress(Unsafe):
+            replay(paused, APP, to_chain(files, ids), clock=FakeClock(1000.0))
+        replay(store, APP, to_chain(files, ids), clock=FakeClock(3000.0))
+        rows = [row for path in files.published() for row in json.loads(files.content[path])]
+        assert sorted(row[1] for row in rows) == [100, 101, 102], point
+        assert names(store) == []
+        if paused.fuse[0] > 0:
+            assert point > 6
+            return
 
 
 def test_letters_that_s3_does_not_remove_are_not_done_with(aws: Emulator) -> None:

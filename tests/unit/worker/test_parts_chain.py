@@ -170,6 +170,32 @@ def test_what_a_killed_process_has_staged_is_removed_a_day_later() -> None:
     assert lake.stored() == EVERYTHING
 
 
+def test_a_process_that_was_paused_for_a_day_decides_no_files_that_were_removed() -> None:
+    """The other process makes no entry: it is killed as soon as it has removed what was staged."""
+    lake = Lake("folder")
+
+    def another() -> None:
+        lake.clock.advance(MIN_AGE_SECONDS + 60)
+        lake.process().holds(batch(1)[1].parts[0])
+        assert not lake.files.staged()
+
+    paused, woken = lake.process(), list[str]()
+    assert isinstance(paused.sink, MemoryStagingSink)
+    create = paused.sink.files.create
+
+    def create_late(path: str, content: bytes) -> bool:
+        if not woken:
+            woken.append(path)
+            another()
+        return create(path, content)
+
+    paused.sink.files.create = create_late  # type: ignore[method-assign]
+    with pytest.raises(Unsafe, match="another process"):
+        replay(paused)
+    replay(lake.process())
+    assert lake.stored() == EVERYTHING
+
+
 def test_a_batch_of_which_only_some_parts_are_stored_is_refused(lake: Lake) -> None:
     rows, whole = batch(1)
     first = Batch(whole.application, whole.worker, whole.parts[:1])
