@@ -45,6 +45,7 @@ from kcl_dagster.operations.terminal import (
     add_operation,
     chosen,
     instance_settings,
+    reader,
     refuse_missing_home,
     run_operation,
     whoami,
@@ -121,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument(
         "--watch",
         nargs="?",
-        type=_seconds,
+        type=reader(StatusOperation.model_fields["complete_within"]),  # seconds, and as few
         const=LOOK_SECONDS,
         metavar="SECONDS",
         help=f"look again and again, every {LOOK_SECONDS:g} s when left out, until Ctrl-C; with --json, a "
@@ -277,17 +278,6 @@ def _only(options: argparse.Namespace, made: "Sequence[Built]") -> "Built | None
             "these definitions as module:attribute"
         )
     return newest
-
-
-def _seconds(text: str) -> float:
-    """Not less than a tenth: tables and their bill are others' too."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds") from None
-    if not seconds >= 0.1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 0.1 seconds")
-    return seconds
 
 
 def _load(target: str) -> Any:

@@ -33,7 +33,7 @@ from kcl_dagster.operations.planning import about_cost, cost_of_plan, decisions,
 from kcl_dagster.operations.printable import printable
 from kcl_dagster.operations.status import Status, read_status
 from kcl_dagster.operations.unread_lag import Unread
-from kcl_dagster.operations.watching import place, view
+from kcl_dagster.operations.watching import LEASE_COLUMNS, WORKER_COLUMNS, lease_rows, view, worker_rows
 
 WORST_FIRST: Final = (DoctorVerdict.FAIL, DoctorVerdict.WARN, DoctorVerdict.NOT_LOOKED, DoctorVerdict.OK)
 SHOWN_BYTES: Final = 60  # of a peeked record in the table; all of it is in the document beside it
@@ -91,45 +91,13 @@ class StatusOperation(Operation):
                 "open leases": len(status.open_leases),
                 "unserved leases": len(unserved),
                 "workers": len(status.living),
-                "leases": _leases(status),
-                "fleet": _fleet(status),
+                "leases": Table(lease_rows(status, status.worst_first), LEASE_COLUMNS),
+                "fleet": Table(worker_rows(status), WORKER_COLUMNS),
             },
             status.to_document(),
             is_well=status.is_well,
             view=view(status),
         )
-
-
-def _leases(status: Status) -> Table:
-    columns = ("shard", "state", "owner", "seconds behind", "checkpoint", "KB/s")
-    rows: list[Row] = [
-        {
-            "shard": lease.key,
-            "state": status.state_of(lease),
-            "owner": str(lease.actual_owner or ""),
-            "seconds behind": behind if behind is not None else "",
-            "checkpoint": place(lease.checkpoint),
-            "KB/s": round(lease.throughput_kbps or 0.0, 1),
-        }
-        for lease, behind in ((lease, status.seconds_behind(lease)) for lease in status.worst_first)
-    ]
-    return Table(rows, columns)
-
-
-def _fleet(status: Status) -> Table:
-    columns = ("worker", "state", "leases", "seconds behind", "heartbeat", "run")
-    rows: list[Row] = [
-        {
-            "worker": row["worker"],
-            "state": row["state"],
-            "leases": row["leases"],
-            "seconds behind": "" if row["behind_ms"] is None else round(row["behind_ms"] / 1000, 1),
-            "heartbeat": f"{row['seconds_since_heartbeat']} s ago",
-            "run": (row["run"] or "")[:8],
-        }
-        for row in status.to_document()["workers"]
-    ]
-    return Table(rows, columns)
 
 
 def _whose(context: OperationContext) -> str:

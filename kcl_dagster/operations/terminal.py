@@ -85,7 +85,7 @@ def _add_option(parser: argparse.ArgumentParser, name: str, setting: FieldInfo) 
     else:
         parser.add_argument(
             flag,
-            type=_reader(setting),
+            type=reader(setting),
             choices=choices(setting) or None,
             required=setting.is_required(),
             default=None if setting.is_required() else setting.default,
@@ -93,7 +93,7 @@ def _add_option(parser: argparse.ArgumentParser, name: str, setting: FieldInfo) 
         )
 
 
-def _reader(setting: FieldInfo) -> Callable[[str], Any]:
+def reader(setting: FieldInfo) -> Callable[[str], Any]:
     """Reads the text of an option by the rules of the setting."""
     annotated: Any = Annotated[setting.annotation, setting]
     adapter: TypeAdapter[Any] = TypeAdapter(annotated)

@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -15,9 +16,13 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import Lease
+from kcl_dagster.operations.operation import Row
 from kcl_dagster.operations.printable import cell
 from kcl_dagster.operations.status import Status
 from kcl_dagster.runtime import Clock
+
+LEASE_COLUMNS: Final = ("lease", "owner", "behind (s)", "checkpoint", "KB/s", "state")
+WORKER_COLUMNS: Final = ("worker", "state", "leases", "behind (s)", "heartbeat (s ago)", "run")
 
 LOOK_SECONDS: Final = 2.0  # four to six small requests each
 FEWEST_ROWS: Final = 5  # of leases, however low the terminal
@@ -37,24 +42,14 @@ _STYLES: Final = {
 
 def view(status: Status, rows: int | None = None) -> RenderableType:
     """Workers and leases; of leases the worst `rows`, all of them when left out."""
-    leases = Table("lease", "owner", "behind (s)", "checkpoint", "KB/s", "state", title_justify="left")
-    for column in leases.columns:
-        column.overflow = "fold"
     shown = status.worst_first if rows is None else status.worst_first[:rows]
-    for lease in shown:
-        state, behind = status.state_of(lease), status.seconds_behind(lease)
-        kbps = "" if lease.throughput_kbps is None else f"{lease.throughput_kbps:.1f}"
-        leases.add_row(
-            cell(lease.key),
-            cell(lease.actual_owner or ""),
-            "" if behind is None else f"{behind:.1f}",
-            place(lease.checkpoint),
-            kbps,
-            cell(_told(status, lease)),
-            style=_STYLES.get(state),
-        )
-    _keep_whole(leases, "lease", "owner")
-    parts: list[RenderableType] = [_heading(status), _workers(status), leases]
+    styles = [_STYLES.get(status.state_of(lease)) for lease in shown]
+    leases = _table(LEASE_COLUMNS, lease_rows(status, shown), ("lease", "owner"), styles)
+    parts: list[RenderableType] = [
+        _heading(status),
+        _table(WORKER_COLUMNS, worker_rows(status), ("worker",)),
+        leases,
+    ]
     if len(shown) < len(status.leases):
         parts.append(Text(f"and {counted(len(status.leases) - len(shown), 'lease')} less far behind", style="dim"))
     notes = {_BASIS.get(status.behind_by(lease) or "") for lease in shown if not lease.is_finished} - {None}
@@ -122,24 +117,51 @@ def _heading(status: Status) -> Text:
     return text
 
 
-def _keep_whole(table: Table, *names: str) -> None:
-    """Keep names that are copied into commands on one line at 80 columns. Longer ones fold, as rich crops them."""
-    table.padding = (0, 0, 0, 0)
+def _table(
+    columns: Sequence[str], rows: Sequence[Row], whole: Collection[str], styles: Sequence[str | None] = ()
+) -> Table:
+    """Names that are copied into commands, in the columns `whole`, remain on one line at 80 columns. Longer ones
+    fold, as rich crops them."""
+    table = Table(*columns, padding=(0, 0, 0, 0))
+    for row, style in zip_longest(rows, styles):
+        values = (row[name] for name in columns)
+        texts = (cell(f"{value:.1f}" if isinstance(value, float) else str(value)) for value in values)
+        table.add_row(*texts, style=style)
     for column in table.columns:
-        longest = max((len(str(text)) for text in column.cells), default=0)
-        column.no_wrap = column.header in names and longest <= LONGEST_WHOLE
-
-
-def _workers(status: Status) -> Table:
-    workers = Table("worker", "state", "leases", "behind (s)", "heartbeat (s ago)", "run")
-    for column in workers.columns:
         column.overflow = "fold"
-    for row in status.to_document()["workers"]:
-        behind = "" if row["behind_ms"] is None else f"{row['behind_ms'] / 1000:.1f}"
-        age = "" if row["seconds_since_heartbeat"] is None else str(row["seconds_since_heartbeat"])
-        workers.add_row(cell(row["worker"]), row["state"], str(row["leases"]), behind, age, cell(row["run"] or ""))
-    _keep_whole(workers, "worker")
-    return workers
+        longest = max((len(str(text)) for text in column.cells), default=0)
+        column.no_wrap = column.header in whole and longest <= LONGEST_WHOLE
+    return table
+
+
+def lease_rows(status: Status, leases: Sequence[Lease]) -> list[Row]:
+    """A row of `LEASE_COLUMNS` for each lease."""
+    return [
+        {
+            "lease": lease.key,
+            "owner": str(lease.actual_owner or ""),
+            "behind (s)": "" if behind is None else round(float(behind), 1),
+            "checkpoint": place(lease.checkpoint),
+            "KB/s": "" if lease.throughput_kbps is None else round(lease.throughput_kbps, 1),
+            "state": _told(status, lease),
+        }
+        for lease, behind in ((lease, status.seconds_behind(lease)) for lease in leases)
+    ]
+
+
+def worker_rows(status: Status) -> list[Row]:
+    """A row of `WORKER_COLUMNS` for each worker."""
+    return [
+        {
+            "worker": row["worker"],
+            "state": row["state"],
+            "leases": row["leases"],
+            "behind (s)": "" if row["behind_ms"] is None else round(row["behind_ms"] / 1000, 1),
+            "heartbeat (s ago)": "" if row["seconds_since_heartbeat"] is None else row["seconds_since_heartbeat"],
+            "run": row["run"] or "",
+        }
+        for row in status.to_document()["workers"]
+    ]
 
 
 def watch(look: Callable[[], Status], every: float, console: Console, clock: Clock) -> None:

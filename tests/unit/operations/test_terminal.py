@@ -323,7 +323,10 @@ def test_the_stream_of_a_named_application_is_taken_from_its_tables(
 def test_seconds_that_are_no_number_are_refused_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["status", "my_project:orders", "--watch", "abc"])
-    assert "argument --watch: abc is not a number of seconds" in capsys.readouterr().err
+    assert (
+        "argument --watch: input should be a valid number, unable to parse string as a number, and is abc"
+        in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit):
         cli.main(["cost", "my_project:orders", "--shards", "many"])
     assert (

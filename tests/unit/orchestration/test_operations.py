@@ -175,9 +175,7 @@ def test_status_shows_who_reads_what_and_how_far_behind(office: Office) -> None:
     assert answer.value("open leases") == 2
     assert answer.value("unserved leases") == 0
     assert {row["owner"] for row in answer.rows("leases")} == {WORKER}
-    assert [(row["worker"], row["leases"], row["seconds behind"]) for row in answer.rows("fleet")] == [
-        (WORKER, 2, 1.5)
-    ]
+    assert [(row["worker"], row["leases"], row["behind (s)"]) for row in answer.rows("fleet")] == [(WORKER, 2, 1.5)]
 
 
 def test_tables_are_short_enough_to_be_seen(office: Office) -> None:
