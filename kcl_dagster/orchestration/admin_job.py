@@ -211,13 +211,14 @@ def _kind(name: str, setting: FieldInfo) -> Any:
 def _menu(job_name: str, work_name: str, operations: Iterable[type[Operation]]) -> str:
     """The operations, each with a link to a launchpad that is filled in. Links are relative to the page of the job,
     because a job does not know its code location."""
-    rows = []
+    links, rows = [], []
     for operation in operations:
         config = {"ops": {work_name: {"config": {operation.name: filled_in(operation)}}}}
         text = quote(yaml.safe_dump(config, sort_keys=False))
-        rows.append(f"| [{operation.name}]({job_name}/playground/setup?config={text}) | {operation.title} |")
-    head = "Does one operation. Choose it here, or name it in the launchpad, as the only key below `config`."
-    return "\n".join([head, "", "| operation | what it does |", "|---|---|", *rows])
+        links.append(f"[{operation.name}]({job_name}/playground/setup?config={text})")
+        rows.append(f"| {operation.name} | {operation.title} |")
+    head = "Does one operation. Choose it here, or name it in the launchpad, as the only key below `config`:"
+    return "\n".join([head, " · ".join(links), "", "| operation | what it does |", "|---|---|", *rows])
 
 
 def filled_in(operation: type[Operation]) -> dict[str, Any]:
