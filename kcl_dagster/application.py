@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -128,6 +128,10 @@ class StreamSettings(_Settings):
         return None if found is None else found["region"]
 
 
+# Of a renewal interval: how long before the end of the lease duration the last renewal but one is still in time.
+LAST_RENEWAL: Final = 0.15
+
+
 class Timings(_Settings):
     """How often, and how long until. All in seconds.
 
@@ -171,7 +175,8 @@ class Timings(_Settings):
 
     @property
     def renewal_interval(self) -> float:
-        return self.lease_duration / self.renewals_per_lease
+        """A renewal at the very end of the lease duration would come too late, so the others share the time."""
+        return self.lease_duration / (self.renewals_per_lease - LAST_RENEWAL)
 
     @field_validator("tick_interval")
     @classmethod

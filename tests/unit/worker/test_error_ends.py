@@ -73,7 +73,7 @@ def test_the_shard_that_the_sink_refuses_is_found_and_the_others_go_on() -> None
             raise SinkError("the table does not take it")
 
     run.sink.refuses = refuse
-    work(world, run, 150)
+    work(world, run, 200)
     assert [shard for shard in shards if not stored(world, shard)] == [shards[5]]
     assert run.worker.step_batch().stopped == (shards[5],)
     for shard in shards:

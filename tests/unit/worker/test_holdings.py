@@ -135,17 +135,17 @@ def test_a_checkpoint_counts_as_a_renewal(world: World) -> None:
     world.clock.advance(9)
     assert run.worker.holdings.due(interval=10) == []
     assert run.worker.renewer.step().renewed == []
-    world.clock.advance(1)
+    world.clock.advance(2)
     assert run.worker.renewer.step().renewed == [A]
 
 
 def test_the_throughput_travels_with_checkpoints_and_renewals(world: World) -> None:
     run = holder(world)
-    run.worker.holdings.delivered(A, 10 * 1024 * 100)
-    world.clock.advance(10)
+    run.worker.holdings.delivered(A, 11 * 1024 * 100)
+    world.clock.advance(11)
     run.worker.holdings.checkpoint(A, token(run), NINE)
     assert world.lease(A).throughput_kbps == 100.0
-    world.clock.advance(10)
+    world.clock.advance(11)
     run.worker.renewer.step()
     assert world.lease(A).throughput_kbps == 50.0
 
@@ -157,7 +157,7 @@ def test_a_lease_stays_ours_while_the_table_does_not_answer(world: World) -> Non
         raise throttled()
 
     run.client.before.append(refuse)
-    world.clock.advance(10)
+    world.clock.advance(11)
     assert run.worker.renewer.step().failed == [A]
     assert run.worker.holdings.get(A) is not None
     assert EventKind.RENEWAL_FAILED in run.kinds()
@@ -207,7 +207,7 @@ def test_a_lease_in_handoff_is_not_acquired(world: World) -> None:
 def test_a_renewal_learns_of_a_handoff_and_completes_it_at_rest(world: World) -> None:
     old, new = holder(world, "old"), world.worker("new")
     world.hand_over(A, new)
-    world.clock.advance(10)
+    world.clock.advance(11)
     assert old.worker.renewer.step().renewed == [A]
     assert old.worker.renewer.step().transferred == [A]
     assert world.lease(A).checkpoint_owner is None
@@ -219,12 +219,12 @@ def test_a_handoff_waits_for_the_batch_but_not_for_ever(world: World) -> None:
     old, new = holder(world, "old"), world.worker("new")
     old.worker.holdings.begin([A])
     world.hand_over(A, new)
-    world.clock.advance(10)
+    world.clock.advance(11)
     old.worker.renewer.step()
     for _ in range(2):
-        world.clock.advance(10)
+        world.clock.advance(11)
         assert old.worker.renewer.step().transferred == []
-    world.clock.advance(10)
+    world.clock.advance(11)
     assert old.worker.renewer.step().transferred == [A]
     assert new.worker.step_discovery() == [A]
 
@@ -239,7 +239,7 @@ def test_a_lease_that_is_handed_over_while_it_is_given_up_reaches_its_next_owner
 def test_a_lease_whose_handoff_was_ended_by_others_is_dropped(world: World) -> None:
     old, new, third = holder(world, "old"), world.worker("new"), world.worker("third")
     world.hand_over(A, new)
-    world.clock.advance(10)
+    world.clock.advance(11)
     old.worker.renewer.step()
     world.assign(third)
     assert old.worker.renewer.step().transferred == []
@@ -276,7 +276,7 @@ def test_errors_of_the_table_do_not_cross_the_steps(world: World) -> None:
         raise throttled()
 
     run.client.before.append(refuse)
-    world.clock.advance(10)
+    world.clock.advance(11)
     with pytest.raises(KclError):
         run.worker.holdings.renew(A)
     run.worker.step_renewal()

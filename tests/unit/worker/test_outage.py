@@ -30,7 +30,7 @@ def run(world: World) -> Run:
     assert len(run.worker.step_discovery()) == SHARDS
     run.events.clear()
     run.client.calls.clear()
-    world.clock.advance(10)
+    world.clock.advance(11)
     return run
 
 

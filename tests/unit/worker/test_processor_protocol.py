@@ -122,7 +122,7 @@ def test_state_is_kept_while_nothing_is_checkpointed() -> None:
     second.until_idle()
     assert log.data == list("abcdefgh") * 2  # delivered again, in order
     assert checkpoint(world) != "TRIM_HORIZON"
-    world.clock.advance(10)
+    world.clock.advance(11)
     run.round()
     assert log.calls[-1] == "lease_lost"
 
@@ -147,7 +147,7 @@ def test_a_processor_is_asked_before_its_shard_is_handed_over() -> None:
     world.assign(old)
     old.round()
     world.hand_over(A, new)
-    world.clock.advance(10)
+    world.clock.advance(11)
     old.worker.step_renewal()
     old.worker.step_renewal()
     assert world.lease(A).checkpoint_owner == old.id  # the processor was not asked yet
