@@ -9,14 +9,13 @@ from kcl_dagster.orchestration.sinks import SinkChoice
 
 SHORTEST_SECONDS: Final = 1.0
 LONGEST_SECONDS: Final = 3600.0
-LONGEST_BATCH_SECONDS: Final = (
-    60.0  # of a table: its files are merged by commits and compactions, not by long reads
-)
+LONGEST_BATCH_SECONDS: Final = 60.0  # of a table: commits and compactions make its files larger, not long reads
 
 # Parts of the time until a record is visible. What is left over is for the transform and for storing.
 BATCH_OF_FOLDER: Final = 3 / 5
 BATCH_OF_TABLE: Final = 1 / 6
 COMMIT_OF_TABLE: Final = 2 / 3
+HANDOFF: Final = 5 / 4  # of a batch: it is stored before the lease is handed over
 IDLE: Final = 1 / 20  # the pause when there is nothing to read, for as long as it is not a second
 
 
@@ -55,6 +54,12 @@ def paced(application: Application, sink: SinkChoice, visible_within: float) -> 
     follows = {"max_seconds": pace.batch_seconds, "idle_seconds": pace.idle_seconds}
     batch = application.batch
     batch = batch.model_copy(update={k: v for k, v in follows.items() if k not in batch.model_fields_set})
+    timings = application.timings
+    if "handoff_timeout" not in timings.model_fields_set:
+        longest = max(timings.handoff_timeout, batch.max_seconds * HANDOFF)
+        timings = timings.model_copy(update={"handoff_timeout": longest})
     if sink.with_commit_seconds is not None and pace.commit_seconds is not None:
         sink = sink.with_commit_seconds(pace.commit_seconds)
-    return application.model_copy(update={"batch": batch}), replace(sink, with_commit_seconds=None)
+    return application.model_copy(update={"batch": batch, "timings": timings}), replace(
+        sink, with_commit_seconds=None
+    )

@@ -56,6 +56,14 @@ def test_what_is_said_itself_wins() -> None:
     assert (records.max_seconds, records.max_records) == (36, 10)
 
 
+@pytest.mark.parametrize(("within", "seconds"), [(10, 30), (120, 90), (3600, 2700)])
+def test_a_handoff_waits_for_the_batch(within: float, seconds: float) -> None:
+    assert consumer(FOLDER, visible_within=within).application.timings.handoff_timeout == pytest.approx(seconds)
+    mine = kcl.Application(name="clicks-app", streams="clicks", timings={"handoff_timeout": 45})
+    made = kcl.kcl_consumer(application=mine, sink=FOLDER, visible_within=within)(lambda records: records)
+    assert made.application.timings.handoff_timeout == 45
+
+
 def test_other_settings_of_a_table_stay() -> None:
     sink = kcl.delta(
         "/lake/clicks", partition_by=["day"], storage_options={"AWS_REGION": "eu-west-1"}, evolve="add"
